@@ -1,0 +1,20 @@
+# Sourced by the other scripts: makes .venv and installs what is named, quickly when nothing changed.
+#   setup dev bench     the package (editable) with those extras, at the versions of constraints.txt
+# A virtual environment that is already active (or FLATOUT_PYTHON) is not used: what CI runs is what everybody runs.
+setup() {
+    local extras stamp wanted
+    extras=$(IFS=,; echo "$*")
+    stamp=.venv/.installed-${extras:-core}
+    wanted=$(cat pyproject.toml constraints.txt | cksum)
+    if [[ ! -x .venv/bin/python ]]; then
+        echo "setting up .venv (once)" >&2
+        "${PYTHON:-python3}" -c 'import sys; sys.exit("flatout needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+        "${PYTHON:-python3}" -m venv .venv
+    fi
+    if [[ ! -f $stamp || $(cat "$stamp") != "$wanted" ]]; then
+        echo "installing flatout${extras:+[$extras]} (once)" >&2
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".${extras:+[$extras]}"
+        echo "$wanted" >"$stamp"
+    fi
+    PATH="$PWD/.venv/bin:$PATH"
+}

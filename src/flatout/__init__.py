@@ -1,0 +1,51 @@
+"""flatout trains PyTorch models as fast as the machine allows, and proves it.
+
+    import flatout as fo
+    run = fo.run(fo.Recipe(data=fo.data.digits(), model="convnet", objective="classify",
+                           batch=64, optimizer="adamw", lr=3e-3, budget="15 epochs"))
+    print(run.explain())
+
+Importing it initialises no device, sets no handlers and patches nothing; the parts load when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flatout import data as data
+    from flatout.base.errors import FlatoutError as FlatoutError
+    from flatout.recipe import Recipe as Recipe
+    from flatout.verbs import Run as Run
+    from flatout.verbs import evaluate as evaluate
+    from flatout.verbs import explain as explain
+    from flatout.verbs import load as load
+    from flatout.verbs import predict as predict
+    from flatout.verbs import run as run
+
+__version__ = "0.1.0"
+__all__ = ["FlatoutError", "Recipe", "Run", "data", "evaluate", "explain", "load", "predict", "run"]
+
+_HOMES = {
+    "FlatoutError": "flatout.base.errors",
+    "Recipe": "flatout.recipe",
+    "Run": "flatout.verbs",
+    "data": "flatout.data",
+    "evaluate": "flatout.verbs",
+    "explain": "flatout.verbs",
+    "load": "flatout.verbs",
+    "predict": "flatout.verbs",
+    "run": "flatout.verbs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'flatout' has no attribute {name!r}")
+    home = importlib.import_module(_HOMES[name])
+    return home if _HOMES[name] == f"flatout.{name}" else getattr(home, name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

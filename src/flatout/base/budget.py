@@ -1,0 +1,85 @@
+"""How long to train: "3 epochs", "2000 steps", "1e9 tokens", "10 min", "5 USD", "200 Wh", "accuracy >= 0.94 within 20 epochs".
+
+Epochs, steps, samples and tokens are *counted*: the same budget is the same number of samples on every machine. Time,
+money and energy are *spent*: what was spent is kept in the checkpoint.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from flatout.base.errors import UsageError
+from flatout.base.units import is_duration_unit, parse_seconds, split_quantity
+
+COUNTED = ("epochs", "steps", "samples", "tokens")
+SPENT = ("seconds", "usd", "wh")
+
+_UNITS = {
+    "epochs": "epochs", "epoch": "epochs", "ep": "epochs",
+    "steps": "steps", "step": "steps", "ba": "steps", "batches": "steps",
+    "samples": "samples", "sample": "samples", "rows": "samples", "images": "samples", "sp": "samples",
+    "tokens": "tokens", "token": "tokens", "tok": "tokens",
+    "usd": "usd", "dollars": "usd", "wh": "wh", "kwh": "kwh", "j": "j",
+}  # fmt: skip
+_TARGET = re.compile(r"\s*([a-z_][a-z0-9_]*)\s*(>=|<=)\s*([-+0-9.e]+)\s+within\s+(.+)", re.IGNORECASE)
+_EXAMPLES = "'3 epochs', '2000 steps', '1e9 tokens', '10 min', '5 USD', '200 Wh' or 'accuracy >= 0.94 within 20 epochs'"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Stop as soon as an evaluation shows this."""
+
+    metric: str
+    sense: str
+    value: float
+
+    def reached(self, value: float) -> bool:
+        return value >= self.value if self.sense == ">=" else value <= self.value
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.sense} {self.value:g}"
+
+
+@dataclass(frozen=True)
+class Budget:
+    amount: float
+    unit: str
+    target: Target | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        aim = _TARGET.fullmatch(text)
+        if aim:
+            return replace(cls.parse(aim[4]), target=Target(aim[1].lower(), aim[2], float(aim[3])))
+        try:
+            amount, unit = split_quantity(text)
+        except UsageError:
+            raise UsageError(f"a budget is written {_EXAMPLES}; got {text!r}") from None
+        if is_duration_unit(unit):
+            amount, unit = parse_seconds(text), "seconds"
+        elif unit in _UNITS:
+            unit = _UNITS[unit]
+        else:
+            raise UsageError(f"a budget can't be counted in {unit or 'nothing'!r}: write {_EXAMPLES}; got {text!r}")
+        if unit == "kwh":
+            amount, unit = amount * 1000, "wh"
+        if unit == "j":
+            amount, unit = amount / 3600, "wh"
+        if not amount > 0:
+            raise UsageError(f"a budget must be more than nothing, got {text!r}")
+        return cls(amount, unit)
+
+    @property
+    def counted(self) -> bool:
+        return self.unit in COUNTED
+
+    def samples(self, epoch_samples: int, batch: int, tokens_per_sample: int) -> int:
+        """The number of samples a counted budget allows: exact, and the same wherever it runs."""
+        per_unit = {"epochs": epoch_samples, "steps": batch, "samples": 1, "tokens": 1 / max(tokens_per_sample, 1)}
+        return max(1, round(self.amount * per_unit[self.unit]))
+
+    def __str__(self) -> str:
+        names = {"seconds": "s", "usd": "USD", "wh": "Wh"}
+        length = f"{self.amount:g} {names.get(self.unit, self.unit)}"
+        return f"{self.target} within {length}" if self.target else length

@@ -1,0 +1,105 @@
+"""Every error a person can meet, as one tree.
+
+    FlatoutError                 exit 1
+    ├── UsageError               exit 2   what was typed or written can't be understood
+    │   └── RecipeError                   all mistakes of a recipe at once
+    ├── DataError                         the data is missing, empty, mismatched or not numbers
+    ├── ModelError                        the model can't be built, or does not fit its objective
+    ├── MachineError                      this machine lacks what was asked for
+    │   └── MissingExtra                  an optional library is not installed
+    ├── StoreError                        a run folder or a checkpoint can't be used
+    │   ├── NotARun
+    │   ├── RunBusy                       another process is training in this folder
+    │   └── DamagedCheckpoint
+    └── TrainingError                     the run started and could not go on
+        ├── Diverged
+        ├── OutOfMemory
+        └── Stopped                       exit 130 or 143: saved at a step boundary because a signal asked for it
+
+A message says what was expected, what came, which argument did it, and what to set instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class FlatoutError(Exception):
+    exit_code = 1
+
+
+class UsageError(FlatoutError):
+    exit_code = 2
+
+
+class RecipeError(UsageError):
+    """All mistakes of a recipe at once: `problems` has one line each."""
+
+    def __init__(self, problems: Sequence[str], where: str = "recipe") -> None:
+        self.problems = tuple(problems)
+        count = "1 mistake" if len(self.problems) == 1 else f"{len(self.problems)} mistakes"
+        super().__init__("\n".join([f"{count} in {where}:", *(f"  - {problem}" for problem in self.problems)]))
+
+
+class DataError(FlatoutError):
+    pass
+
+
+class ModelError(FlatoutError):
+    pass
+
+
+class MachineError(FlatoutError):
+    pass
+
+
+class MissingExtra(MachineError):
+    def __init__(self, library: str, extra: str, need: str) -> None:
+        super().__init__(f"{need} needs {library}, which is not installed: pip install 'flatout[{extra}]'")
+
+
+class StoreError(FlatoutError):
+    pass
+
+
+class NotARun(StoreError):
+    pass
+
+
+class RunBusy(StoreError):
+    pass
+
+
+class DamagedCheckpoint(StoreError):
+    pass
+
+
+class TrainingError(FlatoutError):
+    pass
+
+
+class Diverged(TrainingError):
+    pass
+
+
+class OutOfMemory(TrainingError):
+    pass
+
+
+class Stopped(TrainingError):
+    """A signal asked the run to stop; its state was saved first."""
+
+    def __init__(self, signal_name: str, exit_code: int, message: str) -> None:
+        self.signal_name = signal_name
+        self.exit_code = exit_code
+        super().__init__(message)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A question to append to an error, or the list of what is known when nothing is near."""
+    names = sorted(known)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return "known: " + ", ".join(names)

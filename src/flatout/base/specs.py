@@ -1,0 +1,80 @@
+"""A named part with options, as recipes write it: `cosine`, `{cosine: {warmup: 100}}`, `{crop: 4}`, `package.module:name`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flatout.base.errors import UsageError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Spec:
+    """`value` is the lone argument of the short form `{crop: 4}`; `options` the keywords of the long one."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    value: Any = None
+
+    @classmethod
+    def parse(cls, written: object) -> Spec:
+        if isinstance(written, Spec):
+            return written
+        if isinstance(written, str):
+            return cls(written)
+        if isinstance(written, Mapping) and len(written) == 1:
+            ((name, given),) = written.items()
+            if isinstance(name, str):
+                if given is None:
+                    return cls(name)
+                if isinstance(given, Mapping):
+                    return cls(name, dict(given))
+                return cls(name, {}, given)
+        raise UsageError(f"expected a name, or one name with its options such as {{cosine: {{warmup: 100}}}}, got {written!r}")
+
+    def written(self) -> Any:
+        """The form that a recipe file would hold; `parse` of it gives this spec back."""
+        if self.value is not None:
+            return {self.name: self.value}
+        return {self.name: dict(self.options)} if self.options else self.name
+
+    def call(self, maker: Callable[..., Any], **given: Any) -> Any:
+        """Call `maker` with what is `given` and the options, after checking their names against its signature."""
+        parameters = inspect.signature(maker).parameters
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        if not open_ended:
+            own = [name for name in parameters if name not in given]
+            for name in self.options:
+                if name not in own:
+                    raise UsageError(f"{self.name} has no option {name!r}; {did_you_mean(name, own)}")
+            given = {name: value for name, value in given.items() if name in parameters}
+        if self.value is not None:
+            free = [name for name, p in parameters.items() if name not in given and p.kind is not p.VAR_KEYWORD]
+            if not free:
+                raise UsageError(f"{self.name} takes no value, got {self.value!r}")
+            return maker(**given, **{free[0]: self.value})
+        return maker(**given, **self.options)
+
+
+def pick(table: Mapping[str, Any], name: str, what: str) -> Any:
+    """Look `name` up in a table of named parts; a miss names the nearest."""
+    if name not in table:
+        raise UsageError(f"unknown {what} {name!r}; {did_you_mean(name, table)}")
+    return table[name]
+
+
+def import_named(path: str, what: str) -> Any:
+    """`package.module:name` -> the object."""
+    module_name, _, name = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
+    except ImportError as error:
+        raise UsageError(f"{what} {path!r}: can't import {module_name!r} ({error})") from error
+    except AttributeError as error:
+        raise UsageError(f"{what} {path!r}: {module_name!r} has no {name!r}") from error

@@ -1,0 +1,120 @@
+"""One tree, several renderers. A view is built once as a Doc; text for people and JSON for programs come from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value for programs with the words for people."""
+
+    value: Any
+    text: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """Words for people only."""
+
+    text: str = ""
+    strong: bool = False
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Values for programs only; they land at the top of the JSON object."""
+
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    key: str
+    title: str
+    right: bool = False
+    shown: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """Under `key` a list of objects in JSON; aligned columns in text. `fold` rows are in the JSON and only counted in text."""
+
+    key: str
+    columns: Sequence[Column]
+    rows: Sequence[Mapping[str, Any]]
+    fold: Sequence[Mapping[str, Any]] = ()
+    fold_note: str = "more"
+    in_json: bool = True
+
+
+Node = Line | Fields | Table
+
+
+@dataclass(frozen=True)
+class Doc:
+    nodes: Sequence[Node] = field(default_factory=tuple)
+
+
+def to_data(doc: Doc) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for node in doc.nodes:
+        if isinstance(node, Fields):
+            data.update({key: _value(value) for key, value in node.values.items()})
+        elif isinstance(node, Table) and node.in_json:
+            keys = [column.key for column in node.columns]
+            data[node.key] = [{key: _value(row.get(key)) for key in keys} for row in (*node.rows, *node.fold)]
+    return data
+
+
+def to_json(doc: Doc) -> str:
+    return json.dumps(to_data(doc), indent=2, default=str)
+
+
+def to_text(doc: Doc) -> str:
+    parts: list[str] = []
+    for node in doc.nodes:
+        if isinstance(node, Line):
+            parts.append(node.text)
+        elif isinstance(node, Table):
+            parts.extend(_table_lines(node))
+    return "\n".join(parts)
+
+
+def _table_lines(table: Table) -> list[str]:
+    shown = [column for column in table.columns if column.shown]
+    cells = [[_text(row.get(column.key)) for column in shown] for row in table.rows]
+    if cells:
+        shown_cells = [[column.title for column in shown], *cells]
+        widths = [max(len(row[i]) for row in shown_cells) for i in range(len(shown))]
+        lines = [
+            "  ".join(
+                text.rjust(width) if column.right else text.ljust(width)
+                for text, width, column in zip(row, widths, shown, strict=True)
+            ).rstrip()
+            for row in shown_cells
+        ]
+        if not any(column.title for column in shown):
+            lines = lines[1:]
+    else:
+        lines = []
+    if table.fold:
+        lines.append(f"({len(table.fold)} {table.fold_note})")
+    return lines
+
+
+def _value(value: Any) -> Any:
+    return value.value if isinstance(value, Cell) else value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Cell):
+        return value.text
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)

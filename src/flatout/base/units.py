@@ -1,0 +1,87 @@
+"""Quantities as people write and read them: "512 MB", "2 min", 587k, 1.3 GB/s."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from flatout.base.errors import UsageError
+
+_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_SECONDS = {
+    "ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0, "min": 60.0, "minute": 60.0, "minutes": 60.0,
+    "h": 3600.0, "hour": 3600.0, "hours": 3600.0, "d": 86400.0, "day": 86400.0, "days": 86400.0,
+}  # fmt: skip
+_QUANTITY = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def split_quantity(text: str) -> tuple[float, str]:
+    """ "10 min" -> (10.0, "min"); raises UsageError when there is no number in front."""
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise UsageError(f"expected a number and a unit, such as '10 min', got {text!r}")
+    return float(match[1].replace("_", "")), match[2].lower()
+
+
+def parse_seconds(text: str) -> float:
+    amount, unit = split_quantity(text)
+    if unit not in _SECONDS:
+        raise UsageError(f"expected a duration such as '30 s', '10 min' or '2 h', got {text!r}")
+    return amount * _SECONDS[unit]
+
+
+def is_duration_unit(unit: str) -> bool:
+    return unit in _SECONDS
+
+
+def parse_bytes(text: str) -> int:
+    amount, unit = split_quantity(text)
+    if unit not in _BYTES:
+        raise UsageError(f"expected a size such as '512 MB' or '2 GiB', got {text!r}")
+    return int(amount * _BYTES[unit])
+
+
+def show_count(value: float, digits: int = 3) -> str:
+    """587123 -> "587k", 39.8e6 -> "39.8M"; three significant digits are as many as a timing carries."""
+    if not math.isfinite(value):
+        return str(value)
+    for scale, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        # 999,600 shown with three digits is 1.00M, not 1000k
+        if abs(value) >= scale * (1 - 0.5 * 10**-digits):
+            return _significant(value / scale, digits) + suffix
+    return _significant(value, digits)
+
+
+def show_rate(value: float, unit: str) -> str:
+    return f"{show_count(value)} {unit}/s"
+
+
+def show_bytes(value: float) -> str:
+    for scale, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(value) >= scale:
+            return f"{_significant(value / scale, 3)} {suffix}"
+    return f"{value:.0f} B"
+
+
+def show_seconds(value: float) -> str:
+    if not math.isfinite(value):
+        return str(value)
+    if value < 1e-3:
+        return f"{_significant(value * 1e6, 3)} us"
+    if value < 1:
+        return f"{_significant(value * 1e3, 3)} ms"
+    if value < 60:
+        return f"{_significant(value, 3)} s"
+    minutes, seconds = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def _significant(value: float, digits: int) -> str:
+    if value == 0:
+        return "0"
+    places = digits - 1 - math.floor(math.log10(abs(value)))
+    rounded = round(value, places)
+    return f"{rounded:.{max(places, 0)}f}".rstrip("0").rstrip(".") if places > 0 else f"{rounded:.0f}"
