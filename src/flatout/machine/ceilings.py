@@ -1,0 +1,113 @@
+"""What this machine can do at best, measured here. A share of a ceiling is a share of these numbers, not of a data sheet's."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatout.machine import rates
+from flatout.machine.rates import Unavailable
+from flatout.machine.world import NullWorld, World
+from flatout.measure.clock import time_repeats
+from flatout.measure.stats import summarize
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A median of `n` repeats and its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    note: str = ""
+
+    @classmethod
+    def of(cls, values: Sequence[float], note: str = "") -> Measured:
+        summary = summarize(values)
+        return cls(summary.median, summary.low, summary.high, summary.n, note)
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """None: unavailable, and `unavailable` says why under the same name ("matmul fp8" for a matmul format)."""
+
+    device: str
+    matmul_flops: Mapping[str, Measured]
+    copy_bytes_per_s: Measured | None = None
+    host_to_device_pinned_bytes_per_s: Measured | None = None
+    host_to_device_pageable_bytes_per_s: Measured | None = None
+    device_to_host_bytes_per_s: Measured | None = None
+    peer_bytes_per_s: Measured | None = None
+    network_bytes_per_s: Measured | None = None
+    launch_s: Measured | None = None
+    disk_read_bytes_per_s: Measured | None = None
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, written: Mapping[str, Any]) -> Ceilings:
+        known = dict(written)
+        known["matmul_flops"] = {name: Measured(**rate) for name, rate in written["matmul_flops"].items()}
+        for name in RATES:
+            known[name] = None if written[name] is None else Measured(**written[name])
+        return cls(**known)
+
+
+RATES = tuple(one.name for one in fields(Ceilings) if one.name not in ("device", "matmul_flops", "unavailable"))
+
+
+def measure_ceilings(
+    device: torch.device, quick: bool = False, *, folder: Path | None = None, world: World | None = None
+) -> Ceilings:
+    """`quick` takes fewer repeats on smaller sizes: under 3 s on two CPU cores, else under 20. `folder` is the disk to read."""
+    limit_s = 0.1 if quick else 1.0
+    largest = 8192 if device.type != "cpu" else 1024 if quick else 2048
+    unavailable: dict[str, str] = {}
+
+    def measured(name: str, measure: Callable[[], list[float] | tuple[list[float], str]]) -> Measured | None:
+        try:
+            outcome = measure()
+        except Unavailable as reason:
+            unavailable[name] = str(reason)
+            return None
+        return Measured.of(*outcome) if isinstance(outcome, tuple) else Measured.of(outcome)
+
+    def link(name: str, *, pinned: bool, to_device: bool) -> Measured | None:
+        return measured(name, lambda: rates.link_bytes_per_s(device, limit_s, pinned=pinned, to_device=to_device))
+
+    products = {
+        name: measured(f"matmul {name}", partial(rates.matmul_flops_per_s, name, device, limit_s, largest))
+        for name in rates.MATMUL_DTYPES
+    }
+    disk_folder, disk_bytes = folder or Path(tempfile.gettempdir()), 2**25 if quick else 2**28
+    return Ceilings(
+        device=str(device),
+        matmul_flops={name: rate for name, rate in products.items() if rate is not None},
+        copy_bytes_per_s=measured("copy_bytes_per_s", lambda: rates.copy_bytes_per_s(device, limit_s)),
+        host_to_device_pinned_bytes_per_s=link("host_to_device_pinned_bytes_per_s", pinned=True, to_device=True),
+        host_to_device_pageable_bytes_per_s=link("host_to_device_pageable_bytes_per_s", pinned=False, to_device=True),
+        device_to_host_bytes_per_s=link("device_to_host_bytes_per_s", pinned=True, to_device=False),
+        peer_bytes_per_s=measured("peer_bytes_per_s", lambda: rates.peer_bytes_per_s(device, limit_s)),
+        network_bytes_per_s=measured("network_bytes_per_s", lambda: _network_bytes_per_s(device, world or NullWorld())),
+        launch_s=measured("launch_s", lambda: rates.launch_seconds(device, limit_s)),
+        disk_read_bytes_per_s=measured("disk_read_bytes_per_s", lambda: rates.disk_bytes_per_s(disk_folder, disk_bytes, 3)),
+        unavailable=unavailable,
+    )
+
+
+def _network_bytes_per_s(device: torch.device, world: World) -> list[float]:
+    """What each process sends (and receives) in a ring sum. The repeats are fixed: all processes must do equally many."""
+    if world.size < 2:
+        raise Unavailable("a run of one process")
+    values = torch.randn(2**24, device=device, generator=torch.Generator(device).manual_seed(0))
+    sent_bytes = 2 * (world.size - 1) / world.size * values.numel() * values.element_size()
+    return [sent_bytes / s for s in time_repeats(lambda: world.all_sum(values), 10, 2, device)]

@@ -1,0 +1,52 @@
+"""Which device to train on, by name; what is not there is an error, never another device."""
+
+from __future__ import annotations
+
+import torch
+
+from flatout.base.errors import MachineError, UsageError
+from flatout.machine.host import cpu_model
+
+CPU = torch.device("cpu")
+_NAMES_ITSELF = ("cuda", "xpu")  # device modules that have get_device_name
+
+
+def pick_device(name: str | torch.device = "auto") -> torch.device:
+    """ "auto" is the accelerator where there is one, else the CPU. An accelerator always comes with its index."""
+    here = torch.accelerator.current_accelerator(check_available=True)
+    if name == "auto":
+        return CPU if here is None else torch.device(here.type, torch.accelerator.current_device_index())
+    try:
+        asked = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"device must be {_choices(here)}; got {name!r}") from None
+    if asked.type == "cpu":
+        return CPU
+    if here is None or asked.type != here.type:
+        raise MachineError(f"device {str(name)!r} was asked for, but {_found(here)}; set device to {_choices(here)}")
+    index = torch.accelerator.current_device_index() if asked.index is None else asked.index
+    count = torch.accelerator.device_count()
+    if index >= count:
+        last = "" if count == 1 else f" to '{here.type}:{count - 1}'"
+        raise MachineError(f"device {str(name)!r} was asked for, but {_found(here)}; set device to '{here.type}:0'{last}")
+    return torch.device(here.type, index)
+
+
+def device_name(device: torch.device) -> str:
+    """What people call it: "NVIDIA H200", "Intel(R) Xeon(R) Processor"."""
+    if device.type == "cpu":
+        return cpu_model()
+    if device.type in _NAMES_ITSELF:
+        return str(torch.get_device_module(device).get_device_name(device))
+    return device.type
+
+
+def _found(here: torch.device | None) -> str:
+    if here is None:
+        return f"torch {torch.__version__} sees no accelerator on this machine, only the CPU"
+    count = torch.accelerator.device_count()
+    return f"this machine has {count} {here.type} device{'' if count == 1 else 's'}"
+
+
+def _choices(here: torch.device | None) -> str:
+    return "'auto' or 'cpu'" if here is None else f"'auto', 'cpu' or '{here.type}'"

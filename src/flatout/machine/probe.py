@@ -1,0 +1,80 @@
+"""`flatout probe`: what this machine is, what it can do when measured, and what is mis-set on it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from flatout.base.tree import Doc, Fields, Line
+from flatout.machine.advice import Advice, advise
+from flatout.machine.cache import CeilingsCache
+from flatout.machine.ceilings import Ceilings, measure_ceilings
+from flatout.machine.device import device_name
+from flatout.machine.facts import Facts, fingerprint, read_facts
+from flatout.machine.nvml import GpuFacts, open_gpus
+from flatout.machine.table import advice_lines, ceilings_table, machine_table
+from flatout.measure.clock import synchronize
+
+
+@dataclass(frozen=True)
+class Probe:
+    facts: Facts
+    ceilings: Ceilings
+    advice: tuple[Advice, ...]
+    cached: bool
+    notes: tuple[str, ...] = ()  # what did not go as usual
+
+
+def probe(device: torch.device, cache_dir: Path | None, quick: bool = False, fresh: bool = False) -> Probe:
+    """Facts are read anew each time. Ceilings are measured once and then come from the cache, unless `fresh`."""
+    facts = read_facts()
+    cache = CeilingsCache(cache_dir)
+    key = fingerprint(facts)
+    kept = None if fresh else cache.load(key, device, quick)
+    if kept is not None:
+        ceilings = kept.ceilings
+        facts = replace(facts, gpus=kept.under_load(facts.gpus))
+    else:
+        ceilings = measure_ceilings(device, quick, folder=cache.made_folder())
+        facts = replace(facts, gpus=_gpus_under_load(device))
+        cache.save(key, device, quick, ceilings, facts.gpus)
+    return Probe(facts, ceilings, tuple(advise(facts, ceilings)), kept is not None, tuple(cache.notes))
+
+
+def doc(probe: Probe) -> Doc:
+    facts, ceilings = probe.facts, probe.ceilings
+    when = "earlier and kept" if probe.cached else "just now"
+    return Doc(
+        (
+            Fields({"device": ceilings.device, "cached": probe.cached, "notes": list(probe.notes)}),
+            Fields({"facts": facts.to_dict(), "advice": [asdict(advice) for advice in probe.advice]}),
+            Line(f"This machine trains on {device_name(torch.device(ceilings.device))} ({ceilings.device})", strong=True),
+            Line(),
+            machine_table(facts),
+            Line(),
+            ceilings_table(ceilings),
+            Line(f"(medians of n, measured {when}; low to high is the 95% interval of the median, or the range where n < 6)"),
+            *(Line(f"({note})") for note in probe.notes),
+            Line(),
+            *advice_lines(probe.advice),
+        )
+    )
+
+
+def _gpus_under_load(device: torch.device) -> tuple[GpuFacts, ...]:
+    """What NVML says while the device copies and computes: at rest its link and clocks go down to save power."""
+    gpus = open_gpus()
+    if device.type == "cpu" or gpus.why_absent:
+        return gpus.facts()
+    here = torch.empty(2**26)
+    there = torch.empty_like(here, device=device)
+    factor = torch.randn(4096, 4096, device=device, generator=torch.Generator(device).manual_seed(0))
+    for _ in range(10):
+        there.copy_(here)
+    for _ in range(50):  # queued faster than done: NVML is asked while the device is busy
+        torch.mm(factor, factor)
+    facts = gpus.facts()
+    synchronize(device)
+    return facts

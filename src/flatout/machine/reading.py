@@ -1,0 +1,21 @@
+"""What the meters of a device say at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class Reading:
+    """None: unavailable. `energy_j` counts up from a zero of its own: only differences mean something."""
+
+    power_w: float | None = None
+    energy_j: float | None = None
+    temperature_c: float | None = None
+    clock_mhz: float | None = None
+    utilization: float | None = None  # 0 to 1
+    memory_used_bytes: int | None = None
+
+    @property
+    def unavailable(self) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(self) if getattr(self, field.name) is None)

@@ -1,0 +1,108 @@
+"""The parts of the probe's view: the machine in a few lines, a row for each ceiling, advice in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from flatout.base.tree import Cell, Column, Line, Table
+from flatout.base.units import show_bytes, show_count, show_seconds
+from flatout.machine.advice import Advice
+from flatout.machine.ceilings import RATES, Ceilings, Measured
+from flatout.machine.facts import CpuFacts, Facts
+from flatout.machine.nvml import GpuFacts
+from flatout.machine.rates import MATMUL_DTYPES
+
+Show = Callable[[float], str]
+
+_WORDS = {
+    "copy_bytes_per_s": "memory copy, read + write",
+    "host_to_device_pinned_bytes_per_s": "host to device, pinned memory",
+    "host_to_device_pageable_bytes_per_s": "host to device, ordinary memory",
+    "device_to_host_bytes_per_s": "device to host, pinned memory",
+    "peer_bytes_per_s": "device to device",
+    "network_bytes_per_s": "network, each process",
+    "launch_s": "one small operator from Python",
+    "disk_read_bytes_per_s": "disk read",
+}
+_COLUMNS = (
+    Column("name", "", shown=False),
+    Column("words", "what it can do"),
+    Column("value", "measured", right=True),
+    Column("low", "low", right=True),
+    Column("high", "high", right=True),
+    Column("n", "n", right=True),
+    Column("note", ""),
+)
+
+
+def machine_table(facts: Facts) -> Table:
+    memory = f"{show_bytes(facts.memory_usable_bytes)}, {show_bytes(facts.memory_available_bytes)} free"
+    shm = "" if facts.shm_bytes is None else f" · /dev/shm {show_bytes(facts.shm_bytes)}"
+    versions = [f"torch {facts.torch}", f"Python {facts.python}", facts.platform]
+    if facts.driver is not None:
+        versions.insert(1, f"driver {facts.driver}")
+    rows = [
+        ("processor", _cpu_words(facts.cpu, facts.torch_threads)),
+        ("memory", memory + shm),
+        *(("GPU", _gpu_words(gpu)) for gpu in facts.gpus),
+        *([] if facts.gpus else [("GPU", f"none: {facts.why_no_gpus}" if facts.why_no_gpus else "none")]),
+        ("software", " · ".join(versions)),
+    ]
+    columns = (Column("what", ""), Column("words", ""))
+    return Table("machine", columns, [{"what": what, "words": words} for what, words in rows], in_json=False)
+
+
+def ceilings_table(ceilings: Ceilings) -> Table:
+    matmul = ceilings.matmul_flops
+    products = [_row(f"matmul {name}", f"matmul {name}", matmul.get(name), _flops, ceilings) for name in MATMUL_DTYPES]
+    others = [_row(name, _WORDS[name], getattr(ceilings, name), _shown_as(name), ceilings) for name in RATES]
+    return Table("ceilings", _COLUMNS, products + others)
+
+
+def advice_lines(advice: Sequence[Advice]) -> Iterator[Line]:
+    if not advice:
+        yield Line("Nothing is mis-set here, as far as can be read.")
+        return
+    yield Line("1 thing is mis-set:" if len(advice) == 1 else f"{len(advice)} things are mis-set:", strong=True)
+    for one in advice:
+        yield Line()
+        yield Line(f"  {one.what}")
+        yield Line(f"    cost    {one.cost}")
+        yield Line(f"    remedy  {one.remedy}")
+
+
+def _row(name: str, words: str, measured: Measured | None, show: Show, ceilings: Ceilings) -> dict[str, object]:
+    if measured is None:
+        why = ceilings.unavailable.get(name, "")
+        return {"name": name, "words": words, "value": Cell(None, "unavailable"), "note": why}
+    low, high = Cell(measured.low, show(measured.low)), Cell(measured.high, show(measured.high))
+    value = Cell(measured.value, show(measured.value))
+    return {"name": name, "words": words, "value": value, "low": low, "high": high, "n": measured.n, "note": measured.note}
+
+
+def _shown_as(name: str) -> Show:
+    return show_seconds if name.endswith("_s") and not name.endswith("_per_s") else lambda value: f"{show_bytes(value)}/s"
+
+
+def _flops(value: float) -> str:
+    text = show_count(value)
+    number = text.rstrip("kMGT")
+    return f"{number} {text[len(number) :]}FLOP/s"
+
+
+def _cpu_words(cpu: CpuFacts, threads: int) -> str:
+    usable = f"{cpu.usable_cores} of " if cpu.usable_cores < cpu.logical_cores else ""
+    return f"{cpu.model} · {usable}{cpu.logical_cores} cores, torch uses {threads} thread{'' if threads == 1 else 's'}"
+
+
+def _gpu_words(gpu: GpuFacts) -> str:
+    words = [gpu.name, gpu.device or "not usable by torch"]
+    if gpu.memory_bytes is not None:
+        words.append(show_bytes(gpu.memory_bytes))
+    if gpu.pcie_generation is not None and gpu.pcie_width is not None:
+        words.append(f"PCIe {gpu.pcie_generation} x{gpu.pcie_width}")
+    if gpu.power_limit_w is not None:
+        words.append(f"{gpu.power_limit_w:.0f} W")
+    if gpu.clock_mhz is not None:
+        words.append(f"{gpu.clock_mhz} MHz")
+    return " · ".join(words)
