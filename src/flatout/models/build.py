@@ -1,0 +1,123 @@
+"""From what a recipe asks for to an nn.Module: a built-in name, `package.module:Name`, a callable, or a module as it is."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from flatout.base.errors import FlatoutError, ModelError
+from flatout.base.shapes import Shapes
+from flatout.base.source import source_text
+from flatout.base.specs import Spec, import_named, pick
+from flatout.models.convnet import convnet
+from flatout.models.facts import parameter_count
+from flatout.models.gpt import gpt
+from flatout.models.mlp import mlp
+
+Model = Spec | str | Mapping[str, Any] | Callable[..., nn.Module] | nn.Module
+
+BUILDERS: Mapping[str, Callable[..., nn.Module]] = {"mlp": mlp, "convnet": convnet, "gpt": gpt}
+
+
+def build(model: Model, shapes: Shapes, seed: int) -> nn.Module:
+    """The same seed gives the same weights; the caller's random numbers and the caller's module are left as they were."""
+    make = functools.partial(copy.deepcopy, model) if isinstance(model, nn.Module) else _maker(model, shapes)
+    try:
+        with _seeded(seed):
+            built = make()
+    except FlatoutError:
+        raise
+    except Exception as error:
+        raise ModelError(f"the model {describe(model)} can't be built: {type(error).__name__}: {error}") from error
+    if not isinstance(built, nn.Module):
+        raise ModelError(f"the model {describe(model)} must give a torch.nn.Module, got {type(built).__name__}")
+    return built
+
+
+def describe(model: Model) -> Any:
+    """What JSON and people are shown: the written form of a spec, else where the code is."""
+    if isinstance(model, nn.Module):
+        return {_path(type(model)): {"parameters": parameter_count(model)}}
+    return _path(model) if _is_maker(model) else Spec.parse(model).written()
+
+
+def source_hash(model: Model) -> str:
+    """Changes when the model does: its name and options, the user's own code behind it, and the weights of an instance."""
+    digest = hashlib.sha256(json.dumps(describe(model), sort_keys=True, default=repr).encode())
+    for code in _code_of(model):
+        digest.update(source_text(code).encode())
+    if isinstance(model, nn.Module):
+        for name, value in model.state_dict().items():
+            if isinstance(value, torch.Tensor):
+                digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+                digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _code_of(model: Model) -> list[object]:
+    if isinstance(model, nn.Module):
+        return sorted({type(module) for module in model.modules()}, key=_path)
+    if _is_maker(model):
+        return [model]
+    name = Spec.parse(model).name
+    return [import_named(name, "model")] if ":" in name else []
+
+
+def _maker(model: Model, shapes: Shapes) -> Callable[[], Any]:
+    if callable(model):
+        required = _required(model)
+        if required:
+            raise ModelError(
+                f"the model {_path(model)} is called without arguments and needs {', '.join(required)}: "
+                f"pass lambda: {_path(model).rpartition(':')[2]}(...)"
+            )
+        return model
+    spec = Spec.parse(model)
+    maker = import_named(spec.name, "model") if ":" in spec.name else pick(BUILDERS, spec.name, "model")
+    accepted = inspect.signature(maker).parameters
+    known = {name: value for name, value in vars(shapes).items() if value is not None}
+    given = {name: value for name, value in known.items() if name in accepted and name not in spec.options}
+    missing = [name for name in _required(maker) if name not in given and name not in spec.options]
+    if spec.value is None and missing:
+        options = ", ".join(f"{name}: ..." for name in missing)
+        raise ModelError(
+            f"the model {spec.name!r} needs {', '.join(missing)}, which this data does not say (it gives {', '.join(known)}): "
+            f"write {{{spec.name}: {{{options}}}}}, or use data that fits, such as text for gpt"
+        )
+    return functools.partial(spec.call, maker, **given)
+
+
+def _required(maker: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(maker).parameters.values()
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
+def _is_maker(model: object) -> bool:
+    return callable(model) and not isinstance(model, nn.Module)
+
+
+def _path(thing: Any) -> str:
+    while isinstance(thing, functools.partial):
+        thing = thing.func
+    named = thing if isinstance(thing, type) or inspect.isroutine(thing) else type(thing)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices):
+        # torch.manual_seed would also leave a seed behind for a CUDA that has not started yet
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed_all(seed)
+        yield

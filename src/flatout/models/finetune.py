@@ -1,0 +1,124 @@
+"""Starting from weights that exist: load them, freeze a part, train a part more slowly. Parameters are named by glob."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from flatout.base.errors import ModelError, did_you_mean
+
+WEIGHTS_FILE = "model.safetensors"
+
+
+def load_weights(model: nn.Module, path: str | Path, skip: Sequence[str] = ()) -> tuple[str, ...]:
+    """Copy weights from a .safetensors file or a run folder into `model`, all but the names that match `skip`."""
+    from safetensors.torch import load_file
+
+    file = _weights_file(Path(path))
+    try:
+        stored = load_file(file)
+    except Exception as error:
+        raise ModelError(f"{file} can't be read as safetensors: {error}") from error
+    own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    skipped = set(_matching(skip, {**own, **stored}, "skip"))
+    wanted = {name: value for name, value in own.items() if name not in skipped}
+    offered = {name: value for name, value in stored.items() if name not in skipped}
+    ties = _ties(model)
+    tied = {name for group in ties if any(member in offered for member in group) for name in group}
+    mismatches = {
+        "the model has, the file has not": sorted(wanted.keys() - offered.keys() - tied),
+        "the file has, the model has not": sorted(offered.keys() - wanted.keys()),
+        "of another shape": [
+            f"{name} (model {tuple(wanted[name].shape)}, file {tuple(offered[name].shape)})"
+            for name in sorted(wanted.keys() & offered.keys())
+            if wanted[name].shape != offered[name].shape
+        ],
+        "one tensor in the model, several in the file": [
+            ", ".join(group) for group in ties if not _all_equal([offered[name] for name in group if name in offered])
+        ],
+    }
+    if any(mismatches.values()):
+        raise ModelError(_mismatch_message(file, mismatches))
+    with torch.no_grad():
+        for name, value in offered.items():
+            wanted[name].copy_(value)
+    return tuple(offered)
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Stop training the parameters that match, such as "blocks.0.*"; their names come back."""
+    parameters = dict(model.named_parameters())
+    names = _matching(patterns, parameters, "freeze")
+    if patterns and not any(p.requires_grad for name, p in parameters.items() if name not in names):
+        raise ModelError(f"freeze {list(patterns)} leaves no parameter to train: name fewer")
+    for name in names:
+        parameters[name].requires_grad_(False)
+    return names
+
+
+def rates(model: nn.Module, factors: Mapping[str, float]) -> dict[str, float]:
+    """The factor on the learning rate of every parameter: 1 where no pattern matches, the last one's where several do."""
+    found = {name: 1.0 for name, _ in model.named_parameters()}
+    for pattern, factor in factors.items():
+        if not factor > 0:
+            raise ModelError(f"rates: the factor of {pattern!r} must be more than 0, got {factor}; to hold it still, freeze it")
+        for name in _matching([pattern], found, "rates"):
+            found[name] = float(factor)
+    return found
+
+
+def _matching(patterns: Sequence[str], names: Mapping[str, object], argument: str) -> tuple[str, ...]:
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            # a large model has thousands of names: unless one is near, show the first level only
+            known = difflib.get_close_matches(pattern, names, n=1) or {
+                f"{name.partition('.')[0]}.*" for name in names if "." in name
+            }
+            raise ModelError(f"{argument}: no parameter is called {pattern!r}; {did_you_mean(pattern, known)}")
+    return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
+
+
+def _weights_file(path: Path) -> Path:
+    file = path / WEIGHTS_FILE if path.is_dir() else path
+    if path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
+        raise ModelError(
+            f"{path} is a pickle, which can run code when it is opened: convert it where you trust it with "
+            f"safetensors.torch.save_model(model, {path.with_suffix('.safetensors').name!r})"
+        )
+    if not file.is_file():
+        expected = f"a run folder with {WEIGHTS_FILE}" if path.is_dir() else "a .safetensors file or a finished run's folder"
+        raise ModelError(f"no weights at {path}: expected {expected}")
+    return file
+
+
+def _ties(model: nn.Module) -> list[list[str]]:
+    """Groups of names that share one tensor, which a file may hold once."""
+    names: dict[int, list[str]] = {}
+    for name, value in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
+        names.setdefault(id(value), []).append(name)
+    return [group for group in names.values() if len(group) > 1]
+
+
+def _all_equal(values: Sequence[Tensor]) -> bool:
+    return all(torch.equal(value, values[0]) for value in values[1:])
+
+
+def _mismatch_message(file: Path, mismatches: Mapping[str, Sequence[str]], most: int = 8) -> str:
+    lines = [f"{file} does not fit the model:"]
+    for kind, names in mismatches.items():
+        if names:
+            more = f" and {len(names) - most} more" if len(names) > most else ""
+            lines.append(f"  {kind}: {', '.join(names[:most])}{more}")
+    differing = [name.partition(" ")[0].rstrip(",") for names in mismatches.values() for name in names]
+    if len(differing) <= most:
+        lines.append(f"  to load the rest and leave these as they are, set skip: {differing}")
+    else:
+        lines.append(
+            f"  {len(differing)} tensors differ: is it the same model? To load the rest, name them by glob: skip: ['head.*']"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,119 @@
+"""A decoder-only transformer in the shape of GPT-2: pre-norm, learned positions, tied head. 12/12/768 is GPT-2 124M."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatout.base.errors import ModelError
+
+# Far enough below any real logit that softmax gives exactly 0, and still a float16.
+PADDING_LOGIT = -1e4
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int, dropout: float, bias: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.project = nn.Linear(width, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        projected: Tensor = self.project(mixed.transpose(1, 2).flatten(2))
+        return projected
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, dropout: float, bias: bool) -> None:
+        super().__init__()
+        self.norm_attention = nn.LayerNorm(width, bias=bias)
+        self.attention = Attention(width, heads, dropout, bias)
+        self.norm_mlp = nn.LayerNorm(width, bias=bias)
+        self.expand = nn.Linear(width, 4 * width, bias=bias)
+        self.project = nn.Linear(4 * width, width, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm_attention(x)))
+        hidden = F.gelu(self.expand(self.norm_mlp(x)), approximate="tanh")
+        x = x + self.dropout(self.project(hidden))
+        return x
+
+
+class GPT(nn.Module):
+    def __init__(
+        self,
+        vocabulary: int,
+        window: int,
+        layers: int,
+        heads: int,
+        width: int,
+        dropout: float,
+        tied: bool,
+        pad_vocabulary_to: int,
+        bias: bool,
+    ) -> None:
+        super().__init__()
+        if width % heads:
+            raise ModelError(f"gpt: width must be a multiple of heads, got width {width} and heads {heads}")
+        self.window = window
+        padded = math.ceil(vocabulary / pad_vocabulary_to) * pad_vocabulary_to
+        self.tokens = nn.Embedding(padded, width)
+        self.positions = nn.Embedding(window, width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(width, heads, dropout, bias) for _ in range(layers))
+        self.norm = nn.LayerNorm(width, bias=bias)
+        self.head = nn.Linear(width, padded, bias=False)
+        self._initialise(layers)
+        if tied:
+            self.head.weight = self.tokens.weight
+        if padded > vocabulary:
+            self._silence_padding(vocabulary)
+
+    def _initialise(self, layers: int) -> None:
+        for name, parameter in self.named_parameters():
+            if name.endswith("project.weight"):  # each block adds to the stream twice: keep its variance near 1 at any depth
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+
+    def _silence_padding(self, vocabulary: int) -> None:
+        """Padding is there for speed and must not change the loss; as the bias of the head, its silence costs no extra pass."""
+        silence = torch.zeros(self.head.out_features)
+        silence[vocabulary:] = PADDING_LOGIT
+        del self.head.bias
+        self.head.register_buffer("bias", silence, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        if length > self.window:
+            raise ModelError(f"gpt was built for a window of {self.window} tokens and got {length}: set window: {length}")
+        stream = self.dropout(self.tokens(x) + self.positions.weight[:length])
+        for block in self.blocks:
+            stream = block(stream)
+        logits: Tensor = self.head(self.norm(stream))
+        return logits
+
+
+def gpt(
+    vocabulary: int,
+    window: int,
+    layers: int = 6,
+    heads: int = 6,
+    width: int = 384,
+    dropout: float = 0.0,
+    tied: bool = True,
+    pad_vocabulary_to: int = 64,
+    bias: bool = False,
+) -> nn.Module:
+    """Tokens [rows, length <= window] to logits [rows, length, padded vocabulary]; the logits of padding never win."""
+    return GPT(vocabulary, window, layers, heads, width, dropout, tied, pad_vocabulary_to, bias)

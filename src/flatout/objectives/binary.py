@@ -1,0 +1,89 @@
+"""Yes or no for each row, from one logit: cross entropy, accuracy, area under the ROC curve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flatout.base.errors import ModelError
+from flatout.objectives.inputs import Batch
+from flatout.objectives.metrics import SumMeter, area_under_curve, ratio
+from flatout.objectives.objective import Loss, Meter, Objective, checked_targets, full_precision, shown
+
+
+@dataclass(frozen=True)
+class Binary(Objective):
+    """Logits [rows] or [rows, 1] against 0 and 1."""
+
+    name: ClassVar[str] = "binary"
+    metric: ClassVar[str] = "auc"
+    better: ClassVar[Literal["max", "min"]] = "max"
+
+    def loss(self, output: Tensor, batch: Batch) -> Loss:
+        logits = full_precision(output).flatten()
+        target = batch["y"].flatten().to(logits.dtype)
+        return F.binary_cross_entropy_with_logits(logits, target, reduction="sum"), float(target.numel())
+
+    def check(self, output: Any, batch: Batch, outputs: int | None = None) -> None:
+        logits, target = checked_targets(self.name, output, batch)
+        rows = len(target)
+        if target.shape not in ((rows,), (rows, 1)):
+            raise ModelError(f"binary needs one 0 or 1 a row in 'y', got {shown(target)}: for several use multilabel")
+        if logits.shape not in ((rows,), (rows, 1)):
+            raise ModelError(
+                f"binary needs one logit a row, [{rows}] or [{rows}, 1], got {shown(logits)}: make the last layer 1 wide, "
+                "or use objective: classify for one column for each class"
+            )
+        check_zero_one(self.name, target)
+
+    def outputs_for(
+        self, *, classes: int | None = None, target_shape: Sequence[int] = (), vocabulary: int | None = None
+    ) -> int:
+        return 1
+
+    def meter(self, device: torch.device) -> Meter:
+        return _BinaryMeter(device)
+
+    def decode(self, output: Tensor) -> dict[str, Tensor]:
+        probability = full_precision(output).flatten().sigmoid()
+        return {"prediction": (probability >= 0.5).long(), "probability": probability}
+
+
+class _BinaryMeter:
+    """The exact AUC needs every score: they are kept on the device until the end."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = SumMeter(device, _measure, _finish)
+        self._scores: list[Tensor] = []
+        self._labels: list[Tensor] = []
+
+    def update(self, output: Tensor, loss_sum: Tensor, weight: float | Tensor, batch: Batch) -> None:
+        self._sums.update(output, loss_sum, weight, batch)
+        # copies: a captured graph writes its next batch into the same tensors
+        self._scores.append(full_precision(output.detach()).flatten().clone())
+        self._labels.append(batch["y"].flatten() != 0)
+
+    def result(self) -> dict[str, float]:
+        if not self._scores:
+            return {}
+        return {**self._sums.result(), "auc": area_under_curve(torch.cat(self._scores), torch.cat(self._labels)).item()}
+
+
+def check_zero_one(name: str, target: Tensor) -> None:
+    wrong = target[(target != 0) & (target != 1)]
+    if wrong.numel():
+        raise ModelError(f"{name} needs 0 and 1 in 'y', got {wrong[0].item():g}: use objective: classify for more classes")
+
+
+def _measure(output: Tensor, batch: Batch) -> dict[str, Tensor | float]:
+    target = batch["y"].flatten()
+    return {"correct": ((output.flatten() >= 0) == target.bool()).sum(), "count": float(target.numel())}
+
+
+def _finish(total: Mapping[str, float]) -> dict[str, float]:
+    return {"loss": ratio(total["loss"], total["weight"]), "accuracy": ratio(total["correct"], total["count"])}

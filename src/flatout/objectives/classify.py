@@ -1,0 +1,84 @@
+"""One class for each row, or for each pixel of it: cross entropy and accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flatout.base.errors import DataError, ModelError, UsageError
+from flatout.objectives.inputs import Batch
+from flatout.objectives.metrics import SumMeter, ratio
+from flatout.objectives.objective import Loss, Meter, Objective, checked_targets, full_precision, shown
+
+
+@dataclass(frozen=True)
+class Classify(Objective):
+    """Logits [rows, classes, ...] against integers [rows, ...]."""
+
+    label_smoothing: float = 0.0
+
+    name: ClassVar[str] = "classify"
+    metric: ClassVar[str] = "accuracy"
+    better: ClassVar[Literal["max", "min"]] = "max"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise UsageError(f"classify: label_smoothing is a share from 0 to below 1, got {self.label_smoothing}")
+
+    def loss(self, output: Tensor, batch: Batch) -> Loss:
+        target = batch["y"].long()
+        loss = F.cross_entropy(full_precision(output), target, reduction="sum", label_smoothing=self.label_smoothing)
+        return loss, float(target.numel())
+
+    def check(self, output: Any, batch: Batch, outputs: int | None = None) -> None:
+        logits, target = checked_targets(self.name, output, batch)
+        if target.is_floating_point() or target.is_complex():
+            raise ModelError(
+                f"classify needs integer labels in 'y', got {target.dtype}: use objective: regress for measured values, "
+                "or store the labels as integers"
+            )
+        if logits.shape != (len(target), *logits.shape[1:2], *target.shape[1:]) or logits.dim() < 2:
+            raise ModelError(
+                f"classify needs logits of shape [rows, classes] for labels {shown(target)}, got {shown(logits)}: "
+                "the model must give one number for each class, and 'y' one integer for each row"
+            )
+        columns = logits.shape[1]
+        if outputs is not None and columns < outputs:
+            raise ModelError(
+                f"the data has {outputs} classes and the model gives {columns} columns: make its last layer {outputs} wide"
+            )
+        low, high = int(target.min()), int(target.max())
+        if low < 0 or high >= columns:
+            raise ModelError(
+                f"the labels run from {low} to {high} and the model gives {columns} columns, for labels 0 to {columns - 1}: "
+                f"make its last layer {high + 1} wide, or number the classes from 0"
+            )
+
+    def outputs_for(
+        self, *, classes: int | None = None, target_shape: Sequence[int] = (), vocabulary: int | None = None
+    ) -> int:
+        if classes is None:
+            raise DataError("classify needs integer labels, and 'y' has no classes: set classes, or use objective: regress")
+        return classes
+
+    def meter(self, device: torch.device) -> Meter:
+        return SumMeter(device, _measure, _finish)
+
+    def decode(self, output: Tensor) -> dict[str, Tensor]:
+        probabilities = full_precision(output).softmax(1)
+        best = probabilities.max(1)
+        return {"prediction": best.indices, "probability": best.values, "probabilities": probabilities}
+
+
+def _measure(output: Tensor, batch: Batch) -> dict[str, Tensor | float]:
+    target = batch["y"]
+    return {"correct": (output.argmax(1) == target).sum(), "count": float(target.numel())}
+
+
+def _finish(total: Mapping[str, float]) -> dict[str, float]:
+    return {"loss": ratio(total["loss"], total["weight"]), "accuracy": ratio(total["correct"], total["count"])}

@@ -1,0 +1,92 @@
+"""Metrics that stream: sums stay on the device in float64 and are read once, at the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatout.objectives.inputs import Batch
+
+Sums = Mapping[str, Tensor | float]
+
+
+class SumMeter:
+    """Adds up what `measure` finds in each batch, the loss and its weight included; `finish` makes metrics of the totals."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        measure: Callable[[Any, Batch], Sums],
+        finish: Callable[[Mapping[str, float]], dict[str, float]],
+    ) -> None:
+        self._device = device
+        self._measure = measure
+        self._finish = finish
+        self._totals: dict[str, Tensor] = {}
+
+    def update(self, output: Any, loss_sum: Tensor, weight: float | Tensor, batch: Batch) -> None:
+        found: Sums = {"loss": loss_sum.detach(), "weight": weight, **self._measure(output, batch)}
+        for name, value in found.items():
+            if name not in self._totals:
+                self._totals[name] = zeros(self._device)
+            self._totals[name] += value
+
+    def result(self) -> dict[str, float]:
+        if not self._totals:
+            return {}
+        values = torch.stack(list(self._totals.values())).tolist()
+        return self._finish(dict(zip(self._totals, values, strict=True)))
+
+
+class Spread:
+    """Sum of squared distances from the mean, column by column, merged batch by batch (Chan et al.): no cancellation."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._mean: Tensor | None = None
+        self._squares: Tensor | None = None
+
+    def update(self, rows: Tensor) -> None:
+        values = rows.to(accumulator(rows.device))
+        count, mean = len(values), values.mean(0)
+        squares = (values - mean).square().sum(0)
+        if self._mean is None or self._squares is None:
+            self.count, self._mean, self._squares = count, mean, squares
+            return
+        total, apart = self.count + count, mean - self._mean
+        self._squares = self._squares + squares + apart.square() * (self.count * count / total)
+        self._mean = self._mean + apart * (count / total)
+        self.count = total
+
+    @property
+    def squares(self) -> Tensor:
+        assert self._squares is not None, "update comes first"
+        return self._squares
+
+
+def area_under_curve(scores: Tensor, labels: Tensor) -> Tensor:
+    """Exact ROC AUC: the rank sum of the positives, tied scores sharing their mean rank. NaN where only one class is there."""
+    ordered = scores.sort().values
+    twice_ranks = torch.searchsorted(ordered, scores) + torch.searchsorted(ordered, scores, right=True) + 1
+    dtype = accumulator(scores.device)
+    positive = labels.to(dtype)
+    positives = positive.sum()
+    negatives = positive.numel() - positives
+    area = ((twice_ranks.to(dtype) * positive).sum() / 2 - positives * (positives + 1) / 2) / (positives * negatives)
+    return torch.where(scores.isnan().any(), math.nan, area)
+
+
+def ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
+
+
+def zeros(device: torch.device) -> Tensor:
+    return torch.zeros((), dtype=accumulator(device), device=device)
+
+
+def accumulator(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64

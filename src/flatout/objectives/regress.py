@@ -1,0 +1,108 @@
+"""Measured values: squared, absolute or Huber loss; RMSE, mean absolute error and R2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flatout.base.errors import ModelError
+from flatout.base.specs import pick
+from flatout.objectives.inputs import Batch
+from flatout.objectives.metrics import Spread, SumMeter, accumulator, ratio
+from flatout.objectives.objective import Loss, Meter, Objective, checked_targets, full_precision, shown
+
+LOSSES: Mapping[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.huber_loss}
+
+
+@dataclass(frozen=True)
+class Regress(Objective):
+    """Values [rows] or [rows, columns]; a last axis of 1 on either side is fine. The loss is the mean over columns."""
+
+    error: str = "mse"
+
+    name: ClassVar[str] = "regress"
+    metric: ClassVar[str] = "rmse"
+    better: ClassVar[Literal["max", "min"]] = "min"
+
+    def __post_init__(self) -> None:
+        pick(LOSSES, self.error, "regress error")
+
+    def loss(self, output: Tensor, batch: Batch) -> Loss:
+        values, target = _aligned(output, batch)
+        return LOSSES[self.error](values, target, reduction="sum"), float(target.numel())
+
+    def check(self, output: Any, batch: Batch, outputs: int | None = None) -> None:
+        values, target = checked_targets(self.name, output, batch)
+        # [rows, 1] against [rows] would broadcast to [rows, rows] without a word: shapes must agree but for a last axis of 1
+        if _without_last_one(values) != _without_last_one(target):
+            wide = math.prod(target.shape[1:])
+            raise ModelError(
+                f"regress needs one value for each target {shown(target)}, got {shown(values)}: make the last layer {wide} wide"
+            )
+
+    def outputs_for(
+        self, *, classes: int | None = None, target_shape: Sequence[int] = (), vocabulary: int | None = None
+    ) -> int:
+        return math.prod(target_shape)
+
+    def meter(self, device: torch.device) -> Meter:
+        return _RegressMeter(device)
+
+    def decode(self, output: Tensor) -> dict[str, Tensor]:
+        return {"prediction": full_precision(output).reshape(_without_last_one(output))}
+
+
+class _RegressMeter:
+    def __init__(self, device: torch.device) -> None:
+        self._sums = SumMeter(device, _measure, _finish)
+        self._residual: Tensor | None = None
+        self._spread = Spread()
+
+    def update(self, output: Tensor, loss_sum: Tensor, weight: float | Tensor, batch: Batch) -> None:
+        self._sums.update(output, loss_sum, weight, batch)
+        values, target = (side.flatten(1) if side.dim() > 1 else side[:, None] for side in _aligned(output, batch))
+        residual = (values - target).to(accumulator(target.device)).square().sum(0)
+        self._residual = residual if self._residual is None else self._residual + residual
+        self._spread.update(target)
+
+    def result(self) -> dict[str, float]:
+        if self._residual is None:
+            return {}
+        return {**self._sums.result(), "r2": _r2(self._residual, self._spread.squares).item()}
+
+
+def _r2(residual: Tensor, spread: Tensor) -> Tensor:
+    """Mean over columns. A constant column has nothing to explain: 1 when met exactly, else 0, as scikit-learn has it."""
+    share = 1 - residual / spread
+    constant = torch.where(residual == 0, 1.0, 0.0).to(share.dtype)
+    return torch.where(spread == 0, constant, share).mean()
+
+
+def _aligned(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    values = full_precision(output)
+    target = batch["y"]
+    return values.reshape(target.shape), target.to(values.dtype)
+
+
+def _without_last_one(tensor: Tensor) -> torch.Size:
+    return tensor.shape[:-1] if tensor.dim() > 1 and tensor.shape[-1] == 1 else tensor.shape
+
+
+def _measure(output: Tensor, batch: Batch) -> dict[str, Tensor | float]:
+    values, target = _aligned(output, batch)
+    apart = (values - target).to(accumulator(target.device))
+    return {"squared": apart.square().sum(), "absolute": apart.abs().sum(), "count": float(target.numel())}
+
+
+def _finish(total: Mapping[str, float]) -> dict[str, float]:
+    return {
+        "loss": ratio(total["loss"], total["weight"]),
+        "rmse": math.sqrt(ratio(total["squared"], total["count"])),
+        "mae": ratio(total["absolute"], total["count"]),
+    }

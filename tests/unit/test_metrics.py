@@ -1,0 +1,130 @@
+"""Metrics against scikit-learn, streamed in uneven batches."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from sklearn import metrics as sklearn_metrics
+
+from flatout.objectives.build import build
+from flatout.objectives.metrics import area_under_curve
+from flatout.objectives.objective import Objective
+
+CPU = torch.device("cpu")
+
+
+def measured(
+    objective: Objective, output: torch.Tensor, target: torch.Tensor, sizes: tuple[int, ...] = (7, 1, 64)
+) -> dict[str, float]:
+    meter = objective.meter(CPU)
+    rest = len(target) - sum(sizes)
+    for part, labels in zip(output.split([*sizes, rest]), target.split([*sizes, rest]), strict=True):
+        meter.update(part, *objective.loss(part, {"y": labels}), {"y": labels})
+    return meter.result()
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("levels", [2, 5, 10**6])
+def test_auc_is_exact_with_ties(levels: int) -> None:
+    scores, labels = torch.randint(levels, (999,)).float(), torch.randint(2, (999,))
+    scores = (scores + labels * levels * 0.2).round()
+    expected = sklearn_metrics.roc_auc_score(labels, scores)
+    assert area_under_curve(scores, labels).item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_auc_at_its_edges() -> None:
+    assert area_under_curve(torch.tensor([0.1, 0.2, 0.9]), torch.tensor([0, 0, 1])) == 1
+    assert area_under_curve(torch.tensor([0.1, 0.2, 0.9]), torch.tensor([1, 1, 0])) == 0
+    assert area_under_curve(torch.ones(4), torch.tensor([0, 1, 0, 1])) == 0.5
+    assert area_under_curve(torch.rand(4), torch.ones(4)).isnan()
+    assert area_under_curve(torch.tensor([0.1, math.nan]), torch.tensor([0, 1])).isnan()
+
+
+@pytest.mark.parametrize("shape", [(300,), (300, 1)])
+def test_binary(shape: tuple[int, ...]) -> None:
+    logits, labels = torch.randn(shape), torch.randint(2, (300,))
+    found = measured(build("binary"), logits, labels)
+    assert found["auc"] == pytest.approx(sklearn_metrics.roc_auc_score(labels, logits.flatten()))
+    assert found["accuracy"] == pytest.approx(sklearn_metrics.accuracy_score(labels, logits.flatten() > 0))
+    assert found["loss"] == pytest.approx(sklearn_metrics.log_loss(labels, logits.flatten().double().sigmoid()), rel=1e-5)
+
+
+def test_classify() -> None:
+    logits, labels = torch.randn(300, 5), torch.randint(5, (300,))
+    found = measured(build("classify"), logits, labels)
+    assert found["accuracy"] == pytest.approx(sklearn_metrics.accuracy_score(labels, logits.argmax(1)))
+    assert found["loss"] == pytest.approx(sklearn_metrics.log_loss(labels, logits.double().softmax(1)), rel=1e-5)
+
+
+def test_multilabel() -> None:
+    logits, labels = torch.randn(300, 4), torch.randint(2, (300, 4))
+    found = measured(build("multilabel"), logits, labels)
+    assert found["f1"] == pytest.approx(sklearn_metrics.f1_score(labels, logits > 0, average="micro"))
+    assert found["accuracy"] == pytest.approx(sklearn_metrics.accuracy_score(labels.flatten(), logits.flatten() > 0))
+
+
+@pytest.mark.parametrize("columns", [None, 1, 3])
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_regress(columns: int | None, offset: float) -> None:
+    target = torch.randn(300 if columns is None else (300, columns)) + offset
+    output = target + torch.randn_like(target) * 0.5
+    found = measured(build("regress"), output, target)
+    assert found["rmse"] == pytest.approx(math.sqrt(sklearn_metrics.mean_squared_error(target, output)), rel=1e-5)
+    assert found["mae"] == pytest.approx(sklearn_metrics.mean_absolute_error(target, output), rel=1e-5)
+    assert found["r2"] == pytest.approx(sklearn_metrics.r2_score(target.double(), output.double()), abs=1e-6)
+
+
+def test_r2_of_constant_targets_is_that_of_scikit_learn() -> None:
+    target = torch.ones(100)
+    for output in (target, target + 1):
+        assert measured(build("regress"), output, target)["r2"] == sklearn_metrics.r2_score(target, output)
+
+
+def test_next_token_counts_only_what_is_not_ignored() -> None:
+    logits, target = torch.randn(100, 6, 11), torch.randint(11, (100, 6))
+    target[torch.rand(100, 6) < 0.4] = -100
+    found = measured(build("next_token"), logits, target)
+    counted = target != -100
+    assert found["accuracy"] == pytest.approx(sklearn_metrics.accuracy_score(target[counted], logits.argmax(-1)[counted]))
+    expected = sklearn_metrics.log_loss(target[counted], logits[counted].double().softmax(-1), labels=range(11))
+    assert found["loss"] == pytest.approx(expected, rel=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+
+
+def test_a_loss_beyond_all_bounds_is_infinite_perplexity_not_a_crash() -> None:
+    logits = torch.zeros(100, 2, 3)
+    logits[..., 0] = 1e5
+    assert measured(build("next_token"), logits, torch.ones(100, 2, dtype=torch.long))["perplexity"] == math.inf
+
+
+def test_many_small_batches_lose_no_digits() -> None:
+    objective, batch = build("classify"), {"y": torch.zeros(1, dtype=torch.long)}
+    meter = objective.meter(CPU)
+    for _ in range(2000):
+        meter.update(torch.tensor([[0.0, 1.0]]), torch.tensor(0.1), 1.0, batch)
+    assert meter.result()["loss"] == pytest.approx(0.1, rel=1e-7)
+
+
+def test_an_unused_meter_has_nothing_to_say() -> None:
+    for name in ("classify", "binary", "multilabel", "regress", "next_token"):
+        assert build(name).meter(CPU).result() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("classify", (4, 5)), ("next_token", (4, 3, 5)), ("binary", (4, 1)), ("multilabel", (4,)), ("regress", (4, 1))],
+)
+def test_updates_never_read_the_device(name: str, shape: tuple[int, ...]) -> None:
+    """What would be a host sync on a GPU shows as a scalar read on a CPU."""
+    target = torch.zeros(shape if name == "multilabel" else shape[:-1], dtype=torch.long)
+    objective, output = build(name), torch.randn(shape)
+    with torch.profiler.profile() as profile:
+        meter = objective.meter(CPU)
+        meter.update(output, *objective.loss(output, {"y": target}), {"y": target})
+    assert not any("_local_scalar_dense" in event.key for event in profile.key_averages())
