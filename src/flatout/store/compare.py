@@ -1,0 +1,116 @@
+"""Runs side by side: a list of all of them, and what differed between two and what it did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flatout.base.tree import Cell, Column, Doc, Fields, Line, Table
+from flatout.base.units import show_count, show_seconds
+from flatout.store.run_folder import RunFolder, all_runs
+
+
+def runs_doc(runs: Path) -> Doc:
+    rows = [_summary(folder) for folder in all_runs(runs)]
+    if not rows:
+        return Doc((Line(f"no runs in {runs} yet: flatout run recipe.yaml"), Table("runs", _COLUMNS, ())))
+    return Doc((Table("runs", _COLUMNS, rows),))
+
+
+_COLUMNS = (
+    Column("name", "run"), Column("status", "status"), Column("created", "began"), Column("steps", "steps", right=True),
+    Column("samples_per_s", "samples/s", right=True), Column("train_seconds", "training", right=True),
+    Column("metrics", "metrics"),
+)  # fmt: skip
+
+
+def _summary(folder: RunFolder) -> dict[str, Any]:
+    result, created = folder.result, float(folder.about.get("created", 0))
+    rate, seconds = result.get("samples_per_s"), result.get("train_seconds")
+    metrics = result.get("metrics") or {}
+    return {
+        "name": folder.name,
+        "status": folder.status,
+        "created": Cell(created, time.strftime("%Y-%m-%d %H:%M", time.localtime(created))),
+        "steps": result.get("steps"),
+        "samples_per_s": Cell(rate, show_count(rate)) if rate else None,
+        "train_seconds": Cell(seconds, show_seconds(seconds)) if seconds else None,
+        "metrics": Cell(metrics, ", ".join(f"{k} {v:.4g}" for k, v in metrics.items() if v is not None)),
+    }
+
+
+def compare_doc(a: RunFolder, b: RunFolder) -> Doc:
+    asked = _differences({**_flat(a.read("recipe.json")), **_settings(a)}, {**_flat(b.read("recipe.json")), **_settings(b)})
+    machine = _differences(_machine(a), _machine(b))
+    did = [row for row in _outcomes(a.result, b.result)]
+    columns = (Column("key", ""), Column("a", a.name, right=True), Column("b", b.name, right=True))
+    outcome_columns = (*columns, Column("ratio", "ratio", right=True))
+    return Doc(
+        (
+            Fields({"a": a.name, "b": b.name}),
+            Line("What differed" if asked else "Asked and planned alike", strong=True),
+            Table("differed", columns, asked),
+            *((Line(), Line("Where it ran", strong=True), Table("machine", columns, machine)) if machine else ()),
+            Line(),
+            Line("What it did", strong=True),
+            Table("outcome", outcome_columns, did),
+        )
+    )
+
+
+def _outcomes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def figures(result: Mapping[str, Any]) -> dict[str, Any]:
+        plain = {
+            key: result.get(key)
+            for key in ("status", "steps", "samples", "train_seconds", "samples_per_s", "tokens_per_s", "peak_memory_bytes")
+        }
+        return {**plain, **(result.get("metrics") or {})}
+
+    left, right = figures(a), figures(b)
+    rows = []
+    for key in dict.fromkeys((*left, *right)):
+        one, other = left.get(key), right.get(key)
+        if one is None and other is None:
+            continue
+        numbers = all(isinstance(v, int | float) for v in (one, other))
+        ratio = other / one if numbers and one and other is not None else None
+        rows.append(
+            {
+                "key": key,
+                "a": _cell(one),
+                "b": _cell(other),
+                "ratio": Cell(ratio, f"{ratio:.3f}x") if ratio is not None else None,
+            }
+        )
+    return rows
+
+
+def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"key": key, "a": _cell(a.get(key)), "b": _cell(b.get(key))}
+        for key in dict.fromkeys((*a, *b))
+        if a.get(key) != b.get(key)
+    ]
+
+
+def _settings(folder: RunFolder) -> dict[str, Any]:
+    return {f"plan.{key}": value for key, value in folder.read("plan.json")["settings"].items()}
+
+
+def _machine(folder: RunFolder) -> dict[str, Any]:
+    facts = folder.read("environment.json")
+    kept = ("platform", "python", "torch", "cuda", "driver")
+    return {key: facts.get(key) for key in kept}
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value})
+    return flat
+
+
+def _cell(value: Any) -> Cell:
+    return Cell(value, "-" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value))
