@@ -1,0 +1,157 @@
+"""Data from arrays: NumPy, torch, or files of them. What is wrong with them is said before anything is trained."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatout.base.errors import DataError
+from flatout.data.checks import check_alike, check_finite, check_labels, check_lengths
+from flatout.data.data import Data
+from flatout.data.files import file_format, read_array, read_columns, to_tensor
+from flatout.data.keyed import keyed
+from flatout.data.order import Order
+from flatout.data.source import ArraySource
+from flatout.data.transforms import Normalize, Transform, parse_transforms
+
+_LAYOUT_DIMS = {"hw": 3, "hwc": 4, "chw": 4}
+
+
+def arrays(
+    x: Any,
+    y: Any = None,
+    *,
+    holdout: float = 0.0,
+    validation: Any = None,
+    classes: int | None = None,
+    layout: str | None = None,
+    normalize: str | Mapping[str, Any] | Transform | None = None,
+    augment: Sequence[Any] = (),
+    draw: str | Any = "shuffle",
+    seed: int = 0,
+    **columns: Any,
+) -> Data:
+    """x and y (and any other columns) as arrays or paths; or as x alone a mapping of columns, or a file that holds them.
+
+    `holdout` sets a share of the rows aside for validation, the same ones for the same seed; `validation` is other data,
+    in any form that x takes, or a pair (x, y). `normalize="auto"` is fitted on the training rows.
+    """
+    if holdout and validation is not None:
+        raise DataError("holdout and validation are two ways to say the same: give one of them")
+    names: list[str] = []
+    train = _load(x, {"y": y, **columns}, layout, names, "")
+    held: dict[str, Tensor] | None = None
+    if validation is not None:
+        x_held, rest = _as_columns(validation)
+        held = _load(x_held, rest, layout, names, "validation ")
+        check_alike(train, held)
+    classes = check_labels(train, held, classes, names)
+    weights = draw if isinstance(draw, str) else to_tensor(draw, "draw")
+    if holdout:
+        kept, set_aside = _split(len(train["x"]), holdout, seed)
+        train, held = _select(train, kept), _select(train, set_aside)
+        if isinstance(weights, Tensor) and len(weights) == len(kept) + len(set_aside):
+            weights = weights.index_select(0, kept)
+    source = ArraySource(train)
+    return Data(
+        train=source,
+        validation=None if held is None else ArraySource(held),
+        prepare=_normalizer(normalize, source),
+        augment=parse_transforms(augment),
+        draw=weights,
+        classes=classes,
+        labels=tuple(names) or None,
+    )
+
+
+def _as_columns(given: Any) -> tuple[Any, dict[str, Any]]:
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return given[0], {"y": given[1]}
+    return given, {}
+
+
+def _load(x: Any, rest: Mapping[str, Any], layout: str | None, names: list[str], part: str) -> dict[str, Tensor]:
+    """All columns as tensors of equal length, checked. `names` collects the class names of labels that are words."""
+    written = dict(x) if isinstance(x, Mapping) else _read_file_of_columns(x, rest)
+    written.update({name: column for name, column in rest.items() if column is not None})
+    if "x" not in written:
+        raise DataError(f"{part}data needs a column 'x' for the inputs, got {', '.join(sorted(written)) or 'nothing'}")
+    columns = {}
+    for name, column in written.items():
+        array = read_array(Path(column), name) if isinstance(column, str | os.PathLike) else column
+        if name == "y":
+            columns[name] = _targets(array, names)
+        else:
+            columns[name] = to_tensor(array, name)
+    columns["x"] = _arrange(columns["x"], layout)
+    check_lengths(columns, part)
+    for name, tensor in columns.items():
+        check_finite(tensor, part + name)
+    return columns
+
+
+def _read_file_of_columns(x: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(x, str | os.PathLike) and rest.get("y") is None and file_format(Path(x)) in ("npz", "safetensors"):
+        columns = read_columns(Path(x))
+        return dict(columns) if len(columns) > 1 else {"x": next(iter(columns.values()))}
+    return {"x": x}
+
+
+def _targets(array: Any, names: list[str]) -> Tensor:
+    """Whole numbers as int64, words as their place among the sorted words."""
+    words = array if isinstance(array, Tensor) else np.asarray(array)
+    if isinstance(words, np.ndarray) and words.dtype.kind in "US":
+        words = words.astype(str)
+        if not names:
+            names.extend(str(name) for name in np.unique(words))
+        unknown = ~np.isin(words, names)
+        if unknown.any():
+            row = int(unknown.argmax())
+            raise DataError(f"validation y: row {row} has label {str(words[row])!r}, which no training row has")
+        return torch.from_numpy(np.searchsorted(np.array(names), words).astype(np.int64))
+    tensor = to_tensor(words, "y")
+    return tensor if tensor.is_floating_point() else tensor.to(torch.int64)
+
+
+def _arrange(x: Tensor, layout: str | None) -> Tensor:
+    if layout is None:
+        return x.contiguous()
+    if layout not in _LAYOUT_DIMS:
+        raise DataError(f"layout is 'hw', 'hwc' or 'chw', got {layout!r}")
+    if x.dim() != _LAYOUT_DIMS[layout]:
+        dims = _LAYOUT_DIMS[layout]
+        raise DataError(f"layout={layout!r} needs x of {dims} dimensions, rows first; x has shape {list(x.shape)}")
+    return (x.permute(0, 3, 1, 2) if layout == "hwc" else x).contiguous()
+
+
+def _split(rows: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """The rows to train on and those to validate on, each in the order they came in."""
+    if not 0 < share < 1:
+        raise DataError(f"holdout is the share of rows to validate on, between 0 and 1, got {share}")
+    if rows < 2:
+        raise DataError(f"holdout={share} needs 2 rows or more to split, got {rows}")
+    count = min(max(1, round(rows * share)), rows - 1)
+    order = Order(keyed(seed, "holdout"), (rows,)).rows(0, rows)
+    return order[count:].sort().values, order[:count].sort().values
+
+
+def _select(columns: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    return {name: tensor.index_select(0, rows) for name, tensor in columns.items()}
+
+
+def _normalizer(normalize: str | Mapping[str, Any] | Transform | None, source: ArraySource) -> tuple[Transform, ...]:
+    if normalize is None:
+        return ()
+    if normalize == "auto":
+        return (Normalize.fit(source),)
+    if isinstance(normalize, Mapping):
+        return parse_transforms([{"normalize": normalize}])
+    if isinstance(normalize, str):
+        raise DataError(f"normalize is 'auto', or scale, mean and std; got {normalize!r}")
+    return (normalize,)

@@ -1,0 +1,116 @@
+"""What to train on: a source for training, one to validate on, and what happens to their rows on the way to the model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatout.base.errors import DataError, did_you_mean
+from flatout.data.draws import Balanced, Weighted, check_weights
+from flatout.data.order import Order, Sampler
+from flatout.data.source import Column, Source, hash_tensors
+from flatout.data.transforms import Transform, describe_all
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """`draw` is "shuffle", "balanced", the name of a column of weights, or a tensor of weights, one for each training row."""
+
+    train: Source
+    validation: Source | None = None
+    prepare: tuple[Transform, ...] = ()
+    augment: tuple[Transform, ...] = ()
+    draw: str | Tensor = "shuffle"
+    classes: int | None = None
+    vocabulary: int | None = None
+    labels: tuple[str, ...] | None = None
+    alphabet: str | None = None
+
+    def __post_init__(self) -> None:
+        self.schema()  # transforms that don't fit the data are said here, not in the first step
+        _check_draw(self)
+
+    def schema(self) -> dict[str, Column]:
+        """The columns of a training batch, as the model gets them."""
+        return describe_all((*self.prepare, *self.augment), self.train.schema)
+
+    def shapes_x(self) -> tuple[int, ...]:
+        return self.schema()["x"].shape
+
+    def target(self) -> Column | None:
+        return self.schema().get("y")
+
+    @property
+    def row_bytes(self) -> int:
+        """One training row as it is stored."""
+        return sum(column.row_bytes for column in self.train.schema.values())
+
+    @property
+    def tokens_per_row(self) -> int:
+        return self.train.tokens_per_row
+
+    def sampler(self, seed: int) -> Sampler:
+        """Which training row comes when."""
+        if isinstance(self.draw, Tensor):
+            return Weighted(seed, self.draw)
+        if self.draw == "shuffle":
+            return Order(seed, self.train.blocks())
+        if self.draw == "balanced":
+            return Balanced(seed, self._column("y"))
+        return Weighted(seed, self._column(self.draw))
+
+    def fingerprint(self) -> str:
+        """A hash of everything here that changes what a model learns, in hex."""
+        return self._fingerprint
+
+    def describe(self) -> dict[str, Any]:
+        """For people and JSON."""
+        return {
+            "train_rows": len(self.train),
+            "validation_rows": None if self.validation is None else len(self.validation),
+            "columns": {name: column.written() for name, column in self.train.schema.items()},
+            "row_bytes": self.row_bytes,
+            "tokens_per_row": self.tokens_per_row,
+            "prepare": [transform.written() for transform in self.prepare],
+            "augment": [transform.written() for transform in self.augment],
+            "draw": "weights" if isinstance(self.draw, Tensor) else self.draw,
+            "classes": self.classes,
+            "vocabulary": self.vocabulary,
+            "labels": None if self.labels is None else list(self.labels),
+            "alphabet": self.alphabet,
+        }
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        sources = [self.train.fingerprint(), None if self.validation is None else self.validation.fingerprint()]
+        weights = hash_tensors({"draw": self.draw}) if isinstance(self.draw, Tensor) else None
+        content = json.dumps([sources, weights, self.describe()], sort_keys=True)
+        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+    def _column(self, name: str) -> Tensor:
+        return self.train.read(torch.arange(len(self.train)))[name]
+
+
+def _check_draw(data: Data) -> None:
+    rows, schema = len(data.train), data.train.schema
+    if isinstance(data.draw, Tensor):
+        if len(check_weights(data.draw)) != rows:
+            raise DataError(f"draw: {len(data.draw)} weights came for {rows} training rows; give one weight a row")
+    elif data.draw == "balanced":
+        y = schema.get("y")
+        if y is None or y.shape != () or y.dtype.is_floating_point:
+            raise DataError("draw='balanced' needs a y of class labels, one integer a row; use 'shuffle' or weights here")
+    elif data.draw != "shuffle":
+        column = schema.get(data.draw)
+        if column is None:
+            known = ["shuffle", "balanced", *(name for name in schema if name not in ("x", "y"))]
+            near = did_you_mean(data.draw, known)
+            raise DataError(f"draw={data.draw!r} is neither a way to draw nor a column of weights; {near}")
+        if column.shape != ():
+            raise DataError(f"draw: column {data.draw!r} is not one weight a row, its rows are {list(column.shape)}")

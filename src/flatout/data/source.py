@@ -1,0 +1,129 @@
+"""What every kind of data is to the rest: a schema, a length, and rows read as one batch.
+
+A batch is a plain dict from column to tensor; targets are under "y", inputs by default under "x".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Batch = dict[str, Tensor]
+
+_HASH_WHOLE_BYTES = 32 << 20
+_PIECES, _PIECE_BYTES = 256, 64 << 10
+
+
+@dataclass(frozen=True)
+class Column:
+    """One row's worth of a column."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    def written(self) -> dict[str, object]:
+        return {"dtype": str(self.dtype).removeprefix("torch."), "shape": list(self.shape)}
+
+
+Schema = Mapping[str, Column]
+
+
+class Source(ABC):
+    """Rows by number. Whoever keeps something denser than rows overrides `stored` and `gather` together."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> dict[str, Column]:
+        """The columns of a batch, before transforms."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, rows: Tensor) -> Batch:
+        """Any rows (int64, on the host), in the order asked for, as tensors on the host."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A hash of the content, in hex."""
+
+    def read_into(self, rows: Tensor, batch: Batch) -> None:
+        """Like `read`, into tensors that the caller reuses."""
+        for name, column in self.read(rows).items():
+            batch[name].copy_(column)
+
+    def blocks(self) -> tuple[int, ...]:
+        """Sizes of the stretches of rows that are read together: files, row groups. They sum to the length."""
+        return (len(self),)
+
+    @property
+    def tokens_per_row(self) -> int:
+        return 1
+
+    @property
+    def stored_bytes(self) -> int:
+        """What `stored` would take on a device."""
+        return len(self) * sum(column.row_bytes for column in self.schema.values())
+
+    def stored(self) -> dict[str, Tensor]:
+        """Everything, in the form that `gather` takes rows from."""
+        return self.read(torch.arange(len(self)))
+
+    def gather(self, stored: Mapping[str, Tensor], rows: Tensor) -> Batch:
+        """Rows of what `stored` gave, moved to any device: no waiting for the device, no shape that depends on values."""
+        return {name: column.index_select(0, rows) for name, column in stored.items()}
+
+
+class ArraySource(Source):
+    """Columns that are in memory whole."""
+
+    def __init__(self, columns: Mapping[str, Tensor]) -> None:
+        self._columns = dict(columns)
+        self._length = len(next(iter(self._columns.values())))
+
+    @property
+    def schema(self) -> dict[str, Column]:
+        return {name: Column(column.dtype, tuple(column.shape[1:])) for name, column in self._columns.items()}
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read(self, rows: Tensor) -> Batch:
+        return self.gather(self._columns, rows)
+
+    def read_into(self, rows: Tensor, batch: Batch) -> None:
+        for name, column in self._columns.items():
+            torch.index_select(column, 0, rows, out=batch[name])
+
+    def stored(self) -> dict[str, Tensor]:
+        return dict(self._columns)
+
+    def fingerprint(self) -> str:
+        return hash_tensors(self._columns)
+
+
+def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of names, types, shapes and content; of large tensors, of pieces spread evenly over the content."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+        content: Any = tensor.flatten().view(torch.uint8).numpy()
+        if len(content) <= _HASH_WHOLE_BYTES:
+            digest.update(content)
+        else:
+            for piece in range(_PIECES):
+                start = (len(content) - _PIECE_BYTES) * piece // (_PIECES - 1)
+                digest.update(content[start : start + _PIECE_BYTES])
+    return digest.hexdigest()

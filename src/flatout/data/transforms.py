@@ -1,0 +1,75 @@
+"""What is done to a batch on the device: batched, with shapes known before it runs, random only through keys.
+
+Each is capturable in a CUDA graph once it has run on the device: it makes no value on the host and waits for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from flatout.base.errors import UsageError
+from flatout.base.specs import Spec, pick
+from flatout.data.images import Crop, Cutout, Flip
+from flatout.data.keyed import Keys
+from flatout.data.normalize import Normalize
+from flatout.data.source import Batch, Column, Schema
+
+__all__ = [
+    "TRANSFORMS", "Crop", "Cutout", "Flip", "Normalize", "Transform", "apply", "describe_all", "parse_transforms", "rehearse",
+]  # fmt: skip
+
+
+class Transform(Protocol):
+    def describe(self, schema: Schema) -> dict[str, Column]:
+        """The schema after it; DataError when it does not fit."""
+        ...
+
+    def __call__(self, batch: Batch, keys: Keys) -> Batch: ...
+
+    def written(self) -> Any:
+        """The form of a recipe file; `parse_transforms` of it gives an equal transform back."""
+        ...
+
+
+TRANSFORMS = {"normalize": Normalize, "flip": Flip, "crop": Crop, "cutout": Cutout}
+
+
+def parse_transforms(written: Sequence[Any] | Any) -> tuple[Transform, ...]:
+    """`[flip, {crop: 4}, {cutout: {size: 8}}]`, or transforms themselves, or a mix."""
+    items = written if isinstance(written, Sequence) and not isinstance(written, str) else [written]
+    return tuple(_parse(item) for item in items)
+
+
+def describe_all(transforms: Sequence[Transform], schema: Schema) -> dict[str, Column]:
+    """The schema after all of them."""
+    for transform in transforms:
+        schema = transform.describe(schema)
+    return dict(schema)
+
+
+def apply(transforms: Sequence[Transform], batch: Batch, keys: Keys) -> Batch:
+    for transform in transforms:
+        batch = transform(batch, keys)
+    return batch
+
+
+def rehearse(transforms: Sequence[Transform], batch: Batch) -> None:
+    """Once over a row or so before training, so that constants are on the device before a graph is captured."""
+    if transforms:
+        none = torch.zeros(len(batch["x"]), dtype=torch.int64, device=batch["x"].device)
+        apply(transforms, batch, Keys(0, none, none))
+
+
+def _parse(item: Any) -> Transform:
+    if callable(item):
+        transform: Transform = item
+        return transform
+    spec = Spec.parse(item)
+    try:
+        made: Transform = spec.call(pick(TRANSFORMS, spec.name, "transform"))
+    except TypeError as error:
+        raise UsageError(f"{spec.name}: {error}") from error
+    return made
