@@ -1,0 +1,119 @@
+"""From a recipe to a job: everything is loaded, built and checked here, before a run folder exists."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import torch
+
+from flatout.base.budget import Budget
+from flatout.base.errors import DataError, UsageError, did_you_mean
+from flatout.base.shapes import Shapes
+from flatout.base.source import source_text
+from flatout.base.specs import Spec
+from flatout.data.evaluation import EvalFeed
+from flatout.engine.job import Job
+from flatout.engine.progress import BudgetMeter
+from flatout.engine.schedules import parse_schedule
+from flatout.machine.meters import Meters
+from flatout.models.build import build as build_model
+from flatout.models.build import source_hash
+from flatout.models.finetune import freeze, load_weights, rates
+from flatout.objectives.build import build as build_objective
+from flatout.objectives.custom import Custom
+from flatout.recipe import Recipe
+
+
+def build_job(recipe: Recipe) -> Job:
+    data = recipe.load_data()
+    objective = build_objective(recipe.objective, recipe.inputs)
+    target = data.target()
+    outputs = objective.outputs_for(
+        classes=data.classes, target_shape=target.shape if target else (), vocabulary=data.vocabulary
+    )
+    window = data.tokens_per_row if data.tokens_per_row > 1 else None
+    shapes = Shapes(data.shapes_x(), outputs, data.vocabulary, window)
+    model = build_model(recipe.model, shapes, recipe.seed)
+    if (weights := recipe.init_weights()) is not None:
+        load_weights(model, *weights)
+    if recipe.freeze:
+        freeze(model, recipe.freeze)
+    if recipe.batch > len(data.train):
+        raise DataError(f"batch is {recipe.batch} and there are {len(data.train)} training samples: set batch to at most that")
+    return Job(
+        model=model,
+        data=data,
+        objective=objective,
+        batch=recipe.batch,
+        lr=recipe.lr,
+        budget=Budget.parse(recipe.budget),
+        optimizer=recipe.optimizer if callable(recipe.optimizer) else Spec.parse(recipe.optimizer),
+        weight_decay=recipe.weight_decay,
+        schedule=parse_schedule(recipe.schedule),
+        rates=rates(model, recipe.rates) if recipe.rates else {},
+        clip=recipe.clip,
+        ema=recipe.ema,
+        evaluate_every=Budget.parse(recipe.evaluate) if recipe.evaluate else None,
+        early_stop=recipe.early_stopping(objective.metric),
+        price_per_hour=recipe.price_per_hour,
+        seed=recipe.seed,
+    )
+
+
+def check_job(job: Job, device: torch.device) -> None:
+    """A few real rows through the real model: what does not fit is said before anything is written."""
+    source = job.data.validation or job.data.train
+    rows = min(2, len(source))
+    batch = next(iter(EvalFeed(source, job.data.prepare, rows, device, tier="pinned")))
+    model = job.model.to(device)
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        target = job.data.target()
+        outputs = job.objective.outputs_for(
+            classes=job.data.classes, target_shape=target.shape if target else (), vocabulary=job.data.vocabulary
+        )
+        output = job.objective.forward(model, batch)
+        job.objective.check(output, batch, outputs)
+        loss_sum, weight = job.objective.loss(output, batch)
+        meter = job.objective.meter(device)
+        meter.update(output, loss_sum, weight, batch)
+        metrics = meter.result()
+    model.train(was_training)
+    _check_metrics(job, list(metrics))
+    meters = Meters(device)
+    BudgetMeter(
+        job.budget,
+        epoch_samples=len(job.data.train),
+        batch=job.batch,
+        tokens_per_sample=job.data.tokens_per_row,
+        price_per_hour=job.price_per_hour,
+        read_energy_j=lambda: meters.read().energy_j,
+        energy_reason=meters.why_unavailable,
+    )
+
+
+def _check_metrics(job: Job, metrics: list[str]) -> None:
+    wanted = {}
+    if job.budget.target is not None:
+        wanted["budget"] = job.budget.target.metric
+    if job.early_stop is not None:
+        wanted["early_stop"] = job.early_stop.metric
+    for key, metric in wanted.items():
+        if metric not in metrics:
+            raise UsageError(f"{key} names the metric {metric!r}; {did_you_mean(metric, metrics)}")
+        if job.data.validation is None or job.evaluate_every is None:
+            raise UsageError(f"{key} waits for {metric}, but nothing is evaluated: set data.holdout and evaluate")
+
+
+def identity(recipe: Recipe, job: Job) -> str:
+    """What makes two runs the same: the recipe, the code it names, the data's content."""
+    digest = hashlib.sha256(json.dumps(recipe.written(), sort_keys=True, default=str).encode())
+    digest.update(source_hash(recipe.model).encode())
+    if isinstance(job.objective, Custom):
+        digest.update(source_text(job.objective.function).encode())
+    if callable(recipe.optimizer):
+        digest.update(source_text(recipe.optimizer).encode())
+    digest.update(job.data.fingerprint().encode())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,47 @@
+"""The parts of a run, as the engine is given them: built, checked, and free of where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from flatout.base.budget import Budget
+from flatout.base.specs import Spec
+from flatout.data import Data
+from flatout.engine.optimizers import OptimizerLike
+from flatout.engine.schedules import Schedule, parse_schedule
+from flatout.objectives.objective import Objective
+
+
+@dataclass(frozen=True)
+class EarlyStop:
+    """Stop after `patience` evaluations in a row without a better `metric`; the best weights are then the result."""
+
+    metric: str
+    patience: int
+
+
+@dataclass(frozen=True)
+class Job:
+    model: nn.Module
+    data: Data
+    objective: Objective
+    batch: int
+    lr: float
+    budget: Budget
+    optimizer: OptimizerLike = field(default_factory=lambda: Spec("adamw"))
+    weight_decay: float = 0.01
+    schedule: Schedule = field(default_factory=lambda: parse_schedule("cosine"))
+    rates: Mapping[str, float] = field(default_factory=dict)
+    clip: float | None = None
+    ema: float | None = None
+    evaluate_every: Budget | None = field(default_factory=lambda: Budget.parse("1 epoch"))
+    early_stop: EarlyStop | None = None
+    price_per_hour: float | None = None
+    seed: int = 0
+
+    @property
+    def unit(self) -> str:
+        return "tokens" if self.data.train.tokens_per_row > 1 else "samples"

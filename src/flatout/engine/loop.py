@@ -1,0 +1,258 @@
+"""The loop, from top to bottom. Whoever outgrows it copies it.
+
+Nothing in it waits for the device except at log points, evaluations and checkpoints. Observers get events; none of them can
+change what happens here.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from flatout.base.budget import Budget
+from flatout.base.errors import Diverged, Stopped
+from flatout.base.events import EventLog
+from flatout.base.units import parse_seconds, show_seconds
+from flatout.engine.assembly import assemble, evaluation_interval
+from flatout.engine.determinism import deterministic_kernels, own_random_state
+from flatout.engine.ending import early_end, note_evaluation
+from flatout.engine.evaluation import evaluate
+from flatout.engine.job import Job
+from flatout.engine.logbook import Logbook
+from flatout.engine.outcome import outcome, write_weights
+from flatout.engine.phases import DevicePhases, HostPhases, NoPhases
+from flatout.engine.precision import matmul_precision
+from flatout.engine.progress import Progress
+from flatout.engine.settings import Settings
+from flatout.engine.signals import StopRequest, watch_signals
+from flatout.engine.state import finite
+from flatout.engine.sync import sync_point
+from flatout.measure.clock import synchronize
+from flatout.measure.ledger import Ledger
+from flatout.store.run_folder import RunFolder
+
+MAX_ROLLBACKS = 3
+
+
+def train(job: Job, settings: Settings, folder: RunFolder, events: EventLog) -> dict[str, Any]:
+    """Train to the end of the budget, from the last good checkpoint if there is one. Returns what result.json holds."""
+    device = torch.device(settings.device)
+    with (
+        watch_signals() as stop,
+        own_random_state(job.seed, device),
+        deterministic_kernels(settings.deterministic),
+        matmul_precision(settings.precision),
+    ):
+        loop = Loop(job, settings, folder, events, stop)
+        try:
+            loop.begin()
+            loop.run()
+            return loop.finish()
+        finally:
+            loop.parts.saver.wait()
+            loop.parts.feed.close()
+
+
+class Loop:
+    def __init__(self, job: Job, settings: Settings, folder: RunFolder, events: EventLog, stop: StopRequest) -> None:
+        self.job, self.settings, self.folder, self.events, self.stop = job, settings, folder, events, stop
+        self.ledger = Ledger()
+        self.device = torch.device(settings.device)
+        self.parts = assemble(job, settings, folder, events)
+        self.log = Logbook(job, self.parts, events, settings.log_every)
+        self.evaluate_every = evaluation_interval(job)
+        self.save_every = Budget.parse(settings.checkpoint_every)
+        self.progress = Progress(next_evaluation=self.evaluate_every or 0)
+        self.saved_step, self.saved_s = -1, 0.0
+        self.phases = DevicePhases() if self.device.type == "cuda" else HostPhases(self.ledger)
+
+    def begin(self) -> None:
+        """From the last good checkpoint, or from the start."""
+        checkpoints = self.folder.checkpoints()
+        swept = checkpoints.sweep()
+        found = checkpoints.load_latest(self.on_damage)
+        if found is not None:
+            self.restore(found[1])
+            self.ledger.add(self.progress.ledger)
+        self.parts.capture(self.job, self.settings)
+        self.parts.budget.begin(self.progress)
+        self.log.start_at(self.progress)
+        budget = self.parts.budget
+        self.ledger.lap("setup")
+        if found is None:
+            self.events.emit("started", total_steps=budget.total_steps, total_samples=budget.total_samples)
+            self.save()  # there is always a checkpoint to go back to, and what a save takes is known from the start
+        else:
+            differences = self.parts.state.differences(found[1])
+            if differences and self.settings.deterministic:
+                self.events.emit(
+                    "degraded", what="deterministic", why=f"resumed, but not bit for bit: {'; '.join(differences)}"
+                )
+            self.events.emit("resumed", step=self.progress.step, samples=self.progress.samples, swept=swept)
+
+    def run(self) -> None:
+        parts, budget, ledger, schedule = self.parts, self.parts.budget, self.ledger, self.job.schedule
+        total_steps, first = budget.total_steps, True
+        while True:
+            if self.log.due(self.progress) or budget.is_spent(self.progress) or self.stop:
+                self.read_log()
+            progress = self.progress  # a rollback has replaced it
+            ended = budget.is_spent(progress)
+            if self.stop:
+                return
+            if self.evaluate_every is not None and (progress.samples >= progress.next_evaluation or ended):
+                self.evaluate()
+            if ended or early_end(self.job, progress):
+                return
+            if self.save_due():
+                self.save()
+
+            size = budget.next_size(progress)
+            rate = self.job.lr * progress.rate_factor
+            parts.step.set_rate(rate * schedule.at(progress.step, budget.done_share(progress), total_steps))
+            if parts.graph is not None and size == self.job.batch:
+                parts.graph()
+            else:
+                if self.log.first_of_interval(progress):
+                    self.phases.begin()
+                batch = parts.feed.next(size)
+                ledger.lap("data")
+                parts.step(batch)
+            ledger.lap("step")
+            progress.step += 1
+            progress.samples += size
+            budget.spend(progress)
+            if first:
+                self.after_first_step()
+                first = False
+
+    def finish(self) -> dict[str, Any]:
+        if self.parts.evaluation is not None and not self.stop and self.progress.evaluated_at != self.progress.samples:
+            self.evaluate()
+        self.save(wait=True)
+        if self.stop:
+            self.leave()
+        best = self.progress.best["step"] if self.job.early_stop and self.progress.best else None
+        with sync_point():
+            write_weights(self.parts.state, self.folder, best)
+        self.ledger.lap("checkpoint")
+        self.phases.attribute(self.ledger)
+        reason = early_end(self.job, self.progress) or "budget spent"
+        result = outcome(self.job, self.parts, self.progress, self.ledger, reason, self.log.last_loss, self.events.lost)
+        self.events.emit("finished", reason=reason, steps=self.progress.step, metrics=result["metrics"])
+        return result
+
+    # ---- what happens between steps ----
+
+    def after_first_step(self) -> None:
+        """Compiling, autotuning and loading kernels happen in the first step: it has a row of its own."""
+        if self.device.type == "cuda" or self.settings.compile != "off":
+            with sync_point():
+                synchronize(self.device)
+            self.ledger.lap("compile")
+            self.ledger.split("step", {"compile": 1.0})
+        self.parts.step.phases = self.phases if self.parts.graph is None else NoPhases()
+
+    def read_log(self) -> None:
+        self.log.read(self.progress)
+        self.ledger.lap("device wait")
+        self.phases.collect()
+        if self.progress.nonfinite_in_row >= self.settings.nonfinite_limit:
+            self.roll_back()
+        self.ledger.lap("logging")
+
+    def evaluate(self) -> None:
+        if self.log.behind(self.progress):
+            self.read_log()
+        assert self.parts.evaluation is not None
+        average = self.parts.state.average
+        with average.in_place() if average else nullcontext():
+            metrics = evaluate(
+                self.parts.state.model,
+                self.job.objective,
+                self.parts.evaluation,
+                precision=self.settings.precision,
+                device=self.device,
+                should_stop=lambda: bool(self.stop),
+            )
+        self.ledger.lap("evaluation")
+        if metrics is None:
+            return  # a signal came: the evaluation is due again after the resume
+        progress = self.progress
+        while self.evaluate_every and progress.next_evaluation <= progress.samples:
+            progress.next_evaluation += self.evaluate_every
+        is_best = note_evaluation(self.job, progress, metrics)
+        self.events.emit("evaluation", step=progress.step, samples=progress.samples, metrics=metrics, best=is_best)
+        if is_best and progress.best:
+            self.save(best=(progress.best["metric"], progress.best["value"]))
+
+    def save_due(self) -> bool:
+        progress = self.progress
+        if progress.step == self.saved_step or progress.nonfinite_in_row or self.parts.saver.busy:
+            return False
+        if self.save_every.unit == "seconds":
+            return progress.elapsed_s - self.saved_s >= self.save_every.amount
+        return progress.step - self.saved_step >= self.save_every.amount
+
+    def save(self, *, wait: bool = False, best: tuple[str, float] | None = None) -> None:
+        if self.log.behind(self.progress):
+            self.read_log()
+        progress = self.progress
+        if progress.step != self.saved_step:
+            with sync_point():
+                good = finite(self.parts.state.model)
+            if not good:
+                self.events.emit("checkpoint_refused", step=progress.step, why="some weights are not finite")
+                return
+            progress.micro_batch = self.parts.step.micro_batch
+            self.ledger.lap("checkpoint")
+            progress.ledger = self.ledger.to_dict()
+            self.parts.saver.save(progress.step, self.parts.state.tree(progress), best=best)
+            self.saved_step, self.saved_s = progress.step, progress.elapsed_s
+        if wait:
+            self.parts.saver.wait()
+        self.ledger.lap("checkpoint")
+
+    def roll_back(self) -> None:
+        """Back to the last good checkpoint at half the rate; after a few times of that, stop with the reason."""
+        failed = self.progress
+        self.parts.saver.wait()
+        why = f"the loss was not finite for {failed.nonfinite_in_row} steps in a row up to step {failed.step}"
+        found = self.folder.checkpoints().load_latest(self.on_damage)
+        if failed.rollbacks >= MAX_ROLLBACKS or found is None:
+            raise Diverged(
+                f"{why}; rolled back {failed.rollbacks} times, last to {failed.rate_factor:g} of the rate: "
+                f"lower lr (it is {self.job.lr:g}), set clip: 1.0, or look for bad values in the data"
+            )
+        self.restore(found[1])
+        progress = self.progress
+        progress.rate_factor, progress.rollbacks = failed.rate_factor / 2, failed.rollbacks + 1
+        progress.skipped, progress.elapsed_s, progress.energy_j = failed.skipped, failed.elapsed_s, failed.energy_j
+        self.parts.budget.begin(progress)
+        self.log.start_at(progress)
+        self.saved_step = -1  # the same step again, at the lower rate, is worth keeping
+        self.events.emit("rolled_back", step=progress.step, from_step=failed.step, rate_factor=progress.rate_factor, why=why)
+
+    def restore(self, tree: dict[str, Any]) -> None:
+        self.progress = self.parts.state.restore(tree)
+        self.saved_step, self.saved_s = self.progress.step, self.progress.elapsed_s
+        self.parts.seek(self.progress.samples)
+        if self.progress.micro_batch:
+            self.parts.step.micro_batch = self.progress.micro_batch
+            self.parts.step.warm(self.job.batch)
+
+    def leave(self) -> None:
+        name, save_s, grace_s = str(self.stop.signal_name), self.parts.saver.times.last_s, parse_seconds(self.settings.grace)
+        fits = "fits in" if save_s < grace_s else "is LONGER than"
+        self.events.emit("stopped", signal=name, step=self.progress.step, save_s=save_s, grace_s=grace_s)
+        raise Stopped(
+            name,
+            self.stop.exit_code,
+            f"{name}: saved at step {self.progress.step}; a save takes {show_seconds(save_s)}, which {fits} the grace period "
+            f"of {self.settings.grace}. The same command goes on from here.",
+        )
+
+    def on_damage(self, step: int, what: str) -> None:
+        self.events.emit("checkpoint_damaged", step=step, why=what)

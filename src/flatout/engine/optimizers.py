@@ -1,0 +1,66 @@
+"""Optimizers with weight-decay groups that make sense: matrices decay; biases, norms and other vectors do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from flatout.base.errors import UsageError, did_you_mean
+from flatout.base.specs import Spec, pick
+
+_ADAM = {"betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False}
+OPTIMIZERS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
+    "adamw": (AdamW, _ADAM),
+    "adam": (Adam, _ADAM),
+    "sgd": (SGD, {"momentum": 0.9, "nesterov": False, "dampening": 0.0}),
+}
+OptimizerLike = Spec | Callable[..., Optimizer]  # a callable gets (groups, lr=...)
+
+
+def check_optimizer(spec: Spec) -> None:
+    _, known = pick(OPTIMIZERS, spec.name, "optimizer")
+    for name in spec.options:
+        if name not in known:
+            raise UsageError(f"{spec.name} has no option {name!r}; {did_you_mean(name, known)}")
+
+
+def decay_groups(model: nn.Module, weight_decay: float, rates: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Parameters by (decays, rate factor), in the model's own order; `factor` scales the group's learning rate."""
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups.setdefault((parameter.ndim >= 2, rates.get(name, 1.0)), []).append(parameter)
+    if not groups:
+        raise UsageError("no parameter of the model is left to train: freeze fewer of them")
+    return [
+        {"params": parameters, "weight_decay": weight_decay if decays else 0.0, "factor": factor}
+        for (decays, factor), parameters in groups.items()
+    ]
+
+
+def build_optimizer(
+    written: OptimizerLike, groups: list[dict[str, Any]], lr: float, *, fused: bool, graph: bool, device: torch.device
+) -> Optimizer:
+    """For a graph the rates are tensors on the device, so that a replay can read new ones."""
+    if not isinstance(written, Spec):
+        return written(groups, lr=lr)
+    check_optimizer(written)
+    maker, defaults = OPTIMIZERS[written.name]
+    options: dict[str, Any] = {**defaults, **written.options}
+    if "betas" in options:
+        options["betas"] = tuple(float(beta) for beta in options["betas"])
+    options["fused" if fused else "foreach"] = True
+    if graph:
+        groups = [{**group, "lr": torch.tensor(lr * group["factor"], dtype=torch.float32, device=device)} for group in groups]
+        if written.name != "sgd":  # SGD keeps no step count, so it needs no such mode
+            options["capturable"] = True
+    return maker(groups, lr=lr, **options)
+
+
+def skips_on_device(optimizer: Optimizer) -> bool:
+    """Whether the fused kernel takes a flag that leaves everything as it was, so that skipping a step costs no host sync."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))

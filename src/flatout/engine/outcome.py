@@ -1,0 +1,75 @@
+"""What a finished run leaves: the weights, whole, and the figures of result.json."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from flatout.engine.assembly import Assembly
+from flatout.engine.job import Job
+from flatout.engine.memory import peak_bytes
+from flatout.engine.progress import Progress
+from flatout.engine.state import TrainState
+from flatout.measure.ledger import Ledger
+from flatout.store.files import sync_folder
+from flatout.store.run_folder import RunFolder
+from flatout.store.tensors import write_tensors
+
+TRAINING_ROWS = ("data", "forward", "backward", "optimizer", "step", "device wait", "logging")
+
+
+def write_weights(state: TrainState, folder: RunFolder, best_step: int | None) -> None:
+    """`model.safetensors`: the averaged weights where the recipe asked for an average, the best where it stops early."""
+    if best_step is not None:
+        tree = folder.checkpoints().load(best_step)
+        state.restore(tree)
+    if state.average is not None:
+        with state.average.in_place():
+            _write(dict(state.model.state_dict()), folder)
+    else:
+        _write(dict(state.model.state_dict()), folder)
+
+
+def _write(weights: dict[str, Any], folder: RunFolder) -> None:
+    """Tied weights are there under each of their names, for whoever loads the file with something else."""
+    aside = folder.path / ".model.safetensors.tmp"
+    write_tensors(aside, weights)
+    os.replace(aside, folder.weights_path)
+    sync_folder(folder.path)
+
+
+def outcome(
+    job: Job, parts: Assembly, progress: Progress, ledger: Ledger, reason: str, last_loss: float | None, events_lost: int
+) -> dict[str, Any]:
+    totals = ledger.totals()
+    train_s = sum(totals[row] for row in TRAINING_ROWS)
+    samples_per_s = progress.samples / train_s if train_s else 0.0
+    tokens = job.data.train.tokens_per_row
+    save = parts.saver.times
+    energy = parts.meters.read().energy_j
+    return {
+        "status": "finished",
+        "reason": reason,
+        "steps": progress.step,
+        "samples": progress.samples,
+        "train_seconds": train_s,
+        "samples_per_s": samples_per_s,
+        "tokens_per_s": samples_per_s * tokens if tokens > 1 else None,
+        "wall_seconds": ledger.wall_s,
+        "metrics": {"train_loss": last_loss, **progress.metrics},
+        "best": progress.best,
+        "skipped_steps": progress.skipped,
+        "rollbacks": progress.rollbacks,
+        "micro_batch": parts.step.micro_batch or job.batch,
+        "peak_memory_bytes": peak_bytes(parts.step.device),
+        "energy_wh": progress.energy_j / 3600 if energy is not None else "unavailable",
+        "cost_usd": parts.budget.cost_usd(progress),
+        "checkpoints": {
+            "saved": save.count,
+            "failed": parts.saver.failures,
+            "blocked_s": save.blocked_s,
+            "whole_s": save.whole_s,
+        },
+        "events_lost": events_lost,
+        "ledger": totals,
+    }

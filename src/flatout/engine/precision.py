@@ -1,0 +1,51 @@
+"""fp32, tf32, bf16 and fp16 with loss scaling. Parameters and optimizer state stay in float32 throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    if precision not in _AUTOCAST:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=_AUTOCAST[precision])
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """tf32 for float32 matrix products wherever anything but fp32 was asked for; put back afterwards."""
+    before = torch.get_float32_matmul_precision()
+    cudnn_before = torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+        torch.backends.cudnn.allow_tf32 = cudnn_before
+
+
+class LossScale:
+    """Dynamic loss scaling that lives on the device: nothing here waits for it, and a graph can hold it."""
+
+    def __init__(self, device: torch.device, start: float = 2.0**16, growth_every: int = 2000) -> None:
+        self.scale = torch.full((), start, device=device)
+        self.growth = torch.zeros((), dtype=torch.int32, device=device)
+        self._growth_every = growth_every
+
+    def unscale(self, gradients: list[Tensor], found_inf: Tensor) -> None:
+        """Divide the gradients by the scale; `found_inf` becomes 1 where any of them is not finite."""
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, self.scale.double().reciprocal().float())
+
+    def update(self, found_inf: Tensor) -> None:
+        torch._amp_update_scale_(self.scale, self.growth, found_inf, 2.0, 0.5, self._growth_every)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"scale": self.scale, "growth": self.growth}

@@ -1,0 +1,108 @@
+"""How far a run is: the counters that a checkpoint keeps, and what its budget makes of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from flatout.base.budget import Budget
+from flatout.base.errors import MachineError, UsageError
+
+
+@dataclass
+class Progress:
+    step: int = 0
+    samples: int = 0
+    elapsed_s: float = 0.0
+    energy_j: float = 0.0
+    skipped: int = 0
+    nonfinite_in_row: int = 0
+    rollbacks: int = 0
+    rate_factor: float = 1.0  # lowered by each rollback
+    micro_batch: int = 0  # as found when memory ran out
+    next_evaluation: int = 0  # in samples
+    evaluated_at: int = -1
+    evaluations_since_best: int = 0
+    best: dict[str, Any] | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    ledger: dict[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class BudgetMeter:
+    """Turns a budget into batch sizes, a share done and an end."""
+
+    def __init__(
+        self,
+        budget: Budget,
+        *,
+        epoch_samples: int,
+        batch: int,
+        tokens_per_sample: int,
+        price_per_hour: float | None = None,
+        read_energy_j: Callable[[], float | None] = lambda: None,
+        energy_reason: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.budget = budget
+        self.batch = batch
+        self.total_samples: int | None = None
+        self._price_per_hour = price_per_hour
+        self._read_energy_j = read_energy_j
+        self._clock = clock
+        if budget.counted:
+            self.total_samples = budget.samples(epoch_samples, batch, tokens_per_sample)
+        if budget.unit == "usd" and not price_per_hour:
+            raise UsageError(f"the budget {budget} needs a price: set price_per_hour to what this machine costs in USD an hour")
+        if budget.unit == "wh" and read_energy_j() is None:
+            reason = energy_reason or "no energy counter can be read"
+            raise MachineError(f"the budget {budget} can't be counted here: {reason}; use time or epochs")
+        self._resumed_s = 0.0
+        self._resumed_j = 0.0
+        self._began_s = clock()
+        self._began_j = read_energy_j() or 0.0
+
+    def begin(self, progress: Progress) -> None:
+        """Start the clock; what an earlier part of the run spent is counted in."""
+        self._resumed_s, self._resumed_j = progress.elapsed_s, progress.energy_j
+        self._began_s = self._clock()
+        self._began_j = self._read_energy_j() or 0.0
+
+    @property
+    def total_steps(self) -> int | None:
+        return None if self.total_samples is None else -(-self.total_samples // self.batch)
+
+    def spend(self, progress: Progress) -> None:
+        """Read the clock (every step) into the progress."""
+        progress.elapsed_s = self._resumed_s + self._clock() - self._began_s
+
+    def spend_energy(self, progress: Progress, now_j: float | None) -> None:
+        """What the energy counter said at a log point."""
+        if now_j is not None:
+            progress.energy_j = self._resumed_j + now_j - self._began_j
+
+    def done_share(self, progress: Progress) -> float:
+        if self.total_samples is not None:
+            return progress.samples / self.total_samples
+        spent = {
+            "seconds": progress.elapsed_s,
+            "usd": progress.elapsed_s / 3600 * (self._price_per_hour or 0.0),
+            "wh": progress.energy_j / 3600,
+        }
+        return spent[self.budget.unit] / self.budget.amount
+
+    def next_size(self, progress: Progress) -> int:
+        """A whole batch, or what a counted budget has left: exactly the samples that were asked for are seen."""
+        if self.total_samples is None:
+            return self.batch
+        return min(self.batch, self.total_samples - progress.samples)
+
+    def is_spent(self, progress: Progress) -> bool:
+        return self.done_share(progress) >= 1
+
+    def cost_usd(self, progress: Progress) -> float | None:
+        return None if self._price_per_hour is None else progress.elapsed_s / 3600 * self._price_per_hour

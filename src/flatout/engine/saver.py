@@ -1,0 +1,166 @@
+"""Checkpoints beside the running loop: the loop waits for a copy on its own device, a thread does the rest.
+
+A disk that is full or gone costs the checkpoint and an event, never the run nor the checkpoint before.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatout.base.events import EventLog
+from flatout.engine.memory import is_out_of_memory
+from flatout.engine.sync import sync_point
+from flatout.store.checkpoints import Checkpoints
+from flatout.store.tensors import encode
+
+_STAGE_BYTES = 64 << 20
+
+
+@dataclass
+class SaveTimes:
+    """What saving cost this run: the loop's own time, and the time from asking to the renamed folder."""
+
+    count: int = 0
+    blocked_s: float = 0.0
+    whole_s: float = 0.0
+    last_s: float = 0.0
+
+
+class Saver:
+    def __init__(self, checkpoints: Checkpoints, events: EventLog, device: torch.device) -> None:
+        self.times = SaveTimes()
+        self.failures = 0
+        self._checkpoints = checkpoints
+        self._events = events
+        self._device = device
+        self._copies: dict[str, Tensor] = {}
+        self._thread: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def save(self, step: int, state: Any, *, best: tuple[str, float] | None = None, wait: bool = False) -> None:
+        self.wait()
+        began_s = time.perf_counter()
+        document, tensors = encode(state)
+        copies, copied = self._copy(tensors)
+        blocked_s = time.perf_counter() - began_s
+        self._thread = threading.Thread(
+            target=self._write,
+            args=(step, document, copies, copied, best, began_s, blocked_s),
+            name="flatout-checkpoint",
+            daemon=True,
+        )
+        self._thread.start()
+        if wait:
+            self.wait()
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _copy(self, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], torch.cuda.Event | None]:
+        """Into buffers that are kept for the next time: fresh memory would cost more than the copy."""
+        if self._copies.keys() != tensors.keys() or any(self._copies[k].shape != t.shape for k, t in tensors.items()):
+            self._copies = {}
+            try:
+                self._copies = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._events.emit(
+                    "degraded",
+                    what="checkpoint copy",
+                    why="no room for a second copy on the device: the loop waits for the host",
+                )
+                with sync_point():
+                    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}, None
+        with torch.no_grad():
+            torch._foreach_copy_(list(self._copies.values()), list(tensors.values()))
+        if self._device.type != "cuda":
+            return self._copies, None
+        copied = torch.cuda.Event()
+        copied.record()
+        return self._copies, copied
+
+    def _write(
+        self,
+        step: int,
+        document: Any,
+        copies: dict[str, Tensor],
+        copied: torch.cuda.Event | None,
+        best: tuple[str, float] | None,
+        began_s: float,
+        blocked_s: float,
+    ) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # the loop goes first where cores are few
+        try:
+            with _DeviceReader(self._device, copied) as to_host:
+                path = self._checkpoints.write(step, document, copies, to_host)
+            if best is not None:
+                self._checkpoints.mark_best(step, *best)
+            self._checkpoints.prune()
+        except OSError as error:
+            self.failures += 1
+            self._events.emit(
+                "checkpoint_failed", step=step, why=f"{error.strerror or error}", kept=self._checkpoints.steps()[-1:]
+            )
+            return
+        except Exception as error:
+            self.failures += 1
+            self._events.emit(
+                "checkpoint_failed", step=step, why=f"{type(error).__name__}: {error}", kept=self._checkpoints.steps()[-1:]
+            )
+            return
+        whole_s = time.perf_counter() - began_s
+        self.times.count += 1
+        self.times.blocked_s += blocked_s
+        self.times.whole_s += whole_s
+        self.times.last_s = whole_s
+        size = sum(tensor.numel() * tensor.element_size() for tensor in copies.values())
+        self._events.emit("checkpoint_saved", step=step, path=path.name, seconds=whole_s, blocked_s=blocked_s, bytes=size)
+
+
+class _DeviceReader:
+    """Brings tensors to the host through a small pinned buffer on a stream of its own, so the loop's kernels go on."""
+
+    def __init__(self, device: torch.device, copied: torch.cuda.Event | None) -> None:
+        self._device = device
+        self._copied = copied
+
+    def __enter__(self) -> Callable[[Tensor], Tensor]:
+        if self._copied is None:
+            return lambda tensor: tensor
+        self._stream = torch.cuda.Stream(self._device)
+        self._stream.wait_event(self._copied)
+        self._stage = torch.empty(_STAGE_BYTES, dtype=torch.uint8, pin_memory=True)
+        return self._to_host
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def _to_host(self, tensor: Tensor) -> Tensor:
+        if tensor.device.type == "cpu":
+            return tensor
+        source = tensor.reshape(-1).view(torch.uint8)
+        result = torch.empty_like(source, device="cpu")
+        with torch.cuda.stream(self._stream):
+            for start in range(0, len(source), _STAGE_BYTES):
+                piece = source[start : start + _STAGE_BYTES]
+                staged = self._stage[: len(piece)]
+                staged.copy_(piece, non_blocking=True)
+                arrived = torch.cuda.Event()
+                arrived.record(self._stream)
+                arrived.synchronize()
+                result[start : start + len(piece)] = staged
+        return result.view(tensor.dtype).view(tensor.shape)

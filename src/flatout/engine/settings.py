@@ -1,0 +1,97 @@
+"""How a run is carried out on this machine. What is learned (batch, rate, schedule, samples) is not here: it is the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from flatout.base.errors import UsageError, did_you_mean
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+COMPILES = ("off", "on", "max-autotune")
+ATTENTIONS = ("auto", "flash", "cudnn", "efficient", "math")
+TIERS = ("resident", "pinned")
+
+
+@dataclass(frozen=True)
+class Settings:
+    device: str = "cpu"
+    tier: str = "resident"
+    precision: str = "fp32"
+    compile: str = "off"
+    graph: bool = False  # the whole step, gather and update included, as one CUDA graph
+    fused_optimizer: bool = True
+    channels_last: bool = False
+    attention: str = "auto"
+    micro_batch: int = 0  # 0: the whole batch at once
+    activation_checkpointing: bool = False
+    deterministic: bool = True
+    log_every: int = 0  # steps; 0: about twice a second
+    evaluation_batch: int = 0  # 0: as the training batch
+    checkpoint_every: str = "2 min"  # or "500 steps"
+    keep_checkpoints: int = 2
+    nonfinite_limit: int = 10  # skipped steps in a row before rolling back
+    grace: str = "30 s"  # how long a scheduler waits between SIGTERM and SIGKILL
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "precision": PRECISIONS, "compile": COMPILES, "attention": ATTENTIONS, "tier": TIERS,
+}  # fmt: skip
+_ON = {"on", "true", "yes", "1"}
+_OFF = {"off", "false", "no", "0"}
+
+
+def parse_pins(pins: Mapping[str, object]) -> tuple[dict[str, Any], list[str]]:
+    """What the user pinned, typed, and all the mistakes in it at once."""
+    known = {field.name: field for field in fields(Settings)}
+    parsed: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, written in pins.items():
+        if name not in known:
+            problems.append(f"settings.{name}: no such setting; {did_you_mean(name, known)}")
+            continue
+        try:
+            parsed[name] = _typed(name, str(known[name].type), written)
+        except UsageError as error:
+            problems.append(f"settings.{name}: {error}")
+    return parsed, problems
+
+
+def off_value(name: str) -> Any:
+    """What `--off NAME` pins."""
+    known = {field.name: field for field in fields(Settings)}
+    if name not in known:
+        raise UsageError(f"--off {name}: no such setting; {did_you_mean(name, known)}")
+    plain: dict[str, Any] = {"compile": "off", "precision": "fp32", "attention": "auto", "micro_batch": 0}
+    if name in plain:
+        return plain[name]
+    if known[name].type == "bool":
+        return False
+    raise UsageError(f"--off {name}: this setting can't be off; pin a value with --set {name}=...")
+
+
+def _typed(name: str, kind: str, written: object) -> Any:
+    text = str(written).strip().lower()
+    if name in _CHOICES:
+        if name == "compile" and text in _ON | _OFF:  # YAML reads a bare on/off as a boolean
+            return "on" if text in _ON else "off"
+        if text not in _CHOICES[name]:
+            raise UsageError(f"expected one of {', '.join(_CHOICES[name])}, got {written!r}")
+        return text
+    if kind == "bool":
+        if text not in _ON | _OFF:
+            raise UsageError(f"expected on or off, got {written!r}")
+        return text in _ON
+    if kind == "int":
+        try:
+            number = int(text)
+        except ValueError:
+            raise UsageError(f"expected a whole number, got {written!r}") from None
+        if number < 0:
+            raise UsageError(f"expected a number that is not negative, got {written!r}")
+        return number
+    return str(written)

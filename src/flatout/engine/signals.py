@@ -1,0 +1,47 @@
+"""SIGTERM and SIGINT ask for a stop at the next step boundary; the state is saved there, not in the handler."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143}
+
+
+class StopRequest:
+    """Polled by the loop, the evaluation and everything else that takes long."""
+
+    def __init__(self) -> None:
+        self.signal_name: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal_name is not None
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.signal_name or "SIGTERM"]
+
+
+@contextmanager
+def watch_signals() -> Iterator[StopRequest]:
+    """Handlers are set only for as long as a run lasts; a second Ctrl-C interrupts at once, saved or not."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request  # Python delivers signals to the main thread only: whoever trains in another keeps their own handlers
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if request and name == "SIGINT":
+            raise KeyboardInterrupt
+        request.signal_name = request.signal_name or name
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

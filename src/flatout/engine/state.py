@@ -1,0 +1,113 @@
+"""Everything that changes while a run trains, as one tree: what a checkpoint holds and a resume puts back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from flatout.base.errors import StoreError
+from flatout.engine.determinism import read_random_state, restore_random_state
+from flatout.engine.ema import Average
+from flatout.engine.precision import LossScale
+from flatout.engine.progress import Progress
+
+
+class TrainState:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, average: Average | None, scale: LossScale | None, device: torch.device
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.average = average
+        self.scale = scale
+        self.device = device
+
+    def tree(self, progress: Progress) -> dict[str, Any]:
+        return {
+            "progress": progress.to_dict(),
+            "random": read_random_state(self.device),
+            "model": dict(self.model.state_dict()),
+            "optimizer": self.optimizer.state_dict(),
+            "average": self.average.average if self.average else None,
+            "scale": self.scale.state() if self.scale else None,
+            "topology": {"device": self.device.type, "threads": torch.get_num_threads(), "torch": torch.__version__},
+        }
+
+    def restore(self, tree: dict[str, Any]) -> Progress:
+        """Put a checkpoint's tree back, in place where a graph may hold the tensors."""
+        try:
+            self.model.load_state_dict(tree["model"])
+        except RuntimeError as error:
+            raise StoreError(f"the checkpoint's weights do not fit the model: {error}") from error
+        self._restore_optimizer(tree["optimizer"])
+        with torch.no_grad():
+            if self.average is not None:
+                torch._foreach_copy_(self.average.average, [t.to(self.device) for t in tree["average"]])
+            if self.scale is not None:
+                self.scale.scale.copy_(tree["scale"]["scale"])
+                self.scale.growth.copy_(tree["scale"]["growth"])
+        restore_random_state(tree["random"], self.device)
+        return Progress(**tree["progress"])
+
+    def differences(self, tree: dict[str, Any]) -> list[str]:
+        """What differs from where the checkpoint was written: with any of these a resume is exact in data, not in bits."""
+        here = {"device": self.device.type, "threads": torch.get_num_threads(), "torch": torch.__version__}
+        return [f"{name} was {was}, is {here.get(name)}" for name, was in tree["topology"].items() if here.get(name) != was]
+
+    def _restore_optimizer(self, saved: dict[str, Any]) -> None:
+        own = self.optimizer.state_dict()["param_groups"]
+        # the rate is set before every step, and may be a tensor that a graph reads: it stays what it is
+        groups = [{**group, "lr": mine["lr"]} for group, mine in zip(saved["param_groups"], own, strict=True)]
+        live = {
+            id(p): self.optimizer.state[p]
+            for group in self.optimizer.param_groups
+            for p in group["params"]
+            if p in self.optimizer.state
+        }
+        before = {key: dict(value) for key, value in live.items()}
+        self.optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
+        self._keep_tensors(before)
+
+    def _keep_tensors(self, before: dict[int, dict[str, Any]]) -> None:
+        """Where the optimizer already had tensors, copy into those: a captured graph reads these and no others."""
+        with torch.no_grad():
+            for group in self.optimizer.param_groups:
+                for parameter in group["params"]:
+                    for name, old in before.get(id(parameter), {}).items():
+                        new = self.optimizer.state[parameter].get(name)
+                        if isinstance(old, Tensor) and isinstance(new, Tensor) and old.shape == new.shape:
+                            self.optimizer.state[parameter][name] = old.copy_(new)
+
+    # for a graph's warm-up
+
+    def copies(self) -> list[Tensor]:
+        self._random = read_random_state(self.device)
+        return [tensor.clone() for tensor in self._changing()]
+
+    def put_back(self, copies: list[Tensor]) -> None:
+        """What the optimizer has made since is zeroed: fused AdamW and SGD are born with zeros."""
+        with torch.no_grad():
+            now = self._changing()
+            for tensor, copy in zip(now, copies, strict=False):
+                tensor.copy_(copy)
+            for tensor in now[len(copies) :]:
+                tensor.zero_()
+        restore_random_state(self._random, self.device)
+
+    def _changing(self) -> list[Tensor]:
+        tensors = [tensor.detach() for tensor in (*self.model.parameters(), *self.model.buffers())]
+        tensors += self.average.average if self.average else []
+        tensors += list(self.scale.state().values()) if self.scale else []
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                tensors += [value for value in self.optimizer.state.get(parameter, {}).values() if isinstance(value, Tensor)]
+        return tensors
+
+
+def finite(model: nn.Module) -> bool:
+    """Whether every weight is a number. Waits for the device."""
+    norms = torch._foreach_norm([parameter.detach() for parameter in model.parameters()])
+    return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())

@@ -1,0 +1,189 @@
+"""One step: batch in, device scalars out. Forward, loss, backward, clip, update, and no waiting for the device.
+
+The loss is the mean over the whole batch weighted by samples or tokens, however the batch is split. A step whose loss (or
+gradient norm) is not finite leaves weights and optimizer as they were: the fused kernel reads that flag on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim import Optimizer
+
+from flatout.base.errors import OutOfMemory
+from flatout.engine.ema import Average
+from flatout.engine.memory import is_out_of_memory, release_cached
+from flatout.engine.optimizers import skips_on_device
+from flatout.engine.phases import NoPhases, Phases
+from flatout.engine.precision import LossScale, autocast
+from flatout.engine.records import GraphRecords, Records
+from flatout.engine.settings import Settings
+
+Batch = dict[str, Tensor]
+LossFunction = Callable[[nn.Module, Batch], tuple[Tensor, Tensor | float]]
+
+_ATTENTION = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+class Step:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: LossFunction,
+        optimizer: Optimizer,
+        settings: Settings,
+        *,
+        clip: float | None = None,
+        average: Average | None = None,
+        on_split: Callable[[int, int, str], None] = lambda before, after, reason: None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.device = torch.device(settings.device)
+        self.micro_batch = settings.micro_batch
+        self.scale = LossScale(self.device) if settings.precision == "fp16" else None
+        self.records: Records | GraphRecords = Records()
+        self.rate = 0.0
+        self.phases: Phases = NoPhases()
+        self._precision = settings.precision
+        self._channels_last = settings.channels_last
+        self._clip = clip
+        self._average = average
+        self._on_split = on_split
+        self._attention = settings.attention
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._loss = loss
+        self._compiled: Callable[[Batch], tuple[Tensor, Tensor | float]] | None = None
+        self._compiled_rows = 0
+        if settings.compile != "off":
+            mode = "max-autotune-no-cudagraphs" if settings.compile == "max-autotune" else "default"
+            self._compiled = torch.compile(self._loss_of, dynamic=False, mode=mode)
+        self._guarded = skips_on_device(optimizer)
+        if self._guarded:
+            self._skip = torch.zeros((), device=self.device)
+            self._zero = torch.zeros((), device=self.device)
+            optimizer.found_inf = self._skip  # type: ignore[attr-defined]
+            optimizer.grad_scale = None  # type: ignore[attr-defined]
+
+    def set_rate(self, lr: float) -> None:
+        self.rate = lr
+        for group in self.optimizer.param_groups:
+            rate = lr * group.get("factor", 1.0)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def __call__(self, batch: Batch) -> None:
+        """One update. Out of memory splits the batch and tries again: same samples, same loss."""
+        rows = len(next(iter(batch.values())))
+        while True:
+            try:
+                return self.attempt(batch, rows)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = str(error).partition("\n")[0]
+            # outside the except block, where the traceback no longer holds the failed step's tensors
+            self._split_further(rows, reason)
+
+    def attempt(self, batch: Batch, rows: int) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        micro = self.micro_batch or rows
+        loss, weight = self._whole(batch, rows) if rows <= micro else self._in_parts(batch, rows, micro)
+        norm = self._update(loss)
+        self.records.add(loss, weight, norm)
+
+    def warm(self, rows: int) -> None:
+        """Batches of this many rows take the compiled path; any other size (the last of a budget) runs eagerly."""
+        self._compiled_rows = min(rows, self.micro_batch) if self.micro_batch else rows
+
+    def _whole(self, batch: Batch, rows: int) -> tuple[Tensor, Tensor | float]:
+        loss_sum, weight = self._forward(batch, rows)
+        loss = loss_sum / weight
+        self.phases.mark("forward")
+        self._backward(loss)
+        self.phases.mark("backward")
+        return loss.detach(), weight
+
+    def _in_parts(self, batch: Batch, rows: int, micro: int) -> tuple[Tensor, Tensor | float]:
+        total: Tensor | float = 0.0
+        weight: Tensor | float = 0.0
+        for start in range(0, rows, micro):
+            part = {name: column[start : start + micro] for name, column in batch.items()}
+            loss_sum, part_weight = self._forward(part, min(micro, rows - start))
+            self._backward(loss_sum / rows)
+            total = total + loss_sum.detach()
+            weight = weight + part_weight
+        # the weight of the whole batch is known only now; where a row counts once, nothing is left to do
+        if isinstance(weight, Tensor) or weight != rows:
+            torch._foreach_mul_(self._gradients(), rows / weight)
+        self.phases.mark("backward")
+        assert isinstance(total, Tensor)
+        return total / weight, weight
+
+    def _forward(self, batch: Batch, rows: int) -> tuple[Tensor, Tensor | float]:
+        compute = self._compiled if self._compiled is not None and rows == self._compiled_rows else self._loss_of
+        with autocast(self._precision, self.device), self._attention_kernel():
+            return compute(self._in_format(batch))
+
+    def _loss_of(self, batch: Batch) -> tuple[Tensor, Tensor | float]:
+        return self._loss(self.model, batch)
+
+    def _in_format(self, batch: Batch) -> Batch:
+        if not self._channels_last:
+            return batch
+        return {k: v.contiguous(memory_format=torch.channels_last) if v.ndim == 4 else v for k, v in batch.items()}
+
+    def _attention_kernel(self) -> AbstractContextManager[Any]:
+        if self._attention == "auto":
+            return nullcontext()
+        first = _ATTENTION[self._attention]
+        return sdpa_kernel([first, *(kernel for kernel in _ATTENTION.values() if kernel != first)], set_priority=True)
+
+    def _backward(self, loss: Tensor) -> None:
+        (loss if self.scale is None else loss * self.scale.scale).backward()
+
+    def _update(self, loss: Tensor) -> Tensor | None:
+        norm = None
+        if self.scale is not None:
+            self._skip.zero_()
+            self.scale.unscale(self._gradients(), self._skip)
+        if self._clip is not None:
+            norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._clip, foreach=True)
+        if self._guarded and self.scale is None:
+            watched = loss if norm is None else norm
+            torch.ne(watched - watched, self._zero, out=self._skip)  # inf - inf and nan - nan are nan
+        self.optimizer.step()
+        if self.scale is not None:
+            self.scale.update(self._skip)
+        if self._average is not None:
+            self._average.update()
+        self.phases.mark("optimizer")
+        return norm
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self._parameters if p.grad is not None]
+
+    def _split_further(self, rows: int, reason: str) -> None:
+        before = min(self.micro_batch or rows, rows)
+        self.optimizer.zero_grad(set_to_none=True)
+        release_cached(self.device)
+        if before == 1:
+            raise OutOfMemory(
+                f"out of memory with a single sample at a time ({reason}): use a smaller model or precision, "
+                "or --set activation_checkpointing=on"
+            )
+        self.micro_batch = (before + 1) // 2
+        self._compiled_rows = min(self._compiled_rows, self.micro_batch)
+        self._on_split(before, self.micro_batch, reason)
