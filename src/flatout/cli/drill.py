@@ -1,0 +1,44 @@
+"""drill: does a killed run really resume to the same bits?"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatout.cli.places import allow_deterministic_cuda
+from flatout.cli.training import Json, Offs, Overrides, RecipePath, Sets
+
+
+def drill(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    kills: Annotated[int, typer.Option("--kills", min=1, help="How often to kill it.")] = 20,
+    sets: Sets = None,
+    offs: Offs = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the moments at which it is killed.")] = 0,
+    keep: Annotated[Path | None, typer.Option("--keep", help="Keep both runs in this folder.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Kill a run with SIGKILL at random moments, resume it each time, and compare the result bit for bit."""
+    from flatout.base.tree import to_json, to_text
+    from flatout.drill.drill import doc
+    from flatout.drill.drill import drill as do_drill
+
+    allow_deterministic_cuda()  # inherited by the runs that are started
+    arguments = [*(overrides or [])]
+    for flag, values in (("--set", sets), ("--off", offs)):
+        for value in values or []:
+            arguments += [flag, value]
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        report = do_drill(recipe, arguments, kills=kills, folder=keep or Path(scratch), seed=seed, tell=tell)
+    print(to_json(doc(report)) if as_json else to_text(doc(report)))
+    if not report.passed:
+        raise typer.Exit(1)

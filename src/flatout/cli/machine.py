@@ -1,0 +1,50 @@
+"""probe and env: what this machine is and what it can do."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from flatout.cli.places import cache_folder
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+
+
+def probe(
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again instead of using what was kept.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A few seconds, with wider intervals.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure what this machine can do, and say what is mis-set on it."""
+    from flatout.base.tree import to_json, to_text
+    from flatout.machine.device import pick_device
+    from flatout.machine.probe import doc
+    from flatout.machine.probe import probe as measure
+
+    found = doc(measure(pick_device(device), cache_folder(), quick=quick, fresh=fresh))
+    print(to_json(found) if as_json else to_text(found))
+
+
+def env(as_json: Json = False) -> None:
+    """Versions and facts of this machine, for a bug report."""
+    from flatout import __version__
+    from flatout.machine.facts import read_facts
+
+    facts = {"flatout": __version__, **read_facts().to_dict()}
+    if as_json:
+        print(json.dumps(facts, indent=2, default=str))
+        return
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            print(f"{name}:")
+            for inner, detail in value.items():
+                print(f"  {inner}: {detail}")
+        elif isinstance(value, list | tuple):
+            print(f"{name}: {'none' if not value else ''}")
+            for item in value:
+                print(f"  - {item}")
+        else:
+            print(f"{name}: {value}")

@@ -1,0 +1,58 @@
+"""`flatout`: the commands, and what an error looks like to a person."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from flatout import __version__
+from flatout.base.errors import FlatoutError
+from flatout.cli import drill, machine, runs, training
+
+app = typer.Typer(
+    name="flatout",
+    help="Trains PyTorch models as fast as the machine allows, and proves it.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("demo")(training.demo)
+app.command("run")(training.run)
+app.command("explain")(training.explain)
+app.command("evaluate")(training.evaluate)
+app.command("predict")(training.predict)
+app.command("probe")(machine.probe)
+app.command("env")(machine.env)
+app.command("drill")(drill.drill)
+app.add_typer(runs.app, name="runs")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"flatout {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted, 143 terminated after saving."""
+    try:
+        app()
+    except FlatoutError as error:
+        print(f"flatout: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("flatout: interrupted before it could save; the last checkpoint is as it was", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)

@@ -1,0 +1,62 @@
+"""runs, runs show, runs compare: what is in the run folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="List runs; show one; compare two.", invoke_without_command=True, rich_markup_mode=None)
+
+Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+RunName = Annotated[str, typer.Argument(help="A run's name, its folder, or `last`.", show_default=False)]
+
+
+@app.callback()
+def list_runs(context: typer.Context, runs: Runs = Path("runs"), as_json: Json = False) -> None:
+    """List the runs, oldest first."""
+    if context.invoked_subcommand is not None:
+        return
+    from flatout.base.tree import to_json, to_text
+    from flatout.store.compare import runs_doc
+
+    doc = runs_doc(runs)
+    print(to_json(doc) if as_json else to_text(doc))
+
+
+@app.command("show")
+def show(run: RunName, runs: Runs = Path("runs"), as_json: Json = False) -> None:
+    """What a run was asked, how it was done and why, and what came of it."""
+    from flatout import verbs
+    from flatout.base.tree import to_data, to_text
+    from flatout.cli.ledger import ledger_doc
+
+    found = verbs.load(run, runs=runs)
+    result = found.result
+    if as_json:
+        about = {**found.folder.about, "status": found.folder.status, "recipe": found.folder.read("recipe.json")}
+        print(json.dumps({**about, "plan": to_data(found.explain_doc()), "result": result}, indent=2, default=str))
+        return
+    print(f"{found.name}: {found.folder.status}{': ' + result['reason'] if 'reason' in result else ''}\n")
+    for key, value in found.folder.read("recipe.json").items():
+        if value not in ({}, [], ()):
+            print(f"  {key}: {value}")
+    print(f"\n{found.explain()}\n")
+    if "ledger" in result:
+        print(to_text(ledger_doc(result)) + "\n")
+        for name, value in result["metrics"].items():
+            print(f"  {name}: {value}")
+
+
+@app.command("compare")
+def compare(first: RunName, second: RunName, runs: Runs = Path("runs"), as_json: Json = False) -> None:
+    """What differed between two runs, and what it did."""
+    from flatout.base.tree import to_json, to_text
+    from flatout.store.compare import compare_doc
+    from flatout.store.run_folder import find
+
+    doc = compare_doc(find(runs, first), find(runs, second))
+    print(to_json(doc) if as_json else to_text(doc))

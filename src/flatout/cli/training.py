@@ -1,0 +1,163 @@
+"""run, explain, evaluate, predict and demo."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flatout.base.errors import UsageError
+from flatout.cli.places import allow_deterministic_cuda, cache_folder
+
+if TYPE_CHECKING:
+    from flatout.recipe import Recipe
+    from flatout.verbs import Run
+
+RecipePath = Annotated[Path, typer.Argument(help="A recipe: .yaml, or .py that defines `recipe`.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="key=value on top of the recipe, such as lr=3e-4 or data.window=64.", show_default=False),
+]
+Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="Pin a setting: --set precision=fp32. May be repeated.")]
+Offs = Annotated[list[str] | None, typer.Option("--off", help="Switch a setting off: --off compile. May be repeated.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+RunName = Annotated[str, typer.Argument(help="A run's name, its folder, or `last`.", show_default=False)]
+DeviceName = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
+
+NEXT_STEPS = """\
+What to try next
+  flatout run {recipe} lr=1e-3 budget='20 epochs'    any key can be set from the command line
+  flatout runs compare last {run}                    what differed, and what it did
+  flatout explain {recipe} --json                    the plan for a program to read
+  flatout drill {recipe} --kills 5                   kill it at random, resume, compare every bit
+  flatout probe                                      what this machine can do, and what is mis-set on it"""
+
+
+def run(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    runs: Runs = Path("runs"),
+    sets: Sets = None,
+    offs: Offs = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew, even if an unfinished run could be resumed.")] = False,
+    as_json: Json = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
+) -> None:
+    """Train a recipe. The same command again resumes an unfinished run."""
+    from flatout import verbs
+    from flatout.cli.progress import progress_view
+
+    asked = _read(recipe, overrides, sets, offs)
+    done = verbs.run(asked, runs=runs, fresh=fresh, observers=progress_view(quiet), cache=cache_folder())
+    print(json.dumps(done.result, indent=2)) if as_json else _print_outcome(done)
+
+
+def explain(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    sets: Sets = None,
+    offs: Offs = None,
+    as_json: Json = False,
+) -> None:
+    """Say how a recipe would be trained here and why, without training a step."""
+    from flatout import verbs
+    from flatout.base.tree import to_json, to_text
+
+    doc = verbs.explain(_read(recipe, overrides, sets, offs), cache=cache_folder())
+    print(to_json(doc) if as_json else to_text(doc))
+
+
+def evaluate(
+    run: RunName,
+    data: Annotated[Path | None, typer.Option("--data", help="Other data than the run's validation part.")] = None,
+    runs: Runs = Path("runs"),
+    device: DeviceName = "auto",
+    as_json: Json = False,
+) -> None:
+    """Metrics of a run's model on its validation part, or on other data."""
+    from flatout import verbs
+
+    metrics = verbs.evaluate(_load(run, runs), data, device=device)
+    print(json.dumps(metrics) if as_json else "\n".join(f"{name:12} {value:.6g}" for name, value in metrics.items()))
+
+
+def predict(
+    run: RunName,
+    data: Annotated[Path, typer.Argument(help="What to predict: .npz, .npy, ... as in training.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", help="Where to: .parquet, .csv or .npz.")] = Path("predictions.parquet"),
+    runs: Runs = Path("runs"),
+    device: DeviceName = "auto",
+) -> None:
+    """Predict with a run's model and write the result as a table."""
+    from flatout import verbs
+    from flatout.cli.tables import check_table_path, write_table
+
+    check_table_path(out)
+    columns = verbs.predict(_load(run, runs), data, device=device)
+    write_table(out, columns)
+    print(f"{len(next(iter(columns.values())))} rows of {', '.join(columns)} in {out}")
+
+
+def demo(runs: Runs = Path("runs"), as_json: Json = False) -> None:
+    """Train on the built-in handwritten digits and show the plan, where the time went, and what to try next."""
+    from flatout import verbs
+    from flatout.cli.progress import progress_view
+    from flatout.recipe import read_recipe
+
+    path = Path(__file__).with_name("digits.yaml")
+    done = verbs.run(read_recipe(path), runs=runs, observers=progress_view(), cache=cache_folder())
+    if as_json:
+        print(json.dumps(done.result, indent=2))
+        return
+    print(f"\n{done.explain()}\n")
+    _print_outcome(done, ledger=True)
+    example = Path("examples/digits.yaml")
+    shown = example if example.exists() else path
+    print(f"\nThe recipe was {shown}: copy it to begin.\n")
+    print(NEXT_STEPS.format(recipe=shown, run=done.name))
+
+
+def _print_outcome(done: Run, ledger: bool = False) -> None:
+    from flatout.base.tree import to_text
+    from flatout.base.units import show_rate, show_seconds
+    from flatout.cli.ledger import ledger_doc
+
+    result = done.result
+    rate = result["tokens_per_s"] or result["samples_per_s"]
+    unit = "tokens" if result["tokens_per_s"] else "samples"
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in result["metrics"].items() if value is not None)
+    if ledger:
+        print(to_text(ledger_doc(result)) + "\n")
+    print(f"{done.name}: {result['reason']} after {result['steps']} steps, {result['samples']} samples")
+    print(f"  {metrics}")
+    training, wall = show_seconds(result["train_seconds"]), show_seconds(result["wall_seconds"])
+    print(f"  {show_rate(rate, unit)} over {training} of training, {wall} in all")
+    print(f"  everything is in {done.path}")
+
+
+def _read(path: Path, overrides: list[str] | None, sets: list[str] | None, offs: list[str] | None) -> Recipe:
+    pins: dict[str, Any] = {}
+    for pin in sets or []:
+        name, equals, value = pin.partition("=")
+        if not equals:
+            raise UsageError(f"--set takes name=value, such as --set precision=fp32; got {pin!r}")
+        pins[name] = value
+    sys.path.insert(0, str(path.resolve().parent))  # module:name in a recipe means a file beside it, as for a script
+    if str(pins.get("deterministic", "")).lower() in ("on", "true", "yes", "1"):
+        allow_deterministic_cuda()
+
+    from flatout.engine.settings import off_value
+    from flatout.recipe import read_recipe
+
+    pins.update({name: off_value(name) for name in offs or []})
+    return read_recipe(path, overrides or (), pins)
+
+
+def _load(name: str, runs: Path) -> Run:
+    from flatout import verbs
+
+    return verbs.load(name, runs=runs)

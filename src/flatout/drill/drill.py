@@ -1,0 +1,174 @@
+"""`drill`: one run is left alone, another is killed with SIGKILL again and again and resumed by the same command each time.
+
+Half of the kills come while a checkpoint is being written, the rest at random moments. In the end the weights, the optimizer
+and the random state of both must be equal, bit for bit; deterministic kernels are switched on for both.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from flatout.base.errors import TrainingError
+from flatout.base.events import read_events
+from flatout.base.tree import Cell, Column, Doc, Fields, Line, Table
+from flatout.base.units import show_seconds
+from flatout.drill.difference import differing_bits
+from flatout.store.run_folder import RunFolder, all_runs
+
+_START_LIMIT_S = 120.0
+_SILENT_LIMIT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Kill:
+    target_step: int
+    inside_write: bool  # whether a half-written checkpoint was left behind
+    step: int  # of the last checkpoint that the next start could use
+
+
+@dataclass(frozen=True)
+class Report:
+    recipe: str
+    steps: int
+    kills: tuple[Kill, ...]
+    resumed: int
+    lost_runs: int
+    differing_bits: int
+    compared_tensors: int
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        return self.differing_bits == 0 and self.lost_runs == 0 and self.resumed == len(self.kills)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "passed": self.passed, "inside_write": sum(kill.inside_write for kill in self.kills)}
+
+
+def drill(
+    recipe: Path,
+    arguments: Sequence[str],
+    *,
+    kills: int,
+    folder: Path,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Report:
+    """`arguments` go to `flatout run` as they are; `folder` gets two folders of runs."""
+    began_s = time.monotonic()
+    command = [sys.executable, "-m", "flatout", "run", str(recipe), *arguments, "--set", "deterministic=on", "--quiet"]
+    tell("a run left alone")
+    calm = _finish([*command, "--runs", str(folder / "calm")], folder / "calm")
+    steps = int(calm.result["steps"])
+    every = max(1, steps // (4 * (kills + 1)))
+    tell(f"it took {steps} steps; now the same, killed {kills} times, with a checkpoint every {every} steps")
+    pins = ["--set", f"checkpoint_every={every} steps", "--set", f"log_every={max(1, every // 4)}"]
+    drilled = [*command, *pins, "--runs", str(folder / "drilled")]
+    chance = random.Random(seed)
+    done: list[Kill] = []
+    for number in range(kills):
+        target = int(steps * (number + chance.random()) / (kills + 1))
+        done.append(_kill_once(drilled, folder / "drilled", target, inside_write=number % 2 == 1, chance=chance))
+        where = "inside a checkpoint write" if done[-1].inside_write else "at a random moment"
+        tell(f"kill {number + 1} of {kills}: {where}, aimed at step {target}; checkpoint of step {done[-1].step} is left")
+    tell("to the end")
+    last = _finish(drilled, folder / "drilled")
+    resumed = sum(event["kind"] in ("resumed", "started") for event in read_events(last.events_path)) - 1
+    bits, tensors = differing_bits(calm, last)
+    lost = len(list(all_runs(folder / "drilled"))) - 1
+    return Report(str(recipe), steps, tuple(done), resumed, lost, bits, tensors, time.monotonic() - began_s)
+
+
+def _kill_once(command: list[str], runs: Path, target: int, *, inside_write: bool, chance: random.Random) -> Kill:
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    began_s = time.monotonic()
+    try:
+        folder = _wait_for(lambda: _newest(runs), child, began_s)
+        events_before = folder.events_path.stat().st_size if folder.events_path.exists() else 0
+        _wait_for(lambda: _began(folder, events_before), child, began_s)
+        if inside_write:
+            _wait_for(lambda: (folder.checkpoints().being_written() or -1) >= target, child, time.monotonic(), pause_s=0.0)
+        else:
+            _wait_for(lambda: _last_step(folder, events_before) >= target, child, time.monotonic())
+            time.sleep(chance.random() * 0.05)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+    left = folder.checkpoints()
+    return Kill(target, left.being_written() is not None, max(left.steps(), default=0))
+
+
+def _wait_for(condition: Callable[[], Any], child: subprocess.Popen[str], began_s: float, pause_s: float = 0.002) -> Any:
+    while True:
+        found = condition()
+        if found:
+            return found
+        if child.poll() is not None:
+            error = (child.stderr.read().strip() if child.stderr else "") or "give it a longer budget"
+            raise TrainingError(f"the run ended by itself (exit {child.returncode}) before it could be killed: {error}")
+        if time.monotonic() - began_s > _SILENT_LIMIT_S:
+            raise TrainingError(f"nothing happened in the run for {_SILENT_LIMIT_S:.0f} s")
+        time.sleep(pause_s)
+
+
+def _finish(command: list[str], runs: Path) -> RunFolder:
+    ended = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    if ended.returncode != 0:
+        raise TrainingError(f"the run failed with exit code {ended.returncode}: {ended.stderr.strip()}")
+    folder = _newest(runs)
+    assert folder is not None
+    return folder
+
+
+def _newest(runs: Path) -> RunFolder | None:
+    found = list(all_runs(runs))
+    return found[-1] if found else None
+
+
+def _since(folder: RunFolder, offset: int) -> list[dict[str, Any]]:
+    """Events written after this start, told from the earlier ones by their place in the file."""
+    earlier = 0
+    if offset:
+        with folder.events_path.open("rb") as log:
+            earlier = log.read(offset).count(b"\n")
+    return list(read_events(folder.events_path))[earlier:]
+
+
+def _began(folder: RunFolder, offset: int) -> bool:
+    return any(event["kind"] in ("started", "resumed") for event in _since(folder, offset))
+
+
+def _last_step(folder: RunFolder, offset: int) -> int:
+    return max((int(e["step"]) for e in _since(folder, offset) if e["kind"] in ("step", "resumed")), default=-1)
+
+
+def doc(report: Report) -> Doc:
+    inside = sum(kill.inside_write for kill in report.kills)
+    verdict = "passed" if report.passed else "FAILED"
+    rows = [
+        {"what": "killed", "figure": Cell(len(report.kills), f"{len(report.kills)} times, {inside} inside a checkpoint write")},
+        {"what": "resumed", "figure": Cell(report.resumed, f"{report.resumed} times by the same command")},
+        {"what": "lost runs", "figure": Cell(report.lost_runs, str(report.lost_runs))},
+        {
+            "what": "differing bits",
+            "figure": Cell(report.differing_bits, f"{report.differing_bits} in {report.compared_tensors} tensors"),
+        },
+    ]
+    return Doc(
+        (
+            Fields(report.to_dict()),
+            Line(f"drill {verdict}: {report.recipe}, {report.steps} steps, {show_seconds(report.seconds)}", strong=True),
+            Table("figures", (Column("what", ""), Column("figure", "")), rows, in_json=False),
+            Line(
+                "(weights, optimizer and random state after the last step, against a run left alone; deterministic on for both)"
+            ),
+        )
+    )

@@ -1,0 +1,70 @@
+"""A plan: the settings of a run, and for each the reason, where it came from, and what was rejected. Frozen and stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from flatout.engine.settings import Settings
+
+SOURCES = ("default", "measured", "pinned", "cached")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`predicted` and `measured` are factors on the rate, 1.0 being plain fp32 PyTorch; None: not known."""
+
+    name: str
+    value: Any
+    why: str
+    source: str = "default"
+    predicted: float | None = None
+    measured: float | None = None
+
+
+@dataclass(frozen=True)
+class Rejected:
+    name: str
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """From counted work over measured ceilings. `reason` says why there is none."""
+
+    step_s: float | None = None
+    flops_per_sample: float | None = None
+    ceiling_flops: float | None = None
+    bound: str = "unknown"
+    share: float | None = None
+    reason: str = ""
+
+    def rate(self, batch: int) -> float | None:
+        return batch / self.step_s if self.step_s else None
+
+
+@dataclass(frozen=True)
+class Plan:
+    model: str
+    machine: str
+    unit: str
+    per_sample: int  # units a sample: tokens of a window, else 1
+    batch: int
+    settings: Settings
+    choices: tuple[Choice, ...]
+    rejected: tuple[Rejected, ...] = ()
+    prediction: Prediction = field(default_factory=Prediction)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, written: Mapping[str, Any]) -> Plan:
+        known = dict(written)
+        known["settings"] = Settings(**written["settings"])
+        known["choices"] = tuple(Choice(**choice) for choice in written["choices"])
+        known["rejected"] = tuple(Rejected(**rejected) for rejected in written["rejected"])
+        known["prediction"] = Prediction(**written["prediction"])
+        return cls(**known)

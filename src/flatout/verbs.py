@@ -1,0 +1,282 @@
+"""The verbs over a recipe and its runs: run, explain, evaluate, predict, load. Each is a CLI command too."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatout import __version__
+from flatout.base.errors import Diverged, FlatoutError, Stopped, StoreError, UsageError
+from flatout.base.events import Event, EventLog, Observer, read_events
+from flatout.base.tree import Doc, to_text
+from flatout.building import build_job, check_job, identity
+from flatout.data.arrays import arrays
+from flatout.data.data import Data
+from flatout.data.evaluation import EvalFeed
+from flatout.data.source import Source
+from flatout.data.specs import parse_data
+from flatout.engine.evaluation import evaluate as evaluate_model
+from flatout.engine.job import Job
+from flatout.engine.loop import train
+from flatout.engine.precision import autocast
+from flatout.engine.settings import parse_pins
+from flatout.machine.ceilings import Ceilings
+from flatout.machine.device import pick_device
+from flatout.machine.facts import read_facts
+from flatout.machine.probe import probe
+from flatout.models.finetune import load_weights
+from flatout.plan.choose import choose
+from flatout.plan.explain import explain as explain_plan
+from flatout.plan.plan import Plan
+from flatout.recipe import Recipe, read_recipe, recipe_from
+from flatout.store.run_folder import RunFolder, create, find, find_unfinished
+
+CACHE = Path.home() / ".cache" / "flatout"
+
+
+class Run:
+    """What happened: events, checkpoints, result, environment. A view of its folder."""
+
+    def __init__(self, folder: RunFolder, recipe: Recipe | None = None) -> None:
+        self.folder = folder
+        self._recipe = recipe
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """status, steps, samples, train_seconds, samples_per_s, metrics, plan, ..."""
+        return self.folder.result
+
+    @property
+    def plan(self) -> Plan:
+        return Plan.from_dict(self.folder.read("plan.json"))
+
+    @property
+    def recipe(self) -> Recipe:
+        """As it was; a recipe made of Python objects is known only to the process that made it."""
+        if self._recipe is None:
+            self._recipe = _stored_recipe(self.folder)
+        return self._recipe
+
+    def events(self) -> Iterator[Event]:
+        return read_events(self.folder.events_path)
+
+    def explain_doc(self) -> Doc:
+        degraded = tuple(event for event in self.events() if event["kind"] == "degraded")
+        return explain_plan(self.plan, self.result, degraded)
+
+    def explain(self) -> str:
+        """The plan with its reasons, predicted and measured."""
+        return to_text(self.explain_doc())
+
+    def model(self) -> nn.Module:
+        """The trained model, on the CPU, ready to predict."""
+        return _trained(self, build_job(self.recipe)).eval()
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name}: {self.folder.status}>"
+
+
+def run(
+    recipe: Recipe,
+    *,
+    runs: Path | str = "runs",
+    fresh: bool = False,
+    observers: Sequence[Observer] = (),
+    cache: Path | None = CACHE,
+) -> Run:
+    """Plan and train. An unfinished run of the same recipe, code and data is resumed, unless `fresh`."""
+    job = build_job(recipe)
+    key = identity(recipe, job)
+    runs = Path(runs)
+    folder = None if fresh else find_unfinished(runs, key)
+    if folder is not None:
+        lock = folder.lock()
+        lock.take()
+        plan = Plan.from_dict(folder.read("plan.json"))
+        check_job(job, pick_device(plan.settings.device))
+    else:
+        plan = make_plan(recipe, job, cache)
+        check_job(job, torch.device(plan.settings.device))
+        folder = create(runs, recipe.stem, key, __version__)
+        lock = folder.lock()
+        lock.take()
+        _write_beginning(folder, recipe, plan)
+    try:
+        with EventLog(folder.events_path, tuple(observers)) as events:
+            _train(job, plan, folder, events)
+    finally:
+        lock.release()
+    return Run(folder, recipe)
+
+
+def explain(recipe: Recipe, *, cache: Path | None = CACHE) -> Doc:
+    """The plan as it would be, with reasons and predictions. Trains no step."""
+    return explain_plan(make_plan(recipe, build_job(recipe), cache))
+
+
+def load(name: str | Path, *, runs: Path | str = "runs", recipe: Recipe | None = None) -> Run:
+    """A run by its name in `runs`, by its folder, or `last`."""
+    return Run(find(Path(runs), str(name)), recipe)
+
+
+def evaluate(run: Run, data: Data | str | Path | None = None, *, device: str = "auto") -> dict[str, float]:
+    """Metrics of the trained model on the run's validation part, or on other data, prepared as in training."""
+    job = build_job(run.recipe)
+    source = _source_for(run, job, data)
+    if source is None:
+        raise UsageError(f"{run.name} has no validation part: say what to evaluate on with --data")
+    place = pick_device(device)
+    model = _trained(run, job).to(place)
+    feed = EvalFeed(source, job.data.prepare, run.plan.batch, place)
+    job.objective.check(job.objective.forward(model.eval(), next(iter(feed))), next(iter(feed)))
+    metrics = evaluate_model(model, job.objective, feed, precision=_precision(run, place), device=place)
+    assert metrics is not None
+    return metrics
+
+
+def predict(run: Run, data: Data | str | Path, *, device: str = "auto") -> dict[str, Tensor]:
+    """Columns of predictions for every row, in the order of the data."""
+    job = build_job(run.recipe)
+    source = _source_for(run, job, data)
+    assert source is not None
+    place = pick_device(device)
+    model = _trained(run, job).to(place).eval()
+    pieces: dict[str, list[Tensor]] = {}
+    with torch.no_grad(), autocast(_precision(run, place), place):
+        for batch in EvalFeed(source, job.data.prepare, run.plan.batch, place):
+            for name, column in job.objective.predict(model, batch).items():
+                pieces.setdefault(name, []).append(column.cpu())
+    return {name: torch.cat(columns) for name, columns in pieces.items()}
+
+
+def make_plan(recipe: Recipe, job: Job, cache: Path | None) -> Plan:
+    pins, _ = parse_pins(recipe.settings)
+    device = pick_device(str(pins.get("device", "auto")))
+    return choose(job, pins, ceilings_of(device, cache), label=f"{_data_name(recipe)}/{_model_name(job)}")
+
+
+def ceilings_of(device: torch.device, cache: Path | None) -> Ceilings | None:
+    """What this machine was measured to do; measured in a few seconds the first time, then kept."""
+    return probe(device, cache, quick=True).ceilings
+
+
+def _train(job: Job, plan: Plan, folder: RunFolder, events: EventLog) -> None:
+    prediction = plan.prediction
+    events.emit(
+        "planned",
+        run=folder.name,
+        model=plan.model,
+        machine=plan.machine,
+        unit=plan.unit,
+        per_sample=plan.per_sample,
+        flops_per_sample=prediction.flops_per_sample,
+        ceiling_flops=prediction.ceiling_flops,
+    )
+    try:
+        result = train(job, plan.settings, folder, events)
+    except BaseException as error:
+        status = (
+            "stopped"
+            if isinstance(error, Stopped | KeyboardInterrupt)
+            else "diverged"
+            if isinstance(error, Diverged)
+            else "failed"
+        )
+        reason = str(error) if isinstance(error, FlatoutError) else f"{type(error).__name__}: {error}"
+        if not isinstance(error, Stopped):
+            events.emit("failed", error=reason)
+        _write_result(folder, {"status": status, "reason": reason, "plan": plan.to_dict()})
+        raise
+    folder.write("result.json", {**result, "plan": plan.to_dict()})
+
+
+def _write_result(folder: RunFolder, result: dict[str, Any]) -> None:
+    with suppress(OSError):  # the error that ended the run is the one to show
+        folder.write("result.json", result)
+
+
+def _write_beginning(folder: RunFolder, recipe: Recipe, plan: Plan) -> None:
+    python = recipe.source is not None and recipe.source.suffix == ".py"
+    objects = (
+        isinstance(recipe.data, Data) or callable(recipe.model) or callable(recipe.objective) or callable(recipe.optimizer)
+    )
+    source = "recipe.py" if python else None if objects else "recipe.json"
+    folder.write("recipe.json", recipe.written())
+    folder.write("origin.json", {"folder": str(recipe.folder.resolve()), "source": source})
+    if python:
+        assert recipe.source is not None
+        shutil.copyfile(recipe.source, folder.path / "recipe.py")
+    folder.write("plan.json", plan.to_dict())
+    folder.write("environment.json", read_facts().to_dict())
+
+
+def _stored_recipe(folder: RunFolder) -> Recipe:
+    origin = folder.read("origin.json")
+    if origin["source"] == "recipe.py":
+        recipe = read_recipe(folder.path / "recipe.py")
+        recipe._folder = Path(origin["folder"])
+        return recipe
+    if origin["source"] is None:
+        raise StoreError(f"{folder.name} was made from Python objects: give its recipe, fo.load({folder.name!r}, recipe=...)")
+    return recipe_from(folder.read("recipe.json"), Path(origin["folder"]))
+
+
+def _trained(run: Run, job: Job) -> nn.Module:
+    """The final weights; of an unfinished run those of its best, else its last checkpoint."""
+    if run.folder.weights_path.exists():
+        load_weights(job.model, run.folder.weights_path)
+        return job.model
+    checkpoints = run.folder.checkpoints()
+    best = checkpoints.best()
+    if best is not None:
+        state = checkpoints.load(best["step"])
+    else:
+        found = checkpoints.load_latest(lambda step, why: None)
+        if found is None:
+            raise StoreError(f"{run.name} has no weights yet")
+        state = found[1]
+    job.model.load_state_dict(state["model"])
+    return job.model
+
+
+def _source_for(run: Run, job: Job, data: Data | str | Path | None) -> Source | None:
+    if data is None:
+        return job.data.validation
+    if isinstance(data, Data):
+        return data.train
+    written = run.recipe.data
+    path = str(Path(data).resolve())
+    if isinstance(written, Mapping) and "text" in written:  # read with the alphabet of the training text
+        return parse_data({**written, "validation": path}, run.recipe.folder).validation
+    layout = written.get("layout") if isinstance(written, Mapping) else None
+    return arrays(path, layout=layout).train
+
+
+def _precision(run: Run, device: torch.device) -> str:
+    planned = run.plan.settings
+    return planned.precision if torch.device(planned.device).type == device.type else "fp32"
+
+
+def _data_name(recipe: Recipe) -> str:
+    if isinstance(recipe.data, Mapping):
+        kind, value = next(iter(recipe.data.items()))
+        return Path(value).name.partition(".")[0] if isinstance(value, str) else str(kind)
+    return recipe.data if isinstance(recipe.data, str) else "data"
+
+
+def _model_name(job: Job) -> str:
+    return type(job.model).__name__.lower()
