@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
 from flatout.base.errors import DataError
 from flatout.data.draws import Balanced, Weighted
 from flatout.data.order import Order, Sequential
+from flatout.data.permutations import Permutations
 
 AWKWARD = [1, 2, 3, 4, 5, 7, 8, 9, 10, 15, 16, 17, 97, 99, 100, 101, 1023, 1024, 1025, 1797, 4095, 4097, 10_007, 65_536, 65_537]
 
@@ -134,3 +137,17 @@ def test_balanced_draws_give_each_class_and_each_of_its_rows_the_same_chance() -
 def test_bad_weights_are_named(weights: list[float], message: str) -> None:
     with pytest.raises(DataError, match=message):
         Weighted(0, torch.tensor(weights))
+
+
+@pytest.mark.parametrize("sizes", [(1,), (2, 2, 2), (3,), (5, 5), (17,) * 4, (100, 101), (1797,) * 3, (40_000,), (5, 100, 37)])
+@pytest.mark.parametrize("key", [0, 7, 12345])
+def test_a_device_that_may_not_look_gets_the_same_permutation(sizes: tuple[int, ...], key: int) -> None:
+    """On a GPU nothing may depend on a value: every point takes as many walks as the longest needs."""
+    lengths = torch.tensor(sizes)
+    host = Permutations(key, torch.arange(len(sizes)), lengths, rounds=4)
+    device = copy.copy(host)
+    device._walks = host._longest_walk()
+    groups = torch.arange(len(sizes)).repeat_interleave(lengths)
+    points = torch.cat([torch.arange(size) for size in sizes])
+    assert torch.equal(host(points, groups), device._without_looking(points, groups))
+    assert device._walks < 30

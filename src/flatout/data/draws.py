@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flatout.base.errors import DataError
 from flatout.data.keyed import below, hash32, keyed
-from flatout.data.order import to_device
+from flatout.data.permutations import to_device
 
 
 class Weighted:
@@ -22,14 +22,19 @@ class Weighted:
         return len(self._cumulative)
 
     def rows(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
-        positions = torch.arange(start, stop)
+        positions, cumulative = torch.arange(start, stop, device=device), self._on(device)
         # 52 bits: with 32 alone, rows of a large table would be missed or doubled
         bits = (hash32(positions, self._high) << 20).bitwise_or_(hash32(positions, self._low) >> 12)
-        target = bits.to(torch.float64).mul_(2.0**-52).mul_(self._cumulative[-1])
-        return to_device(torch.searchsorted(self._cumulative, target, right=True).clamp_(max=self.epoch_rows - 1), device)
+        target = bits.to(torch.float64).mul_(2.0**-52).mul_(cumulative[-1])
+        return torch.searchsorted(cumulative, target, right=True).clamp_(max=self.epoch_rows - 1)
 
     def visits(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
-        return to_device(torch.arange(start, stop), device)
+        return torch.arange(start, stop, device=device)
+
+    def _on(self, device: torch.device | str) -> Tensor:
+        if self._cumulative.device != torch.device(device):
+            self._cumulative = to_device(self._cumulative.cpu(), device)
+        return self._cumulative
 
 
 class Balanced:
@@ -46,13 +51,20 @@ class Balanced:
         return len(self._sorted_rows)
 
     def rows(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
-        positions = torch.arange(start, stop)
+        positions = torch.arange(start, stop, device=device)
+        self._move(device)
         label = below(hash32(positions, self._of_class), len(self._counts))
         place = below(hash32(positions, self._of_row), self._counts.index_select(0, label))
-        return to_device(self._sorted_rows.index_select(0, place.add_(self._starts.index_select(0, label))), device)
+        return self._sorted_rows.index_select(0, place.add_(self._starts.index_select(0, label)))
 
     def visits(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
-        return to_device(torch.arange(start, stop), device)
+        return torch.arange(start, stop, device=device)
+
+    def _move(self, device: torch.device | str) -> None:
+        if self._counts.device != torch.device(device):
+            self._sorted_rows, self._counts, self._starts = (
+                to_device(tensor.cpu(), device) for tensor in (self._sorted_rows, self._counts, self._starts)
+            )
 
 
 def check_weights(weights: Tensor) -> Tensor:

@@ -8,6 +8,13 @@ from torch import Tensor
 from flatout.data.order import Sampler
 
 BLOCK_ROWS = 1 << 16
+BLOCK_STEPS = 256  # on a device making indices costs a fixed number of launches, so more at a time
+
+
+def block_rows(batch: int, device: torch.device) -> int:
+    """How many rows to make at a time."""
+    steps = 1 if device.type == "cpu" else BLOCK_STEPS
+    return max(BLOCK_ROWS, steps * batch)
 
 
 class Lookahead:
@@ -19,7 +26,7 @@ class Lookahead:
 
     def rows(self, start: int, stop: int) -> Tensor:
         if start < self._start or stop > self._stop:
-            self._fill(start, max(stop, start + BLOCK_ROWS))
+            self._fill(start, start + block_rows(stop - start, self._device))
         return self._rows[start - self._start : stop - self._start]
 
     def visits(self, start: int, stop: int) -> Tensor:

@@ -1,7 +1,7 @@
 """The order of samples as a pure function of (seed, epoch, layout): any stretch of it is computed without the rest.
 
-All arithmetic is on the host, where indices are made ahead by the 64k; a device gets them by an asynchronous copy and is
-never waited for.
+Indices are made ahead by the 64k or more, on the device that will use them, which is never waited for. An order over windows
+of blocks is made on the host and copied: what is read block by block comes from there anyway.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flatout.base.errors import DataError
 from flatout.data.keyed import hash32, keyed, spread
-from flatout.data.permutations import Permutations, floor_divide
+from flatout.data.permutations import Permutations, floor_divide, to_device
 
 _PIECE = 1 << 15  # small enough for the cache, and for torch not to wake threads, which stall where cores are shared
 _FEW_ROWS = 4096  # a round is a table of sqrt(size) values: of short ones more are needed
@@ -66,6 +66,8 @@ class Order:
         recent = self._recent
         if recent is None or recent[0] != (first, last):
             self._recent = recent = (first, last), self._lay_out(torch.arange(first, last))
+        if torch.device(device).type != "cpu" and isinstance(recent[1], _Whole):
+            return recent[1].rows(torch.arange(start - first * n, stop - first * n, device=device))
         found = torch.empty(stop - start, dtype=torch.int64)
         for piece in range(start, stop, _PIECE):
             positions = torch.arange(piece - first * n, min(piece + _PIECE, stop) - first * n)
@@ -73,7 +75,7 @@ class Order:
         return to_device(found, device)
 
     def visits(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
-        return to_device(floor_divide(torch.arange(start, stop), self._epoch_rows), device)
+        return floor_divide(torch.arange(start, stop, device=device), self._epoch_rows)
 
     def _lay_out(self, epochs: Tensor) -> _Whole | _Windows:
         if self._window_blocks == len(self._sizes):
@@ -129,15 +131,7 @@ class Sequential:
         return self._epoch_rows
 
     def rows(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
-        return to_device(torch.arange(start, stop).remainder_(self._epoch_rows), device)
+        return torch.arange(start, stop, device=device).remainder_(self._epoch_rows)
 
     def visits(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
-        return to_device(floor_divide(torch.arange(start, stop), self._epoch_rows), device)
-
-
-def to_device(indices: Tensor, device: torch.device | str) -> Tensor:
-    """Without waiting: pinned memory lets the copy run on behind the host."""
-    target = torch.device(device)
-    if target.type == "cpu":
-        return indices
-    return indices.pin_memory().to(target, non_blocking=True)
+        return floor_divide(torch.arange(start, stop, device=device), self._epoch_rows)

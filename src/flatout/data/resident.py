@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flatout.base.errors import UsageError
 from flatout.data.keyed import Keys
-from flatout.data.lookahead import BLOCK_ROWS, Lookahead
+from flatout.data.lookahead import Lookahead, block_rows
 from flatout.data.order import Sampler
 from flatout.data.source import Batch, Source
 from flatout.data.transforms import Transform, apply, rehearse
@@ -73,7 +73,7 @@ class ResidentFeed:
         Call it once before the capture, and again after warm-up steps, which advance the device's cursor.
         """
         if self._static is None:
-            self._static = _Static(self.batch, steps or -(-BLOCK_ROWS // self.batch), self._device)
+            self._static = _Static(self.batch, steps or -(-block_rows(self.batch, self._device) // self.batch), self._device)
         elif steps is not None and steps > self._static.steps:
             held = self._static.steps
             raise UsageError(f"load(steps={steps}): the buffers hold {held} steps and can't move under a captured graph")
@@ -83,7 +83,7 @@ class ResidentFeed:
         """The batch at the device's own cursor, which it advances: no value comes from the host, so a graph can hold it."""
         if self._static is None:
             raise UsageError("call load() before capture_next(): the graph reads its rows from buffers made there")
-        rows, visits = self._static.take()
+        rows, visits = self._static.take(with_visits=bool(self._transforms))
         batch = self._gather(self.stored, rows)
         return apply(self._transforms, batch, Keys(self._seed, visits, rows)) if self._transforms else batch
 
@@ -113,8 +113,9 @@ class _Static:
         self._visits.copy_(sampler.visits(position, self.stop, self._rows.device))
         self._places.copy_(self._first_places)
 
-    def take(self) -> tuple[Tensor, Tensor]:
-        rows, visits = self._rows.index_select(0, self._places), self._visits.index_select(0, self._places)
+    def take(self, with_visits: bool) -> tuple[Tensor, Tensor]:
+        rows = self._rows.index_select(0, self._places)
+        visits = self._visits.index_select(0, self._places) if with_visits else rows
         self._places.add_(self.batch)
         return rows, visits
 

@@ -13,6 +13,7 @@ from flatout.data.feed import feed as make_feed
 from flatout.engine.ema import Average
 from flatout.engine.graph import GraphStep
 from flatout.engine.job import Job
+from flatout.engine.memory import start_counting
 from flatout.engine.optimizers import build_optimizer, decay_groups
 from flatout.engine.progress import BudgetMeter
 from flatout.engine.recompute import recompute_blocks
@@ -63,6 +64,7 @@ class Assembly:
 
 def assemble(job: Job, settings: Settings, folder: RunFolder, events: EventLog) -> Assembly:
     device = torch.device(settings.device)
+    start_counting(device)
     model = job.model.to(device).train()
     if settings.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

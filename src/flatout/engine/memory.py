@@ -22,6 +22,12 @@ def peak_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def start_counting(device: torch.device) -> None:
+    """What `peak_bytes` says is about the run that begins here."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def release_cached(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -55,7 +55,8 @@ def build_optimizer(
         options["betas"] = tuple(float(beta) for beta in options["betas"])
     options["fused" if fused else "foreach"] = True
     if graph:
-        groups = [{**group, "lr": torch.tensor(lr * group["factor"], dtype=torch.float32, device=device)} for group in groups]
+        rates = {group["factor"]: torch.tensor(lr * group["factor"], device=device) for group in groups}
+        groups = [{**group, "lr": rates[group["factor"]]} for group in groups]
         if written.name != "sgd":  # SGD keeps no step count, so it needs no such mode
             options["capturable"] = True
     return maker(groups, lr=lr, **options)

@@ -63,24 +63,28 @@ class GraphRecords:
 
     def __init__(self, device: torch.device, slots: int) -> None:
         self.slots = slots
-        self._values = torch.zeros(slots, 3, device=device)
         self._slot = torch.zeros(1, dtype=torch.int64, device=device)
+        self._columns: dict[str, Tensor | float] = {}
         self._filled = 0
-        self._has_norm = False
 
     def add(self, loss: Tensor, weight: Tensor | float, norm: Tensor | None) -> None:
-        self._has_norm = norm is not None
-        mass = weight if isinstance(weight, Tensor) else torch.full_like(loss, weight)
-        row = torch.stack([loss, mass.to(loss.dtype), norm.to(loss.dtype) if norm is not None else mass.to(loss.dtype)])
-        self._values.index_copy_(0, self._slot, row.unsqueeze(0))
+        self._keep("loss", loss)
+        self._keep("weight", weight)
+        if norm is not None:
+            self._keep("norm", norm)
         self._slot.add_(1)
+
+    def _keep(self, name: str, scalar: Tensor | float) -> None:
+        if not isinstance(scalar, Tensor):  # known from shapes, so the same in every replay
+            self._columns[name] = scalar
+            return
+        column = self._columns.get(name)
+        if not isinstance(column, Tensor):
+            self._columns[name] = column = torch.zeros(self.slots, dtype=scalar.dtype, device=scalar.device)
+        column.index_copy_(0, self._slot, scalar.detach().reshape(1))
 
     def replayed(self) -> None:
         self._filled += 1
-
-    @property
-    def full(self) -> bool:
-        return self._filled >= self.slots
 
     def reset(self) -> None:
         self._slot.zero_()
@@ -88,10 +92,15 @@ class GraphRecords:
 
     def drain(self) -> Interval:
         with sync_point():
-            values = self._values[: self._filled].tolist()
+            losses, weights, norms = (self._values(name) for name in ("loss", "weight", "norm"))
         self.reset()
-        norms = [row[2] for row in values] if self._has_norm else []
-        return Interval([row[0] for row in values], [row[1] for row in values], norms)
+        return Interval(losses, weights, norms)
+
+    def _values(self, name: str) -> list[float]:
+        column = self._columns.get(name)
+        if isinstance(column, Tensor):
+            return [float(value) for value in column[: self._filled].tolist()]
+        return [] if column is None else [column] * self._filled
 
 
 def _read(scalars: list[Tensor]) -> list[float]:

@@ -58,17 +58,14 @@ class TrainState:
         return [f"{name} was {was}, is {here.get(name)}" for name, was in tree["topology"].items() if here.get(name) != was]
 
     def _restore_optimizer(self, saved: dict[str, Any]) -> None:
-        own = self.optimizer.state_dict()["param_groups"]
-        # the rate is set before every step, and may be a tensor that a graph reads: it stays what it is
-        groups = [{**group, "lr": mine["lr"]} for group, mine in zip(saved["param_groups"], own, strict=True)]
-        live = {
-            id(p): self.optimizer.state[p]
-            for group in self.optimizer.param_groups
-            for p in group["params"]
-            if p in self.optimizer.state
-        }
-        before = {key: dict(value) for key, value in live.items()}
-        self.optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
+        groups = self.optimizer.param_groups
+        state = self.optimizer.state
+        before = {id(p): dict(state[p]) for group in groups for p in group["params"] if p in state}
+        rates = [group["lr"] for group in groups]
+        self.optimizer.load_state_dict(saved)
+        # the rate is set before every step, and may be a tensor that a graph reads: it stays the one it was
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
         self._keep_tensors(before)
 
     def _keep_tensors(self, before: dict[int, dict[str, Any]]) -> None:

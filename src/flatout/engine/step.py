@@ -25,7 +25,9 @@ from flatout.engine.records import GraphRecords, Records
 from flatout.engine.settings import Settings
 
 Batch = dict[str, Tensor]
-LossFunction = Callable[[nn.Module, Batch], tuple[Tensor, Tensor | float]]
+Loss = tuple[Tensor, Tensor | float]  # with its weight: how many samples or tokens it speaks for
+LossFunction = Callable[[nn.Module, Batch], Loss]
+Compute = Callable[[Batch], Loss]
 
 _ATTENTION = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -61,13 +63,14 @@ class Step:
         self._average = average
         self._on_split = on_split
         self._attention = settings.attention
+        self._plain = settings.precision in ("fp32", "tf32") and settings.attention == "auto"
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._loss = loss
-        self._compiled: Callable[[Batch], tuple[Tensor, Tensor | float]] | None = None
-        self._compiled_rows = 0
-        if settings.compile != "off":
-            mode = "max-autotune-no-cudagraphs" if settings.compile == "max-autotune" else "default"
-            self._compiled = torch.compile(self._loss_of, dynamic=False, mode=mode)
+        self._compiled_rows = 0  # until `warm` says how many rows a batch has, nothing takes the compiled path
+        compiled = _compiler(settings.compile)
+        self._compiled_mean, self._compiled_sum = compiled(self._mean_of), compiled(self._sum_of)
+        # groups of one factor share the tensor that a graph reads its rate from
+        self._device_rates = {g["factor"]: g["lr"] for g in optimizer.param_groups if isinstance(g["lr"], Tensor)}
         self._guarded = skips_on_device(optimizer)
         if self._guarded:
             self._skip = torch.zeros((), device=self.device)
@@ -76,13 +79,14 @@ class Step:
             optimizer.grad_scale = None  # type: ignore[attr-defined]
 
     def set_rate(self, lr: float) -> None:
+        if lr == self.rate:
+            return
         self.rate = lr
         for group in self.optimizer.param_groups:
-            rate = lr * group.get("factor", 1.0)
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+            if not isinstance(group["lr"], Tensor):
+                group["lr"] = lr * group.get("factor", 1.0)
+        for factor, rate in self._device_rates.items():
+            rate.fill_(lr * factor)
 
     def __call__(self, batch: Batch) -> None:
         """One update. Out of memory splits the batch and tries again: same samples, same loss."""
@@ -108,20 +112,21 @@ class Step:
         """Batches of this many rows take the compiled path; any other size (the last of a budget) runs eagerly."""
         self._compiled_rows = min(rows, self.micro_batch) if self.micro_batch else rows
 
-    def _whole(self, batch: Batch, rows: int) -> tuple[Tensor, Tensor | float]:
-        loss_sum, weight = self._forward(batch, rows)
-        loss = loss_sum / weight
+    def _whole(self, batch: Batch, rows: int) -> Loss:
+        mean = self._compiled_mean if rows == self._compiled_rows else self._mean_of
+        loss, weight = self._forward(mean, batch)
         self.phases.mark("forward")
         self._backward(loss)
         self.phases.mark("backward")
         return loss.detach(), weight
 
-    def _in_parts(self, batch: Batch, rows: int, micro: int) -> tuple[Tensor, Tensor | float]:
+    def _in_parts(self, batch: Batch, rows: int, micro: int) -> Loss:
         total: Tensor | float = 0.0
         weight: Tensor | float = 0.0
         for start in range(0, rows, micro):
             part = {name: column[start : start + micro] for name, column in batch.items()}
-            loss_sum, part_weight = self._forward(part, min(micro, rows - start))
+            whole = min(micro, rows - start) == self._compiled_rows
+            loss_sum, part_weight = self._forward(self._compiled_sum if whole else self._sum_of, part)
             self._backward(loss_sum / rows)
             total = total + loss_sum.detach()
             weight = weight + part_weight
@@ -132,18 +137,20 @@ class Step:
         assert isinstance(total, Tensor)
         return total / weight, weight
 
-    def _forward(self, batch: Batch, rows: int) -> tuple[Tensor, Tensor | float]:
-        compute = self._compiled if self._compiled is not None and rows == self._compiled_rows else self._loss_of
+    def _forward(self, compute: Compute, batch: Batch) -> Loss:
+        if self._channels_last:
+            batch = {k: v.contiguous(memory_format=torch.channels_last) if v.ndim == 4 else v for k, v in batch.items()}
+        if self._plain:
+            return compute(batch)
         with autocast(self._precision, self.device), self._attention_kernel():
-            return compute(self._in_format(batch))
+            return compute(batch)
 
-    def _loss_of(self, batch: Batch) -> tuple[Tensor, Tensor | float]:
+    def _sum_of(self, batch: Batch) -> Loss:
         return self._loss(self.model, batch)
 
-    def _in_format(self, batch: Batch) -> Batch:
-        if not self._channels_last:
-            return batch
-        return {k: v.contiguous(memory_format=torch.channels_last) if v.ndim == 4 else v for k, v in batch.items()}
+    def _mean_of(self, batch: Batch) -> Loss:
+        loss_sum, weight = self._loss(self.model, batch)
+        return loss_sum / weight, weight
 
     def _attention_kernel(self) -> AbstractContextManager[Any]:
         if self._attention == "auto":
@@ -187,3 +194,10 @@ class Step:
         self.micro_batch = (before + 1) // 2
         self._compiled_rows = min(self._compiled_rows, self.micro_batch)
         self._on_split(before, self.micro_batch, reason)
+
+
+def _compiler(how: str) -> Callable[[Compute], Compute]:
+    if how == "off":
+        return lambda compute: compute
+    mode = "max-autotune-no-cudagraphs" if how == "max-autotune" else "default"
+    return lambda compute: torch.compile(compute, dynamic=False, mode=mode)
