@@ -237,6 +237,7 @@ class Loop:
 
     def restore(self, tree: dict[str, Any]) -> None:
         self.progress = self.parts.state.restore(tree)
+        self.parts.step.state_loaded()
         self.saved_step, self.saved_s = self.progress.step, self.progress.elapsed_s
         self.parts.seek(self.progress.samples)
         if self.progress.micro_batch:

@@ -12,11 +12,11 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from flatout.base.errors import UsageError, did_you_mean
 from flatout.base.specs import Spec, pick
 
-_ADAM = {"betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False}
+_ADAM = {"betas": (0.9, 0.999), "eps": 1e-8}
 OPTIMIZERS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
     "adamw": (AdamW, _ADAM),
     "adam": (Adam, _ADAM),
-    "sgd": (SGD, {"momentum": 0.9, "nesterov": False, "dampening": 0.0}),
+    "sgd": (SGD, {"momentum": 0.9, "nesterov": False}),
 }
 OptimizerLike = Spec | Callable[..., Optimizer]  # a callable gets (groups, lr=...)
 
@@ -60,8 +60,3 @@ def build_optimizer(
         if written.name != "sgd":  # SGD keeps no step count, so it needs no such mode
             options["capturable"] = True
     return maker(groups, lr=lr, **options)
-
-
-def skips_on_device(optimizer: Optimizer) -> bool:
-    """Whether the fused kernel takes a flag that leaves everything as it was, so that skipping a step costs no host sync."""
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))

@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from flatout.base.errors import OutOfMemory
 from flatout.engine.ema import Average
+from flatout.engine.fused import FusedUpdate, can_fuse
 from flatout.engine.memory import is_out_of_memory, release_cached
-from flatout.engine.optimizers import skips_on_device
 from flatout.engine.phases import NoPhases, Phases
 from flatout.engine.precision import LossScale, autocast
 from flatout.engine.records import GraphRecords, Records
@@ -71,12 +71,9 @@ class Step:
         self._compiled_mean, self._compiled_sum = compiled(self._mean_of), compiled(self._sum_of)
         # groups of one factor share the tensor that a graph reads its rate from
         self._device_rates = {g["factor"]: g["lr"] for g in optimizer.param_groups if isinstance(g["lr"], Tensor)}
-        self._guarded = skips_on_device(optimizer)
-        if self._guarded:
-            self._skip = torch.zeros((), device=self.device)
-            self._zero = torch.zeros((), device=self.device)
-            optimizer.found_inf = self._skip  # type: ignore[attr-defined]
-            optimizer.grad_scale = None  # type: ignore[attr-defined]
+        self._fused = FusedUpdate(optimizer, self.device) if can_fuse(optimizer) else None
+        self._skip = self._fused.skip if self._fused else torch.zeros((), device=self.device)
+        self._zero = torch.zeros((), device=self.device)
 
     def set_rate(self, lr: float) -> None:
         if lr == self.rate:
@@ -102,11 +99,16 @@ class Step:
             self._split_further(rows, reason)
 
     def attempt(self, batch: Batch, rows: int) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
         micro = self.micro_batch or rows
         loss, weight = self._whole(batch, rows) if rows <= micro else self._in_parts(batch, rows, micro)
         norm = self._update(loss)
         self.records.add(loss, weight, norm)
+
+    def state_loaded(self) -> None:
+        """Call after the optimizer's state was loaded."""
+        if self._fused is not None:
+            self._fused.attach()
 
     def warm(self, rows: int) -> None:
         """Batches of this many rows take the compiled path; any other size (the last of a budget) runs eagerly."""
@@ -168,10 +170,10 @@ class Step:
             self.scale.unscale(self._gradients(), self._skip)
         if self._clip is not None:
             norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._clip, foreach=True)
-        if self._guarded and self.scale is None:
+        if self._fused is not None and self.scale is None:
             watched = loss if norm is None else norm
             torch.ne(watched - watched, self._zero, out=self._skip)  # inf - inf and nan - nan are nan
-        self.optimizer.step()
+        self._fused() if self._fused is not None else self.optimizer.step()
         if self.scale is not None:
             self.scale.update(self._skip)
         if self._average is not None:
@@ -179,12 +181,16 @@ class Step:
         self.phases.mark("optimizer")
         return norm
 
+    def _forget_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self._parameters if p.grad is not None]
 
     def _split_further(self, rows: int, reason: str) -> None:
         before = min(self.micro_batch or rows, rows)
-        self.optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
         release_cached(self.device)
         if before == 1:
             raise OutOfMemory(
