@@ -21,6 +21,7 @@ LAYERS = {
     "engine": 4,
     "recipe": 5,
     "building": 6,
+    "reading": 6,
     "plan": 6,
     "verbs": 7,
     "drill": 8,

@@ -7,17 +7,16 @@ pins under `settings`.
 from __future__ import annotations
 
 import inspect
-import runpy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 
 from flatout.base.budget import COUNTED, Budget
 from flatout.base.errors import FlatoutError, RecipeError, UsageError, did_you_mean
 from flatout.base.specs import Spec, pick
+from flatout.base.units import parse_seconds
 from flatout.data.data import Data
 from flatout.data.specs import check_data, parse_data
 from flatout.engine.job import EarlyStop
@@ -28,6 +27,11 @@ from flatout.models.build import BUILDERS
 from flatout.models.build import describe as describe_model
 from flatout.objectives.build import build as build_objective
 from flatout.objectives.build import describe as describe_objective
+from flatout.objectives.inputs import Inputs
+
+_FROM_DATA = ("input_shape", "outputs", "vocabulary", "window")  # what a model is told about the data
+SPECS = ("model", "objective", "optimizer", "schedule")  # written as a name, or as a name with options
+_EXAMPLES = {"data": "digits", "model": "mlp", "batch": "64", "lr": "1e-3", "budget": "3 epochs"}
 
 
 def _checked(check: Callable[[Any], object]) -> AfterValidator:
@@ -48,7 +52,10 @@ def _check_model(model: Any) -> None:
         return
     spec = Spec.parse(model)
     if ":" not in spec.name:
-        pick(BUILDERS, spec.name, "model")
+        own = [name for name in inspect.signature(pick(BUILDERS, spec.name, "model")).parameters if name not in _FROM_DATA]
+        for name in spec.options:
+            if name not in (*own, *_FROM_DATA):
+                raise UsageError(f"{spec.name} has no option {name!r}; {did_you_mean(name, own)}")
 
 
 def _check_optimizer(optimizer: Any) -> None:
@@ -73,14 +80,32 @@ def _check_init(written: Any) -> None:
         raise UsageError(f"init_from is a path, or {{path: ..., skip: [patterns]}}; got {written!r}")
 
 
-def _whole(value: Any) -> Any:
+def _not_bool(value: Any) -> Any:
     if isinstance(value, bool):
-        raise ValueError("expected a number, got a yes or no")
+        raise ValueError(f"expected a number, got {value}")
     return value
 
 
-Number = Annotated[float, BeforeValidator(_whole)]
+def _whole(value: Any) -> Any:
+    """YAML reads 1e3 as text; it is meant as a number."""
+    if isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            return value
+        return int(number) if number.is_integer() else value
+    return _not_bool(value)
+
+
+def _with_unit(value: Any) -> Any:
+    if isinstance(value, int | float):
+        raise ValueError(f"expected an amount and what it counts, such as '{value} epochs', got {value}")
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_not_bool), Field(allow_inf_nan=False)]
 Whole = Annotated[int, BeforeValidator(_whole)]
+Amount = Annotated[str, BeforeValidator(_with_unit)]
 
 
 class Recipe(BaseModel):
@@ -91,16 +116,16 @@ class Recipe(BaseModel):
     data: Any
     model: Annotated[Any, _checked(_check_model)]
     objective: Annotated[Any, _checked(build_objective)] = "classify"
-    inputs: Any = "x"
+    inputs: Annotated[Any, _checked(Inputs.parse)] = "x"
     batch: Annotated[Whole, Field(gt=0)]
     lr: Annotated[Number, Field(gt=0)]
-    budget: Annotated[str, _checked(Budget.parse)]
+    budget: Annotated[Amount, _checked(Budget.parse)]
     optimizer: Annotated[Any, _checked(_check_optimizer)] = "adamw"
     weight_decay: Annotated[Number, Field(ge=0)] = 0.01
     schedule: Annotated[Any, _checked(parse_schedule)] = "cosine"
     clip: Annotated[Number, Field(gt=0)] | None = None
     ema: Annotated[Number, Field(gt=0, lt=1)] | None = None
-    evaluate: Annotated[str | None, _checked(_check_every)] = "1 epoch"
+    evaluate: Annotated[Amount | None, _checked(_check_every)] = "1 epoch"
     early_stop: Annotated[Any, _checked(_check_early_stop)] = None
     init_from: Annotated[Any, _checked(_check_init)] = None
     freeze: tuple[str, ...] = ()
@@ -113,6 +138,7 @@ class Recipe(BaseModel):
     _folder: Path = PrivateAttr(default_factory=Path)
     _source: Path | None = PrivateAttr(default=None)
     _loaded: Data | None = PrivateAttr(default=None)
+    _given: tuple[tuple[str, ...], dict[str, Any]] = PrivateAttr(default=((), {}))
 
     def __init__(self, /, **given: Any) -> None:
         _validate(self, given)
@@ -158,6 +184,11 @@ class Recipe(BaseModel):
         """Relative paths are from here."""
         return self._folder
 
+    @property
+    def given(self) -> tuple[tuple[str, ...], dict[str, Any]]:
+        """The overrides and pins that came on top of its file."""
+        return self._given
+
     def written(self) -> dict[str, Any]:
         """As JSON: what a run folder keeps, and what makes two recipes the same."""
         fields = {name: getattr(self, name) for name in type(self).model_fields}
@@ -172,104 +203,71 @@ class Recipe(BaseModel):
         return {name: value for name, value in fields.items() if value is not None}
 
 
-def read_recipe(path: Path, overrides: Sequence[str] = (), pins: Mapping[str, Any] | None = None) -> Recipe:
-    """A recipe from a YAML file, or from a Python file that defines `recipe` (a Recipe, or a function that makes one)."""
-    if not path.is_file():
-        raise UsageError(f"there is no recipe at {path}; `flatout demo` shows one that runs")
-    if path.suffix == ".py":
-        return _from_python(path, overrides, pins or {})
-    if path.suffix not in (".yaml", ".yml"):
-        raise UsageError(f"a recipe is a .yaml or a .py file, got {path.name}")
-    try:
-        written = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not YAML: {error}") from error
-    if not isinstance(written, dict):
-        raise UsageError(f"{path} must hold keys and values (data:, model:, ...), got {type(written).__name__}")
-    return recipe_from(written, path.parent, overrides, pins or {}, source=path)
-
-
-def recipe_from(
-    written: Mapping[str, Any],
-    folder: Path,
-    overrides: Sequence[str] = (),
-    pins: Mapping[str, Any] | None = None,
-    source: Path | None = None,
-) -> Recipe:
-    """From plain keys and values; relative paths are from `folder`."""
-    merged = _overridden(dict(written), overrides, pins or {})
-    recipe = Recipe(**merged, _folder=folder, _where=str(source) if source else "recipe")
-    recipe._source = source
-    return recipe
-
-
-def _from_python(path: Path, overrides: Sequence[str], pins: Mapping[str, Any]) -> Recipe:
-    try:
-        found = runpy.run_path(str(path), run_name="flatout_recipe").get("recipe")
-    except FlatoutError:
-        raise
-    except Exception as error:
-        raise UsageError(f"{path} could not be run: {type(error).__name__}: {error}") from error
-    recipe = found() if inspect.isfunction(found) else found
-    if not isinstance(recipe, Recipe):
-        raise UsageError(
-            f"{path} must define `recipe`: a flatout.Recipe, or a function that returns one; got {type(recipe).__name__}"
-        )
-    if overrides or pins:
-        fields = {name: getattr(recipe, name) for name in recipe.model_fields_set}
-        recipe = Recipe(**_overridden(fields, overrides, pins), _folder=path.parent, _where=str(path))
-    recipe._source, recipe._folder = path, path.parent
-    return recipe
-
-
-def _overridden(written: dict[str, Any], overrides: Sequence[str], pins: Mapping[str, Any]) -> dict[str, Any]:
-    """`lr=3e-4` or `data.window=64` on top of what is written, then what was pinned on the command line."""
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not key:
-            raise UsageError(f"an override is written key=value, such as lr=3e-4; got {override!r}")
-        *parents, last = key.strip().split(".")
-        place = written
-        for parent in parents:
-            inner = place.get(parent)
-            inner = dict(inner) if isinstance(inner, Mapping) else {inner: None} if isinstance(inner, str) else {}
-            place[parent] = inner
-            place = inner
-        place[last] = yaml.safe_load(text) if text else None
-    if pins:
-        written["settings"] = {**(written.get("settings") or {}), **pins}
-    return written
-
-
 def _validate(recipe: Recipe, given: dict[str, Any]) -> None:
     folder, where = given.pop("_folder", Path()), given.pop("_where", "recipe")
-    problems = []
+    problems = [f"{key}: no such key; {did_you_mean(str(key), Recipe.model_fields)}" for key in given.pop("_strays", ())]
     try:
         recipe.__pydantic_validator__.validate_python(given, self_instance=recipe)
     except ValidationError as error:
-        problems = [_problem(given, detail) for detail in error.errors()]
+        problems += [_problem(detail) for detail in error.errors()]
     if isinstance(given.get("data"), str | Mapping):
-        problems += check_data(given["data"], folder)
+        problems += [
+            problem if problem.startswith("data") else f"data: {problem}" for problem in check_data(given["data"], folder)
+        ]
     elif "data" in given and not isinstance(given["data"], Data):
         came = type(given["data"]).__name__
         problems.append(f"data: expected what fo.data.arrays(...) and its like return, or a written form; got {came}")
     pins = given.get("settings")
     if isinstance(pins, Mapping):
-        problems += parse_pins(pins)[1]
+        parsed, wrong = parse_pins(pins)
+        problems += wrong + _check_pins(parsed)
     if problems:
         raise RecipeError(problems, where)
     recipe._folder = folder
 
 
-def _problem(given: Mapping[str, Any], detail: Any) -> str:
-    place = ".".join(str(part) for part in detail["loc"])
-    key = str(detail["loc"][0]) if detail["loc"] else ""
-    if detail["type"] == "extra_forbidden":
+def _check_pins(pins: Mapping[str, Any]) -> list[str]:
+    """What only shows when the run is under way is said before it begins."""
+    problems = []
+    if "checkpoint_every" in pins:
+        every = _or_none(Budget.parse, pins["checkpoint_every"])
+        if every is None or every.target or every.unit not in ("seconds", "steps"):
+            came = pins["checkpoint_every"]
+            problems.append(f"settings.checkpoint_every: expected a time or steps, such as 2 min or 500 steps, got {came!r}")
+    if "grace" in pins and _or_none(parse_seconds, pins["grace"]) is None:
+        problems.append(f"settings.grace: expected a time, such as 30 s, got {pins['grace']!r}")
+    for name in ("nonfinite_limit", "keep_checkpoints"):
+        if pins.get(name) == 0:
+            problems.append(f"settings.{name}: expected 1 or more, got 0")
+    return problems
+
+
+def _or_none(parse: Callable[[str], Any], text: str) -> Any:
+    try:
+        return parse(text)
+    except UsageError:
+        return None
+
+
+_WORDS = {
+    "int_parsing": "expected a whole number", "int_type": "expected a whole number",
+    "int_from_float": "expected a whole number", "float_parsing": "expected a number", "float_type": "expected a number",
+    "finite_number": "expected a finite number", "string_type": "expected text", "tuple_type": "expected a list",
+    "dict_type": "expected keys and values", "greater_than": "expected more than {gt:g}",
+    "greater_than_equal": "expected {ge:g} or more", "less_than": "expected less than {lt:g}",
+}  # fmt: skip
+
+
+def _problem(detail: Any) -> str:
+    place, kind = ".".join(str(part) for part in detail["loc"]), detail["type"]
+    if kind == "extra_forbidden":
         return f"{place}: no such key; {did_you_mean(place, Recipe.model_fields)}"
-    if detail["type"] == "missing":
-        return f"{place}: missing"
-    message = detail["msg"].removeprefix("Value error, ")
-    return f"{place}: {message[0].lower()}{message[1:]}" + ("" if "got" in message else f", got {given.get(key)!r}")
+    if kind == "missing":
+        return f"{place}: missing; write {place}: {_EXAMPLES[place]}, for example"
+    if kind == "value_error":  # from our own checks, which say what came
+        return f"{place}: {detail['msg'].removeprefix('Value error, ')}"
+    words = _WORDS[kind].format(**detail.get("ctx", {})) if kind in _WORDS else detail["msg"]
+    return f"{place}: {words}, got {detail['input']!r}"
 
 
 def _early_stop(written: Any, metric: str) -> EarlyStop:

@@ -106,7 +106,7 @@ def demo(runs: Runs = Path("runs"), as_json: Json = False) -> None:
     """Train on the built-in handwritten digits and show the plan, where the time went, and what to try next."""
     from flatout import verbs
     from flatout.cli.progress import progress_view
-    from flatout.recipe import read_recipe
+    from flatout.reading import read_recipe
 
     path = Path(__file__).with_name("digits.yaml")
     done = verbs.run(read_recipe(path), runs=runs, observers=progress_view(), cache=cache_folder())
@@ -151,7 +151,7 @@ def _read(path: Path, overrides: list[str] | None, sets: list[str] | None, offs:
         allow_deterministic_cuda()
 
     from flatout.engine.settings import off_value
-    from flatout.recipe import read_recipe
+    from flatout.reading import read_recipe
 
     pins.update({name: off_value(name) for name in offs or []})
     return read_recipe(path, overrides or (), pins)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +54,7 @@ class Records:
         with sync_point():
             losses = _read(self._losses)
             norms = _read(self._norms)
-            weights = [float(weight) for weight in self._weights]
+            weights = _read(self._weights)
         self._losses, self._weights, self._norms = [], [], []
         return Interval(losses, weights, norms)
 
@@ -103,5 +104,9 @@ class GraphRecords:
         return [] if column is None else [column] * self._filled
 
 
-def _read(scalars: list[Tensor]) -> list[float]:
-    return [float(value) for value in torch.stack(scalars).tolist()] if scalars else []
+def _read(scalars: Sequence[Tensor | float]) -> list[float]:
+    """All at once: one wait for the device, not one a scalar."""
+    tensors = [scalar for scalar in scalars if isinstance(scalar, Tensor)]
+    if len(tensors) < len(scalars):
+        return [float(scalar) for scalar in scalars]
+    return [float(value) for value in torch.stack(tensors).tolist()] if tensors else []
