@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import traceback
+from typing import Any
 
 import torch
 
 from flatout.base.budget import Budget
-from flatout.base.errors import DataError, UsageError, did_you_mean
+from flatout.base.errors import DataError, FlatoutError, ModelError, UsageError, did_you_mean
 from flatout.base.shapes import Shapes
 from flatout.base.source import source_text
 from flatout.base.specs import Spec
 from flatout.data.evaluation import EvalFeed
+from flatout.data.source import Batch, Source
 from flatout.engine.job import Job
 from flatout.engine.progress import BudgetMeter
 from flatout.engine.schedules import parse_schedule
@@ -74,7 +78,7 @@ def check_job(job: Job, device: torch.device) -> None:
         outputs = job.objective.outputs_for(
             classes=job.data.classes, target_shape=target.shape if target else (), vocabulary=job.data.vocabulary
         )
-        output = job.objective.forward(model, batch)
+        output = first_output(job, batch)
         job.objective.check(output, batch, outputs)
         loss_sum, weight = job.objective.loss(output, batch)
         meter = job.objective.meter(device)
@@ -92,6 +96,35 @@ def check_job(job: Job, device: torch.device) -> None:
         read_energy_j=lambda: meters.read().energy_j,
         energy_reason=meters.why_unavailable,
     )
+
+
+def first_output(job: Job, batch: Batch) -> Any:
+    """What the model gives for a batch; one that it can't take is said in words, with the line that could not."""
+    try:
+        return job.objective.forward(job.model, batch)
+    except FlatoutError:
+        raise
+    except Exception as error:
+        shapes = ", ".join(f"{name} {list(column.shape)} {str(column.dtype)[6:]}" for name, column in batch.items())
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if f"{os.sep}torch{os.sep}" not in frame.filename][-1]
+        raise ModelError(
+            f"{type(job.model).__name__} failed on its first batch ({shapes}): {type(error).__name__}: {error} "
+            f"({own.filename}:{own.lineno})"
+        ) from error
+
+
+def check_columns(job: Job, source: Source, name: str) -> None:
+    """Other data than the run's own must have the same columns for the model, with rows of the same shape."""
+    trained = job.data.train.schema
+    for column in job.objective.inputs.columns:
+        if column not in source.schema:
+            raise DataError(f"{name} has no column {column!r}, which the model takes; it has {', '.join(source.schema)}")
+        here, there = source.schema[column], trained[column]
+        if here.shape != there.shape:
+            raise DataError(
+                f"a row of {column} is {list(here.shape)} in {name}, and {list(there.shape)} in what the model was trained on"
+            )
 
 
 def _check_metrics(job: Job, metrics: list[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from flatout.base.errors import FlatoutError, UsageError
-from flatout.recipe import SPECS, Recipe
+from flatout.recipe import FOLDER, SPECS, Recipe
 
 
 def read_recipe(
@@ -36,7 +36,7 @@ def read_recipe(
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not YAML: {error}") from error
     if not isinstance(written, dict):
-        came = "an empty file" if written is None else f"a {type(written).__name__}"
+        came = "an empty file" if written is None else type(written).__name__
         raise UsageError(f"{path} must hold keys and values (data:, model:, ...), got {came}")
     return recipe_from(written, path.parent, overrides, pins or {}, source=path)
 
@@ -61,6 +61,7 @@ def _from_python(path: Path, overrides: Sequence[str], pins: Mapping[str, Any], 
     module = ModuleType("flatout_recipe")
     module.__file__ = str(home)
     sys.modules[module.__name__] = module  # stays: whoever asks for the source of a class in it looks here
+    before = FOLDER.set(home.parent)
     try:
         exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
         found = vars(module).get("recipe")
@@ -70,8 +71,10 @@ def _from_python(path: Path, overrides: Sequence[str], pins: Mapping[str, Any], 
     except Exception as error:
         line = next((f" (line {frame.lineno})" for frame in _frames(error) if frame.filename == str(path)), "")
         raise UsageError(f"{path} could not be run: {type(error).__name__}: {error}{line}") from error
+    finally:
+        FOLDER.reset(before)
     if not isinstance(recipe, Recipe):
-        came = "nothing of that name" if "recipe" not in vars(module) else f"a {type(recipe).__name__}"
+        came = "nothing of that name" if "recipe" not in vars(module) else type(recipe).__name__
         raise UsageError(f"{path} must define `recipe`: a flatout.Recipe, or a function that returns one; got {came}")
     if overrides or pins:
         fields = {name: getattr(recipe, name) for name in recipe.model_fields_set}
@@ -94,7 +97,8 @@ def _overridden(written: dict[str, Any], overrides: Sequence[str], pins: Mapping
         try:
             value = yaml.safe_load(text) if text else None
         except yaml.YAMLError as error:
-            raise UsageError(f"the value of {override!r} is not YAML: {' '.join(str(error).split())}") from error
+            why = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
+            raise UsageError(f"the value of {override!r} is not YAML: {why}") from error
         *parents, last = _place(written, key.strip().split("."))
         place = written
         for parent in parents:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +31,7 @@ from flatout.objectives.build import describe as describe_objective
 from flatout.objectives.inputs import Inputs
 
 _FROM_DATA = ("input_shape", "outputs", "vocabulary", "window")  # what a model is told about the data
+FOLDER: ContextVar[Path] = ContextVar("folder", default=Path())  # of the file that makes recipes just now
 SPECS = ("model", "objective", "optimizer", "schedule")  # written as a name, or as a name with options
 _EXAMPLES = {"data": "digits", "model": "mlp", "batch": "64", "lr": "1e-3", "budget": "3 epochs"}
 
@@ -204,7 +206,7 @@ class Recipe(BaseModel):
 
 
 def _validate(recipe: Recipe, given: dict[str, Any]) -> None:
-    folder, where = given.pop("_folder", Path()), given.pop("_where", "recipe")
+    folder, where = given.pop("_folder", FOLDER.get()), given.pop("_where", "recipe")
     problems = [f"{key}: no such key; {did_you_mean(str(key), Recipe.model_fields)}" for key in given.pop("_strays", ())]
     try:
         recipe.__pydantic_validator__.validate_python(given, self_instance=recipe)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from flatout import __version__
-from flatout.base.errors import Diverged, FlatoutError, Stopped, StoreError, UsageError
+from flatout.base.errors import DataError, Diverged, FlatoutError, Stopped, StoreError, UsageError
 from flatout.base.events import Event, EventLog, Observer, read_events
 from flatout.base.tree import Doc, to_text
-from flatout.building import build_job, check_job, identity
+from flatout.building import build_job, check_columns, check_job, first_output, identity
 from flatout.data.arrays import arrays
 from flatout.data.data import Data
 from flatout.data.evaluation import EvalFeed
@@ -34,7 +34,8 @@ from flatout.models.finetune import load_weights
 from flatout.plan.choose import choose
 from flatout.plan.explain import explain as explain_plan
 from flatout.plan.plan import Plan
-from flatout.recipe import Recipe, read_recipe, recipe_from
+from flatout.reading import read_recipe, recipe_from
+from flatout.recipe import Recipe
 from flatout.store.run_folder import RunFolder, create, find, find_unfinished
 
 CACHE = Path.home() / ".cache" / "flatout"
@@ -101,31 +102,27 @@ def run(
     """Plan and train. An unfinished run of the same recipe, code and data is resumed, unless `fresh`."""
     job = build_job(recipe)
     key = identity(recipe, job)
-    runs = Path(runs)
-    folder = None if fresh else find_unfinished(runs, key)
-    if folder is not None:
-        lock = folder.lock()
-        lock.take()
-        plan = Plan.from_dict(folder.read("plan.json"))
-        check_job(job, pick_device(plan.settings.device))
+    folder = None if fresh else find_unfinished(Path(runs), key)
+    if folder is None:
+        plan = _checked_plan(recipe, job, cache)
+        folder = create(Path(runs), recipe.stem, key, __version__)
+        begun = False
     else:
-        plan = make_plan(recipe, job, cache)
-        check_job(job, torch.device(plan.settings.device))
-        folder = create(runs, recipe.stem, key, __version__)
-        lock = folder.lock()
-        lock.take()
-        _write_beginning(folder, recipe, plan)
-    try:
+        begun = folder.begun
+        plan = Plan.from_dict(folder.read("plan.json")) if begun else _checked_plan(recipe, job, cache)
+        if begun:
+            check_job(job, pick_device(plan.settings.device))
+    with _said(folder), folder.locked():
+        if not begun:
+            _write_beginning(folder, recipe, plan)
         with EventLog(folder.events_path, tuple(observers)) as events:
             _train(job, plan, folder, events)
-    finally:
-        lock.release()
     return Run(folder, recipe)
 
 
 def explain(recipe: Recipe, *, cache: Path | None = CACHE) -> Doc:
     """The plan as it would be, with reasons and predictions. Trains no step."""
-    return explain_plan(make_plan(recipe, build_job(recipe), cache))
+    return explain_plan(_checked_plan(recipe, build_job(recipe), cache))
 
 
 def load(name: str | Path, *, runs: Path | str = "runs", recipe: Recipe | None = None) -> Run:
@@ -136,13 +133,16 @@ def load(name: str | Path, *, runs: Path | str = "runs", recipe: Recipe | None =
 def evaluate(run: Run, data: Data | str | Path | None = None, *, device: str = "auto") -> dict[str, float]:
     """Metrics of the trained model on the run's validation part, or on other data, prepared as in training."""
     job = build_job(run.recipe)
-    source = _source_for(run, job, data)
+    source = _source_for(run, job, data, targets=True)
     if source is None:
         raise UsageError(f"{run.name} has no validation part: say what to evaluate on with --data")
     place = pick_device(device)
     model = _trained(run, job).to(place)
     feed = EvalFeed(source, job.data.prepare, run.plan.batch, place)
-    job.objective.check(job.objective.forward(model.eval(), next(iter(feed))), next(iter(feed)))
+    batch = next(iter(feed))
+    with torch.no_grad():
+        model.eval()
+        job.objective.check(first_output(job, batch), batch)
     metrics = evaluate_model(model, job.objective, feed, precision=_precision(run, place), device=place)
     assert metrics is not None
     return metrics
@@ -151,7 +151,7 @@ def evaluate(run: Run, data: Data | str | Path | None = None, *, device: str = "
 def predict(run: Run, data: Data | str | Path, *, device: str = "auto") -> dict[str, Tensor]:
     """Columns of predictions for every row, in the order of the data."""
     job = build_job(run.recipe)
-    source = _source_for(run, job, data)
+    source = _source_for(run, job, data, targets=False)
     assert source is not None
     place = pick_device(device)
     model = _trained(run, job).to(place).eval()
@@ -161,6 +161,13 @@ def predict(run: Run, data: Data | str | Path, *, device: str = "auto") -> dict[
             for name, column in job.objective.predict(model, batch).items():
                 pieces.setdefault(name, []).append(column.cpu())
     return {name: torch.cat(columns) for name, columns in pieces.items()}
+
+
+def _checked_plan(recipe: Recipe, job: Job, cache: Path | None) -> Plan:
+    """Checked first: what does not fit is said before this machine is measured."""
+    pins, _ = parse_pins(recipe.settings)
+    check_job(job, pick_device(str(pins.get("device", "auto"))))
+    return make_plan(recipe, job, cache)
 
 
 def make_plan(recipe: Recipe, job: Job, cache: Path | None) -> Plan:
@@ -204,6 +211,20 @@ def _train(job: Job, plan: Plan, folder: RunFolder, events: EventLog) -> None:
     folder.write("result.json", {**result, "plan": plan.to_dict()})
 
 
+@contextmanager
+def _said(folder: RunFolder) -> Iterator[None]:
+    """What the disk refuses, in words. A run that had not begun leaves nothing behind."""
+    try:
+        yield
+    except OSError as error:
+        kept = "its checkpoints are as they were: mend that, and the same command goes on from the last one"
+        if not folder.begun:
+            shutil.rmtree(folder.path, ignore_errors=True)
+            kept = "nothing was trained: mend that, or choose another place with --runs"
+        place = error.filename or folder.path
+        raise StoreError(f"{place}: {error.strerror or error}; {kept}") from error
+
+
 def _write_result(folder: RunFolder, result: dict[str, Any]) -> None:
     with suppress(OSError):  # the error that ended the run is the one to show
         folder.write("result.json", result)
@@ -215,21 +236,21 @@ def _write_beginning(folder: RunFolder, recipe: Recipe, plan: Plan) -> None:
         isinstance(recipe.data, Data) or callable(recipe.model) or callable(recipe.objective) or callable(recipe.optimizer)
     )
     source = "recipe.py" if python else None if objects else "recipe.json"
+    overrides, pins = recipe.given
+    given = {"file": str(recipe.source.resolve()) if recipe.source else None, "overrides": list(overrides), "pins": pins}
     folder.write("recipe.json", recipe.written())
-    folder.write("origin.json", {"folder": str(recipe.folder.resolve()), "source": source})
+    folder.write("origin.json", {**given, "folder": str(recipe.folder.resolve()), "source": source})
     if python:
         assert recipe.source is not None
         shutil.copyfile(recipe.source, folder.path / "recipe.py")
-    folder.write("plan.json", plan.to_dict())
     folder.write("environment.json", read_facts().to_dict())
+    folder.write("plan.json", plan.to_dict())  # the last one: with it a run has begun
 
 
 def _stored_recipe(folder: RunFolder) -> Recipe:
     origin = folder.read("origin.json")
     if origin["source"] == "recipe.py":
-        recipe = read_recipe(folder.path / "recipe.py")
-        recipe._folder = Path(origin["folder"])
-        return recipe
+        return read_recipe(folder.path / "recipe.py", origin["overrides"], origin["pins"], moved_from=Path(origin["file"]))
     if origin["source"] is None:
         raise StoreError(f"{folder.name} was made from Python objects: give its recipe, fo.load({folder.name!r}, recipe=...)")
     return recipe_from(folder.read("recipe.json"), Path(origin["folder"]))
@@ -253,17 +274,37 @@ def _trained(run: Run, job: Job) -> nn.Module:
     return job.model
 
 
-def _source_for(run: Run, job: Job, data: Data | str | Path | None) -> Source | None:
+def _source_for(run: Run, job: Job, data: Data | str | Path | None, *, targets: bool) -> Source | None:
+    """`targets`: y is needed, and means what it meant in training."""
     if data is None:
         return job.data.validation
-    if isinstance(data, Data):
-        return data.train
-    written = run.recipe.data
-    path = str(Path(data).resolve())
-    if isinstance(written, Mapping) and "text" in written:  # read with the alphabet of the training text
-        return parse_data({**written, "validation": path}, run.recipe.folder).validation
-    layout = written.get("layout") if isinstance(written, Mapping) else None
-    return arrays(path, layout=layout).train
+    source = data.train if isinstance(data, Data) else _read_like(run.recipe, job, str(Path(data).resolve()), targets)
+    check_columns(job, source, "the data" if isinstance(data, Data) else str(data))
+    return source
+
+
+def _read_like(recipe: Recipe, job: Job, path: str, targets: bool) -> Source:
+    """A file of other data, read as the run's own was: its alphabet, its layout, its labels."""
+    written = dict(recipe.data) if isinstance(recipe.data, Mapping) else {}
+    if "text" in written:
+        own = [part for part in (written["text"], written.get("validation")) if part is not None]
+        paths = [one for part in own for one in ([part] if isinstance(part, str) else part)]
+        found = parse_data({**written, "text": paths, "validation": path}, recipe.folder)
+        if strange := sorted(set(found.alphabet or "") - set(job.data.alphabet or "")):
+            raise DataError(f"{path} has characters that the training text has not: {' '.join(map(repr, strange[:10]))}")
+        if (found.vocabulary or 0) > (job.data.vocabulary or 0):
+            raise DataError(f"{path} has tokens up to {(found.vocabulary or 0) - 1}, the model knows {job.data.vocabulary}")
+    elif targets and "arrays" in written and job.data.labels:
+        written.pop("holdout", None)
+        found = parse_data({**written, "validation": path}, recipe.folder)
+    else:
+        plain = arrays(path, layout=written.get("layout"))
+        if targets and job.objective.name == "classify" and (plain.classes or 0) > (job.data.classes or 0):
+            known = f"0 to {(job.data.classes or 0) - 1}"
+            raise DataError(f"{path} has labels up to {(plain.classes or 0) - 1}, the model was trained on {known}")
+        return plain.train
+    assert found.validation is not None
+    return found.validation
 
 
 def _precision(run: Run, device: torch.device) -> str:

@@ -164,14 +164,14 @@ def wide() -> torch.nn.Module:
     return Wide()
 
 
-@pytest.mark.parametrize("graph", ["off", "on"])
-def test_a_stopped_run_resumes_to_the_same_bits(tmp_path: Path, graph: str) -> None:
+def test_a_stopped_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    """With dropout, in the form that has most to put back: the whole step as one graph."""
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         json.dumps({"data": "digits", "model": {"convnet": {"dropout": 0.1}}, "batch": 64, "lr": 3e-3, "budget": "400 steps"})
     )
     command = [
-        sys.executable, "-m", "flatout", "run", str(recipe), "--set", "deterministic=on", "--set", f"graph={graph}",
+        sys.executable, "-m", "flatout", "run", str(recipe), "--set", "deterministic=on", "--set", "graph=on",
         "--set", "device=cuda", "--set", "log_every=5", "--set", "checkpoint_every=40 steps", "--quiet",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import flatout as fo
 from flatout import verbs
 from flatout.data.order import Order
+from flatout.engine.saver import Saver
 from flatout.engine.sync import inside_sync_point
 from flatout.machine.facts import read_facts
 from flatout.plan import choose
@@ -24,7 +25,7 @@ from flatout.store.tensors import read_tensors
 from flatout.verbs import Run
 
 Disturb = Callable[[nn.Module, Tensor], Tensor]
-_disturb: list[Disturb] = []  # not an attribute of the model: a disturbed run and a calm one have the same identity
+_disturb: dict[int, Disturb] = {}  # no part of the model: a disturbed run and a calm one have the same identity
 
 
 class Net(nn.Module):
@@ -38,7 +39,7 @@ class Net(nn.Module):
         self.head = nn.Linear(12, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        for disturb in _disturb:
+        for disturb in _disturb.values():
             x = disturb(self, x)
         return self.head(self.dropout(torch.relu(self.norm(self.body(x)))))
 
@@ -54,11 +55,11 @@ def dropping_net() -> nn.Module:
 @contextmanager
 def disturbed(disturb: Disturb) -> Iterator[None]:
     """`disturb(model, x)` sees each forward of a Net and may raise, count, or return another x."""
-    _disturb.append(disturb)
+    _disturb[id(disturb)] = disturb
     try:
         yield
     finally:
-        _disturb.remove(disturb)
+        del _disturb[id(disturb)]
 
 
 def in_training(disturb: Callable[[int, Tensor], Tensor | None]) -> Disturb:
@@ -85,13 +86,14 @@ _facts = functools.cache(read_facts)
 
 @contextmanager
 def quick() -> Iterator[None]:
-    """No probe, no prediction, one thread: two cores that wait for each other are slower than one."""
+    """No probe, no prediction, one thread (two that wait for each other are slower), and each save that is due is made."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with (
             patch.object(verbs, "ceilings_of", lambda device, cache: None),
             patch.object(verbs, "read_facts", _facts),
+            patch.object(Saver, "busy", False),
             patch.object(choose, "predict", lambda job, settings, ceilings: Prediction(reason="not asked for")),
         ):
             yield

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from flatout.cli.output import print_json
 from flatout.cli.places import allow_deterministic_cuda
 from flatout.cli.training import Json, Offs, Overrides, RecipePath, Sets
 
@@ -24,7 +25,7 @@ def drill(
     as_json: Json = False,
 ) -> None:
     """Kill a run with SIGKILL at random moments, resume it each time, and compare the result bit for bit."""
-    from flatout.base.tree import to_json, to_text
+    from flatout.base.tree import to_data, to_text
     from flatout.drill.drill import doc
     from flatout.drill.drill import drill as do_drill
 
@@ -39,6 +40,6 @@ def drill(
 
     with tempfile.TemporaryDirectory() as scratch:
         report = do_drill(recipe, arguments, kills=kills, folder=keep or Path(scratch), seed=seed, tell=tell)
-    print(to_json(doc(report)) if as_json else to_text(doc(report)))
+    print_json(to_data(doc(report))) if as_json else print(to_text(doc(report)))
     if not report.passed:
         raise typer.Exit(1)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
+from flatout.cli.output import print_json
 from flatout.cli.places import cache_folder
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
@@ -19,13 +19,13 @@ def probe(
     as_json: Json = False,
 ) -> None:
     """Measure what this machine can do, and say what is mis-set on it."""
-    from flatout.base.tree import to_json, to_text
+    from flatout.base.tree import to_data, to_text
     from flatout.machine.device import pick_device
     from flatout.machine.probe import doc
     from flatout.machine.probe import probe as measure
 
     found = doc(measure(pick_device(device), cache_folder(), quick=quick, fresh=fresh))
-    print(to_json(found) if as_json else to_text(found))
+    print_json(to_data(found)) if as_json else print(to_text(found))
 
 
 def env(as_json: Json = False) -> None:
@@ -35,7 +35,7 @@ def env(as_json: Json = False) -> None:
 
     facts = {"flatout": __version__, **read_facts().to_dict()}
     if as_json:
-        print(json.dumps(facts, indent=2, default=str))
+        print_json(facts)
         return
     for name, value in facts.items():
         if isinstance(value, dict):

@@ -50,9 +50,10 @@ def main() -> None:
     except FlatoutError as error:
         print(f"flatout: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("flatout: interrupted before it could save; the last checkpoint is as it was", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as ended:
+        if ended.code == 130:  # what typer makes of a Ctrl-C; a run that could save says so itself, as an error above
+            print("flatout: interrupted; what was saved before is as it was", file=sys.stderr)
+        raise
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 from flatout.base.events import Event, Observer
 from flatout.base.units import show_bytes, show_count, show_rate, show_seconds
 
 _PLAIN_EVERY_S = 2.0
+_BAR_COLUMNS, _BAR_FROM_COLUMNS = 20, 110
 
 
 class View:
-    """Turns events into words; subclasses of nothing, shown by one of the two below."""
+    """Turns events into words, shown by one of the two below."""
 
     def __init__(self) -> None:
         self.about: Event = {}
 
-    def step_line(self, event: Event) -> str:
+    def step_parts(self, event: Event) -> list[str]:
+        """What matters most first: a narrow terminal shows as many as fit."""
         parts = [f"step {event['step']}"]
         if event.get("loss") is not None:
             parts.append(f"loss {event['loss']:.4f}")
         parts.append(show_rate(event["samples_per_s"] * self.about.get("per_sample", 1), self.about.get("unit", "samples")))
+        if event.get("skipped"):
+            parts.append(f"{event['skipped']} steps skipped")
         flops, ceiling = self.about.get("flops_per_sample"), self.about.get("ceiling_flops")
         if flops and ceiling:
             share = event["samples_per_s"] * flops / ceiling
@@ -33,9 +40,7 @@ class View:
         parts.append(show_bytes(event["memory_bytes"]))
         if event.get("power_w") is not None:
             parts.append(f"{event['power_w']:.0f} W")
-        if event.get("skipped"):
-            parts.append(f"{event['skipped']} steps skipped")
-        return " · ".join(parts)
+        return parts
 
     def notice(self, event: Event) -> str | None:
         """A line that stays, for what happens seldom."""
@@ -64,22 +69,25 @@ class LiveLine:
 
     def __init__(self, console: Console) -> None:
         self._view = View()
+        wide = console.width >= _BAR_FROM_COLUMNS
+        self._room = console.width - (_BAR_COLUMNS + 1 if wide else 0) - len("100%  ")
+        bar = [BarColumn(bar_width=_BAR_COLUMNS)] if wide else []
         self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[left]}"), console=console, transient=True,
-        )  # fmt: skip
-        self._task = self._progress.add_task("starting", total=1.0, left="")
+            TextColumn("{task.percentage:>3.0f}%"), *bar, TextColumn("{task.description}"), console=console, transient=True
+        )
+        self._task = self._progress.add_task("planning", total=1.0)
         self._progress.start()
 
     def __call__(self, event: Event) -> None:
         if (line := self._view.notice(event)) is not None:
-            self._progress.console.print(line, highlight=False)
+            self._progress.console.print(line, highlight=False, markup=False)
         if event["kind"] == "step":
-            self._progress.update(
-                self._task, description=self._view.step_line(event), completed=event["done"], left=time_left(event)
-            )
-        if event["kind"] in ("finished", "stopped", "failed"):
-            self._progress.stop()
+            left = time_left(event)
+            shown = fitting(self._view.step_parts(event), self._room - len(left)) + left
+            self._progress.update(self._task, description=escape(shown), completed=event["done"])
+
+    def close(self) -> None:
+        self._progress.stop()
 
 
 class PlainLines:
@@ -95,7 +103,7 @@ class PlainLines:
         now_s = time.monotonic()
         if event["kind"] == "step" and (now_s - self._last_s >= _PLAIN_EVERY_S or event["done"] >= 1):
             self._last_s = now_s
-            self._print(f"{event['done']:4.0%}  {self._view.step_line(event)}{time_left(event)}")
+            self._print(f"{event['done']:4.0%}  {fitting(self._view.step_parts(event))}{time_left(event)}")
 
     def _print(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -108,9 +116,28 @@ def time_left(event: Event) -> str:
     return f" · {show_seconds(event['elapsed_s'] * (1 - done) / done)} left"
 
 
-def progress_view(quiet: bool = False) -> tuple[Observer, ...]:
-    """What is printed while a run goes, always to stderr: stdout is for results."""
-    if quiet:
-        return ()
+def fitting(parts: Sequence[str], columns: int | None = None) -> str:
+    """As many of the parts as fit, the first always."""
+    line = parts[0]
+    for part in parts[1:]:
+        longer = f"{line} · {part}"
+        if columns is not None and len(longer) > columns:
+            break
+        line = longer
+    return line
+
+
+@contextmanager
+def progress_view(quiet: bool = False) -> Iterator[tuple[Observer, ...]]:
+    """What is printed while a run goes, always to stderr: stdout is for results. The terminal is left as it was found."""
     console = Console(stderr=True)
-    return (LiveLine(console),) if console.is_terminal else (PlainLines(),)
+    if quiet:
+        yield ()
+    elif console.is_terminal:
+        line = LiveLine(console)
+        try:
+            yield (line,)
+        finally:
+            line.close()
+    else:
+        yield (PlainLines(),)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from flatout.cli.output import print_json
 
 app = typer.Typer(help="List runs; show one; compare two.", invoke_without_command=True, rich_markup_mode=None)
 
@@ -20,11 +21,11 @@ def list_runs(context: typer.Context, runs: Runs = Path("runs"), as_json: Json =
     """List the runs, oldest first."""
     if context.invoked_subcommand is not None:
         return
-    from flatout.base.tree import to_json, to_text
+    from flatout.base.tree import to_data, to_text
     from flatout.store.compare import runs_doc
 
     doc = runs_doc(runs)
-    print(to_json(doc) if as_json else to_text(doc))
+    print_json(to_data(doc)) if as_json else print(to_text(doc))
 
 
 @app.command("show")
@@ -38,12 +39,12 @@ def show(run: RunName, runs: Runs = Path("runs"), as_json: Json = False) -> None
     result = found.result
     if as_json:
         about = {**found.folder.about, "status": found.folder.status, "recipe": found.folder.read("recipe.json")}
-        print(json.dumps({**about, "plan": to_data(found.explain_doc()), "result": result}, indent=2, default=str))
+        print_json({**about, "plan": to_data(found.explain_doc()), "result": result})
         return
     print(f"{found.name}: {found.folder.status}{': ' + result['reason'] if 'reason' in result else ''}\n")
     for key, value in found.folder.read("recipe.json").items():
         if value not in ({}, [], ()):
-            print(f"  {key}: {value}")
+            print(f"  {key}: {_written(value)}")
     print(f"\n{found.explain()}\n")
     if "ledger" in result:
         print(to_text(ledger_doc(result)) + "\n")
@@ -54,9 +55,16 @@ def show(run: RunName, runs: Runs = Path("runs"), as_json: Json = False) -> None
 @app.command("compare")
 def compare(first: RunName, second: RunName, runs: Runs = Path("runs"), as_json: Json = False) -> None:
     """What differed between two runs, and what it did."""
-    from flatout.base.tree import to_json, to_text
+    from flatout.base.tree import to_data, to_text
     from flatout.store.compare import compare_doc
     from flatout.store.run_folder import find
 
     doc = compare_doc(find(runs, first), find(runs, second))
-    print(to_json(doc) if as_json else to_text(doc))
+    print_json(to_data(doc)) if as_json else print(to_text(doc))
+
+
+def _written(value: Any) -> str:
+    """On one line, as a recipe file would write it."""
+    import yaml
+
+    return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("...\n").strip()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,33 +15,53 @@ _SUFFIXES = (".parquet", ".csv", ".npz")
 
 def check_table_path(path: Path) -> None:
     if path.suffix not in _SUFFIXES:
-        raise UsageError(f"--out is a {', '.join(_SUFFIXES)} file, got {path.name}")
+        raise UsageError(f"--out is a {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]} file, got {path.name}")
     if not path.resolve().parent.is_dir():
         raise UsageError(f"--out: there is no folder {path.resolve().parent}")
 
 
 def write_table(path: Path, columns: Mapping[str, Any]) -> None:
-    """A tensor of more than one dimension becomes a column of lists."""
+    """Whole or not at all. A tensor of more than one dimension becomes a column of lists."""
+    aside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
-        if path.suffix == ".npz":
-            import numpy as np
-
-            np.savez_compressed(path, **{name: column.numpy() for name, column in columns.items()})
-            return
-        import pyarrow as pa
-
-        table = pa.table({name: column.numpy() if column.ndim == 1 else column.tolist() for name, column in columns.items()})
-        if path.suffix == ".parquet":
-            import pyarrow.parquet as parquet
-
-            parquet.write_table(table, path)
-        else:
-            import pyarrow.csv as csv
-
-            flat = {
-                name: column.numpy() if column.ndim == 1 else [str(row) for row in column.tolist()]
-                for name, column in columns.items()
-            }
-            csv.write_csv(pa.table(flat), path)
+        _write(aside, columns)
+        os.replace(aside, path)
     except OSError as error:
-        raise StoreError(f"can't write {path}: {error}") from error
+        raise StoreError(f"can't write {path}: {os.strerror(error.errno) if error.errno else error}") from error
+    finally:
+        with suppress(OSError):
+            aside.unlink()
+
+
+def _write(path: Path, columns: Mapping[str, Any]) -> None:
+    if path.suffix == ".npz":
+        import numpy as np
+
+        np.savez_compressed(path, **{name: column.numpy() for name, column in columns.items()})
+        return
+    import pyarrow as pa
+
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as parquet
+
+        parquet.write_table(pa.table({name: _listed(column.numpy()) for name, column in columns.items()}), path)
+    else:
+        import pyarrow.csv as csv
+
+        flat = {
+            name: column.numpy() if column.ndim == 1 else [str(row) for row in column.tolist()]
+            for name, column in columns.items()
+        }
+        csv.write_csv(pa.table(flat), path)
+
+
+def _listed(array: Any) -> Any:
+    """Rows of an array as Arrow lists of its own type, without a Python object a number."""
+    import pyarrow as pa
+
+    if array.ndim == 1:
+        return array
+    listed = pa.array(array.reshape(-1))
+    for length in array.shape[:0:-1]:
+        listed = pa.FixedSizeListArray.from_arrays(listed, length)
+    return listed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flatout.base.errors import UsageError
+from flatout.cli.output import print_json
 from flatout.cli.places import allow_deterministic_cuda, cache_folder
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to 
 RunName = Annotated[str, typer.Argument(help="A run's name, its folder, or `last`.", show_default=False)]
 DeviceName = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
 
-NEXT_STEPS = """\
-What to try next
-  flatout run {recipe} lr=1e-3 budget='20 epochs'    any key can be set from the command line
-  flatout runs compare last {run}                    what differed, and what it did
-  flatout explain {recipe} --json                    the plan for a program to read
-  flatout drill {recipe} --kills 5                   kill it at random, resume, compare every bit
-  flatout probe                                      what this machine can do, and what is mis-set on it"""
+NEXT_STEPS = {
+    "flatout run {recipe} lr=1e-3 budget='20 epochs'{runs}": "any key can be set from the command line",
+    "flatout runs compare {run} last{runs}": "what differed, and what it did",
+    "flatout explain {recipe} --json": "the plan for a program to read",
+    "flatout drill {recipe} --kills 5": "kill it at random, resume, compare every bit",
+    "flatout probe": "what this machine can do, and what is mis-set on it",
+}
 
 
 def run(
@@ -52,8 +52,9 @@ def run(
     from flatout.cli.progress import progress_view
 
     asked = _read(recipe, overrides, sets, offs)
-    done = verbs.run(asked, runs=runs, fresh=fresh, observers=progress_view(quiet), cache=cache_folder())
-    print(json.dumps(done.result, indent=2)) if as_json else _print_outcome(done)
+    with progress_view(quiet) as observers:
+        done = verbs.run(asked, runs=runs, fresh=fresh, observers=observers, cache=cache_folder())
+    print_json(done.result) if as_json else _print_outcome(done)
 
 
 def explain(
@@ -65,10 +66,10 @@ def explain(
 ) -> None:
     """Say how a recipe would be trained here and why, without training a step."""
     from flatout import verbs
-    from flatout.base.tree import to_json, to_text
+    from flatout.base.tree import to_data, to_text
 
     doc = verbs.explain(_read(recipe, overrides, sets, offs), cache=cache_folder())
-    print(to_json(doc) if as_json else to_text(doc))
+    print_json(to_data(doc)) if as_json else print(to_text(doc))
 
 
 def evaluate(
@@ -82,7 +83,7 @@ def evaluate(
     from flatout import verbs
 
     metrics = verbs.evaluate(_load(run, runs), data, device=device)
-    print(json.dumps(metrics) if as_json else "\n".join(f"{name:12} {value:.6g}" for name, value in metrics.items()))
+    print_json(metrics) if as_json else print("\n".join(f"{name:12} {value:.6g}" for name, value in metrics.items()))
 
 
 def predict(
@@ -109,16 +110,28 @@ def demo(runs: Runs = Path("runs"), as_json: Json = False) -> None:
     from flatout.reading import read_recipe
 
     path = Path(__file__).with_name("digits.yaml")
-    done = verbs.run(read_recipe(path), runs=runs, observers=progress_view(), cache=cache_folder())
+    with progress_view() as observers:
+        done = verbs.run(read_recipe(path), runs=runs, observers=observers, cache=cache_folder())
     if as_json:
-        print(json.dumps(done.result, indent=2))
+        print_json(done.result)
         return
     print(f"\n{done.explain()}\n")
     _print_outcome(done, ledger=True)
     example = Path("examples/digits.yaml")
-    shown = example if example.exists() else path
-    print(f"\nThe recipe was {shown}: copy it to begin.\n")
-    print(NEXT_STEPS.format(recipe=shown, run=done.name))
+    if example.exists():
+        print(f"\nThe recipe was {example}: copy it to begin.")
+    else:
+        print(f"\nTo begin with a copy of its recipe: cp {path} {path.name}")
+    _print_next_steps(example if example.exists() else Path(path.name), done.name, runs)
+
+
+def _print_next_steps(recipe: Path, run: str, runs: Path) -> None:
+    elsewhere = "" if runs == Path("runs") else f" --runs {runs}"
+    steps = {step.format(recipe=recipe, run=run, runs=elsewhere): words for step, words in NEXT_STEPS.items()}
+    width = max(map(len, steps))
+    print("\nWhat to try next")
+    for step, words in steps.items():
+        print(f"  {step:{width}}  {words}")
 
 
 def _print_outcome(done: Run, ledger: bool = False) -> None:
@@ -146,7 +159,7 @@ def _read(path: Path, overrides: list[str] | None, sets: list[str] | None, offs:
         if not equals:
             raise UsageError(f"--set takes name=value, such as --set precision=fp32; got {pin!r}")
         pins[name] = value
-    sys.path.insert(0, str(path.resolve().parent))  # module:name in a recipe means a file beside it, as for a script
+    _import_from(path.resolve().parent)
     if str(pins.get("deterministic", "")).lower() in ("on", "true", "yes", "1"):
         allow_deterministic_cuda()
 
@@ -160,4 +173,12 @@ def _read(path: Path, overrides: list[str] | None, sets: list[str] | None, offs:
 def _load(name: str, runs: Path) -> Run:
     from flatout import verbs
 
-    return verbs.load(name, runs=runs)
+    run = verbs.load(name, runs=runs)
+    _import_from(Path(run.folder.read("origin.json")["folder"]))
+    return run
+
+
+def _import_from(folder: Path) -> None:
+    """module:name in a recipe means a file beside it, as for a script."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))

@@ -6,6 +6,7 @@ and the random state of both must be equal, bit for bit; deterministic kernels a
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import subprocess
@@ -93,9 +94,9 @@ def _kill_once(command: list[str], runs: Path, target: int, *, inside_write: boo
     try:
         folder = _wait_for(lambda: _newest(runs), child, began_s)
         events_before = folder.events_path.stat().st_size if folder.events_path.exists() else 0
-        _wait_for(lambda: _began(folder, events_before), child, began_s)
+        _wait_for(lambda: _began(folder, events_before), child, began_s, pause_s=0.01)
         if inside_write:
-            _wait_for(lambda: (folder.checkpoints().being_written() or -1) >= target, child, time.monotonic(), pause_s=0.0)
+            _wait_for(lambda: (folder.checkpoints().being_written() or -1) >= target, child, time.monotonic(), pause_s=0.0005)
         else:
             _wait_for(lambda: _last_step(folder, events_before) >= target, child, time.monotonic())
             time.sleep(chance.random() * 0.05)
@@ -134,12 +135,13 @@ def _newest(runs: Path) -> RunFolder | None:
 
 
 def _since(folder: RunFolder, offset: int) -> list[dict[str, Any]]:
-    """Events written after this start, told from the earlier ones by their place in the file."""
-    earlier = 0
-    if offset:
-        with folder.events_path.open("rb") as log:
-            earlier = log.read(offset).count(b"\n")
-    return list(read_events(folder.events_path))[earlier:]
+    """Events written after this start. Only those are read: a drill that reads all of them slows down the run it watches."""
+    if not folder.events_path.exists():
+        return []
+    with folder.events_path.open("rb") as log:
+        log.seek(offset)
+        lines = log.read().split(b"\n")[:-1]  # the last one is torn or empty
+    return [json.loads(line) for line in lines if line.startswith(b"{") and line.endswith(b"}")]
 
 
 def _began(folder: RunFolder, offset: int) -> bool:

@@ -8,6 +8,7 @@ import torch
 
 from flatout.base.errors import UsageError
 from flatout.base.events import EventLog
+from flatout.base.units import parse_seconds
 from flatout.data.feed import EvalFeed, Feed, ResidentFeed
 from flatout.data.feed import feed as make_feed
 from flatout.engine.ema import Average
@@ -94,7 +95,7 @@ def assemble(job: Job, settings: Settings, folder: RunFolder, events: EventLog) 
         feed=feed,
         evaluation=evaluation,
         state=TrainState(model, optimizer, average, step.scale, device),
-        saver=Saver(folder.checkpoints(settings.keep_checkpoints), events, device),
+        saver=Saver(folder.checkpoints(settings.keep_checkpoints), events, device, parse_seconds(settings.grace)),
         budget=BudgetMeter(
             job.budget,
             epoch_samples=len(job.data.train),

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
+from flatout.base.errors import OutOfMemory
+from flatout.data.evaluation import EvalFeed
+from flatout.engine.memory import is_out_of_memory, release_cached
 from flatout.engine.precision import autocast
 from flatout.engine.step import Batch
 from flatout.engine.sync import sync_point
@@ -38,3 +41,28 @@ def evaluate(
                 return meter.result()
     finally:
         model.train(was_training)
+
+
+def evaluate_in_memory(
+    model: nn.Module,
+    objective: Objective,
+    feed: EvalFeed,
+    *,
+    precision: str,
+    device: torch.device,
+    should_stop: Callable[[], bool],
+    on_split: Callable[[int, int, str], None],
+) -> dict[str, float] | None:
+    """`evaluate`, again with smaller batches where memory runs out: the metrics are sums, so they stay the same."""
+    while True:
+        try:
+            return evaluate(model, objective, feed, precision=precision, device=device, should_stop=should_stop)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = str(error).partition("\n")[0]
+        release_cached(device)
+        if feed.batch == 1:
+            raise OutOfMemory(f"out of memory while evaluating a single sample at a time ({reason}): use a smaller model")
+        before, feed.batch = feed.batch, (feed.batch + 1) // 2
+        on_split(before, feed.batch, reason)

@@ -84,7 +84,14 @@ class FusedUpdate:
 
 def can_fuse(optimizer: Optimizer) -> bool:
     """Only what this module has a kernel for, asked to be fused."""
-    return type(optimizer) in _KERNELS and all(group.get("fused") for group in optimizer.param_groups)
+    if type(optimizer) not in _KERNELS:
+        return False
+    decoupled = isinstance(optimizer, AdamW)
+    others = ("amsgrad", "maximize", "dampening", "differentiable")  # which only an optimizer of the user's own can have
+    return all(
+        group["fused"] and group.get("decoupled_weight_decay", False) is decoupled and not any(map(group.get, others))
+        for group in optimizer.param_groups
+    )
 
 
 def _with_gradients(group: _Group, gradients: list[Any]) -> tuple[_Group, list[Tensor]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from flatout.base.events import EventLog
 from flatout.engine.assembly import LOG_SLOTS, Assembly
 from flatout.engine.job import Job
@@ -39,8 +37,8 @@ class Logbook:
     def first_of_interval(self, progress: Progress) -> bool:
         return progress.step == self._step
 
-    def read(self, progress: Progress) -> Interval:
-        """Wait for the device, say what happened, and count what was skipped into the progress."""
+    def read(self, progress: Progress) -> int:
+        """Wait for the device, say what happened, and count what was skipped into the progress. Returns how many that were."""
         parts = self._parts
         reading = parts.meters.read()  # takes milliseconds on some drivers: while the device still has work
         with sync_point():
@@ -48,18 +46,20 @@ class Logbook:
         parts.budget.spend(progress)
         parts.budget.spend_energy(progress, reading.energy_j)
         steps, seconds = progress.step - self._step, progress.elapsed_s - self._elapsed_s
-        progress.skipped += interval.nonfinite
-        for loss in interval.losses:
-            progress.nonfinite_in_row = 0 if math.isfinite(loss) else progress.nonfinite_in_row + 1
+        skips = interval.skipped(by_norm=parts.step.scale is None)  # a loss scale lets gradients overflow on purpose
+        skipped = sum(skips)
+        progress.skipped += skipped
+        for skip in skips:
+            progress.nonfinite_in_row = progress.nonfinite_in_row + 1 if skip else 0
         if steps:
             self.last_loss = interval.mean_loss if interval.mean_loss is not None else self.last_loss
             self._emit(progress, interval, (progress.samples - self._samples) / max(seconds, 1e-9), reading)
             if not self._fixed:
                 self._every = max(1, min(LOG_SLOTS, round(steps / max(seconds, 1e-9) * INTERVAL_S)))
-        if interval.nonfinite:
-            self._events.emit("nonfinite", step=progress.step, skipped=interval.nonfinite, in_row=progress.nonfinite_in_row)
+        if skipped:
+            self._events.emit("nonfinite", step=progress.step, skipped=skipped, in_row=progress.nonfinite_in_row)
         self.start_at(progress)
-        return interval
+        return skipped
 
     def _emit(self, progress: Progress, interval: Interval, samples_per_s: float, reading: Reading) -> None:
         tokens = self._job.data.train.tokens_per_row

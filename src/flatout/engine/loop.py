@@ -6,19 +6,19 @@ change what happens here.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
 
 from flatout.base.budget import Budget
-from flatout.base.errors import Diverged, Stopped
+from flatout.base.errors import DamagedCheckpoint, Diverged, Stopped
 from flatout.base.events import EventLog
 from flatout.base.units import parse_seconds, show_seconds
 from flatout.engine.assembly import assemble, evaluation_interval
 from flatout.engine.determinism import deterministic_kernels, own_random_state
 from flatout.engine.ending import early_end, note_evaluation
-from flatout.engine.evaluation import evaluate
+from flatout.engine.evaluation import evaluate_in_memory
 from flatout.engine.job import Job
 from flatout.engine.logbook import Logbook
 from flatout.engine.outcome import outcome, write_weights
@@ -96,18 +96,19 @@ class Loop:
         parts, budget, ledger, schedule = self.parts, self.parts.budget, self.ledger, self.job.schedule
         total_steps, first = budget.total_steps, True
         while True:
-            if self.log.due(self.progress) or budget.is_spent(self.progress) or self.stop:
+            if self.log.due(self.progress) or self.evaluation_due() or budget.is_spent(self.progress) or self.stop:
                 self.read_log()
             progress = self.progress  # a rollback has replaced it
             ended = budget.is_spent(progress)
             if self.stop:
                 return
-            if self.evaluate_every is not None and (progress.samples >= progress.next_evaluation or ended):
+            if self.evaluation_due() or (ended and self.evaluate_every is not None):
                 self.evaluate()
-            if ended or early_end(self.job, progress):
+            if ended or self.stop or early_end(self.job, progress):
                 return
             if self.save_due():
                 self.save()
+                progress = self.progress
 
             size = budget.next_size(progress)
             rate = self.job.lr * progress.rate_factor
@@ -120,13 +121,13 @@ class Loop:
                 batch = parts.feed.next(size)
                 ledger.lap("data")
                 parts.step(batch)
+            if first:
+                self.after_first_step(size)
+                first = False
             ledger.lap("step")
             progress.step += 1
             progress.samples += size
             budget.spend(progress)
-            if first:
-                self.after_first_step()
-                first = False
 
     def finish(self) -> dict[str, Any]:
         if self.parts.evaluation is not None and not self.stop and self.progress.evaluated_at != self.progress.samples:
@@ -136,7 +137,11 @@ class Loop:
             self.leave()
         best = self.progress.best["step"] if self.job.early_stop and self.progress.best else None
         with sync_point():
-            write_weights(self.parts.state, self.folder, best)
+            try:
+                write_weights(self.parts.state, self.folder, best)
+            except DamagedCheckpoint as damage:
+                self.events.emit("degraded", what="best weights", why=f"the last ones are the result instead: {damage}")
+                write_weights(self.parts.state, self.folder, None)
         self.ledger.lap("checkpoint")
         self.phases.attribute(self.ledger)
         reason = early_end(self.job, self.progress) or "budget spent"
@@ -146,22 +151,32 @@ class Loop:
 
     # ---- what happens between steps ----
 
-    def after_first_step(self) -> None:
+    def after_first_step(self, size: int) -> None:
         """Compiling, autotuning and loading kernels happen in the first step: it has a row of its own."""
         if self.device.type == "cuda" or self.settings.compile != "off":
             with sync_point():
                 synchronize(self.device)
             self.ledger.lap("compile")
-            self.ledger.split("step", {"compile": 1.0})
+            self.progress.untimed_samples += size
         self.parts.step.phases = self.phases if self.parts.graph is None else NoPhases()
 
     def read_log(self) -> None:
-        self.log.read(self.progress)
+        skipped = self.log.read(self.progress)
         self.ledger.lap("device wait")
         self.phases.collect()
-        if self.progress.nonfinite_in_row >= self.settings.nonfinite_limit:
-            self.roll_back()
+        progress = self.progress
+        if progress.nonfinite_in_row >= self.settings.nonfinite_limit:
+            self.roll_back(f"the loss was not finite for {progress.nonfinite_in_row} steps in a row up to step {progress.step}")
+        elif (skipped or self.parts.budget.is_spent(progress)) and not self.is_finite():
+            self.roll_back(f"the weights, or running statistics, were not finite at step {progress.step}")
         self.ledger.lap("logging")
+
+    def is_finite(self) -> bool:
+        with sync_point():
+            return finite(self.parts.state.model)
+
+    def evaluation_due(self) -> bool:
+        return self.evaluate_every is not None and self.progress.samples >= self.progress.next_evaluation
 
     def evaluate(self) -> None:
         if self.log.behind(self.progress):
@@ -169,13 +184,14 @@ class Loop:
         assert self.parts.evaluation is not None
         average = self.parts.state.average
         with average.in_place() if average else nullcontext():
-            metrics = evaluate(
+            metrics = evaluate_in_memory(
                 self.parts.state.model,
                 self.job.objective,
                 self.parts.evaluation,
                 precision=self.settings.precision,
                 device=self.device,
                 should_stop=lambda: bool(self.stop),
+                on_split=self.on_evaluation_split,
             )
         self.ledger.lap("evaluation")
         if metrics is None:
@@ -185,8 +201,8 @@ class Loop:
             progress.next_evaluation += self.evaluate_every
         is_best = note_evaluation(self.job, progress, metrics)
         self.events.emit("evaluation", step=progress.step, samples=progress.samples, metrics=metrics, best=is_best)
-        if is_best and progress.best:
-            self.save(best=(progress.best["metric"], progress.best["value"]))
+        if is_best:
+            self.save(again=True)
 
     def save_due(self) -> bool:
         progress = self.progress
@@ -196,30 +212,28 @@ class Loop:
             return progress.elapsed_s - self.saved_s >= self.save_every.amount
         return progress.step - self.saved_step >= self.save_every.amount
 
-    def save(self, *, wait: bool = False, best: tuple[str, float] | None = None) -> None:
+    def save(self, *, wait: bool = False, again: bool = False) -> None:
+        """`again`: also if this step has been saved, since more is known of it now."""
         if self.log.behind(self.progress):
             self.read_log()
         progress = self.progress
-        if progress.step != self.saved_step:
-            with sync_point():
-                good = finite(self.parts.state.model)
-            if not good:
+        if again or progress.step != self.saved_step:
+            if not self.is_finite():
                 self.events.emit("checkpoint_refused", step=progress.step, why="some weights are not finite")
                 return
             progress.micro_batch = self.parts.step.micro_batch
             self.ledger.lap("checkpoint")
             progress.ledger = self.ledger.to_dict()
-            self.parts.saver.save(progress.step, self.parts.state.tree(progress), best=best)
+            self.parts.saver.save(progress.step, self.parts.state.tree(progress), best=progress.best)
             self.saved_step, self.saved_s = progress.step, progress.elapsed_s
         if wait:
             self.parts.saver.wait()
         self.ledger.lap("checkpoint")
 
-    def roll_back(self) -> None:
+    def roll_back(self, why: str) -> None:
         """Back to the last good checkpoint at half the rate; after a few times of that, stop with the reason."""
         failed = self.progress
         self.parts.saver.wait()
-        why = f"the loss was not finite for {failed.nonfinite_in_row} steps in a row up to step {failed.step}"
         found = self.folder.checkpoints().load_latest(self.on_damage)
         if failed.rollbacks >= MAX_ROLLBACKS or found is None:
             raise Diverged(
@@ -247,13 +261,22 @@ class Loop:
     def leave(self) -> None:
         name, save_s, grace_s = str(self.stop.signal_name), self.parts.saver.times.last_s, parse_seconds(self.settings.grace)
         fits = "fits in" if save_s < grace_s else "is LONGER than"
-        self.events.emit("stopped", signal=name, step=self.progress.step, save_s=save_s, grace_s=grace_s)
+        step, kept = self.progress.step, self.folder.checkpoints().steps()
+        missed = f"step {step} could NOT be saved, the last checkpoint is {kept[-1:]}"
+        saved = f"saved at step {step}" if step in kept else missed
+        self.events.emit("stopped", signal=name, step=step, saved=step in kept, save_s=save_s, grace_s=grace_s)
         raise Stopped(
             name,
             self.stop.exit_code,
-            f"{name}: saved at step {self.progress.step}; a save takes {show_seconds(save_s)}, which {fits} the grace period "
+            f"{name}: {saved}; a save takes {show_seconds(save_s)}, which {fits} the grace period "
             f"of {self.settings.grace}. The same command goes on from here.",
         )
 
     def on_damage(self, step: int, what: str) -> None:
         self.events.emit("checkpoint_damaged", step=step, why=what)
+        with suppress(OSError):
+            self.folder.checkpoints().set_aside(step)
+
+    def on_evaluation_split(self, before: int, after: int, reason: str) -> None:
+        why = f"out of memory at {before} samples at a time: {reason}"
+        self.events.emit("degraded", what="evaluation_batch", value=after, why=why)

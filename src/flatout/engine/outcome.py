@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from flatout.base.errors import StoreError
 from flatout.engine.assembly import Assembly
 from flatout.engine.job import Job
 from flatout.engine.memory import peak_bytes
@@ -33,9 +34,16 @@ def write_weights(state: TrainState, folder: RunFolder, best_step: int | None) -
 def _write(weights: dict[str, Any], folder: RunFolder) -> None:
     """Tied weights are there under each of their names, for whoever loads the file with something else."""
     aside = folder.path / ".model.safetensors.tmp"
-    write_tensors(aside, weights)
-    os.replace(aside, folder.weights_path)
-    sync_folder(folder.path)
+    try:
+        write_tensors(aside, weights)
+        os.replace(aside, folder.weights_path)
+        sync_folder(folder.path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise StoreError(
+            f"{folder.weights_path} could not be written: {error.strerror}; make room, then the same command "
+            "goes on from the last checkpoint"
+        ) from error
 
 
 def outcome(
@@ -43,7 +51,7 @@ def outcome(
 ) -> dict[str, Any]:
     totals = ledger.totals()
     train_s = sum(totals[row] for row in TRAINING_ROWS)
-    samples_per_s = progress.samples / train_s if train_s else 0.0
+    samples_per_s = (progress.samples - progress.untimed_samples) / train_s if train_s else 0.0
     tokens = job.data.train.tokens_per_row
     save = parts.saver.times
     energy = parts.meters.read().energy_j

@@ -15,6 +15,7 @@ from flatout.base.errors import MachineError, UsageError
 class Progress:
     step: int = 0
     samples: int = 0
+    untimed_samples: int = 0  # of first steps, whose time is the compiler's
     elapsed_s: float = 0.0
     energy_j: float = 0.0
     skipped: int = 0

@@ -27,9 +27,10 @@ class Interval:
         whole = sum(weight for _, weight in pairs)
         return sum(loss * weight for loss, weight in pairs) / whole if whole else None
 
-    @property
-    def nonfinite(self) -> int:
-        return sum(not math.isfinite(loss) for loss in self.losses)
+    def skipped(self, by_norm: bool) -> list[bool]:
+        """Of each step, whether it changed nothing: its loss was no number, or its gradient norm where that decides."""
+        watched = self.norms if by_norm and self.norms else self.losses
+        return [not (math.isfinite(loss) and math.isfinite(seen)) for loss, seen in zip(self.losses, watched, strict=True)]
 
     @property
     def last_norm(self) -> float | None:

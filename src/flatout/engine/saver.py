@@ -5,6 +5,7 @@ A disk that is full or gone costs the checkpoint and an event, never the run nor
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from flatout.base.events import EventLog
+from flatout.base.units import show_seconds
 from flatout.engine.memory import is_out_of_memory
 from flatout.engine.sync import sync_point
 from flatout.store.checkpoints import Checkpoints
@@ -35,12 +37,13 @@ class SaveTimes:
 
 
 class Saver:
-    def __init__(self, checkpoints: Checkpoints, events: EventLog, device: torch.device) -> None:
+    def __init__(self, checkpoints: Checkpoints, events: EventLog, device: torch.device, grace_s: float = math.inf) -> None:
         self.times = SaveTimes()
         self.failures = 0
         self._checkpoints = checkpoints
         self._events = events
         self._device = device
+        self._grace_s = grace_s
         self._copies: dict[str, Tensor] = {}
         self._thread: threading.Thread | None = None
 
@@ -48,7 +51,8 @@ class Saver:
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def save(self, step: int, state: Any, *, best: tuple[str, float] | None = None, wait: bool = False) -> None:
+    def save(self, step: int, state: Any, *, best: dict[str, Any] | None = None, wait: bool = False) -> None:
+        """`best` is the best evaluation so far: its checkpoint is marked, again if the mark was lost, and kept."""
         self.wait()
         began_s = time.perf_counter()
         document, tensors = encode(state)
@@ -99,7 +103,7 @@ class Saver:
         document: Any,
         copies: dict[str, Tensor],
         copied: torch.cuda.Event | None,
-        best: tuple[str, float] | None,
+        best: dict[str, Any] | None,
         began_s: float,
         blocked_s: float,
     ) -> None:
@@ -107,8 +111,8 @@ class Saver:
         try:
             with _DeviceReader(self._device, copied) as to_host:
                 path = self._checkpoints.write(step, document, copies, to_host)
-            if best is not None:
-                self._checkpoints.mark_best(step, *best)
+            if best is not None and best["step"] in self._checkpoints.steps() and best != self._checkpoints.best():
+                self._checkpoints.mark_best(**best)
             self._checkpoints.prune()
         except OSError as error:
             self.failures += 1
@@ -127,6 +131,10 @@ class Saver:
         self.times.blocked_s += blocked_s
         self.times.whole_s += whole_s
         self.times.last_s = whole_s
+        if whole_s > self._grace_s and self.times.count == 1:
+            grace = show_seconds(self._grace_s)
+            why = f"a save takes {show_seconds(whole_s)}, the grace period is {grace}: a SIGTERM may lose steps"
+            self._events.emit("degraded", what="grace", why=why)
         size = sum(tensor.numel() * tensor.element_size() for tensor in copies.values())
         self._events.emit("checkpoint_saved", step=step, path=path.name, seconds=whole_s, blocked_s=blocked_s, bytes=size)
 

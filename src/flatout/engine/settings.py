@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from flatout.base.budget import Budget
 from flatout.base.errors import UsageError, did_you_mean
+from flatout.base.units import parse_seconds
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 COMPILES = ("off", "on", "max-autotune")
@@ -94,4 +96,8 @@ def _typed(name: str, kind: str, written: object) -> Any:
         if number < 0:
             raise UsageError(f"expected a number that is not negative, got {written!r}")
         return number
+    if name == "grace":
+        parse_seconds(str(written))
+    if name == "checkpoint_every" and Budget.parse(str(written)).unit not in ("steps", "seconds"):
+        raise UsageError(f"expected steps or a time, such as '500 steps' or '2 min', got {written!r}")
     return str(written)

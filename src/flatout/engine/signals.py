@@ -44,4 +44,4 @@ def watch_signals() -> Iterator[StopRequest]:
         yield request
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set from Python

@@ -105,6 +105,8 @@ class TrainState:
 
 
 def finite(model: nn.Module) -> bool:
-    """Whether every weight is a number. Waits for the device."""
-    norms = torch._foreach_norm([parameter.detach() for parameter in model.parameters()])
+    """Whether every weight and every running statistic is a number. Waits for the device."""
+    both = (*model.parameters(), *model.buffers())
+    changing = [tensor.detach() for tensor in both if tensor.is_floating_point() and tensor.numel()]
+    norms = torch._foreach_norm(changing, float("inf"))  # the largest value, which can't overflow as a sum of squares can
     return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
-from flatout.base.errors import OutOfMemory
+from flatout.base.errors import OutOfMemory, UsageError
 from flatout.engine.ema import Average
 from flatout.engine.fused import FusedUpdate, can_fuse
 from flatout.engine.memory import is_out_of_memory, release_cached
@@ -64,7 +64,8 @@ class Step:
         self._on_split = on_split
         self._attention = settings.attention
         self._plain = settings.precision in ("fp32", "tf32") and settings.attention == "auto"
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._parameters = [p for p in model.parameters() if id(p) in trained]  # in the model's order, as a norm is summed
         self._loss = loss
         self._compiled_rows = 0  # until `warm` says how many rows a batch has, nothing takes the compiled path
         compiled = _compiler(settings.compile)
@@ -72,6 +73,11 @@ class Step:
         # groups of one factor share the tensor that a graph reads its rate from
         self._device_rates = {g["factor"]: g["lr"] for g in optimizer.param_groups if isinstance(g["lr"], Tensor)}
         self._fused = FusedUpdate(optimizer, self.device) if can_fuse(optimizer) else None
+        if self.scale is not None and self._fused is None:
+            raise UsageError(
+                "precision=fp16 needs a fused AdamW, Adam or SGD, which can skip a step whose gradients overflow: "
+                "--set fused_optimizer=on, or --set precision=bf16"
+            )
         self._skip = self._fused.skip if self._fused else torch.zeros((), device=self.device)
         self._zero = torch.zeros((), device=self.device)
 
@@ -133,10 +139,11 @@ class Step:
             total = total + loss_sum.detach()
             weight = weight + part_weight
         # the weight of the whole batch is known only now; where a row counts once, nothing is left to do
-        if isinstance(weight, Tensor) or weight != rows:
-            torch._foreach_mul_(self._gradients(), rows / weight)
-        self.phases.mark("backward")
         assert isinstance(total, Tensor)
+        if isinstance(weight, Tensor) or weight != rows:
+            exact = weight.to(total.dtype) if isinstance(weight, Tensor) else weight  # a count may be an integer
+            torch._foreach_mul_(self._gradients(), rows / exact)
+        self.phases.mark("backward")
         return total / weight, weight
 
     def _forward(self, compute: Compute, batch: Batch) -> Loss:

@@ -12,6 +12,7 @@ from flatout.base.errors import ModelError
 
 # Far enough below any real logit that softmax gives exactly 0, and still a float16.
 PADDING_LOGIT = -1e4
+RESIDUALS = ("float32", "autocast")
 
 
 class Attention(nn.Module):
@@ -59,11 +60,15 @@ class GPT(nn.Module):
         tied: bool,
         pad_vocabulary_to: int,
         bias: bool,
+        residual: str,
     ) -> None:
         super().__init__()
         if width % heads:
             raise ModelError(f"gpt: width must be a multiple of heads, got width {width} and heads {heads}")
+        if residual not in RESIDUALS:
+            raise ModelError(f"gpt: residual is one of {', '.join(RESIDUALS)}, got {residual!r}")
         self.window = window
+        self.narrow_residual = residual == "autocast"
         padded = math.ceil(vocabulary / pad_vocabulary_to) * pad_vocabulary_to
         self.tokens = nn.Embedding(padded, width)
         self.positions = nn.Embedding(window, width)
@@ -98,6 +103,8 @@ class GPT(nn.Module):
         if length > self.window:
             raise ModelError(f"gpt was built for a window of {self.window} tokens and got {length}: set window: {length}")
         stream = self.dropout(self.tokens(x) + self.positions.weight[:length])
+        if self.narrow_residual and torch.is_autocast_enabled(x.device.type):
+            stream = stream.to(torch.get_autocast_dtype(x.device.type))
         for block in self.blocks:
             stream = block(stream)
         logits: Tensor = self.head(self.norm(stream))
@@ -114,6 +121,10 @@ def gpt(
     tied: bool = True,
     pad_vocabulary_to: int = 64,
     bias: bool = False,
+    residual: str = "float32",
 ) -> nn.Module:
-    """Tokens [rows, length <= window] to logits [rows, length, padded vocabulary]; the logits of padding never win."""
-    return GPT(vocabulary, window, layers, heads, width, dropout, tied, pad_vocabulary_to, bias)
+    """Tokens [rows, length <= window] to logits [rows, length, padded vocabulary]; the logits of padding never win.
+
+    `residual: autocast` keeps the stream between the blocks in the format of mixed precision: less to move, fewer digits.
+    """
+    return GPT(vocabulary, window, layers, heads, width, dropout, tied, pad_vocabulary_to, bias, residual)

@@ -53,7 +53,7 @@ def _headline(plan: Plan, predicted: float | None, measured: float | None, share
         parts.append(f"bound by {plan.prediction.bound}")
     if share is not None:
         ceiling = show_count(plan.prediction.ceiling_flops or 0)
-        parts.append(f"{share:.2g} of its {ceiling}FLOP/s" if share < 0.01 else f"{share:.0%} of its {ceiling}FLOP/s")
+        parts.append(f"{100 * share:.2g}% of its {ceiling}FLOP/s" if share < 0.1 else f"{share:.0%} of its {ceiling}FLOP/s")
     return " · ".join(parts)
 
 
@@ -82,18 +82,12 @@ def _names(choices: list[Choice]) -> str:
     return "more at default: " + ", ".join(f"{c.name.replace('_', ' ')} {_shown_value(c)}" for c in choices)
 
 
-def _rejected(plan: Plan) -> list[Line | Table]:
-    columns = (Column("name", "name"), Column("value", "value"), Column("why", "why"))
-    rows = [{"name": r.name, "value": r.value, "why": r.why} for r in plan.rejected]
-    hidden = Table("rejected", columns, (), fold=())
-    if not rows:
-        return [hidden]
+def _rejected(plan: Plan) -> list[Line | Fields]:
+    fields = Fields({"rejected": [{"name": r.name, "value": r.value, "why": r.why} for r in plan.rejected]})
+    if not plan.rejected:
+        return [fields]
     text = "; ".join(f"{r.name.replace('_', ' ')} {r.value} ({r.why})" for r in plan.rejected)
-    return [
-        Line(),
-        Line(f"rejected: {text}"),
-        Table("rejected", tuple(Column(c.key, c.title, shown=False) for c in columns), rows),
-    ]
+    return [Line(), Line(f"rejected: {text}"), fields]
 
 
 def _degraded(events: tuple[Mapping[str, Any], ...]) -> list[Line | Fields]:

@@ -22,6 +22,7 @@ from flatout.store.tensors import ToHost, decode, file_digest, plain_copy, read_
 FORMAT = 1
 _NAME = re.compile(r"step-(\d+)")
 _ASIDE = ".writing-"
+_REPLACED = ".replaced-"
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Checkpoints:
         """Write what `encode` gave as a whole checkpoint, or none at all."""
         self.folder.mkdir(exist_ok=True)
         final = self.path(step)
-        aside = self.folder / f"{_ASIDE}{final.name}"
+        aside, replaced = self.folder / f"{_ASIDE}{final.name}", self.folder / f"{_REPLACED}{final.name}"
         shutil.rmtree(aside, ignore_errors=True)
         try:
             aside.mkdir()
@@ -54,11 +55,14 @@ class Checkpoints:
             )
             sync_folder(aside)
             if final.exists():  # the same step again, after a rollback
-                shutil.rmtree(final)
+                final.rename(replaced)
             aside.rename(final)
             sync_folder(self.folder)
+            shutil.rmtree(replaced, ignore_errors=True)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
+            if replaced.exists() and not final.exists():
+                replaced.rename(final)
             raise
         return final
 
@@ -97,7 +101,7 @@ class Checkpoints:
     def prune(self) -> None:
         """Keep the best and the last `keep`."""
         best = self.best()
-        for step in self.steps()[: -self.keep]:
+        for step in self.steps()[: -max(1, self.keep)]:
             if best is None or step != best["step"]:
                 shutil.rmtree(self.path(step), ignore_errors=True)
 
@@ -105,10 +109,20 @@ class Checkpoints:
         """Remove what a killed writer left behind; returns the names."""
         if not self.folder.is_dir():
             return []
-        left = [entry for entry in self.folder.iterdir() if entry.name.startswith(_ASIDE)]
+        left = [entry for entry in self.folder.iterdir() if entry.name.startswith((_ASIDE, _REPLACED))]
         for entry in left:
-            shutil.rmtree(entry, ignore_errors=True)
+            whole = self.folder / entry.name.removeprefix(_REPLACED)
+            if entry.name.startswith(_REPLACED) and not whole.exists():  # killed between the two renames
+                entry.rename(whole)
+            else:
+                shutil.rmtree(entry, ignore_errors=True)
         return [entry.name for entry in left]
+
+    def set_aside(self, step: int) -> None:
+        """A damaged one must not count as one of the last `keep`; it stays there under another name."""
+        damaged = self.folder / f"damaged-{self.path(step).name}"
+        shutil.rmtree(damaged, ignore_errors=True)
+        self.path(step).rename(damaged)
 
     def being_written(self) -> int | None:
         """The step whose checkpoint is being written right now, or was when its writer died."""

@@ -44,7 +44,7 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
 def compare_doc(a: RunFolder, b: RunFolder) -> Doc:
     asked = _differences({**_flat(a.read("recipe.json")), **_settings(a)}, {**_flat(b.read("recipe.json")), **_settings(b)})
     machine = _differences(_machine(a), _machine(b))
-    did = [row for row in _outcomes(a.result, b.result)]
+    did = _outcomes(a.result, b.result)
     columns = (Column("key", ""), Column("a", a.name, right=True), Column("b", b.name, right=True))
     outcome_columns = (*columns, Column("ratio", "ratio", right=True))
     return Doc(

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,8 +73,23 @@ class RunFolder:
     def checkpoints(self, keep: int = 2) -> Checkpoints:
         return Checkpoints(self.path / "checkpoints", keep)
 
+    @property
+    def begun(self) -> bool:
+        """Everything a resume needs to know is written."""
+        return (self.path / "plan.json").exists()
+
     def lock(self) -> RunLock:
         return RunLock(self.path)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Ours alone for as long as this lasts; RunBusy where another process has it."""
+        lock = self.lock()
+        lock.take()
+        try:
+            yield
+        finally:
+            lock.release()
 
     def read(self, name: str) -> Any:
         try:
@@ -100,12 +117,15 @@ def create(runs: Path, stem: str, identity: str, version: str) -> RunFolder:
                 break
             except FileExistsError:  # another process took it just now
                 number += 1
+        try:
+            folder = RunFolder(path)
+            about = {"name": path.name, "identity": identity, "version": version, "created": time.time()}
+            folder.write("run.json", {"flatout_run": FORMAT, **about})
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
     except OSError as error:
         raise StoreError(f"can't create a run in {runs}: {error.strerror}; choose another place with --runs") from error
-    folder = RunFolder(path)
-    folder.write(
-        "run.json", {"flatout_run": FORMAT, "name": path.name, "identity": identity, "version": version, "created": time.time()}
-    )
     return folder
 
 
@@ -113,6 +133,7 @@ def open_run(path: Path) -> RunFolder:
     try:
         about = read_json(path / "run.json")
         found = about["flatout_run"]
+        about["identity"], float(about["created"])
     except (OSError, ValueError, KeyError, TypeError):
         raise NotARun(f"{path} is not a flatout run: it has no run.json that flatout wrote") from None
     if found != FORMAT:

@@ -44,10 +44,12 @@ def encode(tree: Any) -> tuple[Any, dict[str, Tensor]]:
             name = seen.get(key) if node.numel() else None
             if name is None:
                 name = place
+                while name in tensors:  # {"a.b": ...} beside {"a": {"b": ...}}
+                    name += "'"
                 seen[key] = name
                 tensors[name] = node.detach()
             entry: dict[str, Any] = {"$tensor": name}
-            if not node.is_contiguous():
+            if not node.is_contiguous() and 0 not in node.stride():  # an expanded tensor can't be written to
                 entry["stride"] = list(node.stride())
             return entry
         if node is None or isinstance(node, bool | int | float | str):

@@ -1,0 +1,288 @@
+"""The pages against the code, in both directions, and every block of code that they show."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import runpy
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from pages import GUIDE, PAGES, README, ROOT, Page, first_column
+
+import flatout
+from flatout.base.budget import Budget
+from flatout.cli.main import app
+from flatout.data.specs import _OPTIONS as DATA_OPTIONS
+from flatout.data.specs import parse_data
+from flatout.data.transforms import TRANSFORMS
+from flatout.engine.optimizers import OPTIMIZERS
+from flatout.engine.schedules import SHAPES
+from flatout.engine.settings import Settings
+from flatout.measure.ledger import ROWS
+from flatout.models.build import BUILDERS
+from flatout.objectives.build import OBJECTIVES
+from flatout.reading import read_recipe, recipe_from
+from flatout.recipe import Recipe
+
+ids = {"ids": lambda page: page.name}
+BASE = {"data": "digits", "model": "mlp", "batch": 16, "lr": 1e-3, "budget": "4 steps"}
+FROM_DATA = {"input_shape", "outputs", "vocabulary", "window"}
+OTHER_PROGRAMS = {"--durations", "--quick"}  # of scripts/bench and pytest
+
+
+def commands() -> dict[str, Any]:
+    """Every command of the CLI by its words: "run", "runs compare"."""
+
+    def walk(group: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+        for name, command in getattr(group, "commands", {}).items():
+            yield " ".join((*words, name)), command
+            yield from walk(command, (*words, name))
+
+    return dict(walk(typer.main.get_command(app), ()))
+
+
+COMMANDS = commands()
+
+
+def options(command: Any) -> set[str]:
+    return {option for parameter in command.params for option in parameter.opts if option.startswith("--")} | {"--help"}
+
+
+# ---- names ----
+
+
+def test_public_names_resolve_and_are_in_the_pages() -> None:
+    written = "\n".join(page.text for page in PAGES)
+    for name in flatout.__all__:
+        assert getattr(flatout, name) is not None
+        assert re.search(rf"\bfo\.{name}\b", written), f"fo.{name} is in no page"
+
+
+def test_recipe_keys() -> None:
+    assert first_column(GUIDE.section("Recipe keys")) == list(Recipe.model_fields)
+
+
+def test_recipe_defaults() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", GUIDE.section("Recipe keys"), re.MULTILINE)
+    assert {name: str(Recipe.model_fields[name].default) for name, _ in rows} == dict(rows)
+
+
+def test_settings() -> None:
+    assert sorted(first_column(GUIDE.section("Settings"))) == sorted(field.name for field in fields(Settings))
+
+
+@pytest.mark.parametrize(
+    ("section", "table"),
+    [
+        ("Models", BUILDERS),
+        ("Transforms", TRANSFORMS),
+        ("Objectives", OBJECTIVES),
+    ],
+)
+def test_named_parts(section: str, table: Any) -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", GUIDE.section(section), re.MULTILINE)
+    assert sorted(rows) == sorted(table)
+
+
+def test_optimizers_and_schedules() -> None:
+    named = set(first_column(GUIDE.section("Optimizers and schedules")))
+    assert named == {*OPTIMIZERS, *SHAPES}
+
+
+def test_options_of_parts() -> None:
+    """What is written `option: default` beside a part is an option of it, and all of its options are written."""
+    known = {name: set(options) for name, (_, options) in OPTIMIZERS.items()}
+    known |= {name: set(inspect.signature(shape).parameters) for name, shape in SHAPES.items()}
+    known |= {name: set(inspect.signature(maker).parameters) - FROM_DATA for name, maker in BUILDERS.items()}
+    for section in ("Optimizers and schedules", "Models"):
+        for names, rest in re.findall(r"^\| (`.+?`) \|(.*)$", GUIDE.section(section), re.MULTILINE):
+            for name in re.findall(r"`(\w+)`", names):
+                assert set(re.findall(r"`(\w+): ", rest)) == known[name], name
+
+
+def test_data_options() -> None:
+    assert set(DATA_OPTIONS) == {"digits", "arrays", "text"}
+    assert set(first_column(GUIDE.section("Arrays"))) == set(DATA_OPTIONS["arrays"])
+    assert set(first_column(GUIDE.section("Text"))) == set(DATA_OPTIONS["text"])
+
+
+def test_budgets() -> None:
+    for written in first_column(GUIDE.section("Budgets")):
+        Budget.parse(written)
+
+
+def test_events() -> None:
+    """Every kind that the code emits is in the guide, and no other."""
+    emitted = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            if is_call and node.func.attr in ("emit", "_emit") and node.args and isinstance(node.args[0], ast.Constant):
+                emitted.add(node.args[0].value)
+    assert set(first_column(GUIDE.section("Events"))) == emitted
+
+
+def test_ledger_rows() -> None:
+    assert set(first_column(Page(ROOT / "docs" / "explain.md").section("The ledger"))) == set(ROWS)
+
+
+def test_folder_map_has_the_layers() -> None:
+    text = (ROOT / "tests" / "test_layers.py").read_text()
+    written = re.search(r"^LAYERS = (\{.*?^\})", text, re.MULTILINE | re.DOTALL)
+    assert written is not None
+    reasons = Page(ROOT / "docs" / "design.md").section("Layers")
+    for unit, layer in ast.literal_eval(written[1]).items():
+        assert re.search(rf"^\| {layer} \|.*`{unit}`", reasons, re.MULTILINE), f"docs/design.md: {unit} in layer {layer}"
+        line = next(line for line in README.text.splitlines() if re.match(rf"      (\S+/ )*{unit}(/|\.py)", line))
+        assert re.search(rf" {layer}(\s|$)", line), line
+
+
+# ---- commands ----
+
+
+@pytest.mark.parametrize("page", PAGES, **ids)
+def test_commands_exist(page: Page) -> None:
+    for shown in page.commands():
+        words = [word for word in shlex.split(shown)[1:] if re.fullmatch(r"[a-z]+|--[a-z-]+", word)]
+        name = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else words[0]
+        if name.startswith("--"):
+            assert name in {"--help", "--version"}, shown
+            continue
+        assert name in COMMANDS, f"{page.name}: {shown}"
+        for option in re.findall(r"(?<!\S)--[a-z-]+", shown):
+            assert option in options(COMMANDS[name]), f"{page.name}: {shown}"
+
+
+@pytest.mark.parametrize("page", PAGES, **ids)
+def test_options_exist(page: Page) -> None:
+    known = {option for command in COMMANDS.values() for option in options(command)} | OTHER_PROGRAMS
+    for word in page.inline():
+        for option in re.findall(r"(?<!\S)--[a-z-]+", word):
+            assert option in known, f"{page.name}: {word}"
+
+
+def test_every_command_is_in_the_readme() -> None:
+    assert all(f"flatout {name}" in README.text for name in COMMANDS)
+
+
+@pytest.mark.parametrize("page", PAGES, **ids)
+def test_scripts_exist(page: Page) -> None:
+    for name in re.findall(r"\bscripts/([a-z-]+)", page.text):
+        assert (ROOT / "scripts" / name).exists(), f"{page.name}: scripts/{name}"
+
+
+def test_a_newcomer_has_run_it_within_40_lines() -> None:
+    start = "\n".join(README.text.splitlines()[:40])
+    assert "scripts/demo" in start and "scripts/test" in start and "```python" in start
+
+
+# ---- links ----
+
+
+@pytest.mark.parametrize("page", PAGES, **ids)
+def test_links(page: Page) -> None:
+    for link in page.links():
+        if link.startswith("https://"):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.path.parent / file) if file else page.path
+        assert target.exists(), f"{page.name}: {link}"
+        if anchor:
+            assert anchor in Page(target).anchors(), f"{page.name}: {link}"
+
+
+# ---- code ----
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.blocks("python")], **ids)
+def test_python_blocks_run(page: Page, place: Path) -> None:
+    """All blocks of a page, one after another, as one program."""
+    script = place / "blocks.py"
+    script.write_text("\n".join(page.blocks("python")))
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def test_the_readme_shows_what_its_lines_print(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rates and reasons differ from machine to machine; the settings and the form do not, on a CPU."""
+    script = place / "six.py"
+    script.write_text(README.blocks("python")[0])
+    runpy.run_path(str(script), run_name="__main__")
+    printed = capsys.readouterr().out
+    shown = next(block for block in README.blocks("") if block.startswith("Plan for"))
+    assert _names(printed) == _names(shown)
+
+
+def _names(text: str) -> list[str]:
+    lines = text[text.index("setting  ") :].splitlines()
+    return [line[:15].strip() for line in lines[: lines.index("")]]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.blocks("yaml")], **ids)
+def test_yaml_blocks_validate(page: Page, place: Path) -> None:
+    for block in page.blocks("yaml"):
+        for written in yaml.safe_load_all(block):
+            recipe_from({**BASE, **written}, place)
+            if "data" in written:
+                assert len(parse_data(written["data"], place).train) > 0
+
+
+def test_the_shell_session_of_the_readme(place: Path) -> None:
+    shutil.copy(ROOT / "examples" / "digits.yaml", place / "mine.yaml")
+    tiny = ["budget=2 epochs"]
+    _flatout("explain", "mine.yaml")
+    _flatout("run", "mine.yaml", "lr=1e-3", *tiny, "--quiet")
+    _flatout("evaluate", "last")
+    _flatout("run", "mine.yaml", *tiny, "--quiet", "--json")
+    _flatout("runs")
+    _flatout("runs", "show", "last")
+    _flatout("runs", "compare", "mine-1", "last")
+    _flatout("predict", "last", "test.npz", "--out", "predictions.parquet")
+    _flatout("evaluate", "mine-1", "--data", "test.npz", "--json")
+    _flatout("env")
+    assert (place / "predictions.parquet").exists()
+    assert (place / "runs" / "mine-2" / "model.safetensors").exists()
+
+
+# ---- examples ----
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".yaml", ".py")))
+def test_examples_run(name: str, place: Path) -> None:
+    shutil.copy(ROOT / "examples" / name, place / name)
+    smaller = ["model.layers=1", "model.width=12", "data.window=32"] if name == "shakespeare.yaml" else []
+    recipe = read_recipe(place / name, [*smaller, "budget=3 steps", "batch=8"])
+    run = flatout.run(recipe)
+    assert run.result["status"] == "finished" and run.result["steps"] == 3
+
+
+def test_the_demo_is_the_example() -> None:
+    shipped = ROOT / "src" / "flatout" / "cli" / "digits.yaml"
+    assert shipped.read_text() == (ROOT / "examples" / "digits.yaml").read_text()
+
+
+# ---- style ----
+
+
+@pytest.mark.parametrize("page", PAGES, **ids)
+def test_plain_text(page: Page) -> None:
+    assert "@@" not in page.text and "TODO" not in page.text
+    for character in set(page.text):
+        assert ord(character) < 0x2000, f"{page.name}: {character!r}"
+
+
+def _flatout(*arguments: str) -> None:
+    before = list(sys.path)
+    try:
+        app(list(arguments), standalone_mode=False)
+    finally:
+        sys.path[:] = before
