@@ -67,9 +67,7 @@ class EagerStep:
 class GraphStep:
     """The ceiling: gather, compiled forward and backward, and update as one CUDA graph. On a CPU, the same without a graph."""
 
-    def __init__(
-        self, model: nn.Module, loss_of: LossOf, x: Tensor, y: Tensor, batch: int, lr: float, precision: str
-    ) -> None:
+    def __init__(self, model: nn.Module, loss_of: LossOf, x: Tensor, y: Tensor, batch: int, lr: float, precision: str) -> None:
         self._device = x.device
         on_gpu = self._device.type == "cuda"
         self._model, self._x, self._y, self._precision = model, x, y, precision

@@ -10,6 +10,7 @@ Importing it initialises no device, sets no handlers and patches nothing; the pa
 
 from __future__ import annotations
 
+import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +44,19 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'flatout' has no attribute {name!r}")
-    home = importlib.import_module(_HOMES[name])
+    home = _imported(_HOMES[name])
     return home if _HOMES[name] == f"flatout.{name}" else getattr(home, name)
+
+
+def _imported(name: str) -> Any:
+    """With the collector at rest: a sweep over all that torch has made takes longer than these imports."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(name)
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def __dir__() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,14 @@ import yaml
 
 from flatout.base.errors import FlatoutError, UsageError
 from flatout.recipe import FOLDER, SPECS, Recipe
+
+
+class _Loader(yaml.SafeLoader):
+    """Also reads 3e-4 as a number, which YAML 1.1 takes for a word."""
+
+
+_EXPONENT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
 
 
 def read_recipe(
@@ -30,7 +39,7 @@ def read_recipe(
     if path.suffix not in (".yaml", ".yml"):
         raise UsageError(f"a recipe is a .yaml or a .py file, got {path.name}")
     try:
-        written = yaml.safe_load(path.read_text())
+        written = _parse_yaml(path.read_text())
     except OSError as error:
         raise UsageError(f"{path} can't be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -83,6 +92,10 @@ def _from_python(path: Path, overrides: Sequence[str], pins: Mapping[str, Any], 
     return recipe
 
 
+def _parse_yaml(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
+
+
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Innermost first."""
     return traceback.extract_tb(error.__traceback__)[::-1]
@@ -95,7 +108,7 @@ def _overridden(written: dict[str, Any], overrides: Sequence[str], pins: Mapping
         if not equals or not all(key.strip().split(".")):
             raise UsageError(f"an override is written key=value, such as lr=3e-4; got {override!r}")
         try:
-            value = yaml.safe_load(text) if text else None
+            value = _parse_yaml(text) if text else None
         except yaml.YAMLError as error:
             why = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
             raise UsageError(f"the value of {override!r} is not YAML: {why}") from error

@@ -17,7 +17,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from flatout.base.budget import COUNTED, Budget
 from flatout.base.errors import FlatoutError, RecipeError, UsageError, did_you_mean
 from flatout.base.specs import Spec, pick
-from flatout.base.units import parse_seconds
 from flatout.data.data import Data
 from flatout.data.specs import check_data, parse_data
 from flatout.engine.job import EarlyStop
@@ -221,34 +220,10 @@ def _validate(recipe: Recipe, given: dict[str, Any]) -> None:
         problems.append(f"data: expected what fo.data.arrays(...) and its like return, or a written form; got {came}")
     pins = given.get("settings")
     if isinstance(pins, Mapping):
-        parsed, wrong = parse_pins(pins)
-        problems += wrong + _check_pins(parsed)
+        problems += parse_pins(pins)[1]
     if problems:
         raise RecipeError(problems, where)
     recipe._folder = folder
-
-
-def _check_pins(pins: Mapping[str, Any]) -> list[str]:
-    """What only shows when the run is under way is said before it begins."""
-    problems = []
-    if "checkpoint_every" in pins:
-        every = _or_none(Budget.parse, pins["checkpoint_every"])
-        if every is None or every.target or every.unit not in ("seconds", "steps"):
-            came = pins["checkpoint_every"]
-            problems.append(f"settings.checkpoint_every: expected a time or steps, such as 2 min or 500 steps, got {came!r}")
-    if "grace" in pins and _or_none(parse_seconds, pins["grace"]) is None:
-        problems.append(f"settings.grace: expected a time, such as 30 s, got {pins['grace']!r}")
-    for name in ("nonfinite_limit", "keep_checkpoints"):
-        if pins.get(name) == 0:
-            problems.append(f"settings.{name}: expected 1 or more, got 0")
-    return problems
-
-
-def _or_none(parse: Callable[[str], Any], text: str) -> Any:
-    try:
-        return parse(text)
-    except UsageError:
-        return None
 
 
 _WORDS = {

@@ -196,19 +196,18 @@ def _train(job: Job, plan: Plan, folder: RunFolder, events: EventLog) -> None:
     try:
         result = train(job, plan.settings, folder, events)
     except BaseException as error:
-        status = (
-            "stopped"
-            if isinstance(error, Stopped | KeyboardInterrupt)
-            else "diverged"
-            if isinstance(error, Diverged)
-            else "failed"
-        )
         reason = str(error) if isinstance(error, FlatoutError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, Stopped):
             events.emit("failed", error=reason)
-        _write_result(folder, {"status": status, "reason": reason, "plan": plan.to_dict()})
+        _write_result(folder, {"status": _status_after(error), "reason": reason, "plan": plan.to_dict()})
         raise
     folder.write("result.json", {**result, "plan": plan.to_dict()})
+
+
+def _status_after(error: BaseException) -> str:
+    if isinstance(error, Stopped | KeyboardInterrupt):
+        return "stopped"
+    return "diverged" if isinstance(error, Diverged) else "failed"
 
 
 @contextmanager
@@ -271,6 +270,10 @@ def _trained(run: Run, job: Job) -> nn.Module:
             raise StoreError(f"{run.name} has no weights yet")
         state = found[1]
     job.model.load_state_dict(state["model"])
+    if state["average"] is not None:
+        with torch.no_grad():
+            for parameter, average in zip(job.model.parameters(), state["average"], strict=True):
+                parameter.copy_(average)
     return job.model
 
 

@@ -56,6 +56,12 @@ def show_rate(value: float, unit: str) -> str:
     return f"{show_count(value)} {unit}/s"
 
 
+def show_flops(value: float) -> str:
+    """2.6e11 -> "260 GFLOP/s"."""
+    text = show_count(value)
+    return f"{text[:-1]} {text[-1]}FLOP/s" if text[-1:].isalpha() else f"{text} FLOP/s"
+
+
 def show_bytes(value: float) -> str:
     for scale, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if abs(value) >= scale:

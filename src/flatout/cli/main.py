@@ -46,7 +46,7 @@ def _options(
 def main() -> None:
     """Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted, 143 terminated after saving."""
     try:
-        app()
+        app(prog_name="flatout")
     except FlatoutError as error:
         print(f"flatout: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

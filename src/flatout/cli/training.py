@@ -160,14 +160,15 @@ def _read(path: Path, overrides: list[str] | None, sets: list[str] | None, offs:
             raise UsageError(f"--set takes name=value, such as --set precision=fp32; got {pin!r}")
         pins[name] = value
     _import_from(path.resolve().parent)
-    if str(pins.get("deterministic", "")).lower() in ("on", "true", "yes", "1"):
-        allow_deterministic_cuda()
 
-    from flatout.engine.settings import off_value
+    from flatout.engine.settings import off_value, parse_pins
     from flatout.reading import read_recipe
 
     pins.update({name: off_value(name) for name in offs or []})
-    return read_recipe(path, overrides or (), pins)
+    recipe = read_recipe(path, overrides or (), pins)
+    if parse_pins(recipe.settings)[0].get("deterministic"):
+        allow_deterministic_cuda()
+    return recipe
 
 
 def _load(name: str, runs: Path) -> Run:

@@ -53,14 +53,12 @@ def check_labels(
         return None
     if classes is None:
         classes = len(names) or int(max(y.max() for _, y in parts)) + 1
+    wanted = f"0 to {classes - 1} (classes={classes})" if classes > 0 else "0 or more"
     for part, y in parts:
-        bad = ((y < 0) | (y >= classes)).nonzero()
+        bad = ((y < 0) | (y >= max(classes, 1))).nonzero()
         if len(bad):
-            row = int(bad[0])
-            raise DataError(
-                f"{part}labels must be 0 to {classes - 1} (classes={classes}); row {row} has {int(y[row])}, "
-                f"and {len(bad)} of {len(y)} rows are outside"
-            )
+            row, few = int(bad[0]), f"{len(bad)} of {len(y)} rows are outside"
+            raise DataError(f"{part}labels must be {wanted}; row {row} has {int(y[row])}, and {few}")
     return classes
 
 

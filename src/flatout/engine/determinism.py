@@ -35,7 +35,9 @@ def own_random_state(seed: int, device: torch.device) -> Iterator[None]:
     devices = [device] if device.type == "cuda" else []
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would leave a seed for a CUDA that has not started
+        if devices:
+            torch.cuda.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
         try:

@@ -25,6 +25,7 @@ def note_evaluation(job: Job, progress: Progress, metrics: dict[str, float]) -> 
         best = progress.best
         if best is None or (value > best["value"] if more_is_better else value < best["value"]):
             progress.best = {"step": progress.step, "metric": metric, "value": value}
+            progress.best_metrics = metrics
             progress.evaluations_since_best = 0
             return True
     progress.evaluations_since_best += 1

@@ -55,6 +55,7 @@ def outcome(
     tokens = job.data.train.tokens_per_row
     save = parts.saver.times
     energy = parts.meters.read().energy_j
+    metrics = progress.best_metrics if job.early_stop else progress.metrics  # those of the weights that are kept
     return {
         "status": "finished",
         "reason": reason,
@@ -64,7 +65,7 @@ def outcome(
         "samples_per_s": samples_per_s,
         "tokens_per_s": samples_per_s * tokens if tokens > 1 else None,
         "wall_seconds": ledger.wall_s,
-        "metrics": {"train_loss": last_loss, **progress.metrics},
+        "metrics": {"train_loss": last_loss, **metrics},
         "best": progress.best,
         "skipped_steps": progress.skipped,
         "rollbacks": progress.rollbacks,

@@ -27,7 +27,8 @@ class Progress:
     evaluated_at: int = -1
     evaluations_since_best: int = 0
     best: dict[str, Any] | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
+    best_metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     ledger: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +108,8 @@ class Saver:
         began_s: float,
         blocked_s: float,
     ) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # the loop goes first where cores are few
+        with suppress(OSError):  # the loop goes first where cores are few; not every system lets a thread say so
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         try:
             with _DeviceReader(self._device, copied) as to_host:
                 path = self._checkpoints.write(step, document, copies, to_host)

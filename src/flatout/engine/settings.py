@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -95,9 +95,21 @@ def _typed(name: str, kind: str, written: object) -> Any:
             raise UsageError(f"expected a whole number, got {written!r}") from None
         if number < 0:
             raise UsageError(f"expected a number that is not negative, got {written!r}")
+        if number == 0 and name in ("nonfinite_limit", "keep_checkpoints"):
+            raise UsageError("expected 1 or more, got 0")
         return number
-    if name == "grace":
-        parse_seconds(str(written))
-    if name == "checkpoint_every" and Budget.parse(str(written)).unit not in ("steps", "seconds"):
-        raise UsageError(f"expected steps or a time, such as '500 steps' or '2 min', got {written!r}")
-    return str(written)
+    text = str(written)
+    if name == "grace" and _or_none(parse_seconds, text) is None:
+        raise UsageError(f"expected a time, such as 30 s, got {written!r}")
+    if name == "checkpoint_every":
+        every = _or_none(Budget.parse, text)
+        if every is None or every.target or every.unit not in ("seconds", "steps"):
+            raise UsageError(f"expected a time or steps, such as 2 min or 500 steps, got {written!r}")
+    return text
+
+
+def _or_none(parse: Callable[[str], Any], text: str) -> Any:
+    try:
+        return parse(text)
+    except UsageError:
+        return None

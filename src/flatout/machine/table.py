@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from flatout.base.tree import Cell, Column, Line, Table
-from flatout.base.units import show_bytes, show_count, show_seconds
+from flatout.base.units import show_bytes, show_flops, show_seconds
 from flatout.machine.advice import Advice
 from flatout.machine.ceilings import RATES, Ceilings, Measured
 from flatout.machine.facts import CpuFacts, Facts
@@ -54,7 +54,7 @@ def machine_table(facts: Facts) -> Table:
 
 def ceilings_table(ceilings: Ceilings) -> Table:
     matmul = ceilings.matmul_flops
-    products = [_row(f"matmul {name}", f"matmul {name}", matmul.get(name), _flops, ceilings) for name in MATMUL_DTYPES]
+    products = [_row(f"matmul {name}", f"matmul {name}", matmul.get(name), show_flops, ceilings) for name in MATMUL_DTYPES]
     others = [_row(name, _WORDS[name], getattr(ceilings, name), _shown_as(name), ceilings) for name in RATES]
     return Table("ceilings", _COLUMNS, products + others)
 
@@ -82,12 +82,6 @@ def _row(name: str, words: str, measured: Measured | None, show: Show, ceilings:
 
 def _shown_as(name: str) -> Show:
     return show_seconds if name.endswith("_s") and not name.endswith("_per_s") else lambda value: f"{show_bytes(value)}/s"
-
-
-def _flops(value: float) -> str:
-    text = show_count(value)
-    number = text.rstrip("kMGT")
-    return f"{number} {text[len(number) :]}FLOP/s"
 
 
 def _cpu_words(cpu: CpuFacts, threads: int) -> str:

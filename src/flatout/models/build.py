@@ -83,6 +83,10 @@ def _maker(model: Model, shapes: Shapes) -> Callable[[], Any]:
         return model
     spec = Spec.parse(model)
     maker = import_named(spec.name, "model") if ":" in spec.name else pick(BUILDERS, spec.name, "model")
+    if not callable(maker):
+        raise ModelError(
+            f"the model {spec.name!r} must be a class or function that makes a torch.nn.Module, got {type(maker).__name__}"
+        )
     accepted = inspect.signature(maker).parameters
     known = {name: value for name, value in vars(shapes).items() if value is not None}
     given = {name: value for name, value in known.items() if name in accepted and name not in spec.options}

@@ -42,10 +42,10 @@ class MLP(nn.Module):
 def mlp(
     input_shape: Sequence[int],
     outputs: int,
-    hidden: Sequence[int] = (64, 64),
+    hidden: Sequence[int] | int = (64, 64),
     activation: str = "relu",
     dropout: float = 0.0,
     norm: bool = False,
 ) -> nn.Module:
     """Rows of any shape, flattened; integers become floats. `norm` is a LayerNorm, so the rows of a batch do not interact."""
-    return MLP(input_shape, outputs, hidden, activation, dropout, norm)
+    return MLP(input_shape, outputs, (hidden,) if isinstance(hidden, int) else hidden, activation, dropout, norm)

@@ -113,7 +113,7 @@ def _precision(s: Situation, values: Mapping[str, Any]) -> Decisions:
     measured = f"measured {gain:.3g}x fp32 in matrix products here" if gain else "not measured: flatout probe"
     if s.device.type == "cpu":
         yield Choice("precision", "fp32", "the safe one on a CPU")
-        yield Rejected("precision", "bf16", f"{measured}; not tried until proven: --set precision=bf16")
+        yield Rejected("precision", "bf16", f"{measured}, but unproven for a whole step on a CPU: try --set precision=bf16")
     elif s.device.type == "cuda" and torch.cuda.get_device_capability(s.device) >= (8, 0):
         yield Choice("precision", "bf16", f"{measured}; weights, optimizer and loss stay fp32")
         yield Rejected("precision", "fp16", "needs loss scaling where bf16 needs none")

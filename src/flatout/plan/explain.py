@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flatout.base.tree import Cell, Column, Doc, Fields, Line, Table
-from flatout.base.units import show_count, show_rate
+from flatout.base.units import show_flops, show_rate
 from flatout.plan.plan import Choice, Plan
 
 _COLUMNS = (
@@ -44,16 +44,15 @@ def explain(plan: Plan, result: Mapping[str, Any] | None = None, degraded: tuple
 def _headline(plan: Plan, predicted: float | None, measured: float | None, share: float | None) -> str:
     parts = [f"Plan for {plan.model} on {plan.machine}"]
     if measured:
-        parts.append(f"{show_rate(measured * plan.per_sample, plan.unit)} measured")
+        of_ceiling = ""
+        if share is not None:
+            percent = f"{100 * share:.2g}%" if share < 0.1 else f"{share:.0%}"
+            of_ceiling = f", {percent} of its {show_flops(plan.prediction.ceiling_flops or 0)}"
+        parts.append(f"{show_rate(measured * plan.per_sample, plan.unit)} measured{of_ceiling}")
     if predicted:
-        parts.append(f"at most {show_rate(predicted * plan.per_sample, plan.unit)} by its roofline")
-    if plan.prediction.reason:
+        parts.append(f"at most {show_rate(predicted * plan.per_sample, plan.unit)}, bound by {plan.prediction.bound}")
+    elif plan.prediction.reason:
         parts.append(f"no prediction: {plan.prediction.reason}")
-    elif plan.prediction.bound != "unknown":
-        parts.append(f"bound by {plan.prediction.bound}")
-    if share is not None:
-        ceiling = show_count(plan.prediction.ceiling_flops or 0)
-        parts.append(f"{100 * share:.2g}% of its {ceiling}FLOP/s" if share < 0.1 else f"{share:.0%} of its {ceiling}FLOP/s")
     return " · ".join(parts)
 
 
