@@ -216,3 +216,21 @@ def test_activation_checkpointing_gives_the_same_loss_for_less_memory(tmp_path: 
         memory[on] = results[on]["peak_memory_bytes"] - before
     assert results[True]["metrics"]["loss"] == pytest.approx(results[False]["metrics"]["loss"], rel=1e-3)
     assert memory[True] < 0.7 * memory[False]
+
+
+class Peeking(torch.nn.Module):
+    """Looks at a value on the host in its forward, which no graph can hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(144, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = 1.0 if float(x.abs().max()) < 1e6 else 0.5
+        return self.head(x.flatten(1) * scale)
+
+
+def test_a_model_that_can_not_be_captured_trains_without_a_graph(tmp_path: Path) -> None:
+    run = train(tmp_path, "peeking", model=Peeking, graph=True, budget="60 steps")
+    degraded = [event["what"] for event in run.events() if event["kind"] == "degraded"]
+    assert run.result["steps"] == 60 and degraded == ["graph"]

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from flatout.base.errors import UsageError
 from flatout.base.events import EventLog
 from flatout.base.units import parse_seconds
 from flatout.data.feed import EvalFeed, Feed, ResidentFeed
@@ -40,16 +39,20 @@ class Assembly:
     meters: Meters
     graph: GraphStep | None = None
 
-    def capture(self, job: Job, settings: Settings) -> None:
-        """The whole step as one graph, once the state it starts from is in place."""
-        if settings.graph:
-            if not isinstance(self.feed, ResidentFeed):
-                raise UsageError(
-                    f"graph=on needs the data on the device, the tier is {settings.tier}: --set tier=resident, or --off graph"
-                )
-            graph = GraphStep(self.step, self.feed, job.batch, LOG_SLOTS)
+    def capture(self, job: Job, settings: Settings, events: EventLog) -> None:
+        """The whole step as one graph, once the state it starts from is in place. What can't be captured goes without."""
+        if not settings.graph:
+            return
+        assert isinstance(self.feed, ResidentFeed), "a graph picks its rows on the device"
+        graph = GraphStep(self.step, self.feed, job.batch, LOG_SLOTS)
+        try:
             graph.capture(self.state.copies, self.state.put_back)
             self.graph = graph
+        except RuntimeError as error:
+            why = str(error).strip().partition("\n")[0]
+            events.emit(
+                "degraded", what="graph", value=False, why=f"the step can't be captured, it is launched piece by piece: {why}"
+            )
 
     def seek(self, samples: int) -> None:
         self.feed.seek(samples)

@@ -32,6 +32,16 @@ class GraphStep:
         before, position = saved_state(), self.feed.position
         self.step.warm(self.rows)
         self.step.records = self.records
+        try:
+            self._record()
+        finally:
+            self.step.records = Records()
+            self.step.optimizer.zero_grad(set_to_none=True)
+            restore(before)
+            self.feed.seek(position)
+            self.reload()
+
+    def _record(self) -> None:
         self.feed.load()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -42,11 +52,6 @@ class GraphStep:
         self.step.optimizer.zero_grad(set_to_none=True)
         with torch.cuda.graph(self._graph):
             self.step.attempt(self.feed.capture_next(), self.rows)
-        restore(before)
-        self.feed.seek(position)
-        self.feed.load()
-        self.records.reset()
-        self.step.records = Records()
 
     def reload(self) -> None:
         """After the feed was moved."""

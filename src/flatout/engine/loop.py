@@ -76,7 +76,7 @@ class Loop:
         if found is not None:
             self.restore(found[1])
             self.ledger.add(self.progress.ledger)
-        self.parts.capture(self.job, self.settings)
+        self.parts.capture(self.job, self.settings, self.events)
         self.parts.budget.begin(self.progress)
         self.log.start_at(self.progress)
         budget = self.parts.budget

@@ -40,6 +40,21 @@ class Settings:
         return asdict(self)
 
 
+def conflicts(settings: Settings) -> list[str]:
+    """Settings that can't go together, each with the way out."""
+    on = settings.device.partition(":")[0]
+    found = []
+    if settings.graph and on != "cuda":
+        found.append(f"graph=on needs a CUDA device and the run is on {on}: --off graph")
+    if settings.graph and settings.tier != "resident":
+        found.append(
+            f"graph=on needs the data on the device and the tier is {settings.tier}: --set tier=resident, or --off graph"
+        )
+    if settings.precision == "fp16" and not settings.fused_optimizer:
+        found.append("fp16 needs a fused optimizer, which can skip a step that overflowed: --set precision=bf16")
+    return found
+
+
 _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": PRECISIONS, "compile": COMPILES, "attention": ATTENTIONS, "tier": TIERS,
 }  # fmt: skip

@@ -9,9 +9,10 @@ from typing import Any
 import psutil
 import torch
 
+from flatout.base.errors import RecipeError
 from flatout.base.units import show_bytes, show_count, show_seconds
 from flatout.engine.job import Job
-from flatout.engine.settings import Settings
+from flatout.engine.settings import Settings, conflicts
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import device_name, pick_device
 from flatout.models.facts import has_batch_norm, has_convolution, has_dropout, parameter_count
@@ -71,6 +72,8 @@ def choose(job: Job, pins: Mapping[str, Any], ceilings: Ceilings | None, label: 
             choices.append(Choice(name, value, "pinned by you", "pinned"))
     rejected = [r for r in rejected if values.get(r.name) != r.value]
     settings = Settings(**values)
+    if problems := conflicts(settings):
+        raise RecipeError([f"settings: {problem}" for problem in problems])
     return Plan(
         model=label,
         machine=device_name(device),

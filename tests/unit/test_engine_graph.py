@@ -1,0 +1,64 @@
+"""What a whole-step graph needs, and what happens where it can't be had. The graphs themselves are tested on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_engine_kit import train
+
+import flatout as fo
+from flatout.base.errors import RecipeError
+from flatout.engine import assembly
+from flatout.engine.settings import Settings, conflicts
+from flatout.plan import choose
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (Settings(graph=True), "graph=on needs a CUDA device"),
+        (Settings(graph=True, device="cuda:0", tier="pinned"), "--set tier=resident"),
+        (Settings(precision="fp16", fused_optimizer=False), "fp16 needs a fused optimizer"),
+    ],
+)
+def test_settings_that_can_not_go_together(settings: Settings, words: str) -> None:
+    (problem,) = conflicts(settings)
+    assert words in problem
+    assert conflicts(Settings(graph=True, device="cuda:0")) == []
+
+
+def test_a_graph_on_a_cpu_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="graph=on needs a CUDA device"):
+        train(tmp_path, settings={"graph": True})
+    assert list(tmp_path.iterdir()) == []
+
+
+class Uncapturable:
+    """Warms up, which changes everything, and then can't be recorded."""
+
+    def __init__(self, step: Any, feed: Any, rows: int, slots: int) -> None:
+        self.step, self.feed, self.rows = step, feed, rows
+
+    def capture(self, saved_state: Any, restore: Any) -> None:
+        before, position = saved_state(), self.feed.position
+        for _ in range(3):
+            self.step.attempt(self.feed.next(), self.rows)
+        self.step.records.drain()
+        restore(before)
+        self.feed.seek(position)
+        raise RuntimeError("operation not permitted when stream is capturing\nCUDA kernel errors might be ...")
+
+
+def test_a_step_that_can_not_be_captured_trains_without_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = fo.data.arrays(torch.randn(64, 6), torch.randint(0, 3, (64,)))
+    plain = train(tmp_path / "plain", data=data, budget="10 steps")
+    monkeypatch.setattr(choose, "conflicts", lambda settings: [])
+    monkeypatch.setattr(assembly, "GraphStep", Uncapturable)
+    run = train(tmp_path / "graph", data=data, budget="10 steps", settings={"graph": True})
+    (event,) = [event for event in run.events() if event["kind"] == "degraded"]
+    assert event["what"] == "graph" and "operation not permitted" in event["why"] and "might be" not in event["why"]
+    assert run.result["steps"] == 10 and "degraded: graph" in run.explain()
+    assert run.result["metrics"]["train_loss"] == pytest.approx(plain.result["metrics"]["train_loss"], abs=1e-6)
