@@ -22,6 +22,7 @@ LAYERS = {
     "recipe": 5,
     "building": 6,
     "reading": 6,
+    "trained": 6,
     "plan": 6,
     "verbs": 7,
     "drill": 8,

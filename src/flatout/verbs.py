@@ -12,15 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from flatout import __version__
-from flatout.base.errors import DataError, Diverged, FlatoutError, Stopped, StoreError, UsageError
+from flatout.base.errors import Diverged, FlatoutError, Stopped, StoreError, UsageError
 from flatout.base.events import Event, EventLog, Observer, read_events
 from flatout.base.tree import Doc, to_text
 from flatout.building import build_job, check_columns, check_job, first_output, identity
-from flatout.data.arrays import arrays
 from flatout.data.data import Data
 from flatout.data.evaluation import EvalFeed
 from flatout.data.source import Source
-from flatout.data.specs import parse_data
 from flatout.engine.evaluation import evaluate as evaluate_model
 from flatout.engine.job import Job
 from flatout.engine.loop import train
@@ -30,13 +28,13 @@ from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import pick_device
 from flatout.machine.facts import read_facts
 from flatout.machine.probe import probe
-from flatout.models.finetune import load_weights
 from flatout.plan.choose import choose
 from flatout.plan.explain import explain as explain_plan
 from flatout.plan.plan import Plan
 from flatout.reading import read_recipe, recipe_from
 from flatout.recipe import Recipe
 from flatout.store.run_folder import RunFolder, create, find, find_unfinished
+from flatout.trained import read_like, trained_model
 
 CACHE = Path.home() / ".cache" / "flatout"
 
@@ -85,7 +83,7 @@ class Run:
 
     def model(self) -> nn.Module:
         """The trained model, on the CPU, ready to predict."""
-        return _trained(self, build_job(self.recipe)).eval()
+        return trained_model(self.folder, build_job(self.recipe)).eval()
 
     def __repr__(self) -> str:
         return f"<Run {self.name}: {self.folder.status}>"
@@ -137,7 +135,7 @@ def evaluate(run: Run, data: Data | str | Path | None = None, *, device: str = "
     if source is None:
         raise UsageError(f"{run.name} has no validation part: say what to evaluate on with --data")
     place = pick_device(device)
-    model = _trained(run, job).to(place)
+    model = trained_model(run.folder, job).to(place)
     feed = EvalFeed(source, job.data.prepare, run.plan.batch, place)
     batch = next(iter(feed))
     with torch.no_grad():
@@ -154,7 +152,7 @@ def predict(run: Run, data: Data | str | Path, *, device: str = "auto") -> dict[
     source = _source_for(run, job, data, targets=False)
     assert source is not None
     place = pick_device(device)
-    model = _trained(run, job).to(place).eval()
+    model = trained_model(run.folder, job).to(place).eval()
     pieces: dict[str, list[Tensor]] = {}
     with torch.no_grad(), autocast(_precision(run, place), place):
         for batch in EvalFeed(source, job.data.prepare, run.plan.batch, place):
@@ -255,59 +253,13 @@ def _stored_recipe(folder: RunFolder) -> Recipe:
     return recipe_from(folder.read("recipe.json"), Path(origin["folder"]))
 
 
-def _trained(run: Run, job: Job) -> nn.Module:
-    """The final weights; of an unfinished run those of its best, else its last checkpoint."""
-    if run.folder.weights_path.exists():
-        load_weights(job.model, run.folder.weights_path)
-        return job.model
-    checkpoints = run.folder.checkpoints()
-    best = checkpoints.best()
-    if best is not None:
-        state = checkpoints.load(best["step"])
-    else:
-        found = checkpoints.load_latest(lambda step, why: None)
-        if found is None:
-            raise StoreError(f"{run.name} has no weights yet")
-        state = found[1]
-    job.model.load_state_dict(state["model"])
-    if state["average"] is not None:
-        with torch.no_grad():
-            for parameter, average in zip(job.model.parameters(), state["average"], strict=True):
-                parameter.copy_(average)
-    return job.model
-
-
 def _source_for(run: Run, job: Job, data: Data | str | Path | None, *, targets: bool) -> Source | None:
     """`targets`: y is needed, and means what it meant in training."""
     if data is None:
         return job.data.validation
-    source = data.train if isinstance(data, Data) else _read_like(run.recipe, job, str(Path(data).resolve()), targets)
+    source = data.train if isinstance(data, Data) else read_like(run.recipe, job, str(Path(data).resolve()), targets)
     check_columns(job, source, "the data" if isinstance(data, Data) else str(data))
     return source
-
-
-def _read_like(recipe: Recipe, job: Job, path: str, targets: bool) -> Source:
-    """A file of other data, read as the run's own was: its alphabet, its layout, its labels."""
-    written = dict(recipe.data) if isinstance(recipe.data, Mapping) else {}
-    if "text" in written:
-        own = [part for part in (written["text"], written.get("validation")) if part is not None]
-        paths = [one for part in own for one in ([part] if isinstance(part, str) else part)]
-        found = parse_data({**written, "text": paths, "validation": path}, recipe.folder)
-        if strange := sorted(set(found.alphabet or "") - set(job.data.alphabet or "")):
-            raise DataError(f"{path} has characters that the training text has not: {' '.join(map(repr, strange[:10]))}")
-        if (found.vocabulary or 0) > (job.data.vocabulary or 0):
-            raise DataError(f"{path} has tokens up to {(found.vocabulary or 0) - 1}, the model knows {job.data.vocabulary}")
-    elif targets and "arrays" in written and job.data.labels:
-        written.pop("holdout", None)
-        found = parse_data({**written, "validation": path}, recipe.folder)
-    else:
-        plain = arrays(path, layout=written.get("layout"))
-        if targets and job.objective.name == "classify" and (plain.classes or 0) > (job.data.classes or 0):
-            known = f"0 to {(job.data.classes or 0) - 1}"
-            raise DataError(f"{path} has labels up to {(plain.classes or 0) - 1}, the model was trained on {known}")
-        return plain.train
-    assert found.validation is not None
-    return found.validation
 
 
 def _precision(run: Run, device: torch.device) -> str:
