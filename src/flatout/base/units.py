@@ -62,6 +62,13 @@ def show_flops(value: float) -> str:
     return f"{text[:-1]} {text[-1]}FLOP/s" if text[-1:].isalpha() else f"{text} FLOP/s"
 
 
+def show_share(share: float) -> str:
+    """Of a ceiling. Above it, the ceiling was measured while the machine was busy: how far above says nothing."""
+    if share > 1:
+        return "over 100%"
+    return f"{100 * share:.2g}%" if share < 0.1 else f"{share:.0%}"
+
+
 def show_bytes(value: float) -> str:
     for scale, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if abs(value) >= scale:

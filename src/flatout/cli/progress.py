@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 from flatout.base.events import Event, Observer
-from flatout.base.units import show_bytes, show_count, show_rate, show_seconds
+from flatout.base.units import show_bytes, show_count, show_rate, show_seconds, show_share
 
 _PLAIN_EVERY_S = 2.0
 _BAR_COLUMNS, _BAR_FROM_COLUMNS = 20, 110
@@ -35,8 +35,7 @@ class View:
             parts.append(f"{event['skipped']} steps skipped")
         flops, ceiling = self.about.get("flops_per_sample"), self.about.get("ceiling_flops")
         if flops and ceiling:
-            share = event["samples_per_s"] * flops / ceiling
-            parts.append(f"{share:.1%} of ceiling" if share < 0.1 else f"{share:.0%} of ceiling")
+            parts.append(f"{show_share(event['samples_per_s'] * flops / ceiling)} of ceiling")
         parts.append(show_bytes(event["memory_bytes"]))
         if event.get("power_w") is not None:
             parts.append(f"{event['power_w']:.0f} W")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flatout.base.tree import Cell, Column, Doc, Fields, Line, Table
-from flatout.base.units import show_flops, show_rate
+from flatout.base.units import show_flops, show_rate, show_share
 from flatout.plan.plan import Choice, Plan
 
 _COLUMNS = (
@@ -46,8 +46,7 @@ def _headline(plan: Plan, predicted: float | None, measured: float | None, share
     if measured:
         of_ceiling = ""
         if share is not None:
-            percent = f"{100 * share:.2g}%" if share < 0.1 else f"{share:.0%}"
-            of_ceiling = f", {percent} of its {show_flops(plan.prediction.ceiling_flops or 0)}"
+            of_ceiling = f", {show_share(share)} of its {show_flops(plan.prediction.ceiling_flops or 0)}"
         parts.append(f"{show_rate(measured * plan.per_sample, plan.unit)} measured{of_ceiling}")
     if predicted:
         parts.append(f"at most {show_rate(predicted * plan.per_sample, plan.unit)}, bound by {plan.prediction.bound}")
