@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
+from torch import nn
 
 from flatout.base.budget import COUNTED, Budget
 from flatout.base.errors import FlatoutError, RecipeError, UsageError, did_you_mean
@@ -169,11 +170,9 @@ class Recipe(BaseModel):
             return self.name
         if self._source is not None:
             return self._source.stem
-        return (
-            str(describe_model(self.model)).rpartition(":")[2].strip("{}' ")
-            if callable(self.model)
-            else Spec.parse(self.model).name
-        )
+        if isinstance(self.model, nn.Module):
+            return type(self.model).__name__
+        return str(describe_model(self.model)).rpartition(":")[2] if callable(self.model) else Spec.parse(self.model).name
 
     @property
     def source(self) -> Path | None:

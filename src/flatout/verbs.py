@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +17,7 @@ from flatout.base.errors import Diverged, FlatoutError, Stopped, StoreError, Usa
 from flatout.base.events import Event, EventLog, Observer, read_events
 from flatout.base.tree import Doc, to_text
 from flatout.building import build_job, check_columns, check_job, first_output, identity
+from flatout.data.arrays import arrays
 from flatout.data.data import Data
 from flatout.data.evaluation import EvalFeed
 from flatout.data.source import Source
@@ -36,6 +38,7 @@ from flatout.recipe import Recipe
 from flatout.store.run_folder import RunFolder, create, find, find_unfinished
 from flatout.trained import read_like, trained_model
 
+OtherData = Data | str | Path | Mapping[str, Any] | np.ndarray | Tensor
 CACHE = Path.home() / ".cache" / "flatout"
 
 
@@ -128,8 +131,11 @@ def load(name: str | Path, *, runs: Path | str = "runs", recipe: Recipe | None =
     return Run(find(Path(runs), str(name)), recipe)
 
 
-def evaluate(run: Run, data: Data | str | Path | None = None, *, device: str = "auto") -> dict[str, float]:
-    """Metrics of the trained model on the run's validation part, or on other data, prepared as in training."""
+def evaluate(run: Run, data: OtherData | None = None, *, device: str = "auto") -> dict[str, float]:
+    """Metrics of the trained model on the run's validation part, or on other data, prepared as in training.
+
+    `data` is a file, `fo.data.arrays(x, y)`, or columns such as {"x": x, "y": y} of arrays or files.
+    """
     job = build_job(run.recipe)
     source = _source_for(run, job, data, targets=True)
     if source is None:
@@ -146,8 +152,8 @@ def evaluate(run: Run, data: Data | str | Path | None = None, *, device: str = "
     return metrics
 
 
-def predict(run: Run, data: Data | str | Path, *, device: str = "auto") -> dict[str, Tensor]:
-    """Columns of predictions for every row, in the order of the data."""
+def predict(run: Run, data: OtherData, *, device: str = "auto") -> dict[str, Tensor]:
+    """Columns of predictions for every row, in the order of the data: a file, an array, or columns of them."""
     job = build_job(run.recipe)
     source = _source_for(run, job, data, targets=False)
     assert source is not None
@@ -197,9 +203,17 @@ def _train(job: Job, plan: Plan, folder: RunFolder, events: EventLog) -> None:
         reason = str(error) if isinstance(error, FlatoutError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, Stopped):
             events.emit("failed", error=reason)
-        _write_result(folder, {"status": _status_after(error), "reason": reason, "plan": plan.to_dict()})
+        _write_result(folder, {"status": _status_after(error), "reason": reason, **_so_far(folder), "plan": plan.to_dict()})
         raise
     folder.write("result.json", {**result, "plan": plan.to_dict()})
+
+
+def _so_far(folder: RunFolder) -> dict[str, Any]:
+    """What a run that did not end had come to, from its events."""
+    last: dict[str, Event] = {event["kind"]: event for event in read_events(folder.events_path)}
+    step, evaluation = last.get("step", {}), last.get("evaluation", {})
+    metrics = {"train_loss": step.get("loss"), **evaluation.get("metrics", {})}
+    return {"steps": step.get("step"), "samples": step.get("samples"), "metrics": metrics} if step else {}
 
 
 def _status_after(error: BaseException) -> str:
@@ -249,16 +263,22 @@ def _stored_recipe(folder: RunFolder) -> Recipe:
     if origin["source"] == "recipe.py":
         return read_recipe(folder.path / "recipe.py", origin["overrides"], origin["pins"], moved_from=Path(origin["file"]))
     if origin["source"] is None:
-        raise StoreError(f"{folder.name} was made from Python objects: give its recipe, fo.load({folder.name!r}, recipe=...)")
+        name = folder.name
+        raise StoreError(f"{name} was made from Python objects: use it from Python, fo.load({name!r}, recipe=...)")
     return recipe_from(folder.read("recipe.json"), Path(origin["folder"]))
 
 
-def _source_for(run: Run, job: Job, data: Data | str | Path | None, *, targets: bool) -> Source | None:
+def _source_for(run: Run, job: Job, data: OtherData | None, *, targets: bool) -> Source | None:
     """`targets`: y is needed, and means what it meant in training."""
     if data is None:
         return job.data.validation
-    source = data.train if isinstance(data, Data) else read_like(run.recipe, job, str(Path(data).resolve()), targets)
-    check_columns(job, source, "the data" if isinstance(data, Data) else str(data))
+    if isinstance(data, str | Path):
+        source = read_like(run.recipe, job, str(Path(data).resolve()), targets)
+    else:
+        own = run.recipe.data
+        layout = own.get("layout") if isinstance(own, Mapping) else None
+        source = (data if isinstance(data, Data) else arrays(data, layout=layout)).train
+    check_columns(job, source, str(data) if isinstance(data, str | Path) else "the data")
     return source
 
 

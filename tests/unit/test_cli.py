@@ -17,6 +17,8 @@ import pytest
 from commands import Answer, Command, contents, signal_at, table
 from rich.console import Console
 
+import flatout as fo
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -503,3 +505,28 @@ def test_demo_shows_the_way(desk: Path, flatout: Command, monkeypatch: pytest.Mo
     assert steps[1].split("  ")[1] == "flatout runs compare digits-1 last --runs tried"
     assert all(step.startswith("  flatout ") for step in steps)
     assert data(flatout("demo", "--runs", "tried", "--json"))["status"] == "finished"
+
+
+def test_a_stopped_run_says_how_far_it_came(desk: Path, flatout: Command, during_run: Callable[..., None]) -> None:
+    during_run(signal_at(3, signal.SIGTERM))
+    assert flatout("run", "table.yaml").code == 143
+    (row,) = json.loads(flatout("runs", "--json").out)["runs"]
+    assert row["status"] == "stopped" and row["steps"] > 0
+
+
+def test_evaluate_takes_a_file_for_each_column(desk: Path, flatout: Command) -> None:
+    assert flatout("run", "table.yaml").code == 0
+    columns = np.load("train.npz")
+    np.save("inputs.npy", columns["x"])
+    np.save("labels.npy", columns["y"])
+    whole = flatout("evaluate", "last", "--data", "train.npz", "--json")
+    apart = flatout("evaluate", "last", "--data", "x=inputs.npy,y=labels.npy", "--json")
+    assert (apart.code, apart.out) == (0, whole.out)
+
+
+def test_predict_takes_arrays(desk: Path, flatout: Command) -> None:
+    assert flatout("run", "table.yaml").code == 0
+    x = np.load("train.npz")["x"]
+    run = fo.load("last")
+    assert all(len(column) == 5 for column in fo.predict(run, x[:5]).values())
+    assert fo.evaluate(run, {"x": x, "y": np.load("train.npz")["y"]}) == fo.evaluate(run, "train.npz")

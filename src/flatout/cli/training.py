@@ -74,7 +74,9 @@ def explain(
 
 def evaluate(
     run: RunName,
-    data: Annotated[Path | None, typer.Option("--data", help="Other data than the run's validation part.")] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", help="Other data than the run's validation part: a file, or x=FILE,y=FILE.")
+    ] = None,
     runs: Runs = Path("runs"),
     device: DeviceName = "auto",
     as_json: Json = False,
@@ -82,7 +84,7 @@ def evaluate(
     """Metrics of a run's model on its validation part, or on other data."""
     from flatout import verbs
 
-    metrics = verbs.evaluate(_load(run, runs), data, device=device)
+    metrics = verbs.evaluate(_load(run, runs), None if data is None else _file_or_columns(data), device=device)
     print_json(metrics) if as_json else print("\n".join(f"{name:12} {value:.6g}" for name, value in metrics.items()))
 
 
@@ -169,6 +171,15 @@ def _read(path: Path, overrides: list[str] | None, sets: list[str] | None, offs:
     if parse_pins(recipe.settings)[0].get("deterministic"):
         allow_deterministic_cuda()
     return recipe
+
+
+def _file_or_columns(text: str) -> str | dict[str, str]:
+    """`x=images.idx,y=labels.idx` names a file for each column."""
+    if "=" not in text or Path(text).exists():
+        return text
+    return {
+        name.strip(): str(Path(path.strip()).resolve()) for name, _, path in (part.partition("=") for part in text.split(","))
+    }
 
 
 def _load(name: str, runs: Path) -> Run:

@@ -261,6 +261,7 @@ class Loop:
     def leave(self) -> None:
         name, save_s, grace_s = str(self.stop.signal_name), self.parts.saver.times.last_s, parse_seconds(self.settings.grace)
         fits = "fits in" if save_s < grace_s else "is LONGER than"
+        took = f"; a save takes {show_seconds(save_s)}, which {fits} the grace period of {self.settings.grace}"
         step, kept = self.progress.step, self.folder.checkpoints().steps()
         missed = f"step {step} could NOT be saved, the last checkpoint is {kept[-1:]}"
         saved = f"saved at step {step}" if step in kept else missed
@@ -268,8 +269,7 @@ class Loop:
         raise Stopped(
             name,
             self.stop.exit_code,
-            f"{name}: {saved}; a save takes {show_seconds(save_s)}, which {fits} the grace period "
-            f"of {self.settings.grace}. The same command goes on from here.",
+            f"{name}: {saved}{took if save_s else ''}. The same command goes on from here.",
         )
 
     def on_damage(self, step: int, what: str) -> None:

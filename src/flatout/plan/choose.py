@@ -172,9 +172,7 @@ def _channels_last(s: Situation, values: Mapping[str, Any]) -> Decisions:
 
 def _deterministic(s: Situation, values: Mapping[str, Any]) -> Decisions:
     if s.device.type == "cpu":
-        yield Choice(
-            "deterministic", True, "a resumed run equals an uninterrupted one bit for bit"
-        )
+        yield Choice("deterministic", True, "a resumed run equals an uninterrupted one bit for bit")
     else:
         yield Choice("deterministic", False, "fast kernels that add in any order; a resume is exact in data and state")
 
