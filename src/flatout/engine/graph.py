@@ -34,9 +34,11 @@ class GraphStep:
         self.step.records = self.records
         try:
             self._record()
+        except RuntimeError:
+            self.step.optimizer.zero_grad(set_to_none=True)  # they lie in the memory of the graph that came to nothing
+            raise
         finally:
             self.step.records = Records()
-            self.step.optimizer.zero_grad(set_to_none=True)
             restore(before)
             self.feed.seek(position)
             self.reload()
