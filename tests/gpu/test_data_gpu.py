@@ -13,6 +13,7 @@ from flatout.base.errors import DataError
 from flatout.data import Data, arrays, digits, text
 from flatout.data.draws import Balanced, Weighted
 from flatout.data.feed import EvalFeed, PinnedFeed, ResidentFeed, feed
+from flatout.data.lookahead import block_rows
 from flatout.data.order import Order
 from flatout.data.source import ArraySource, Batch
 
@@ -121,7 +122,7 @@ def test_next_never_waits_for_the_device(tier: str, data: Data) -> None:
     total = torch.zeros((), device="cuda", dtype=torch.float64)
     try:
         with no_waiting():
-            for _ in range(80):  # past the 64k rows that are computed ahead
+            for _ in range(block_rows(1024, torch.device("cuda")) // 1024 + 8):  # past the rows that are computed ahead
                 total += served.next()["x"].sum()
     finally:
         served.close()

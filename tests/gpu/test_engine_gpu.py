@@ -103,14 +103,14 @@ def test_nothing_waits_for_the_device_between_log_points(tmp_path: Path, form: d
             torch.cuda.set_sync_debug_mode("error")
 
     recipe = fo.Recipe(
-        data=images(), model="convnet", batch=128, lr=1e-3, budget="200 steps", evaluate=None, clip=1.0,
+        data=images(), model="convnet", batch=128, lr=1e-3, budget="600 steps", evaluate=None, clip=1.0,
         settings={**STRICT, **form}, name="sync",
     )  # fmt: skip
     try:
-        run = fo.run(recipe, runs=tmp_path, fresh=True, cache=None, observers=[arm, _disarm_at(190)])
+        run = fo.run(recipe, runs=tmp_path, fresh=True, cache=None, observers=[arm, _disarm_at(590)])
     finally:
         torch.cuda.set_sync_debug_mode(before)
-    assert armed and run.result["steps"] == 200
+    assert armed and run.result["steps"] == 600  # more than the rows computed ahead, so that they are refilled
 
 
 def _disarm_at(step: int) -> Any:
