@@ -10,19 +10,34 @@ from flatout.data.keyed import below, hash32, keyed
 from flatout.data.permutations import to_device
 
 
+class Placed:
+    """Tables of a draw, kept on the device that last asked for them. "cuda" names a device that tensors call "cuda:0"."""
+
+    def __init__(self, *tables: Tensor) -> None:
+        self.rows = len(tables[0])
+        self._host = tuple(table.cpu() for table in tables)
+        self._asked, self._placed = torch.device("cpu"), self._host
+
+    def on(self, device: torch.device | str) -> tuple[Tensor, ...]:
+        asked = torch.device(device)
+        if asked != self._asked:
+            self._asked, self._placed = asked, tuple(to_device(table, asked) for table in self._host)
+        return self._placed
+
+
 class Weighted:
     """Row r is drawn with probability weights[r] / sum(weights)."""
 
     def __init__(self, seed: int, weights: Tensor) -> None:
         self._high, self._low = keyed(seed, "weighted", "high"), keyed(seed, "weighted", "low")
-        self._cumulative = check_weights(weights).cumsum(0)
+        self._cumulative = Placed(check_weights(weights).cumsum(0))
 
     @property
     def epoch_rows(self) -> int:
-        return len(self._cumulative)
+        return self._cumulative.rows
 
     def rows(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
-        positions, cumulative = torch.arange(start, stop, device=device), self._on(device)
+        positions, (cumulative,) = torch.arange(start, stop, device=device), self._cumulative.on(device)
         # 52 bits: with 32 alone, rows of a large table would be missed or doubled
         bits = (hash32(positions, self._high) << 20).bitwise_or_(hash32(positions, self._low) >> 12)
         target = bits.to(torch.float64).mul_(2.0**-52).mul_(cumulative[-1])
@@ -31,40 +46,28 @@ class Weighted:
     def visits(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
         return torch.arange(start, stop, device=device)
 
-    def _on(self, device: torch.device | str) -> Tensor:
-        if self._cumulative.device != torch.device(device):
-            self._cumulative = to_device(self._cumulative.cpu(), device)
-        return self._cumulative
-
 
 class Balanced:
     """A class among those present, all alike, then one of its rows, all alike."""
 
     def __init__(self, seed: int, labels: Tensor) -> None:
         self._of_class, self._of_row = keyed(seed, "balanced", "class"), keyed(seed, "balanced", "row")
-        self._sorted_rows = labels.argsort(stable=True)
-        _, self._counts = torch.unique(labels, return_counts=True)
-        self._starts = self._counts.cumsum(0) - self._counts
+        _, counts = torch.unique(labels, return_counts=True)
+        self._tables = Placed(labels.argsort(stable=True), counts, counts.cumsum(0) - counts)
 
     @property
     def epoch_rows(self) -> int:
-        return len(self._sorted_rows)
+        return self._tables.rows
 
     def rows(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
         positions = torch.arange(start, stop, device=device)
-        self._move(device)
-        label = below(hash32(positions, self._of_class), len(self._counts))
-        place = below(hash32(positions, self._of_row), self._counts.index_select(0, label))
-        return self._sorted_rows.index_select(0, place.add_(self._starts.index_select(0, label)))
+        sorted_rows, counts, starts = self._tables.on(device)
+        label = below(hash32(positions, self._of_class), len(counts))
+        place = below(hash32(positions, self._of_row), counts.index_select(0, label))
+        return sorted_rows.index_select(0, place.add_(starts.index_select(0, label)))
 
     def visits(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
         return torch.arange(start, stop, device=device)
-
-    def _move(self, device: torch.device | str) -> None:
-        if self._counts.device != torch.device(device):
-            self._sorted_rows, self._counts, self._starts = (
-                to_device(tensor.cpu(), device) for tensor in (self._sorted_rows, self._counts, self._starts)
-            )
 
 
 def check_weights(weights: Tensor) -> Tensor:

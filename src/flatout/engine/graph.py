@@ -36,6 +36,7 @@ class GraphStep:
             self._record()
         except RuntimeError:
             self.step.optimizer.zero_grad(set_to_none=True)  # they lie in the memory of the graph that came to nothing
+            _leave_capture(self.step.device)
             raise
         finally:
             self.step.records = Records()
@@ -64,3 +65,10 @@ class GraphStep:
         self._graph.replay()
         self.feed.replayed()
         self.records.replayed()
+
+
+def _leave_capture(device: torch.device) -> None:
+    """A capture that fails leaves the device's random numbers believing that it still runs: they go on from a copy."""
+    with torch.cuda.device(device):
+        numbers = torch.cuda.default_generators[torch.cuda.current_device()]
+    numbers.graphsafe_set_state(numbers.clone_state())
