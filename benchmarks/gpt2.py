@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from flatout.measure.clock import synchronize
 from flatout.models.gpt import gpt
 
 OURS, BY_HAND, WHOLE_RUN = "flatout", "loop tuned by hand", "flatout, its first save included"
-NARROW = "flatout, residual stream in bf16"
 LR, WEIGHT_DECAY, CLIP, WARMUP_STEPS = 6e-4, 0.1, 1.0, 3
 
 
@@ -37,12 +36,11 @@ class Size:
     window: int = 1024
     batch: int = 64
     tokens: int = 8_000_000
-    residual: str = "float32"
 
     @property
     def model(self) -> dict[str, Any]:
         shape = {"layers": self.layers, "heads": self.heads, "width": self.width}
-        return {"gpt": {**shape, "pad_vocabulary_to": 64, "residual": self.residual}}
+        return {"gpt": {**shape, "pad_vocabulary_to": 64}}
 
     def network(self) -> nn.Module:
         return gpt(self.vocabulary, self.window, **self.model["gpt"])
@@ -159,7 +157,6 @@ def main() -> int:
         by_hand = HandTuned(size, tokens, device)
         arms = {
             OURS: flatout_arm(size, steps, tokens, device, notes),
-            NARROW: flatout_arm(replace(size, residual="autocast"), steps, tokens, device, {}),
             BY_HAND: lambda: by_hand.tokens_per_s(steps // 2),
         }
         take_turns(arms, 1)  # compiling and autotuning
@@ -169,7 +166,6 @@ def main() -> int:
     report.arm(WHOLE_RUN, "tokens/s", notes.pop(WHOLE_RUN))
     report.conditions = {"steps": steps, **notes, "seconds": round(time.perf_counter() - began_s, 1)}
     report.bar("flatout, tokens/s", OURS, 540e3)
-    report.bar("flatout, residual stream in bf16, tokens/s", NARROW, 540e3)
     report.ratio("flatout over the loop tuned by hand", OURS, BY_HAND, at_least=0.98)
     return report.finish(asked)
 

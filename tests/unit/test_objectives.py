@@ -381,3 +381,13 @@ def test_the_primary_metric_is_one_that_is_measured(name: str) -> None:
     meter.update(output, *objective.loss(output, batch), batch)
     assert objective.metric in meter.result() and "loss" in meter.result()
     assert objective.better in ("max", "min")
+
+
+@pytest.mark.parametrize("ignore", [-100, None])
+def test_token_loss_over_a_large_vocabulary(ignore: int | None) -> None:
+    logits = torch.randn(3, 5, 5000)
+    y = torch.randint(0, 5000, (3, 5))
+    y[0, 0] = 7 if ignore is None else ignore
+    loss, _ = build({"next_token": {"ignore": ignore}}).loss(logits.bfloat16(), {"y": y})
+    exact = torch.nn.functional.cross_entropy(logits.bfloat16().double().flatten(0, 1), y.flatten(), reduction="sum")
+    torch.testing.assert_close(loss.double(), exact, rtol=1e-5, atol=1e-5)

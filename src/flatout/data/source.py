@@ -23,17 +23,23 @@ _PIECES, _PIECE_BYTES = 256, 64 << 10
 
 @dataclass(frozen=True)
 class Column:
-    """One row's worth of a column."""
+    """One row's worth of a column.
+
+    Rows of a `ragged` column differ in length and lie end to end in one flat tensor; it is the mean number of items a row.
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
+    ragged: float | None = None
 
     @property
     def row_bytes(self) -> int:
-        return self.dtype.itemsize * math.prod(self.shape)
+        items = math.prod(self.shape) if self.ragged is None else math.ceil(self.ragged)
+        return self.dtype.itemsize * items
 
     def written(self) -> dict[str, object]:
-        return {"dtype": str(self.dtype).removeprefix("torch."), "shape": list(self.shape)}
+        kind: dict[str, object] = {"dtype": str(self.dtype).removeprefix("torch."), "shape": list(self.shape)}
+        return kind if self.ragged is None else {**kind, "ragged": round(self.ragged, 1)}
 
 
 Schema = Mapping[str, Column]

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from flatout.base.errors import DataError, ModelError
 from flatout.objectives.inputs import Batch
 from flatout.objectives.metrics import SumMeter, ratio
 from flatout.objectives.objective import Loss, Meter, Objective, checked_targets, full_precision, shown
+from flatout.objectives.token_loss import token_loss
 
 NEVER = -(2**31)
 
@@ -35,7 +35,7 @@ class NextToken(Objective):
     def loss(self, output: Tensor, batch: Batch) -> Loss:
         target = batch["y"].long().flatten()
         ignored = NEVER if self.ignore is None else self.ignore
-        loss = F.cross_entropy(full_precision(output).flatten(0, -2), target, reduction="sum", ignore_index=ignored)
+        loss = token_loss(output.flatten(0, -2), target, ignored)
         if self.ignore is None:
             return loss, float(target.numel())
         return loss, (target != self.ignore).sum().to(loss.dtype)

@@ -1,0 +1,71 @@
+"""Cross entropy over a large vocabulary. On a CUDA device two kernels read the logits as they are, once each way.
+
+What torch does for the same formula takes a float32 copy of all logits when it runs eagerly (13 GB for 64 windows of GPT-2),
+and more time when it is compiled. The arithmetic is float32 in all forms.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_LARGE = 4096  # below it the logits are few, and a compiler fuses the formula into its neighbours
+
+
+def token_loss(logits: Tensor, target: Tensor, ignore: int) -> Tensor:
+    """The sum over rows of logits [N, V] against target [N], without those equal to `ignore`."""
+    if logits.is_cuda and logits.shape[1] >= _LARGE and logits.dtype != torch.float64 and _has_triton():
+        losses: Tensor = _losses(logits.contiguous(), target, ignore)[0]
+        return losses.sum()
+    exact = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(exact, target, reduction="sum", ignore_index=ignore)
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+@torch.library.custom_op("flatout::token_losses", mutates_args=(), device_types="cuda")
+def _losses(logits: Tensor, target: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
+    """Of each row the loss, and the log of the sum of its exponentials, which the way back needs."""
+    from flatout.objectives.token_kernels import losses
+
+    return losses(logits, target, ignore)
+
+
+@torch.library.custom_op("flatout::token_gradients", mutates_args=(), device_types="cuda")
+def _gradients(logits: Tensor, target: Tensor, sums: Tensor, upstream: Tensor, ignore: int) -> Tensor:
+    from flatout.objectives.token_kernels import gradients
+
+    return gradients(logits, target, sums, upstream, ignore)
+
+
+@_losses.register_fake
+def _(logits: Tensor, target: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
+    rows = logits.new_empty(len(logits), dtype=torch.float32)
+    return rows, torch.empty_like(rows)
+
+
+@_gradients.register_fake
+def _(logits: Tensor, target: Tensor, sums: Tensor, upstream: Tensor, ignore: int) -> Tensor:
+    return torch.empty_like(logits)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: tuple[Tensor, Tensor]) -> None:
+    logits, target, ctx.ignore = inputs
+    ctx.save_for_backward(logits, target, output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, upstream: Tensor, _sums: Tensor) -> tuple[Tensor, None, None]:
+    logits, target, sums = ctx.saved_tensors
+    return _gradients(logits, target, sums, upstream.contiguous(), ctx.ignore), None, None
+
+
+_losses.register_autograd(_backward, setup_context=_keep)
