@@ -29,8 +29,10 @@ class _Group:
 class FusedUpdate:
     """One update of all parameters. `attach` again whenever the optimizer's state was loaded from elsewhere."""
 
-    def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
+    def __init__(self, optimizer: Optimizer, device: torch.device, *, compiled: bool = False) -> None:
+        """`compiled`: the few scalars around the update become one kernel. Pays in a CUDA graph, where calling costs nothing."""
         self.skip = torch.zeros((), device=device)  # 1: leave everything as it is
+        self._guard = torch.compile(_guard, dynamic=False) if compiled else _guard
         self._optimizer = optimizer
         self._count = torch.zeros((), device=device)
         self._kernel = _KERNELS[type(optimizer)]
@@ -57,8 +59,12 @@ class FusedUpdate:
             )
 
     @torch.no_grad()
-    def __call__(self) -> None:
-        self._count.add_(1)
+    def __call__(self, watched: Tensor | None = None) -> None:
+        """Nothing changes if `watched` is not finite; without it, if `skip` was set."""
+        if watched is not None:
+            self._guard(watched.detach(), self.skip, self._count)
+        else:
+            self._count.add_(1).sub_(self.skip)
         for group in self._groups:
             # a parameter that took no part in this batch has no gradient, and stays as it is
             gradients = [p.grad for p in group.options["params"]]
@@ -66,7 +72,6 @@ class FusedUpdate:
                 group, gradients = _with_gradients(group, gradients)
             if gradients:
                 self._kernel(group, gradients, self.skip)
-        self._count.sub_(self.skip)
 
     def _state_of(self, parameter: Tensor, options: dict[str, Any]) -> dict[str, Tensor]:
         """As torch makes it in the first step: zeros. An SGD that starts from zeros keeps the first gradient as it is."""
@@ -80,6 +85,11 @@ class FusedUpdate:
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         state["step"] = self._count
         return dict(state)
+
+
+def _guard(watched: Tensor, skip: Tensor, count: Tensor) -> None:
+    torch.ne(watched - watched, 0.0, out=skip)  # inf - inf and nan - nan are nan
+    count.add_(1).sub_(skip)
 
 
 def can_fuse(optimizer: Optimizer) -> bool:

@@ -24,7 +24,7 @@ class GraphStep:
         self.step = step
         self.feed = feed
         self.rows = rows
-        self.records = GraphRecords(step.device, slots)
+        self.records = GraphRecords(step.device, slots, compiled=step.compiled)
         self._graph = torch.cuda.CUDAGraph()
 
     def capture(self, saved_state: Callable[[], list[Tensor]], restore: Callable[[list[Tensor]], None]) -> None:

@@ -63,27 +63,26 @@ class Records:
 class GraphRecords:
     """The same in fixed places on the device, for a step that is replayed: each replay writes the next slot."""
 
-    def __init__(self, device: torch.device, slots: int) -> None:
+    def __init__(self, device: torch.device, slots: int, *, compiled: bool = False) -> None:
         self.slots = slots
+        self._write = torch.compile(_write, dynamic=False) if compiled else _write
         self._slot = torch.zeros(1, dtype=torch.int64, device=device)
         self._columns: dict[str, Tensor | float] = {}
         self._filled = 0
 
     def add(self, loss: Tensor, weight: Tensor | float, norm: Tensor | None) -> None:
-        self._keep("loss", loss)
-        self._keep("weight", weight)
-        if norm is not None:
-            self._keep("norm", norm)
-        self._slot.add_(1)
+        scalars = {"loss": loss, "weight": weight} | ({} if norm is None else {"norm": norm})
+        kept = {name: scalar.detach() for name, scalar in scalars.items() if isinstance(scalar, Tensor)}
+        for name, scalar in scalars.items():
+            if name not in kept:  # known from shapes, so the same in every replay
+                self._columns[name] = scalar
+        self._write([self._column(name, scalar) for name, scalar in kept.items()], list(kept.values()), self._slot)
 
-    def _keep(self, name: str, scalar: Tensor | float) -> None:
-        if not isinstance(scalar, Tensor):  # known from shapes, so the same in every replay
-            self._columns[name] = scalar
-            return
+    def _column(self, name: str, like: Tensor) -> Tensor:
         column = self._columns.get(name)
         if not isinstance(column, Tensor):
-            self._columns[name] = column = torch.zeros(self.slots, dtype=scalar.dtype, device=scalar.device)
-        column.index_copy_(0, self._slot, scalar.detach().reshape(1))
+            self._columns[name] = column = torch.zeros(self.slots, dtype=like.dtype, device=like.device)
+        return column
 
     def replayed(self) -> None:
         self._filled += 1
@@ -103,6 +102,12 @@ class GraphRecords:
         if isinstance(column, Tensor):
             return [float(value) for value in column[: self._filled].tolist()]
         return [] if column is None else [column] * self._filled
+
+
+def _write(columns: Sequence[Tensor], scalars: Sequence[Tensor], slot: Tensor) -> None:
+    for column, scalar in zip(columns, scalars, strict=True):
+        column.index_copy_(0, slot, scalar.reshape(1))
+    slot.add_(1)
 
 
 def _read(scalars: Sequence[Tensor | float]) -> list[float]:

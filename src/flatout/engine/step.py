@@ -72,14 +72,15 @@ class Step:
         self._compiled_mean, self._compiled_sum = compiled(self._mean_of), compiled(self._sum_of)
         # groups of one factor share the tensor that a graph reads its rate from
         self._device_rates = {g["factor"]: g["lr"] for g in optimizer.param_groups if isinstance(g["lr"], Tensor)}
-        self._fused = FusedUpdate(optimizer, self.device) if can_fuse(optimizer) else None
+        self.compiled = settings.compile != "off"
+        in_graph = self.compiled and settings.graph
+        self._fused = FusedUpdate(optimizer, self.device, compiled=in_graph) if can_fuse(optimizer) else None
         if self.scale is not None and self._fused is None:
             raise UsageError(
                 "precision=fp16 needs a fused AdamW, Adam or SGD, which can skip a step whose gradients overflow: "
                 "--set fused_optimizer=on, or --set precision=bf16"
             )
         self._skip = self._fused.skip if self._fused else torch.zeros((), device=self.device)
-        self._zero = torch.zeros((), device=self.device)
 
     def set_rate(self, lr: float) -> None:
         if lr == self.rate:
@@ -177,10 +178,12 @@ class Step:
             self.scale.unscale(self._gradients(), self._skip)
         if self._clip is not None:
             norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._clip, foreach=True)
-        if self._fused is not None and self.scale is None:
-            watched = loss if norm is None else norm
-            torch.ne(watched - watched, self._zero, out=self._skip)  # inf - inf and nan - nan are nan
-        self._fused() if self._fused is not None else self.optimizer.step()
+        if self._fused is None:
+            self.optimizer.step()
+        elif self.scale is None:
+            self._fused(loss if norm is None else norm)
+        else:
+            self._fused()
         if self.scale is not None:
             self.scale.update(self._skip)
         if self._average is not None:

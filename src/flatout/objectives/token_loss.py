@@ -6,7 +6,6 @@ and more time when it is compiled. The arithmetic is float32 in all forms.
 
 from __future__ import annotations
 
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,21 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_HAS_TRITON = find_spec("triton") is not None
 _LARGE = 4096  # below it the logits are few, and a compiler fuses the formula into its neighbours
 
 
 def token_loss(logits: Tensor, target: Tensor, ignore: int) -> Tensor:
     """The sum over rows of logits [N, V] against target [N], without those equal to `ignore`."""
-    if logits.is_cuda and logits.shape[1] >= _LARGE and logits.dtype != torch.float64 and _has_triton():
+    if logits.is_cuda and logits.shape[1] >= _LARGE and logits.dtype != torch.float64 and _HAS_TRITON:
         losses: Tensor = _losses(logits.contiguous(), target, ignore)[0]
         return losses.sum()
     exact = logits if logits.dtype == torch.float64 else logits.float()
     return F.cross_entropy(exact, target, reduction="sum", ignore_index=ignore)
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 @torch.library.custom_op("flatout::token_losses", mutates_args=(), device_types="cuda")
