@@ -20,12 +20,22 @@ from flatout.data.transforms import Transform, describe_all
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """`draw` is "shuffle", "balanced", the name of a column of weights, or a tensor of weights, one for each training row."""
+    """`draw` is "shuffle", "balanced", the name of a column of weights, or a tensor of weights, one for each training row.
+
+    A training row goes through `prepare` and `augment`, or, where training needs other steps than evaluation from the start
+    (a random crop instead of one from the middle), through `training` alone. `inputs` names the columns that the model gets.
+    """
 
     train: Source
     validation: Source | None = None
+    test: Source | None = None
     prepare: tuple[Transform, ...] = ()
     augment: tuple[Transform, ...] = ()
+    training: tuple[Transform, ...] | None = None
+    inputs: tuple[str, ...] = ("x",)
+    cardinalities: tuple[int, ...] = ()  # of the columns of `categories`, for embeddings
+    preparation: Any = None  # what was fitted, with `to_dict`: kept with the run, applied to other data
+    notes: tuple[str, ...] = ()  # what a person should know of how the data was read
     draw: str | Tensor = "shuffle"
     classes: int | None = None
     vocabulary: int | None = None
@@ -38,7 +48,11 @@ class Data:
 
     def schema(self) -> dict[str, Column]:
         """The columns of a training batch, as the model gets them."""
-        return describe_all((*self.prepare, *self.augment), self.train.schema)
+        return describe_all(self.transforms(), self.train.schema)
+
+    def transforms(self) -> tuple[Transform, ...]:
+        """What a training batch goes through."""
+        return (*self.prepare, *self.augment) if self.training is None else self.training
 
     def shapes_x(self) -> tuple[int, ...]:
         return self.schema()["x"].shape
@@ -79,6 +93,7 @@ class Data:
             "tokens_per_row": self.tokens_per_row,
             "prepare": [transform.written() for transform in self.prepare],
             "augment": [transform.written() for transform in self.augment],
+            "training": None if self.training is None else [transform.written() for transform in self.training],
             "draw": "weights" if isinstance(self.draw, Tensor) else self.draw,
             "classes": self.classes,
             "vocabulary": self.vocabulary,

@@ -39,6 +39,6 @@ class Feed(Protocol):
 def feed(data: Data, tier: str, batch: int, device: torch.device | str, seed: int = 0) -> Feed:
     """The training part of `data`, prepared and augmented, from the tier asked for."""
     made: Feed = pick(TIERS, tier, "tier")(
-        data.train, data.sampler(seed), batch, device, transforms=(*data.prepare, *data.augment), seed=seed
+        data.train, data.sampler(seed), batch, device, transforms=data.transforms(), seed=seed
     )
     return made

@@ -78,6 +78,11 @@ class Source(ABC):
         return 1
 
     @property
+    def in_memory(self) -> bool:
+        """Whether `read` only copies: no file is opened, nothing is decoded. Reading ahead is then not worth a thread."""
+        return False
+
+    @property
     def stored_bytes(self) -> int:
         """What `stored` would take on a device."""
         return len(self) * sum(column.row_bytes for column in self.schema.values())
@@ -104,6 +109,10 @@ class ArraySource(Source):
 
     def __len__(self) -> int:
         return self._length
+
+    @property
+    def in_memory(self) -> bool:
+        return True
 
     def read(self, rows: Tensor) -> Batch:
         return self.gather(self._columns, rows)
