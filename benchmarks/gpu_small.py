@@ -74,7 +74,7 @@ def tabular_task(tiny: bool, steps: int) -> Task:
 
     model = {"mlp": {"hidden": [512, 256]}}
     data = fo.data.arrays(x, y, classes=2)
-    return Task("MLP 39-512-256, batch 8192", data, x, y, 8192, 2 * steps, model, network, row_loss, 38e6)
+    return Task("MLP 39-512-256, batch 8192", data, x, y, 8192, 6 * steps, model, network, row_loss, 38e6)
 
 
 def flatout_arm(task: Task, precision: str, device: torch.device, scratch: Path, notes: dict[str, Any]) -> Callable[[], float]:

@@ -31,13 +31,14 @@ from flatout.recipe import Recipe
 
 def build_job(recipe: Recipe) -> Job:
     data = recipe.load_data()
-    objective = build_objective(recipe.objective, recipe.inputs)
+    inputs = recipe.inputs if "inputs" in recipe.model_fields_set else list(data.inputs)
+    objective = build_objective(recipe.objective, inputs)
     target = data.target()
     outputs = objective.outputs_for(
         classes=data.classes, target_shape=target.shape if target else (), vocabulary=data.vocabulary
     )
     window = data.tokens_per_row if data.tokens_per_row > 1 else None
-    shapes = Shapes(data.shapes_x(), outputs, data.vocabulary, window)
+    shapes = Shapes(data.shapes_x(), outputs, data.vocabulary, window, data.cardinalities or None)
     model = build_model(recipe.model, shapes, recipe.seed)
     if (weights := recipe.init_weights()) is not None:
         load_weights(model, *weights)

@@ -30,7 +30,7 @@ from flatout.objectives.build import build as build_objective
 from flatout.objectives.build import describe as describe_objective
 from flatout.objectives.inputs import Inputs
 
-_FROM_DATA = ("input_shape", "outputs", "vocabulary", "window")  # what a model is told about the data
+_FROM_DATA = ("input_shape", "outputs", "vocabulary", "window", "cardinalities")  # what a model is told about the data
 FOLDER: ContextVar[Path] = ContextVar("folder", default=Path())  # of the file that makes recipes just now
 SPECS = ("model", "objective", "optimizer", "schedule")  # written as a name, or as a name with options
 _EXAMPLES = {"data": "digits", "model": "mlp", "batch": "64", "lr": "1e-3", "budget": "3 epochs"}

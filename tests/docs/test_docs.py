@@ -36,7 +36,7 @@ from flatout.recipe import Recipe
 
 ids = {"ids": lambda page: page.name}
 BASE = {"data": "digits", "model": "mlp", "batch": 16, "lr": 1e-3, "budget": "4 steps"}
-FROM_DATA = {"input_shape", "outputs", "vocabulary", "window"}
+FROM_DATA = {"input_shape", "outputs", "vocabulary", "window", "cardinalities"}
 OTHER_PROGRAMS = {"--durations", "--quick"}  # of scripts/bench and pytest
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from test_engine_kit import train
 import flatout as fo
 from flatout.base.errors import RecipeError
 from flatout.engine import assembly
+from flatout.engine.graph import GraphStep
 from flatout.engine.settings import Settings, conflicts
 from flatout.plan import choose
 
@@ -62,3 +64,39 @@ def test_a_step_that_can_not_be_captured_trains_without_a_graph(tmp_path: Path, 
     assert event["what"] == "graph" and "operation not permitted" in event["why"] and "might be" not in event["why"]
     assert run.result["steps"] == 10 and "degraded: graph" in run.explain()
     assert run.result["metrics"]["train_loss"] == pytest.approx(plain.result["metrics"]["train_loss"], abs=1e-6)
+
+
+class Replayed(GraphStep):
+    """The graph's own step, its look-ups and its records, run again instead of replayed: all but the capture itself."""
+
+    def _record(self) -> None:
+        self.feed.load()
+        for _ in range(3):
+            self._once()
+        self._replay = self._again
+
+    def _again(self) -> None:
+        kept, self.step.records = self.step.records, self.records
+        self._once()
+        self.step.records = kept
+
+
+@pytest.mark.parametrize("budget", ["37 steps", "0.2 s"])
+@pytest.mark.parametrize("rates", [{}, {"head.*": 0.1}])
+def test_replays_follow_the_schedule_and_keep_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rates: dict[str, float], budget: str
+) -> None:
+    data = fo.data.arrays(torch.randn(64, 6), torch.randint(0, 3, (64,)))
+    asked: dict[str, Any] = {"data": data, "budget": budget, "rates": rates, "schedule": {"cosine": {"warmup": 5}}}
+    monkeypatch.setattr(choose, "conflicts", lambda settings: [])
+    monkeypatch.setattr(assembly, "GraphStep", Replayed)
+    run = train(tmp_path / "graph", **asked, settings={"graph": True, "log_every": 8})
+    steps = [event for event in run.events() if event["kind"] == "step"]
+    monkeypatch.undo()
+    plain = train(tmp_path / "plain", **asked, settings={"log_every": 8})
+    if budget == "0.2 s":  # rates are then known one step at a time
+        assert steps and all(math.isfinite(event["loss"]) and event["lr"] > 0 for event in steps)
+        return
+    expected = [event for event in plain.events() if event["kind"] == "step"]
+    assert [event["lr"] for event in steps] == [event["lr"] for event in expected]
+    assert [event["loss"] for event in steps] == pytest.approx([event["loss"] for event in expected], abs=1e-6)

@@ -293,3 +293,24 @@ def test_facts_are_read_off_the_modules() -> None:
     assert has_dropout(small_gpt(dropout=0.1)) and has_dropout(nn.LSTM(3, 3, num_layers=2, dropout=0.5))
     assert has_convolution(convnet((8, 8), 2)) and not has_convolution(mlp((3,), 2))
     assert has_batch_norm(nn.Sequential(nn.BatchNorm1d(3))) and not has_batch_norm(mlp((3,), 2, norm=True))
+
+
+def test_gpt_sees_only_its_own_document() -> None:
+    torch.manual_seed(0)
+    model = gpt(vocabulary=20, window=8, layers=2, heads=2, width=16).eval()
+    first, second = torch.randint(0, 20, (1, 3)), torch.randint(0, 20, (1, 5))
+    packed = torch.cat([first, second], dim=1)
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]])
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
+    together = model(packed, documents, positions)
+    torch.testing.assert_close(together[:, :3], model(first))
+    torch.testing.assert_close(together[:, 3:], model(second))
+
+
+def test_mlp_embeds_categories_beside_x() -> None:
+    torch.manual_seed(0)
+    model = mlp((3,), 2, hidden=(8,), cardinalities=(100, 5))
+    x, categories = torch.randn(4, 3), torch.tensor([[0, 0], [99, 4], [7, 1], [7, 1]])
+    output = model(x, categories)
+    assert output.shape == (4, 2)
+    assert not torch.equal(output, model(x, categories.flip(0)))

@@ -391,3 +391,11 @@ def test_token_loss_over_a_large_vocabulary(ignore: int | None) -> None:
     loss, _ = build({"next_token": {"ignore": ignore}}).loss(logits.bfloat16(), {"y": y})
     exact = torch.nn.functional.cross_entropy(logits.bfloat16().double().flatten(0, 1), y.flatten(), reduction="sum")
     torch.testing.assert_close(loss.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_mixed_rows_share_their_labels() -> None:
+    logits, y, other, mix = torch.randn(6, 4), torch.randint(0, 4, (6,)), torch.randint(0, 4, (6,)), torch.rand(6)
+    loss, weight = build("classify").loss(logits, {"y": y, "y_other": other, "mix": mix})
+    shares = mix[:, None] * F.one_hot(y, 4) + (1 - mix)[:, None] * F.one_hot(other, 4)
+    torch.testing.assert_close(loss, F.cross_entropy(logits, shares, reduction="sum"))
+    assert weight == 6.0

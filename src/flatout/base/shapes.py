@@ -11,3 +11,4 @@ class Shapes:
     outputs: int  # classes, labels or regression columns
     vocabulary: int | None = None
     window: int | None = None
+    cardinalities: tuple[int, ...] | None = None  # how many values each column of `categories` has

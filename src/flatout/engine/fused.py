@@ -30,7 +30,7 @@ class FusedUpdate:
     """One update of all parameters. `attach` again whenever the optimizer's state was loaded from elsewhere."""
 
     def __init__(self, optimizer: Optimizer, device: torch.device, *, compiled: bool = False) -> None:
-        """`compiled`: the few scalars around the update become one kernel. Pays in a CUDA graph, where calling costs nothing."""
+        """`compiled`: the scalars around the update become one kernel. Pays in a CUDA graph, where calling it costs nothing."""
         self.skip = torch.zeros((), device=device)  # 1: leave everything as it is
         self._guard = torch.compile(_guard, dynamic=False) if compiled else _guard
         self._optimizer = optimizer

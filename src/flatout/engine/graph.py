@@ -1,22 +1,25 @@
 """The whole step, gather and update included, as one CUDA graph: one launch from the host instead of hundreds.
 
 The graph reads the next rows, writes its scalars and finds its learning rate at fixed places on the device, so a replay needs
-nothing from the host. Warming up runs real kernels; all state is put back afterwards, so that every step of a run, the first
-and the one after a resume included, is a replay of the same graph.
+nothing from the host: rates that are known ahead are put there by the hundred. Warming up runs real kernels; all state is put
+back afterwards, so that every step of a run, the first and the one after a resume included, is a replay of the same graph.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from flatout.data.permutations import to_device
 from flatout.data.resident import ResidentFeed
 from flatout.engine.records import GraphRecords, Records
 from flatout.engine.step import Step
 
 _WARMUP_STEPS = 3
+_RATES_AHEAD = 512
 
 
 class GraphStep:
@@ -25,7 +28,10 @@ class GraphStep:
         self.feed = feed
         self.rows = rows
         self.records = GraphRecords(step.device, slots, compiled=step.compiled)
-        self._graph = torch.cuda.CUDAGraph()
+        self._rates = torch.zeros(len(step.device_rates), slots, device=step.device)
+        self._rated: list[float] = []  # what the table holds for the steps since the last log point, and those to come
+        self._look_up = torch.compile(_look_up, dynamic=False) if step.compiled else _look_up
+        self._replay: Callable[[], object] = lambda: None
 
     def capture(self, saved_state: Callable[[], list[Tensor]], restore: Callable[[list[Tensor]], None]) -> None:
         """`saved_state` copies all that a step changes, `restore` puts it back (new optimizer state as it was born: zeros)."""
@@ -40,6 +46,7 @@ class GraphStep:
             raise
         finally:
             self.step.records = Records()
+            self.step.rate = math.nan  # whatever the warm-up left on the device is none
             restore(before)
             self.feed.seek(position)
             self.reload()
@@ -50,21 +57,54 @@ class GraphStep:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARMUP_STEPS):
-                self.step.attempt(self.feed.capture_next(), self.rows)
+                self._once()
         torch.cuda.current_stream().wait_stream(side)
         self.step.optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(self._graph):
-            self.step.attempt(self.feed.capture_next(), self.rows)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._once()
+        self._replay = graph.replay
+
+    def _once(self) -> None:
+        self._look_up(list(self.step.device_rates.values()), self._rates, self.records.slot)
+        self.step.attempt(self.feed.capture_next(), self.rows)
 
     def reload(self) -> None:
         """After the feed was moved."""
         self.feed.load()
         self.records.reset()
 
-    def __call__(self) -> None:
-        self._graph.replay()
+    def __call__(self, rate_in: Callable[[int], float], known_ahead: bool) -> None:
+        """`rate_in` gives the rate of a step so many steps from now; only of this one, where time or cost decides."""
+        done = self.records.filled
+        if done == 0:  # a log point was read: the graph looks at the first place again
+            self._rated = []
+        if done == len(self._rated):
+            self._rate(
+                done,
+                [rate_in(ahead) for ahead in range(min(_RATES_AHEAD, self.records.slots - done))]
+                if known_ahead
+                else [rate_in(0)],
+            )
+        self.step.rate = self._rated[done]
+        self._replay()
         self.feed.replayed()
         self.records.replayed()
+
+    def _rate(self, done: int, rates: list[float]) -> None:
+        self._rated += rates
+        places = self._rates[:, done : done + len(rates)]
+        if len(rates) == 1:
+            for place, factor in zip(places, self.step.device_rates, strict=True):
+                place.fill_(rates[0] * factor)
+        else:
+            table = torch.tensor([[rate * factor for rate in rates] for factor in self.step.device_rates])
+            places.copy_(to_device(table, self.step.device))
+
+
+def _look_up(rates: list[Tensor], table: Tensor, slot: Tensor) -> None:
+    for rate, row in zip(rates, table, strict=True):
+        rate.copy_(row.index_select(0, slot).squeeze(0))
 
 
 def _leave_capture(device: torch.device) -> None:

@@ -93,8 +93,7 @@ class Loop:
             self.events.emit("resumed", step=self.progress.step, samples=self.progress.samples, swept=swept)
 
     def run(self) -> None:
-        parts, budget, ledger, schedule = self.parts, self.parts.budget, self.ledger, self.job.schedule
-        total_steps, first = budget.total_steps, True
+        parts, budget, ledger, first = self.parts, self.parts.budget, self.ledger, True
         while True:
             if self.log.due(self.progress) or self.evaluation_due() or budget.is_spent(self.progress) or self.stop:
                 self.read_log()
@@ -111,11 +110,10 @@ class Loop:
                 progress = self.progress
 
             size = budget.next_size(progress)
-            rate = self.job.lr * progress.rate_factor
-            parts.step.set_rate(rate * schedule.at(progress.step, budget.done_share(progress), total_steps))
             if parts.graph is not None and size == self.job.batch:
-                parts.graph()
+                parts.graph(self.rate_in, known_ahead=budget.budget.counted)
             else:
+                parts.step.set_rate(self.rate_in(0))
                 if self.log.first_of_interval(progress):
                     self.phases.begin()
                 batch = parts.feed.next(size)
@@ -150,6 +148,13 @@ class Loop:
         return result
 
     # ---- what happens between steps ----
+
+    def rate_in(self, steps: int) -> float:
+        """The learning rate so many steps from now."""
+        budget, progress = self.parts.budget, self.progress
+        done = budget.done_share(progress, steps * self.job.batch)
+        share = self.job.schedule.at(progress.step + steps, done, budget.total_steps)
+        return self.job.lr * progress.rate_factor * share
 
     def after_first_step(self, size: int) -> None:
         """Compiling, autotuning and loading kernels happen in the first step: it has a row of its own."""

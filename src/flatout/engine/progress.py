@@ -87,9 +87,10 @@ class BudgetMeter:
         if now_j is not None:
             progress.energy_j = self._resumed_j + now_j - self._began_j
 
-    def done_share(self, progress: Progress) -> float:
+    def done_share(self, progress: Progress, more: int = 0) -> float:
+        """`more`: as it will be after so many samples, where samples are what is counted."""
         if self.total_samples is not None:
-            return progress.samples / self.total_samples
+            return (progress.samples + more) / self.total_samples
         spent = {
             "seconds": progress.elapsed_s,
             "usd": progress.elapsed_s / 3600 * (self._price_per_hour or 0.0),

@@ -66,9 +66,9 @@ class GraphRecords:
     def __init__(self, device: torch.device, slots: int, *, compiled: bool = False) -> None:
         self.slots = slots
         self._write = torch.compile(_write, dynamic=False) if compiled else _write
-        self._slot = torch.zeros(1, dtype=torch.int64, device=device)
+        self.slot = torch.zeros(1, dtype=torch.int64, device=device)
         self._columns: dict[str, Tensor | float] = {}
-        self._filled = 0
+        self.filled = 0
 
     def add(self, loss: Tensor, weight: Tensor | float, norm: Tensor | None) -> None:
         scalars = {"loss": loss, "weight": weight} | ({} if norm is None else {"norm": norm})
@@ -76,7 +76,7 @@ class GraphRecords:
         for name, scalar in scalars.items():
             if name not in kept:  # known from shapes, so the same in every replay
                 self._columns[name] = scalar
-        self._write([self._column(name, scalar) for name, scalar in kept.items()], list(kept.values()), self._slot)
+        self._write([self._column(name, scalar) for name, scalar in kept.items()], list(kept.values()), self.slot)
 
     def _column(self, name: str, like: Tensor) -> Tensor:
         column = self._columns.get(name)
@@ -85,11 +85,11 @@ class GraphRecords:
         return column
 
     def replayed(self) -> None:
-        self._filled += 1
+        self.filled += 1
 
     def reset(self) -> None:
-        self._slot.zero_()
-        self._filled = 0
+        self.slot.zero_()
+        self.filled = 0
 
     def drain(self) -> Interval:
         with sync_point():
@@ -100,8 +100,8 @@ class GraphRecords:
     def _values(self, name: str) -> list[float]:
         column = self._columns.get(name)
         if isinstance(column, Tensor):
-            return [float(value) for value in column[: self._filled].tolist()]
-        return [] if column is None else [column] * self._filled
+            return [float(value) for value in column[: self.filled].tolist()]
+        return [] if column is None else [column] * self.filled
 
 
 def _write(columns: Sequence[Tensor], scalars: Sequence[Tensor], slot: Tensor) -> None:

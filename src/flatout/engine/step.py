@@ -71,7 +71,7 @@ class Step:
         compiled = _compiler(settings.compile)
         self._compiled_mean, self._compiled_sum = compiled(self._mean_of), compiled(self._sum_of)
         # groups of one factor share the tensor that a graph reads its rate from
-        self._device_rates = {g["factor"]: g["lr"] for g in optimizer.param_groups if isinstance(g["lr"], Tensor)}
+        self.device_rates = {g["factor"]: g["lr"] for g in optimizer.param_groups if isinstance(g["lr"], Tensor)}
         self.compiled = settings.compile != "off"
         in_graph = self.compiled and settings.graph
         self._fused = FusedUpdate(optimizer, self.device, compiled=in_graph) if can_fuse(optimizer) else None
@@ -89,7 +89,7 @@ class Step:
         for group in self.optimizer.param_groups:
             if not isinstance(group["lr"], Tensor):
                 group["lr"] = lr * group.get("factor", 1.0)
-        for factor, rate in self._device_rates.items():
+        for factor, rate in self.device_rates.items():
             rate.fill_(lr * factor)
 
     def __call__(self, batch: Batch) -> None:

@@ -23,10 +23,11 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.project = nn.Linear(width, width, bias=bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, visible: Tensor | None) -> Tensor:
         query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        causal = visible is None
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, dropout_p=dropout, is_causal=causal)
         projected: Tensor = self.project(mixed.transpose(1, 2).flatten(2))
         return projected
 
@@ -41,8 +42,8 @@ class Block(nn.Module):
         self.project = nn.Linear(4 * width, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm_attention(x)))
+    def forward(self, x: Tensor, visible: Tensor | None) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm_attention(x), visible))
         hidden = F.gelu(self.expand(self.norm_mlp(x)), approximate="tanh")
         x = x + self.dropout(self.project(hidden))
         return x
@@ -98,17 +99,27 @@ class GPT(nn.Module):
         del self.head.bias
         self.head.register_buffer("bias", silence, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, documents: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """`documents` [rows, length] numbers the texts packed into a row: a token sees those of its own alone."""
         length = x.shape[1]
         if length > self.window:
             raise ModelError(f"gpt was built for a window of {self.window} tokens and got {length}: set window: {length}")
-        stream = self.dropout(self.tokens(x) + self.positions.weight[:length])
+        places = self.positions.weight[:length] if positions is None else self.positions(positions)
+        stream = self.dropout(self.tokens(x) + places)
         if self.narrow_residual and torch.is_autocast_enabled(x.device.type):
             stream = stream.to(torch.get_autocast_dtype(x.device.type))
+        visible = None if documents is None else _own_past(documents)
         for block in self.blocks:
-            stream = block(stream)
+            stream = block(stream, visible)
         logits: Tensor = self.head(self.norm(stream))
         return logits
+
+
+def _own_past(documents: Tensor) -> Tensor:
+    """[rows, 1, length, length]: whether a token (third) sees another (last)."""
+    length = documents.shape[1]
+    past = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
+    return ((documents[:, :, None] == documents[:, None, :]) & past)[:, None]
 
 
 def gpt(

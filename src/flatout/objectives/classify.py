@@ -18,7 +18,10 @@ from flatout.objectives.objective import Loss, Meter, Objective, checked_targets
 
 @dataclass(frozen=True)
 class Classify(Objective):
-    """Logits [rows, classes, ...] against integers [rows, ...]."""
+    """Logits [rows, classes, ...] against integers [rows, ...].
+
+    Rows that were mixed with another (mixup, cutmix) have its label in `y_other`, and in `mix` the share that is their own.
+    """
 
     label_smoothing: float = 0.0
 
@@ -31,9 +34,16 @@ class Classify(Objective):
             raise UsageError(f"classify: label_smoothing is a share from 0 to below 1, got {self.label_smoothing}")
 
     def loss(self, output: Tensor, batch: Batch) -> Loss:
-        target = batch["y"].long()
-        loss = F.cross_entropy(full_precision(output), target, reduction="sum", label_smoothing=self.label_smoothing)
+        target, logits = batch["y"].long(), full_precision(output)
+        if "mix" in batch:
+            own, other = (self._of_rows(logits, labels) for labels in (target, batch["y_other"].long()))
+            return torch.lerp(other, own, batch["mix"].to(own.dtype)).sum(), float(target.numel())
+        loss = F.cross_entropy(logits, target, reduction="sum", label_smoothing=self.label_smoothing)
         return loss, float(target.numel())
+
+    def _of_rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        losses = F.cross_entropy(logits, target, reduction="none", label_smoothing=self.label_smoothing)
+        return losses if losses.dim() == 1 else losses.flatten(1).sum(1)
 
     def check(self, output: Any, batch: Batch, outputs: int | None = None) -> None:
         logits, target = checked_targets(self.name, output, batch)
