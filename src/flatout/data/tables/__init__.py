@@ -1,0 +1,1 @@
+"""Tables: rows with named columns from CSV, Parquet, Arrow, JSON lines or SQL, prepared for training."""

@@ -1,0 +1,105 @@
+"""Raw values of an Arrow record batch: what `values.py` does, without a Python object a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from flatout.base.errors import DataError, did_you_mean
+from flatout.data.tables.values import Array, Texts, not_a_date, parse_instants, to_text
+
+
+class ArrowValues:
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+        self.rows: int = batch.num_rows
+
+    def numbers(self, name: str) -> Array:
+        import pyarrow as pa
+
+        column = self._column(name)
+        if pa.types.is_null(column.type):
+            return np.full(self.rows, np.nan)
+        if not is_number(column.type) and not pa.types.is_boolean(column.type):
+            raise DataError(f"column {name!r} was numbers in training and is {column.type} here")
+        if column.null_count:
+            if pa.types.is_boolean(column.type):
+                column = column.cast(pa.uint8())
+            column = column.cast(pa.float64(), safe=False)
+        return np.asarray(column.to_numpy(zero_copy_only=False)).astype(np.float64, copy=False)
+
+    def instants(self, name: str, format: str | None) -> tuple[Array, Array]:
+        import pyarrow as pa
+
+        column = self._column(name)
+        kind = column.type
+        if pa.types.is_null(kind):
+            return np.zeros(self.rows, dtype=np.int64), np.ones(self.rows, dtype=np.bool_)
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            codes, texts = self.texts(name)
+            instants, missing, bad = parse_instants(texts, format)
+            if bad[codes].any():
+                row = int(bad[codes].argmax())
+                raise DataError(f"row {row}: {not_a_date(name, texts[codes[row]], format)}")
+            return instants[codes], missing[codes]
+        if pa.types.is_time(kind):
+            column = column.cast(pa.time64("us"), safe=False).cast(pa.int64())
+        elif is_date(kind):
+            column = _microseconds(column).cast(pa.int64())
+        else:
+            raise DataError(f"column {name!r} was dates in training and is {kind} here")
+        missing = np.asarray(column.is_null().to_numpy(zero_copy_only=False))
+        return np.asarray(column.fill_null(0).to_numpy(zero_copy_only=False)), missing
+
+    def texts(self, name: str) -> Texts:
+        import pyarrow as pa
+
+        column = self._column(name)
+        if pa.types.is_null(column.type):
+            return np.zeros(self.rows, dtype=np.int64), [None]
+        if is_nested(column.type):
+            raise DataError(f"column {name!r} is {column.type}: one value a row is needed; leave it out with drop")
+        encoded = (_microseconds(column) if pa.types.is_timestamp(column.type) else column).dictionary_encode()
+        texts = [to_text(value, name) for value in encoded.dictionary.to_pylist()]
+        codes = np.asarray(encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)).astype(np.int64)
+        return codes, [*texts, None]
+
+    def _column(self, name: str) -> Any:
+        import pyarrow as pa
+
+        names = self._batch.schema.names
+        if name not in names:
+            raise DataError(f"no column {name!r}, which the model was trained with; {did_you_mean(name, names)}")
+        column = self._batch.column(names.index(name))
+        return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def is_date(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
+def is_nested(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _microseconds(column: Any) -> Any:
+    """Without a zone: what is stored of a time with a zone is in UTC already."""
+    import pyarrow as pa
+
+    zone = getattr(column.type, "tz", None)
+    return (
+        column.cast(pa.timestamp("us", tz=zone), safe=False)
+        .cast(pa.int64() if zone else pa.timestamp("us"))
+        .cast(pa.timestamp("us"))
+    )

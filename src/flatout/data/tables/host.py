@@ -1,0 +1,214 @@
+"""The part of a preparation that runs where the raw values are: text, dates and numbers to float32 and ids.
+
+It is plain data with an exact JSON form, and needs NumPy alone. Arrow batches take a faster way to equal bits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from flatout.data.split import hash_strings
+from flatout.data.tables.arrow import ArrowValues
+from flatout.data.tables.dates import date_part
+from flatout.data.tables.values import Array, PlainValues, Values
+
+HASH_SEED = 0  # saved models depend on it
+LARGEST = float(np.finfo(np.float32).max)
+_TILE_ROWS = 2048
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number as it is, less `shift` where float32 would be too coarse for its size."""
+
+    name: str
+    shift: float = 0.0
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def encode(self, values: Values) -> list[Array]:
+        numbers = values.numbers(self.name)
+        with np.errstate(over="ignore"):
+            narrow = (numbers - self.shift if self.shift else numbers).astype(np.float32)
+        infinite = np.isinf(narrow)
+        if infinite.any():
+            narrow[infinite] = np.nan  # nothing infinite gets to a model
+        return [narrow]
+
+
+@dataclass(frozen=True)
+class Date:
+    name: str
+    parts: tuple[str, ...]
+    format: str | None = None
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(f"{self.name}.{part}" for part in self.parts)
+
+    def encode(self, values: Values) -> list[Array]:
+        instants, missing = values.instants(self.name, self.format)
+        return [np.where(missing, np.nan, date_part(part, instants)).astype(np.float32) for part in self.parts]
+
+
+@dataclass(frozen=True)
+class Category:
+    """Ids from 1 for the categories known, in their order, or for hash buckets; 0 is unknown. None is the missing value."""
+
+    name: str
+    categories: tuple[str | None, ...] = ()
+    buckets: int | None = None
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
+    def cardinality(self) -> int:
+        return 1 + (len(self.categories) if self.buckets is None else self.buckets)
+
+    def ids(self, values: Values, unseen: Counter[str] | None = None) -> Array:
+        codes, texts = values.texts(self.name)
+        ids = self.ids_of(texts)
+        if unseen is not None and self.buckets is None:
+            strange = (ids == 0) & np.array([text is not None for text in texts], dtype=np.bool_)
+            unseen[self.name] += int(strange[codes].sum())
+        return ids[codes]
+
+    def ids_of(self, texts: list[str | None]) -> Array:
+        if self.buckets is not None:
+            return bucket_of(texts, self.buckets)
+        return np.array([self._places.get(text, 0) for text in texts], dtype=np.int32)
+
+    @cached_property
+    def _places(self) -> dict[str | None, int]:
+        return {text: place for place, text in enumerate(self.categories, 1)}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A category as the mean of the target over its training rows: `means` has a row for each id."""
+
+    name: str
+    category: Category
+    means: tuple[tuple[float, ...], ...]
+    suffixes: tuple[str, ...] = ("",)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(f"{self.name}.target{suffix}" for suffix in self.suffixes)
+
+    @cached_property
+    def table(self) -> Array:
+        return np.array(self.means, dtype=np.float64)
+
+
+Coding = Number | Date | Category | Target
+
+
+@dataclass(frozen=True)
+class FoldMeans:
+    """For training rows alone: of each target-encoded column the means over the rows of other folds, [ids, folds, outputs]."""
+
+    tables: Mapping[str, Array]
+    folds: Mapping[str, Array] = field(default_factory=dict)
+
+    def of(self, folds: Mapping[str, Array]) -> FoldMeans:
+        """The same, for rows that are in these folds."""
+        return FoldMeans(self.tables, folds)
+
+
+@dataclass(frozen=True)
+class HostPart:
+    """Raw columns -> `numeric` float32 [rows, n], NaN where missing, and `ids` int32 [rows, m]; none where it has no column."""
+
+    columns: tuple[Coding, ...]
+
+    @property
+    def numeric(self) -> tuple[str, ...]:
+        return tuple(name for coding in self.columns if not isinstance(coding, Category) for name in coding.outputs)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(coding.name for coding in self.columns if isinstance(coding, Category))
+
+    def encode(self, columns: Mapping[str, Any], unseen: Counter[str] | None = None) -> dict[str, Array]:
+        """Columns as lists or arrays. `unseen` counts, by column, the values that training did not know (or saw too seldom)."""
+        return self._encode(
+            PlainValues({coding.name: columns[coding.name] for coding in self.columns if coding.name in columns}), unseen
+        )
+
+    def encode_batch(self, batch: Any, unseen: Counter[str] | None = None, others: FoldMeans | None = None) -> dict[str, Array]:
+        """A pyarrow.RecordBatch; `others` is given for training rows."""
+        return self._encode(ArrowValues(batch), unseen, others)
+
+    def _encode(self, values: Values, unseen: Counter[str] | None, others: FoldMeans | None = None) -> dict[str, Array]:
+        numeric: list[Array] = []
+        ids: list[Array] = []
+        for coding in self.columns:
+            if isinstance(coding, Category):
+                ids.append(coding.ids(values, unseen))
+            elif isinstance(coding, Target):
+                places = coding.category.ids(values, unseen)
+                means = (
+                    coding.table[places] if others is None else others.tables[coding.name][places, others.folds[coding.name]]
+                )
+                numeric.extend(means.astype(np.float32).T)
+            else:
+                numeric.extend(coding.encode(values))
+        encoded = {}
+        if numeric:
+            encoded["numeric"] = _side_by_side(numeric, values.rows, np.float32)
+        if ids:
+            encoded["ids"] = _side_by_side(ids, values.rows, np.int32)
+        return encoded
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"columns": [{"kind": _NAMES[type(coding)], **asdict(coding)} for coding in self.columns]}
+
+    @classmethod
+    def from_dict(cls, written: Mapping[str, Any]) -> HostPart:
+        return cls(tuple(_coding(column) for column in written["columns"]))
+
+
+def bucket_of(texts: list[str | None], buckets: int) -> Array:
+    """int32 from 1: the hash of each text, 0 for the missing value."""
+    hashed = hash_strings(texts, HASH_SEED) % np.uint64(buckets)
+    present = np.array([text is not None for text in texts], dtype=np.bool_)
+    return np.where(present, hashed.astype(np.int64) + 1, 0).astype(np.int32)
+
+
+_NAMES: dict[type, str] = {Number: "number", Date: "date", Category: "category", Target: "target"}
+
+
+def _coding(written: Mapping[str, Any]) -> Coding:
+    kind, rest = written["kind"], {name: value for name, value in written.items() if name != "kind"}
+    if kind == "number":
+        return Number(**rest)
+    if kind == "date":
+        return Date(**{**rest, "parts": tuple(rest["parts"])})
+    if kind == "category":
+        return _category(rest)
+    means = tuple(tuple(row) for row in rest["means"])
+    return Target(rest["name"], _category(rest["category"]), means, tuple(rest["suffixes"]))
+
+
+def _category(written: Mapping[str, Any]) -> Category:
+    return Category(written["name"], tuple(written["categories"]), written["buckets"])
+
+
+def _side_by_side(columns: list[Array], rows: int, dtype: type) -> Array:
+    table: Array = np.empty((rows, len(columns)), dtype=dtype)
+    for start in range(0, rows, _TILE_ROWS):  # a tile stays in the cache while its columns are filled in
+        tile = table[start : start + _TILE_ROWS]
+        for place, column in enumerate(columns):
+            tile[:, place] = column[start : start + _TILE_ROWS]
+    return table

@@ -1,0 +1,134 @@
+"""What a table is trained to predict: a class, with its name, or a number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from flatout.base.errors import DataError, UsageError
+from flatout.data.tables.arrow import ArrowValues, is_number
+from flatout.data.tables.host import LARGEST
+
+Array = np.ndarray[Any, Any]
+
+TARGETS = ("auto", "class", "number")
+MOST_AUTO_CLASSES = 100
+MOST_CLASSES = 100_000
+MISSING, UNKNOWN = -1, -2
+
+
+@dataclass(frozen=True)
+class Label:
+    """`classes` are the names of the classes, in the order of their ids; None where the label is a number."""
+
+    name: str
+    classes: tuple[str, ...] | None
+
+    @property
+    def class_count(self) -> int | None:
+        return None if self.classes is None else len(self.classes)
+
+    def encode(self, batch: Any) -> Array:
+        """int64 class ids, MISSING or UNKNOWN where there is none; or float32, NaN where missing."""
+        values = ArrowValues(batch)
+        if self.classes is None:
+            return values.numbers(self.name).astype(np.float32)
+        codes, texts = values.texts(self.name)
+        ids = [MISSING if text is None else self._ids.get(text, UNKNOWN) for text in texts]
+        return np.array(ids, dtype=np.int64)[codes]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, written: Mapping[str, Any]) -> Label:
+        return cls(written["name"], None if written["classes"] is None else tuple(written["classes"]))
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.classes or ())}
+
+
+class LabelFit:
+    """Collects the label of training rows. `target` is "class", "number" or "auto": floats, and more than 100 distinct whole
+    numbers, are a number to predict."""
+
+    def __init__(self, name: str, kind: Any, target: str) -> None:
+        import pyarrow as pa
+
+        if target not in TARGETS:
+            raise UsageError(f"target is one of {', '.join(TARGETS)}, got {target!r}")
+        self._name, self._kind, self._target = name, kind, target
+        self._numbers = is_number(kind)
+        self._whole = bool(pa.types.is_integer(kind))
+        if target == "number" and not (self._numbers or pa.types.is_boolean(kind)):
+            raise DataError(f"label {name!r} is {kind}, and target='number' needs numbers; use target='class' for names")
+        self._as_class = target == "class" or (target == "auto" and (self._whole or not self._numbers))
+        self._counts: dict[str, int] = {}
+        self._low, self._high, self._rows = np.inf, -np.inf, 0
+
+    def add(self, batch: Any) -> None:
+        values = ArrowValues(batch)
+        self._rows += values.rows
+        if not values.rows:
+            return
+        if self._numbers:
+            numbers = values.numbers(self._name)
+            self._low, self._high = min(self._low, float(numbers.min())), max(self._high, float(numbers.max()))
+        if self._target == "number":
+            return
+        if not self._as_class and len(self._counts) > MOST_AUTO_CLASSES:
+            return
+        codes, texts = values.texts(self._name)
+        for text, count in zip(texts, np.bincount(codes, minlength=len(texts)).tolist(), strict=True):
+            if text is not None and count:
+                self._counts[text] = self._counts.get(text, 0) + count
+        if self._as_class and self._target == "auto" and self._whole and len(self._counts) > MOST_AUTO_CLASSES:
+            self._as_class = False
+        if self._as_class and len(self._counts) > MOST_CLASSES:
+            raise DataError(f"label {self._name!r} has more than {MOST_CLASSES} distinct values: is that the label?")
+
+    def done(self, classes: int | None, notes: list[str]) -> Label:
+        if not self._rows:
+            raise DataError("no row is left to train on")
+        if not self._as_class:
+            if classes is not None:
+                raise DataError(f"classes={classes}, and label {self._name!r} is a number to predict: say target='class'")
+            if not self._high > self._low and self._numbers:
+                raise DataError(f"label {self._name!r} is {self._low:g} in all {self._rows} training rows: nothing to learn")
+            if self._target == "auto" and len(self._counts) <= 20:
+                notes.append(f"label {self._name!r} is a number to predict; it has {len(self._counts)} distinct values: "
+                             "say target='class' if they are classes")  # fmt: skip
+            return Label(self._name, None)
+        names = sorted(self._counts, key=float if self._numbers else str)
+        if len(names) < 2:
+            raise DataError(f"label {self._name!r} is {names[0]!r} in all {self._rows} training rows: nothing to learn")
+        return Label(self._name, _with_absent(names, classes, self._name))
+
+
+def _with_absent(names: list[str], classes: int | None, label: str) -> tuple[str, ...]:
+    """`classes` more than are there: whole numbers below it are ids as they stand, whatever else came gets the first ids."""
+    if classes is None or classes == len(names):
+        return tuple(names)
+    if classes < len(names):
+        raise DataError(f"classes={classes}, and label {label!r} has {len(names)}: {', '.join(names[:8])}")
+    numbered = [str(place) for place in range(classes)]
+    if set(names) <= set(numbered):
+        return tuple(numbered)
+    raise DataError(f"classes={classes}, and the training rows have {len(names)} values of {label!r}: {', '.join(names[:8])}; "
+                    "leave classes out")  # fmt: skip
+
+
+def bad_labels(batch: Any, name: str) -> tuple[Array, str]:
+    """Where the label can't be used, whatever the classes turn out to be, and why."""
+    values = ArrowValues(batch)
+    column = batch.column(batch.schema.names.index(name))
+    missing = np.asarray(column.is_null().to_numpy(zero_copy_only=False))
+    if is_number(column.type):
+        with np.errstate(invalid="ignore"):
+            missing = missing | ~(np.abs(values.numbers(name)) <= LARGEST)
+    return missing, f"the label {name!r} is missing or not finite"
