@@ -29,8 +29,10 @@ class Flip:
 
     def __call__(self, batch: Batch, keys: Keys) -> Batch:
         x = batch["x"]
-        flipped = (keys.uniform("flip") < self.probability).view(-1, *[1] * (x.dim() - 1))
-        return {**batch, "x": torch.where(flipped, x.flip(-1), x)}
+        flipped = keys.uniform("flip").squeeze(1) < self.probability
+        if x.device.type == "cpu":
+            return {**batch, "x": _flip_one_by_one(x, flipped)}
+        return {**batch, "x": torch.where(flipped.view(-1, *[1] * (x.dim() - 1)), x.flip(-1), x)}
 
     def written(self) -> Any:
         return {"flip": self.probability}
@@ -108,7 +110,17 @@ class Cutout:
         return {"cutout": self.size}
 
 
+def _flip_one_by_one(x: Tensor, flipped: Tensor) -> Tensor:
+    """The same as `where`, which on a CPU makes all mirror images and then looks at every pixel twice more."""
+    made = torch.empty_like(x)
+    for image, source, flip in zip(made, x, flipped.tolist(), strict=True):
+        image.copy_(source.flip(-1) if flip else source)
+    return made
+
+
 def _height_and_width(schema: Schema, name: str) -> tuple[int, int]:
+    if "x" not in schema:
+        raise DataError(f"{name} needs images of one size: a crop comes before it, such as random_resized_crop")
     shape = schema["x"].shape
     if len(shape) not in (2, 3):
         raise DataError(f"{name} needs images, rows of x shaped [H, W] or [C, H, W]; here a row of x is {list(shape)}")

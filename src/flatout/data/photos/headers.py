@@ -1,0 +1,99 @@
+"""What an image file says of itself before it is decoded: its kind by content, its size, and how the camera was held."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from typing import Any, BinaryIO, NamedTuple
+
+SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif")
+_MARK_BYTES = 4096
+_ORIENTATION = 0x0112
+
+
+class Header(NamedTuple):
+    """Height and width are of the pixels as they are stored, before the rotation that `orientation` (EXIF, 1 to 8) asks for."""
+
+    height: int
+    width: int
+    orientation: int
+    turbo: bool  # a JPEG that the turbo decoder reads
+    mark: int  # 64 bits of hash of the file's size, first and last bytes
+
+
+def read_header(file: BinaryIO) -> Header:
+    """Reads a few kilobytes. ValueError says in words what is wrong with the file."""
+    head, mark = _mark(file)
+    kind = image_kind(head)
+    if kind is None:
+        raise ValueError(_not_an_image(head))
+    image = _opened(file, kind)
+    width, height = image.size
+    if min(width, height) < 1:
+        raise ValueError(f"is a {kind} of {width} x {height} pixels")
+    orientation = exif_orientation(image.info.get("exif"))
+    return Header(height, width, orientation, kind == "JPEG" and image.mode in ("L", "RGB"), mark)
+
+
+def image_kind(head: bytes) -> str | None:
+    """JPEG, PNG, WEBP or GIF by the first bytes of a file; None for anything else."""
+    if head.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return "WEBP"
+    return "GIF" if head.startswith((b"GIF87a", b"GIF89a")) else None
+
+
+def exif_orientation(exif: bytes | None) -> int:
+    """1 to 8; 1, upright, where nothing is said or what is said makes no sense."""
+    tiff = (exif or b"").removeprefix(b"Exif\0\0")
+    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
+    if order is None:
+        return 1
+    try:
+        (first,) = struct.unpack_from(order + "I", tiff, 4)
+        (count,) = struct.unpack_from(order + "H", tiff, first)
+        for entry in range(count):
+            tag, _, _, value = struct.unpack_from(order + "HHIH", tiff, first + 2 + 12 * entry)
+            if tag == _ORIENTATION:
+                return int(value) if 1 <= value <= 8 else 1
+    except struct.error:  # cut off: cameras and editors leave such tables behind, and the pixels are fine
+        pass
+    return 1
+
+
+def _mark(file: BinaryIO) -> tuple[bytes, int]:
+    head = file.read(_MARK_BYTES)
+    if not head:
+        raise ValueError("is empty (0 bytes)")
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _MARK_BYTES))
+    tail = file.read(_MARK_BYTES)
+    digest = hashlib.blake2b(b"%d %b" % (size, head), digest_size=8)
+    digest.update(tail)
+    return head, int.from_bytes(digest.digest(), "little", signed=True)
+
+
+def _opened(file: BinaryIO, kind: str) -> Any:
+    from PIL import GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin  # noqa: F401 (each registers itself)
+
+    file.seek(0)
+    try:
+        return Image.open(file, formats=(kind,))
+    except MemoryError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"is larger than images are allowed to be: {error}") from error
+    except Exception as error:  # of a damaged header PIL says so in many ways
+        why = "" if "cannot identify" in str(error) else f" ({error})"
+        raise ValueError(f"begins as {kind}, but its header is broken or cut off{why}") from error
+
+
+def _not_an_image(head: bytes) -> str:
+    start = head[:24]
+    if all(byte in b"\t\n\r\x0c" or byte >= 32 for byte in start):
+        return f"is text, not an image: it starts with {start.decode('utf-8', 'replace')!r}"
+    return f"is not a JPEG, PNG, WebP or GIF image: it starts with the bytes {start[:8].hex(' ')}"
