@@ -1,24 +1,43 @@
-"""Files to a stream of token ids: characters, bytes, or ids that were written to files before."""
+"""Files to text or to token ids: documents read piece by piece, characters, bytes, and ids that were written before.
+
+Large files of ids are mapped into memory, not read: what is looked at is fetched, and the system drops it when it needs room.
+"""
 
 from __future__ import annotations
 
+import codecs
 import glob
+import gzip
+import json
+import lzma
+import mmap
 import os
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from flatout.base.errors import DataError
+from flatout.data.bad import Bad
 from flatout.data.files import Array
 from flatout.data.modules import module_files
 
 TOKEN_TYPES = ("uint8", "uint16", "int32", "uint32", "int64")
+TOKEN_SUFFIXES = (".bin", ".npy")
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Document = Iterable[str]
 _CODE_POINTS = 0x110000
+_PACKED = {".gz", ".xz", ".zst"}
+_LINES = {".jsonl", ".ndjson"}
+_MAP_BYTES = 32 << 20
+_READ_BYTES = 1 << 20
+_SCAN_TOKENS = 8 << 20
+_WILL_NEED: int | None = getattr(mmap, "MADV_WILLNEED", None)
+_UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
 def find_files(paths: Paths) -> list[Path]:
@@ -41,64 +60,336 @@ def find_files(paths: Paths) -> list[Path]:
     return found
 
 
-def read_codes(files: Sequence[Path], encoding: str, dtype: str) -> Array:
-    """The files end to end as numbers: code points, bytes or token ids."""
-    if encoding == "tokens":
-        if dtype not in TOKEN_TYPES:
-            raise DataError(f"dtype of token files is one of {', '.join(TOKEN_TYPES)}, got {dtype!r}")
-        return np.concatenate([_token_file(path, np.dtype(dtype)) for path in files])
-    if encoding == "bytes":
-        return np.frombuffer(b"".join(path.read_bytes() for path in files), np.uint8)
-    return np.frombuffer("".join(_decoded(path) for path in files).encode("utf-32-le"), np.uint32)
+# Documents of text
 
 
-def _decoded(path: Path) -> str:
+def kind_of(path: Path) -> tuple[str, str]:
+    """What is inside ("lines" of JSON or "text") and how it is packed (".gz", ".xz", ".zst" or "")."""
+    packed = path.suffix.lower() if path.suffix.lower() in _PACKED else ""
+    inner = path.with_suffix("") if packed else path
+    return ("lines" if inner.suffix.lower() in _LINES else "text"), packed
+
+
+def documents(files: Sequence[Path], field: str, bad: Bad) -> Iterator[Document]:
+    """A file of text is one document, given in pieces; a file of JSON lines has one in the `field` of each line.
+
+    Take each document whole before the next.
+    """
+    for path in files:
+        if kind_of(path)[0] == "lines":
+            yield from ([document] for document in _from_lines(path, field, bad))
+        elif bad.policy == "error" or _readable(path, bad):
+            yield _decoded(path, bad)
+
+
+def _readable(path: Path, bad: Bad) -> bool:
+    """Read to the end before any of it is used: half of a bad file must not get through."""
+    before = bad.count
+    for _ in _decoded(path, bad):
+        pass
+    return bad.count == before
+
+
+def _decoded(path: Path, bad: Bad) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    done = 0
+    for chunk, last in _marked(_chunks(path, bad)):
+        done += len(chunk)
+        try:
+            piece = decoder.decode(chunk, last)
+        except UnicodeDecodeError as error:
+            place = done - len(error.object) + error.start
+            bad.found(str(path), f"not UTF-8 text (byte {place}): use encoding='bytes', or 'tokens' for token ids")
+            return
+        if piece:
+            yield piece
+
+
+def _marked(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
+    for chunk in chunks:
+        yield chunk, False
+    yield b"", True
+
+
+def _from_lines(path: Path, field: str, bad: Bad) -> Iterator[str]:
+    for where, row in json_rows(path, bad):
+        value, wrong = text_field(row, field)
+        if wrong:
+            bad.found(where, wrong)
+        elif value:
+            yield value
+
+
+def json_rows(path: Path, bad: Bad) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a file of JSON lines, each with its file and line number for messages. Empty lines are passed over."""
+    for number, line in enumerate(_lines(_chunks(path, bad)), start=1):
+        if not line or line.isspace():
+            continue
+        where = f"{path} line {number}"
+        try:
+            row = json.loads(line)
+        except UnicodeDecodeError as error:
+            bad.found(where, f"not UTF-8 text (byte {error.start} of the line)")
+        except (ValueError, RecursionError) as error:
+            bad.found(where, f"not JSON ({error})")
+        else:
+            if isinstance(row, dict):
+                yield where, row
+            else:
+                bad.found(where, f"expected a JSON object, got {type(row).__name__}")
+
+
+def text_field(row: Mapping[str, Any], field: str) -> tuple[str, str | None]:
+    """The text in a field, and what is wrong with it."""
+    if field not in row:
+        return "", f"no field {field!r}; it has {', '.join(map(str, row)) or 'none'}: set field to the one that holds the text"
+    value = row[field]
+    if not isinstance(value, str):
+        return "", f"field {field!r} is of type {type(value).__name__}, expected text"
     try:
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        remedy = "use encoding='bytes', or 'tokens' for token ids"
-        raise DataError(f"{path} is not UTF-8 text (byte {error.start}): {remedy}") from error
+        value.encode()
+    except UnicodeEncodeError as error:
+        return "", f"field {field!r} holds half of a surrogate pair at character {error.start}, which is no text"
+    return value, None
 
 
-def _token_file(path: Path, kind: np.dtype[Any]) -> Array:
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    held: list[bytes] = []
+    for chunk in chunks:
+        first, *rest = chunk.split(b"\n")
+        held.append(first)
+        for piece in rest:
+            yield b"".join(held)
+            held = [piece]
+    yield b"".join(held)
+
+
+def _chunks(path: Path, bad: Bad) -> Iterator[bytes]:
+    """The bytes of a file, unpacked, a megabyte at a time."""
+    try:
+        with closing(_opened(path)) as file:
+            while chunk := file.read(_READ_BYTES):
+                yield chunk
+    except _UNREADABLE as error:
+        bad.found(str(path), f"can't be read ({error})")
+
+
+def _opened(path: Path) -> Any:
+    packed = kind_of(path)[1]
+    if packed == ".gz":
+        return gzip.open(path, "rb")
+    if packed == ".xz":
+        return lzma.open(path, "rb")
+    if packed == ".zst":
+        import pyarrow
+
+        return pyarrow.input_stream(str(path), compression="zstd")
+    return path.open("rb")
+
+
+# Token ids
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of ids, in memory or mapped; `name` is for messages."""
+
+    name: str
+    ids: Array
+    pages: mmap.mmap | None = None
+    first_byte: int = 0  # of `ids` in the mapping
+    largest: int | None = None  # where it is known without a look at all of them
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def cut(self, start: int, stop: int) -> Part:
+        return Part(self.name, self.ids[start:stop], self.pages, self.first_byte + start * self.ids.itemsize, self.largest)
+
+    def expect(self, begins: Array, length: int) -> None:
+        """Ask for all that is about to be read at once: the disk then works on many requests, not on one after the other."""
+        if self.pages is None or _WILL_NEED is None:
+            return
+        size = self.ids.itemsize
+        for first in (begins * size + self.first_byte).tolist():
+            page = first - first % mmap.PAGESIZE
+            self.pages.madvise(_WILL_NEED, page, first + length * size - page)
+
+    def pieces(self) -> Iterator[tuple[int, Array]]:
+        for start in range(0, len(self.ids), _SCAN_TOKENS):
+            yield start, self.ids[start : start + _SCAN_TOKENS]
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """What is known of a file of tokens that was made here, kept beside it as NAME.json."""
+
+    dtype: str
+    count: int
+    vocabulary: int
+    largest: int
+    content: str
+    tokenizer: str
+    tokenizer_name: str
+    eot: int | None
+    documents: int
+    bad: int = 0
+    bad_examples: tuple[str, ...] = ()
+
+
+_SIDECAR = "flatout_tokens"
+_SIDECAR_FORMAT = 1
+
+
+def sidecar_path(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
+
+
+def write_sidecar(path: Path, known: Sidecar) -> None:
+    sidecar_path(path).write_text(json.dumps({_SIDECAR: _SIDECAR_FORMAT, **vars(known)}, indent=1))
+
+
+def read_sidecar(path: Path) -> Sidecar | None:
+    """None where there is none, or a JSON file of someone else's; DataError where it does not belong to the file."""
+    beside = sidecar_path(path)
+    try:
+        written = json.loads(beside.read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(written, dict) or written.pop(_SIDECAR, None) != _SIDECAR_FORMAT:
+        return None
+    try:
+        known = Sidecar(**{**written, "bad_examples": tuple(written.get("bad_examples", ()))})
+        expected = known.count * np.dtype(known.dtype).itemsize
+    except TypeError as error:
+        raise DataError(f"{beside} is damaged ({error}): remove it, or make the tokens again") from error
+    if path.stat().st_size != expected:
+        raise DataError(
+            f"{path} has {path.stat().st_size} bytes, and {beside.name} tells of {known.count} tokens in {expected} bytes: "
+            "the file is cut off or was written anew; make the tokens again, or remove the .json"
+        )
+    return known
+
+
+def token_parts(files: Sequence[Path], dtype: str | None) -> list[Part]:
+    """The ids of each file as they are stored there, of type `dtype` where the file does not say."""
+    if dtype is not None and dtype not in TOKEN_TYPES:
+        raise DataError(f"dtype of token files is one of {', '.join(TOKEN_TYPES)}, got {dtype!r}")
+    return [_token_part(path, dtype) for path in files]
+
+
+def _token_part(path: Path, dtype: str | None) -> Part:
     if path.suffix == ".npy":
-        tokens = np.load(path, allow_pickle=False)
-        if tokens.ndim != 1 or tokens.dtype.kind not in "ui":
-            raise DataError(f"{path}: expected a flat array of token ids, got {tokens.dtype} of shape {list(tokens.shape)}")
-        return np.asarray(tokens)
+        return _npy_part(path)
+    known = read_sidecar(path)
+    if known is not None and dtype not in (None, known.dtype):
+        raise DataError(
+            f"{path} holds {known.dtype} tokens, as {sidecar_path(path).name} tells, and dtype is {dtype}: drop dtype"
+        )
+    kind = np.dtype(known.dtype if known is not None else dtype or "uint16")
     size = path.stat().st_size
     if size % kind.itemsize:
         raise DataError(f"{path} has {size} bytes, not a whole number of {kind} tokens: set dtype to the type of its tokens")
-    return np.fromfile(path, kind)
+    return _part(path, kind, 0, size // kind.itemsize)
 
 
-def by_alphabet(train: Array, held: Array | None) -> tuple[str, Array, Array | None]:
+def _npy_part(path: Path) -> Part:
+    try:
+        with path.open("rb") as file:
+            version = np.lib.format.read_magic(file)
+            header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, kind = header(file)
+            first = file.tell()
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} can't be read as npy: {error}") from error
+    if len(shape) != 1 or kind.kind not in "ui":
+        raise DataError(f"{path}: expected a flat array of token ids, got {kind} of shape {list(shape)}")
+    there = path.stat().st_size - first
+    if there < shape[0] * kind.itemsize:
+        raise DataError(f"{path}: its header tells of {shape[0]} tokens, {there // kind.itemsize} are there: it was cut off")
+    return _part(path, kind, first, shape[0])
+
+
+def _part(path: Path, kind: np.dtype[Any], first_byte: int, count: int) -> Part:
+    if count * kind.itemsize < _MAP_BYTES:
+        return Part(str(path), np.fromfile(path, kind, count, offset=first_byte))
+    with path.open("rb") as file:
+        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return Part(str(path), np.frombuffer(pages, kind, count, first_byte), pages, first_byte)
+
+
+def byte_parts(files: Sequence[Path], field: str, bad: Bad) -> tuple[list[Part], list[int]]:
+    """Bytes as they are, and the number of bytes of each document."""
+    parts: list[Part] = []
+    lengths: list[int] = []
+    for path in files:
+        inside, packed = kind_of(path)
+        if inside == "lines":
+            found = [document.encode() for document in _from_lines(path, field, bad)]
+            lengths += map(len, found)
+            parts.append(Part(str(path), np.frombuffer(b"".join(found), np.uint8)))
+            continue
+        before = bad.count
+        size = path.stat().st_size
+        plain = _part(path, np.dtype(np.uint8), 0, size) if not packed else _unpacked(path, bad)
+        if bad.count == before:
+            parts.append(plain)
+            lengths.append(len(plain))
+    return parts, lengths
+
+
+def _unpacked(path: Path, bad: Bad) -> Part:
+    return Part(str(path), np.frombuffer(b"".join(_chunks(path, bad)), np.uint8))
+
+
+def char_parts(files: Sequence[Path], field: str, bad: Bad) -> tuple[list[Part], list[int]]:
+    """Code points, and the number of characters of each document."""
+    codes = [np.frombuffer("".join(document).encode("utf-32-le"), np.uint32) for document in documents(files, field, bad)]
+    return [Part("the text", np.concatenate(codes) if codes else np.empty(0, np.uint32))], [len(code) for code in codes]
+
+
+def by_alphabet(groups: Sequence[Sequence[Part]]) -> tuple[str, list[list[Part]]]:
     """Code points to places in the sorted alphabet of all the text."""
     present = np.zeros(_CODE_POINTS, dtype=bool)
-    for codes in (train, held):
-        if codes is not None:
-            present[codes] = True
+    for part in (part for parts in groups for part in parts):
+        present[part.ids] = True
     letters = present.nonzero()[0]
     place = np.zeros(_CODE_POINTS, dtype=np.int32)
     place[letters] = np.arange(len(letters))
-    return "".join(map(chr, letters)), place[train], None if held is None else place[held]
+    return "".join(map(chr, letters)), [[Part(part.name, place[part.ids]) for part in parts] for parts in groups]
 
 
-def check_vocabulary(parts: Sequence[Array], told: int | None) -> int:
-    """As told, if every token is below it, or one more than the largest token."""
-    smallest = min((int(part.min()) for part in parts if len(part)), default=0)
-    largest = max((int(part.max()) for part in parts if len(part)), default=0)
-    vocabulary = largest + 1 if told is None else told
-    if smallest < 0 or largest >= vocabulary:
-        bad = smallest if smallest < 0 else largest
-        raise DataError(f"token ids must be 0 to {vocabulary - 1}, found {bad}: check vocabulary and dtype against the files")
-    return vocabulary
+def check_vocabulary(parts: Sequence[Part], told: int | None, whose: str = "") -> int:
+    """As told, if every token is below it, or one more than the largest token. Looks at a piece at a time."""
+    largest = 0
+    for part in parts:
+        limits = np.iinfo(part.ids.dtype)
+        most = limits.max if part.largest is None else part.largest
+        if told is not None and (limits.min >= 0 or part.largest is not None) and most < told:
+            continue  # no id of this type, or none of those counted before, can be outside
+        for start, ids in part.pieces():
+            if limits.min < 0 and (low := int(ids.min())) < 0:
+                raise _out_of_range(part.name, start + int(ids.argmin()), low, told, whose)
+            if (high := int(ids.max())) > largest:
+                largest = high
+                if told is not None and high >= told:
+                    raise _out_of_range(part.name, start + int(ids.argmax()), high, told, whose)
+    return largest + 1 if told is None else told
 
 
-def narrow(codes: Array, vocabulary: int) -> Tensor:
-    """In as few bytes as the vocabulary allows; two bytes are int16 with the bits of uint16, which torch can't always index."""
-    if vocabulary <= 1 << 8:
-        return torch.from_numpy(codes.astype(np.uint8))
-    if vocabulary <= 1 << 16:
-        return torch.from_numpy(codes.astype(np.uint16).view(np.int16))
-    return torch.from_numpy(codes.astype(np.int32))
+def _out_of_range(name: str, place: int, found: int, vocabulary: int | None, whose: str) -> DataError:
+    below = "0 or more" if vocabulary is None else f"0 to {vocabulary - 1}"
+    remedy = (
+        "the file was made with another tokenizer, or has another dtype" if whose else "check vocabulary and dtype against it"
+    )
+    return DataError(f"{name}: token ids must be {below}{whose}, found {found} (token {place}): {remedy}")
+
+
+def after_each(parts: Sequence[Part], eot: int) -> Array:
+    """The places just after each end-of-text token, over all parts end to end."""
+    found, passed = [], 0
+    for part in parts:
+        for start, ids in part.pieces():
+            found.append(np.flatnonzero(ids == eot) + (passed + start + 1))
+        passed += len(part)
+    return np.concatenate(found) if found else np.empty(0, np.int64)
