@@ -1,0 +1,60 @@
+"""Random numbers of code that isn't ours: Python's, NumPy's and torch's generators, set before each sample.
+
+What a sample draws is then a function of (seed, visit, number): neither the worker that reads it nor their count matters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+_64_BITS = (1 << 64) - 1
+_ONE_AT_A_TIME = threading.RLock()  # the generators belong to the whole process
+
+
+def set_generators(seed: int, visit: int, number: int) -> None:
+    content = struct.pack("<QqQ", seed & _64_BITS, visit, number)
+    key = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(key)
+
+
+@contextmanager
+def borrowed_generators() -> Iterator[None]:
+    """For use in a process that has other uses for them: they are afterwards as they were before.
+
+    To be held by who waits for samples, not by who reads them and may hang.
+    """
+    with _ONE_AT_A_TIME:
+        before = generators()
+        try:
+            yield
+        finally:
+            python, array, tensor = before
+            random.setstate(python)
+            np.random.set_state(array)
+            torch.default_generator.set_state(tensor)
+
+
+def generators() -> tuple[Any, Any, torch.Tensor]:
+    return random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+
+
+def drawn_since(before: tuple[Any, Any, torch.Tensor]) -> bool:
+    """Whether any of the three was used."""
+    python, array, tensor = generators()
+    return (
+        python != before[0]
+        or array[2:] != before[1][2:]
+        or not np.array_equal(array[1], before[1][1])
+        or not torch.equal(tensor, before[2])
+    )
