@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flatout import data as data
     from flatout.base.errors import FlatoutError as FlatoutError
+    from flatout.data.loader import loader as loader
     from flatout.recipe import Recipe as Recipe
     from flatout.verbs import Run as Run
     from flatout.verbs import evaluate as evaluate
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from flatout.verbs import run as run
 
 __version__ = "0.1.0"
-__all__ = ["FlatoutError", "Recipe", "Run", "data", "evaluate", "explain", "load", "predict", "run"]
+__all__ = ["FlatoutError", "Recipe", "Run", "data", "evaluate", "explain", "load", "loader", "predict", "run"]
 
 _HOMES = {
     "FlatoutError": "flatout.base.errors",
@@ -36,6 +37,7 @@ _HOMES = {
     "evaluate": "flatout.verbs",
     "explain": "flatout.verbs",
     "load": "flatout.verbs",
+    "loader": "flatout.data.loader",
     "predict": "flatout.verbs",
     "run": "flatout.verbs",
 }

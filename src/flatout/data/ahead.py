@@ -1,70 +1,251 @@
-"""Work done ahead of its use, by one thread, at most a few pieces ahead."""
+"""Work done ahead of its use, by several threads, delivered in order, at most a few pieces ahead.
+
+Nobody polls: threads sleep until there is room, the consumer until the piece it wants is there.
+"""
 
 from __future__ import annotations
 
-import queue
+import atexit
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from flatout.base.errors import UsageError
+
 Job = TypeVar("Job")
 Made = TypeVar("Made")
 
-_POLL_S = 0.05
+THREAD_NAME = "flatout-ahead"
+_EXIT_S = 5.0  # as long may a thread keep the process from ending
 
 
 @dataclass(frozen=True)
-class _End:
-    error: BaseException | None
+class Counters:
+    """What tuning looks at. Seconds are sums since the start, up to this moment."""
+
+    delivered: int = 0
+    making_s: float = 0.0  # over all threads
+    room_wait_s: float = 0.0  # over all threads: enough was made, and the consumer had not taken it
+    wait_s: float = 0.0  # of the consumer: what it asked for was not there yet
+
+    def since(self, before: Counters) -> Counters:
+        return Counters(
+            self.delivered - before.delivered,
+            self.making_s - before.making_s,
+            self.room_wait_s - before.room_wait_s,
+            self.wait_s - before.wait_s,
+        )
 
 
 class Ahead(Generic[Job, Made]):
-    """Iterates over make(job) for each job. An error in the thread is raised where its result would have come."""
+    """Iterates over make(job) for each job, in order. An error is raised where its result would have come, and stays.
 
-    def __init__(self, make: Callable[[Job], Made], jobs: Iterable[Job], depth: int) -> None:
-        self._make = make
-        self._jobs = jobs
-        self._ready: queue.Queue[Made | _End] = queue.Queue(maxsize=depth)
-        self._closing = threading.Event()
-        self._end: _End | None = None
-        self._thread = threading.Thread(target=self._work, name="flatout-ahead", daemon=True)
-        self._thread.start()
+    At most `depth` pieces are begun and not yet taken, so no more threads than that have work at a time. Jobs are drawn one
+    at a time, in order, by whichever thread is free. Close it when done; the threads of one that is forgotten stop as well.
+    """
+
+    def __init__(self, make: Callable[[Job], Made], jobs: Iterable[Job], depth: int, workers: int = 1) -> None:
+        self._shared = _Shared(make, iter(jobs))
+        self._forgotten = weakref.finalize(self, self._shared.stop)  # the threads know the shared part, not this one
+        self._forgotten.atexit = False
+        self._shared.resize(workers, depth)
+
+    @property
+    def workers(self) -> int:
+        return self._shared.workers
+
+    @property
+    def depth(self) -> int:
+        return self._shared.depth
+
+    @property
+    def counters(self) -> Counters:
+        return self._shared.counters()
 
     def __iter__(self) -> Iterator[Made]:
         return self
 
     def __next__(self) -> Made:
-        if self._end is None:
-            item = self._ready.get()
-            if not isinstance(item, _End):
-                return item
-            self._end = item
-        if self._end.error is not None:
-            raise self._end.error
-        raise StopIteration
+        return self._shared.take()
+
+    def resize(self, workers: int | None = None, depth: int | None = None) -> None:
+        """While it runs. A thread too many ends after the piece it is at."""
+        self._shared.resize(workers, depth)
 
     def close(self) -> None:
-        """Stop the thread and wait until it has; what it had made is dropped."""
-        self._closing.set()
-        self._thread.join()
-        self._end = self._end or _End(None)
+        """Stop the threads and wait until they have, as long as the pieces take that they are at. What was made is dropped."""
+        self._shared.stop()
+        self._shared.join()
+
+
+@dataclass(frozen=True)
+class _Failed:
+    error: BaseException
+
+
+class _Shared(Generic[Job, Made]):
+    """Jobs by number: those below `taken` were delivered, those below `begun` drawn, and none from `end` on will come."""
+
+    def __init__(self, make: Callable[[Job], Made], jobs: Iterator[Job]) -> None:
+        self.workers = self.depth = 1
+        self._make, self._jobs = make, jobs
+        # Its holder may take this lock again: the collector may call `stop` of a forgotten one inside of any thread
+        self._lock = threading.RLock()
+        self._ready, self._room = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._drawing = threading.Lock()  # held by the one thread that waits for room and draws
+        self._threads: list[threading.Thread] = []
+        self._live = 0
+        self._results: dict[int, Made | _Failed] = {}
+        self._begun = self._taken = 0
+        self._end: int | None = None
+        self._closed = False
+        self._making, self._room_wait, self._wait = _Spent(), _Spent(), _Spent()
+
+    def resize(self, workers: int | None, depth: int | None) -> None:
+        for name, value in (("workers", workers), ("depth", depth)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be 1 or more, got {value}")
+        with self._lock:
+            self.workers, self.depth = workers or self.workers, depth or self.depth
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            while self._live < self.workers and self._end is None and not self._closed:
+                if self._live == 0:  # a thread in native code while the interpreter goes down would take the process with it
+                    atexit.register(self.end)
+                thread = threading.Thread(target=self._work, name=THREAD_NAME, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+                self._live += 1
+            self._room.notify()
+
+    def take(self) -> Made:
+        with self._lock:
+            number = self._taken
+            if number not in self._results and self._may_come(number):
+                began_s = self._wait.begin()
+                try:
+                    while number not in self._results and self._may_come(number):
+                        self._ready.wait()
+                finally:  # also when Ctrl-C ends the wait
+                    self._wait.end(began_s)
+            if number not in self._results:
+                raise StopIteration
+            result = self._results[number]
+            if isinstance(result, _Failed):
+                if isinstance(result.error, StopIteration):  # as it is, it would look like the end of the jobs
+                    raise RuntimeError("the work ahead raised StopIteration") from result.error
+                raise result.error
+            del self._results[number]
+            self._taken += 1
+            self._room.notify()
+            return result
+
+    def stop(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._results.clear()
+            self._ready.notify_all()
+            self._room.notify_all()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def end(self) -> None:
+        self.stop()
+        self.join(_EXIT_S)
+
+    def counters(self) -> Counters:
+        with self._lock:
+            now_s = time.perf_counter()
+            return Counters(self._taken, self._making.total(now_s), self._room_wait.total(now_s), self._wait.total(now_s))
+
+    def _may_come(self, number: int) -> bool:
+        return not self._closed and (self._end is None or number < self._end)
 
     def _work(self) -> None:
-        end = _End(None)
-        try:
-            for job in self._jobs:
-                if not self._hand_over(self._make(job)):
-                    return
-        except BaseException as error:
-            end = _End(error)
-        self._hand_over(end)
-
-    def _hand_over(self, item: Made | _End) -> bool:
-        while not self._closing.is_set():
+        while (drawn := self._draw()) is not None:
+            number, job = drawn
+            with self._lock:
+                began_s = self._making.begin()
+            result: Made | _Failed
             try:
-                self._ready.put(item, timeout=_POLL_S)
-            except queue.Full:
-                continue
-            return True
-        return False
+                result = self._make(job)
+            except BaseException as error:
+                result = _Failed(error)
+            with self._lock:
+                self._making.end(began_s)
+                self._put(number, result)
+            del drawn, job, result  # nothing is held on to while there is no room
+
+    def _draw(self) -> tuple[int, Job] | None:
+        """The next job and its number once there is room for it; None when this thread is to end."""
+        with self._lock:
+            began_s = self._room_wait.begin()
+        with self._drawing:
+            with self._lock:
+                while self._goes_on() and self._begun - self._taken >= self.depth:
+                    self._room.wait()
+                self._room_wait.end(began_s)
+                if not self._goes_on():
+                    self._leave()
+                    return None
+            try:
+                job = next(self._jobs)
+            except BaseException as error:
+                with self._lock:
+                    if isinstance(error, StopIteration):
+                        self._end_at(self._begun)
+                    else:
+                        self._put(self._begun, _Failed(error))
+                    self._leave()
+                return None
+            with self._lock:
+                self._begun += 1
+                return self._begun - 1, job
+
+    def _leave(self) -> None:
+        self._live -= 1
+        if self._live == 0:
+            atexit.unregister(self.end)
+
+    def _goes_on(self) -> bool:
+        return self._may_come(self._begun) and self._live <= self.workers
+
+    def _put(self, number: int, result: Made | _Failed) -> None:
+        if self._closed:
+            return
+        self._results[number] = result
+        if isinstance(result, _Failed):
+            self._end_at(number + 1)
+        if number == self._taken:
+            self._ready.notify()
+
+    def _end_at(self, number: int) -> None:
+        self._end = number if self._end is None else min(self._end, number)
+        self._ready.notify()
+        self._room.notify()
+
+
+class _Spent:
+    """Seconds that threads spent at something, with those of the threads that are still at it."""
+
+    def __init__(self) -> None:
+        self._done_s = self._began_sum_s = 0.0
+        self._at_it = 0
+
+    def begin(self) -> float:
+        now_s = time.perf_counter()
+        self._at_it += 1
+        self._began_sum_s += now_s
+        return now_s
+
+    def end(self, began_s: float) -> None:
+        self._at_it -= 1
+        self._began_sum_s -= began_s
+        self._done_s += time.perf_counter() - began_s
+
+    def total(self, now_s: float) -> float:
+        return self._done_s + self._at_it * now_s - self._began_sum_s

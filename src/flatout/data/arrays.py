@@ -16,8 +16,8 @@ from flatout.data.checks import check_alike, check_finite, check_labels, check_l
 from flatout.data.data import Data
 from flatout.data.files import file_format, read_array, read_columns, to_tensor
 from flatout.data.keyed import keyed
-from flatout.data.order import Order
 from flatout.data.source import ArraySource
+from flatout.data.split import hash_records, held_out
 from flatout.data.transforms import Normalize, Transform, parse_transforms
 
 _LAYOUT_DIMS = {"hw": 3, "hwc": 4, "chw": 4}
@@ -39,8 +39,8 @@ def arrays(
 ) -> Data:
     """x and y (and any other columns) as arrays or paths; or as x alone a mapping of columns, or a file that holds them.
 
-    `holdout` sets a share of the rows aside for validation, the same ones for the same seed; `validation` is other data,
-    in any form that x takes, or a pair (x, y). `normalize="auto"` is fitted on the training rows.
+    `holdout` sets a share of the rows aside for validation, by the hash of their content and the seed: no order matters.
+    `validation` is other data, in any form that x takes, or a pair (x, y). `normalize="auto"` is fitted on the training rows.
     """
     if holdout and validation is not None:
         raise DataError("holdout and validation are two ways to say the same: give one of them")
@@ -54,7 +54,7 @@ def arrays(
     classes = check_labels(train, held, classes, names)
     weights = draw if isinstance(draw, str) else to_tensor(draw, "draw")
     if holdout:
-        kept, set_aside = _split(len(train["x"]), holdout, seed)
+        kept, set_aside = _split(train, holdout, seed)
         train, held = _select(train, kept), _select(train, set_aside)
         if isinstance(weights, Tensor) and len(weights) == len(kept) + len(set_aside):
             weights = weights.index_select(0, kept)
@@ -130,15 +130,19 @@ def _arrange(x: Tensor, layout: str | None) -> Tensor:
     return (x.permute(0, 3, 1, 2) if layout == "hwc" else x).contiguous()
 
 
-def _split(rows: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """The rows to train on and those to validate on, each in the order they came in."""
+def _split(columns: Mapping[str, Tensor], share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """The rows to train on and those to validate on, each in the order they came in. Their content decides, not their place."""
     if not 0 < share < 1:
         raise DataError(f"holdout is the share of rows to validate on, between 0 and 1, got {share}")
+    rows = len(columns["x"])
     if rows < 2:
         raise DataError(f"holdout={share} needs 2 rows or more to split, got {rows}")
-    count = min(max(1, round(rows * share)), rows - 1)
-    order = Order(keyed(seed, "holdout"), (rows,)).rows(0, rows)
-    return order[count:].sort().values, order[:count].sort().values
+    records = {
+        name: column.view(torch.uint8).numpy() if column.dtype == torch.bfloat16 else column.numpy()
+        for name, column in columns.items()
+    }
+    aside = torch.from_numpy(held_out(hash_records(records, keyed(seed, "holdout")), share))
+    return (~aside).nonzero().squeeze(1), aside.nonzero().squeeze(1)
 
 
 def _select(columns: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:

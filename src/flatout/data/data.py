@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError, did_you_mean
@@ -61,6 +60,11 @@ class Data:
         return self.schema().get("y")
 
     @property
+    def epoch_rows(self) -> int | None:
+        """Rows in an epoch; None for a stream whose end nobody knows."""
+        return self.train.epoch_rows
+
+    @property
     def row_bytes(self) -> int:
         """One training row as it is stored."""
         return sum(column.row_bytes for column in self.train.schema.values())
@@ -86,7 +90,7 @@ class Data:
     def describe(self) -> dict[str, Any]:
         """For people and JSON."""
         return {
-            "train_rows": len(self.train),
+            "train_rows": self.epoch_rows,
             "validation_rows": None if self.validation is None else len(self.validation),
             "columns": {name: column.written() for name, column in self.train.schema.items()},
             "row_bytes": self.row_bytes,
@@ -109,12 +113,13 @@ class Data:
         return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     def _column(self, name: str) -> Tensor:
-        return self.train.read(torch.arange(len(self.train)))[name]
+        return self.train.column(name)
 
 
 def _check_draw(data: Data) -> None:
-    rows, schema = len(data.train), data.train.schema
+    schema = data.train.schema
     if isinstance(data.draw, Tensor):
+        rows = len(data.train)
         if len(check_weights(data.draw)) != rows:
             raise DataError(f"draw: {len(data.draw)} weights came for {rows} training rows; give one weight a row")
     elif data.draw == "balanced":

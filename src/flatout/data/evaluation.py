@@ -15,6 +15,9 @@ from flatout.data.pinned import Uplink, spans
 from flatout.data.resident import move
 from flatout.data.source import Batch, Source
 from flatout.data.transforms import Transform, apply, rehearse
+from flatout.data.tuning import SPARE, Budget
+
+TIERS = ("resident", "pinned", "mapped", "streamed")  # where the bytes live: the device, host memory, a cache file, the source
 
 
 class EvalFeed:
@@ -32,8 +35,8 @@ class EvalFeed:
     ) -> None:
         if batch < 1:
             raise UsageError(f"batch must be 1 or more, got {batch}")
-        if tier not in ("resident", "pinned"):
-            raise UsageError(f"unknown tier {tier!r}; {did_you_mean(tier, ('resident', 'pinned'))}")
+        if tier not in TIERS:
+            raise UsageError(f"unknown tier {tier!r}; {did_you_mean(tier, TIERS)}")
         self.batch = batch
         self.degraded: list[str] = []
         self._source = source
@@ -42,7 +45,10 @@ class EvalFeed:
         self._stored: dict[str, Tensor] | None = None
         if tier == "resident":
             self._stored = move(source.stored() if stored is None else stored, self._device)
-        first = source.read(torch.zeros(1, dtype=torch.int64))
+        else:
+            self._source, widen = source.compact()
+            self._prepare = (*widen, *self._prepare)
+        first = self._source.read(torch.zeros(1, dtype=torch.int64))
         rehearse(self._prepare, move(first, self._device))
 
     def __len__(self) -> int:
@@ -57,9 +63,12 @@ class EvalFeed:
             yield self._prepared(self._source.gather(stored, rows), rows)
 
     def _from_host(self) -> Iterator[Batch]:
-        uplink = Uplink(self._source, Sequential(len(self._source)), self.batch, self._device)
+        alone = getattr(self._source, "alone", False)  # draws from the generators of this process: not beside it
+        workers = 1 if alone or self._source.in_memory else Budget.here().cores
+        uplink = Uplink(self._source, Sequential(len(self._source)), self.batch, self._device, workers)
         self.degraded = uplink.degraded
-        ahead = Ahead(uplink.send, spans(0, len(self._source), self.batch), depth=2)
+        planned = map(uplink.plan, spans(0, len(self._source), self.batch))
+        ahead = Ahead(uplink.carry, planned, depth=1 if alone else workers + SPARE, workers=workers)
         try:
             for sent in ahead:
                 uplink.receive(sent)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
-from flatout.base.specs import pick
+from flatout.base.errors import UsageError, did_you_mean
+from flatout.data.cache import Cache
 from flatout.data.data import Data
-from flatout.data.evaluation import EvalFeed, eval_batches
+from flatout.data.evaluation import TIERS, EvalFeed, eval_batches
+from flatout.data.filling import FillingSource, place
+from flatout.data.iterables import IterableFeed, IterableSource
 from flatout.data.pinned import PinnedFeed
 from flatout.data.resident import ResidentFeed
-from flatout.data.source import Batch
+from flatout.data.source import Batch, Source
 
-__all__ = ["TIERS", "EvalFeed", "Feed", "PinnedFeed", "ResidentFeed", "eval_batches", "feed"]
-
-TIERS: dict[str, type[ResidentFeed] | type[PinnedFeed]] = {"resident": ResidentFeed, "pinned": PinnedFeed}
+__all__ = ["TIERS", "EvalFeed", "Feed", "IterableFeed", "PinnedFeed", "ResidentFeed", "StoredFeed", "eval_batches", "feed"]
 
 
 class Feed(Protocol):
@@ -26,7 +29,7 @@ class Feed(Protocol):
 
     @property
     def degraded(self) -> list[str]:
-        """What is not as it should be, in words."""
+        """What is not as it should be, in words. More may come while it serves."""
         ...
 
     def next(self, size: int | None = None) -> Batch: ...
@@ -36,9 +39,63 @@ class Feed(Protocol):
     def close(self) -> None: ...
 
 
-def feed(data: Data, tier: str, batch: int, device: torch.device | str, seed: int = 0) -> Feed:
-    """The training part of `data`, prepared and augmented, from the tier asked for."""
-    made: Feed = pick(TIERS, tier, "tier")(
-        data.train, data.sampler(seed), batch, device, transforms=data.transforms(), seed=seed
+class StoredFeed(PinnedFeed):
+    """Reads through a store that keeps rows as they are first read; the store goes with it."""
+
+    def __init__(self, source: Source, *given: Any, moved: Sequence[str] = (), **options: Any) -> None:
+        """`moved`: why it is not served by the tier that was asked for."""
+        self._filled, self._moved = source, tuple(moved)
+        super().__init__(source, *given, **options)
+
+    @property
+    def degraded(self) -> list[str]:
+        return [*self._moved, *self._uplink.degraded, *getattr(self._filled, "degraded", ())]
+
+    def release(self) -> None:
+        """What was read is kept where the store outlives the run."""
+        self.close()
+        if isinstance(self._filled, FillingSource):
+            self._filled.close()
+
+
+def feed(
+    data: Data,
+    tier: str,
+    batch: int,
+    device: torch.device | str,
+    seed: int = 0,
+    *,
+    cache: Path | None = None,
+    disk_bytes: int | None = None,
+    threads: int = 0,
+) -> Feed:
+    """The training part of `data`, prepared and augmented, from the tier asked for, or the next one that has room for it."""
+    if tier not in TIERS:
+        raise UsageError(f"unknown tier {tier!r}; {did_you_mean(tier, TIERS)}")
+    if isinstance(data.train, IterableSource):
+        return IterableFeed(data.train, batch, device, transforms=data.transforms(), seed=seed)
+    moved: list[str] = []
+    if tier == "resident":
+        try:
+            return ResidentFeed(data.train, data.sampler(seed), batch, device, transforms=data.transforms(), seed=seed)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            if torch.device(device).type == "cuda":
+                torch.cuda.empty_cache()
+            moved = [f"the data did not fit on the device, it is copied from host memory instead: {_first_line(error)}"]
+            tier = "pinned"
+    narrow, widen = data.train.compact()
+    kept = None if cache is None else Cache(cache / "rows", disk_bytes)
+    return StoredFeed(
+        place(narrow, tier, kept),
+        data.sampler(seed),
+        batch,
+        device,
+        transforms=(*widen, *data.transforms()),
+        seed=seed,
+        workers=threads or "auto",
+        moved=moved,
     )
-    return made
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -17,8 +17,9 @@ from torch import Tensor
 
 Batch = dict[str, Tensor]
 
-_HASH_WHOLE_BYTES = 32 << 20
-_PIECES, _PIECE_BYTES = 256, 64 << 10
+HASH_WHOLE_BYTES = 32 << 20
+PIECES, PIECE_BYTES = 256, 64 << 10
+_SMALL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,14 @@ class Source(ABC):
         for name, column in self.read(rows).items():
             batch[name].copy_(column)
 
+    def column(self, name: str) -> Tensor:
+        """One column of all rows. Whoever has it without reading the rest overrides this."""
+        return self.read(torch.arange(len(self)))[name]
+
+    def compact(self) -> tuple[Source, tuple[Any, ...]]:
+        """The same rows in fewer bytes, for the way to a device, and the transforms that make columns of them there."""
+        return self, ()
+
     def blocks(self) -> tuple[int, ...]:
         """Sizes of the stretches of rows that are read together: files, row groups. They sum to the length."""
         return (len(self),)
@@ -76,6 +85,16 @@ class Source(ABC):
     @property
     def tokens_per_row(self) -> int:
         return 1
+
+    @property
+    def epoch_rows(self) -> int | None:
+        """None: a stream whose end nobody knows."""
+        return len(self)
+
+    @property
+    def varies(self) -> bool:
+        """Whether a row differs from visit to visit, so that keeping it would freeze what was random about it."""
+        return False
 
     @property
     def in_memory(self) -> bool:
@@ -93,7 +112,7 @@ class Source(ABC):
 
     def gather(self, stored: Mapping[str, Tensor], rows: Tensor) -> Batch:
         """Rows of what `stored` gave, moved to any device: no waiting for the device, no shape that depends on values."""
-        return {name: column.index_select(0, rows) for name, column in stored.items()}
+        return {name: pick_rows(column, rows) for name, column in stored.items()}
 
 
 class ArraySource(Source):
@@ -124,8 +143,19 @@ class ArraySource(Source):
     def stored(self) -> dict[str, Tensor]:
         return dict(self._columns)
 
+    def column(self, name: str) -> Tensor:
+        return self._columns[name]
+
     def fingerprint(self) -> str:
         return hash_tensors(self._columns)
+
+
+def pick_rows(column: Tensor, rows: Tensor) -> Tensor:
+    """On a CPU NumPy picks a small batch: torch would wake its threads for it, which stall where cores are shared."""
+    row_bytes = column.element_size() * math.prod(column.shape[1:])
+    if column.device.type != "cpu" or column.dtype == torch.bfloat16 or len(rows) * row_bytes > _SMALL_BYTES:
+        return column.index_select(0, rows)
+    return torch.from_numpy(column.numpy().take(rows.numpy(), 0))
 
 
 def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
@@ -135,10 +165,10 @@ def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
         content: Any = tensor.flatten().view(torch.uint8).numpy()
-        if len(content) <= _HASH_WHOLE_BYTES:
+        if len(content) <= HASH_WHOLE_BYTES:
             digest.update(content)
         else:
-            for piece in range(_PIECES):
-                start = (len(content) - _PIECE_BYTES) * piece // (_PIECES - 1)
-                digest.update(content[start : start + _PIECE_BYTES])
+            for piece in range(PIECES):
+                start = (len(content) - PIECE_BYTES) * piece // (PIECES - 1)
+                digest.update(content[start : start + PIECE_BYTES])
     return digest.hexdigest()

@@ -1,4 +1,5 @@
-"""Data as a recipe file writes it: `digits`, `{arrays: train.npz}`, `{text: "*.txt", window: 256}`, paths relative to the file.
+"""Data as a recipe file writes it: `digits`, `{arrays: train.npz}`, `{table: clicks.csv, label: income}`, `{images: photos/,
+size: 224}`, `{text: "*.txt", window: 256}`; paths relative to the file.
 
 `check_data` lists every mistake at once and loads nothing; `parse_data` raises them, or loads the data.
 """
@@ -6,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,91 +17,187 @@ from flatout.data.arrays import arrays
 from flatout.data.data import Data
 from flatout.data.digits import digits
 from flatout.data.files import FORMATS, file_format
+from flatout.data.option_checks import (
+    Check,
+    amount,
+    any_value,
+    augment,
+    choice,
+    count,
+    names,
+    normalize,
+    seed,
+    share,
+    text_value,
+    truth,
+)  # fmt: skip
+from flatout.data.packing import BOUNDARIES
+from flatout.data.places import find as find_places
 from flatout.data.text import ENCODINGS, text
 from flatout.data.tokens import TOKEN_TYPES, find_files
-from flatout.data.transforms import parse_transforms
 
-Check = Callable[[Any], str | None]
 _COLUMNS_EXAMPLE = "a file, or a mapping of columns to files such as {x: images.npy, y: labels.npy}"
 
 
-def parse_data(written: Mapping[str, Any] | str, base_folder: Path) -> Data:
+@dataclass(frozen=True)
+class Kind:
+    """One way to write data: what makes it, its options, which of those are needed, and which hold paths."""
+
+    load: Callable[..., Data]
+    options: Mapping[str, Check]
+    check_main: Callable[[Any, Path], list[str]]
+    required: Mapping[str, str]
+    paths: tuple[str, ...] = ()
+
+
+def parse_data(written: Mapping[str, Any] | str, base_folder: Path, cache: Path | None = None) -> Data:
+    """`cache` is a folder for what takes long to make again: encoded text, rows of tables larger than memory."""
     problems = check_data(written, base_folder)
     if problems:
         raise RecipeError(problems, where="data")
     kind, main, options = _parts(written)
-    if kind == "digits":
-        return digits(**options)
-    if kind == "arrays":
-        held = options.pop("validation", None)
-        return arrays(_located(main, base_folder), validation=_located(held, base_folder), **options)
-    held = options.pop("validation", None)
-    return text(_located(main, base_folder), validation=_located(held, base_folder), **options)
+    for name in KINDS[kind].paths:
+        if name in options:
+            options[name] = located(options[name], base_folder)
+    return KINDS[kind].load(main, base_folder, cache, **options)
 
 
 def check_data(written: Any, base_folder: Path) -> list[str]:
     """One line for each mistake; none for data that can be loaded, as far as names and files tell."""
     if isinstance(written, str):
-        return [] if written == "digits" else [f"unknown data {written!r}; {did_you_mean(written, _OPTIONS)}"]
+        return [] if written == "digits" else [f"unknown data {written!r}; {did_you_mean(written, KINDS)}"]
     if not isinstance(written, Mapping):
         return [f"data is a name or a mapping, such as 'digits' or {{arrays: train.npz}}, got {written!r}"]
-    kinds = [name for name in written if name in _OPTIONS]
+    kinds = _kinds(written)
     if len(kinds) != 1:
         what = f"both {kinds[0]!r} and {kinds[1]!r}" if kinds else f"{', '.join(map(repr, written)) or 'nothing'}"
-        near = "" if kinds or not written else "; " + did_you_mean(str(next(iter(written))), _OPTIONS)
-        return [f"data needs one of {', '.join(_OPTIONS)}, got {what}{near}"]
+        near = "" if kinds or not written else "; " + did_you_mean(str(next(iter(written))), KINDS)
+        return [f"data needs one of {', '.join(KINDS)}, got {what}{near}"]
     kind, main, options = _parts(written)
-    problems = _check_main(kind, main, base_folder)
-    if kind != "digits" and options.get("validation") is not None:
-        problems += [f"validation: {problem}" for problem in _check_main(kind, options["validation"], base_folder)]
-        if kind == "arrays" and options.get("holdout"):
-            problems.append("holdout and validation are two ways to say the same: give one of them")
-    if kind == "text" and "window" not in options:
-        problems.append("text needs a window, the number of tokens in a row: such as window: 256")
+    spec = KINDS[kind]
+    problems = spec.check_main(main, base_folder)
+    for part in ("validation", "test"):
+        if part in spec.options and options.get(part) is not None:
+            problems += [f"{part}: {problem}" for problem in spec.check_main(options[part], base_folder)]
+    if options.get("validation") is not None and options.get("holdout") and kind != "text":
+        problems.append("holdout and validation are two ways to say the same: give one of them")
+    problems += [f"{kind} needs {why}" for name, why in spec.required.items() if name not in options]
     for name, value in options.items():
-        if name not in _OPTIONS[kind]:
-            problems.append(f"{kind} has no option {name!r}; {did_you_mean(str(name), _OPTIONS[kind])}")
-        elif wrong := _OPTIONS[kind][name](value):
+        if name not in spec.options:
+            problems.append(f"{kind} has no option {name!r}; {did_you_mean(str(name), spec.options)}")
+        elif wrong := spec.options[name](value):
             problems.append(f"{name}: {wrong}, got {value!r}")
     return problems
+
+
+def located(written: Any, base_folder: Path) -> Any:
+    """Every path in it, from the folder of the recipe; an absolute one and a URL stay."""
+    if isinstance(written, Mapping):
+        return {name: located(path, base_folder) for name, path in written.items()}
+    if isinstance(written, list):
+        return [located(path, base_folder) for path in written]
+    if not isinstance(written, str) or written.startswith("module:") or is_remote(written):
+        return written
+    return str(base_folder / Path(written).expanduser())
+
+
+def is_remote(path: str) -> bool:
+    return "://" in path and not path.startswith("file://")
+
+
+def _kinds(written: Mapping[str, Any]) -> list[str]:
+    """What it says it is; `text` beside a table names columns of it."""
+    return [name for name in written if name in KINDS and not (name == "text" and "table" in written)]
 
 
 def _parts(written: Mapping[str, Any] | str) -> tuple[str, Any, dict[str, Any]]:
     if isinstance(written, str):
         return written, None, {}
-    kind = next(name for name in written if name in _OPTIONS)
+    (kind,) = _kinds(written)
     return kind, written[kind], {name: value for name, value in written.items() if name != kind}
 
 
-def _located(written: Any, base_folder: Path) -> Any:
-    """Every path in it, from the folder of the recipe; an absolute one stays."""
-    if isinstance(written, Mapping):
-        return {name: _located(path, base_folder) for name, path in written.items()}
-    if isinstance(written, list):
-        return [_located(path, base_folder) for path in written]
-    return written if written is None or written.startswith("module:") else str(base_folder / Path(written).expanduser())
+# ---- what each kind is made by ----
 
 
-def _check_main(kind: str, main: Any, base_folder: Path) -> list[str]:
-    if kind == "digits":
-        return [] if main is None else [f"digits takes no value, got {main!r}: write its options beside it"]
-    if kind == "text":
-        paths = [main] if isinstance(main, str) else main
-        if not isinstance(paths, list) or not paths or not all(isinstance(path, str) for path in paths):
-            return [f"text is a path, a glob, 'module:NAME', or a list of them, got {main!r}"]
-        return [problem for path in paths if (problem := _said(partial(find_files, _located(path, base_folder))))]
+def _digits(main: Any, base_folder: Path, cache: Path | None, **options: Any) -> Data:
+    return digits(**options)
+
+
+def _arrays(main: Any, base_folder: Path, cache: Path | None, **options: Any) -> Data:
+    return arrays(located(main, base_folder), **options)
+
+
+def _text(main: Any, base_folder: Path, cache: Path | None, **options: Any) -> Data:
+    return text(located(main, base_folder), cache=cache, **options)
+
+
+def _images(main: Any, base_folder: Path, cache: Path | None, **options: Any) -> Data:
+    from flatout.data.photos.images import images
+
+    return images(located(main, base_folder), **options)
+
+
+def _table(main: Any, base_folder: Path, cache: Path | None, **options: Any) -> Data:
+    from flatout.data.tables.table import table
+
+    return table(main, base_folder=base_folder, cache=cache, **options)
+
+
+def _sql(main: Any, base_folder: Path, cache: Path | None, **options: Any) -> Data:
+    from flatout.data.tables.table import table
+
+    return table(None, sql=main, base_folder=base_folder, cache=cache, **options)
+
+
+# ---- what their first value may be ----
+
+
+def _check_digits(main: Any, base_folder: Path) -> list[str]:
+    return [] if main is None else [f"digits takes no value, got {main!r}: write its options beside it"]
+
+
+def _check_text(main: Any, base_folder: Path) -> list[str]:
+    paths = [main] if isinstance(main, str) else main
+    if not isinstance(paths, list) or not paths or not all(isinstance(path, str) for path in paths):
+        return [f"text is a path, a glob, 'module:NAME', or a list of them, got {main!r}"]
+    return [problem for path in paths if (problem := _said(partial(find_files, located(path, base_folder))))]
+
+
+def _check_arrays(main: Any, base_folder: Path) -> list[str]:
     columns = {"x": main} if isinstance(main, str) else main
     if not isinstance(columns, Mapping) or not all(isinstance(path, str) for path in columns.values()):
         return [f"arrays is {_COLUMNS_EXAMPLE}, got {main!r}"]
     listed = ", ".join(map(str, columns)) or "nothing"
     problems = [] if "x" in columns else [f"arrays needs a column x for the inputs, got {listed}"]
     for path in columns.values():
-        place = Path(_located(path, base_folder))
+        place = Path(located(path, base_folder))
         if not place.is_file():
             problems.append(f"no file at {place}")
         elif file_format(place) is None:
             problems.append(f"{place} has no known format; arrays are read from {FORMATS}")
     return problems
+
+
+def _check_images(main: Any, base_folder: Path) -> list[str]:
+    if not isinstance(main, str):
+        return [f"images is a folder of class folders, or a list of files such as photos.csv, got {main!r}"]
+    place = Path(located(main, base_folder))
+    return [] if place.exists() else [f"nothing is at {place}: expected a folder of class folders, or a list of files"]
+
+
+def _check_table(main: Any, base_folder: Path) -> list[str]:
+    paths = [main] if isinstance(main, str) else main
+    if not isinstance(paths, list) or not paths or not all(isinstance(path, str) for path in paths):
+        return [f"table is a file, a glob, a folder, a URL, or a list of them, got {main!r}"]
+    local = [path for path in paths if not is_remote(path)]
+    return [problem for path in local if (problem := _said(partial(find_places, path, base_folder)))]
+
+
+def _check_sql(main: Any, base_folder: Path) -> list[str]:
+    return (
+        [] if isinstance(main, str) and main.strip() else [f"sql is a query, such as select * from 'x.parquet', got {main!r}"]
+    )
 
 
 def _said(attempt: Callable[[], object]) -> str | None:
@@ -110,52 +208,50 @@ def _said(attempt: Callable[[], object]) -> str | None:
     return None
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+_ON_BAD = choice("error", "skip")
+_SHARED: dict[str, Check] = {"holdout": share, "normalize": normalize, "augment": augment, "draw": text_value, "seed": seed}
+_FITTED: dict[str, Check] = {
+    "label": text_value, "numeric": names, "categorical": names, "drop": names, "target": choice("auto", "class", "number"),
+    "holdout": share, "validation": any_value, "test": any_value, "split": text_value, "steps": any_value, "onehot": amount,
+    "min_count": count, "hash_buckets": count, "draw": text_value, "classes": count, "on_bad": _ON_BAD, "seed": seed,
+}  # fmt: skip
+READING: dict[str, Check] = {
+    "format": choice("csv", "tsv", "parquet", "arrow", "feather", "jsonl"), "delimiter": text_value, "header": truth,
+    "names": names, "skip_lines": amount, "comment": text_value, "strip": any_value, "na": names, "encoding": text_value,
+    "decimal": text_value, "text": names, "columns": names,
+}  # fmt: skip
+_LABEL = {"label": "a label, the column to learn: such as label: income"}
 
-
-def _share(value: Any) -> str | None:
-    return None if _is_number(value) and 0 <= value < 1 else "expected a share of the rows, from 0 to below 1"
-
-
-def _count(value: Any) -> str | None:
-    return None if value is None or (_is_number(value) and value == int(value) >= 1) else "expected a whole number, 1 or more"
-
-
-def _seed(value: Any) -> str | None:
-    return None if isinstance(value, int) and not isinstance(value, bool) else "expected a whole number"
-
-
-def _one_of(*known: str) -> Check:
-    return lambda value: None if value in known else f"expected one of {', '.join(known)}"
-
-
-def _normalize(value: Any) -> str | None:
-    if value is None or value == "auto":
-        return None
-    if not isinstance(value, Mapping):
-        return "expected 'auto', or a mapping with scale, mean and std"
-    return _said(lambda: parse_transforms([{"normalize": value}]))
-
-
-def _augment(value: Any) -> str | None:
-    return _said(lambda: parse_transforms(value)) if isinstance(value, list) else "expected a list, such as [flip, {crop: 4}]"
-
-
-def _draw(value: Any) -> str | None:
-    return None if isinstance(value, str) else "expected shuffle, balanced, or the name of a column of weights"
-
-
-def _any(value: Any) -> str | None:
-    return None
-
-
-_SHARED: dict[str, Check] = {"holdout": _share, "normalize": _normalize, "augment": _augment, "draw": _draw, "seed": _seed}
-_OPTIONS: dict[str, dict[str, Check]] = {
-    "digits": _SHARED,
-    "arrays": {**_SHARED, "validation": _any, "classes": _count, "layout": _one_of("hw", "hwc", "chw")},
-    "text": {
-        "holdout": _share, "validation": _any, "window": _count, "stride": _count, "vocabulary": _count,
-        "encoding": _one_of(*ENCODINGS), "dtype": _one_of(*TOKEN_TYPES), "draw": _one_of("shuffle"),
-    },
+KINDS: dict[str, Kind] = {
+    "digits": Kind(_digits, _SHARED, _check_digits, {}),
+    "arrays": Kind(
+        _arrays,
+        {**_SHARED, "validation": any_value, "classes": count, "layout": choice("hw", "hwc", "chw")},
+        _check_arrays,
+        {},
+        ("validation",),
+    ),
+    "table": Kind(_table, {**_FITTED, **READING}, _check_table, _LABEL),
+    "sql": Kind(_sql, _FITTED, _check_sql, _LABEL),
+    "images": Kind(
+        _images,
+        {
+            **_SHARED, "size": count, "validation": any_value, "test": any_value, "on_bad": _ON_BAD,
+            "decoder": choice("auto", "turbo", "nvjpeg"), "classes": any_value, "cover": count,
+        },
+        _check_images,
+        {"size": "a size, the pixels of a side that the model sees: such as size: 224"},
+        ("validation", "test"),
+    ),
+    "text": Kind(
+        _text,
+        {
+            "window": count, "encoding": choice(*ENCODINGS), "tokenizer": text_value, "field": text_value, "eot": any_value,
+            "boundaries": choice(*BOUNDARIES), "holdout": share, "validation": any_value, "dtype": choice(*TOKEN_TYPES),
+            "vocabulary": count, "stride": count, "draw": choice("shuffle"), "on_bad": _ON_BAD,
+        },
+        _check_text,
+        {"window": "a window, the number of tokens in a row: such as window: 256"},
+        ("validation", "tokenizer"),
+    ),
 }  # fmt: skip

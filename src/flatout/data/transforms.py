@@ -12,9 +12,12 @@ import torch
 
 from flatout.base.errors import UsageError
 from flatout.base.specs import Spec, pick
-from flatout.data.images import Crop, Cutout, Flip
 from flatout.data.keyed import Keys
 from flatout.data.normalize import Normalize
+from flatout.data.photos.colour import ColourJitter
+from flatout.data.photos.crops import CenterCrop, RandomResizedCrop
+from flatout.data.photos.mixing import Cutmix, Mixup
+from flatout.data.pixels import Crop, Cutout, Flip
 from flatout.data.source import Batch, Column, Schema
 
 __all__ = [
@@ -34,7 +37,10 @@ class Transform(Protocol):
         ...
 
 
-TRANSFORMS = {"normalize": Normalize, "flip": Flip, "crop": Crop, "cutout": Cutout}
+TRANSFORMS = {
+    "random_resized_crop": RandomResizedCrop, "center_crop": CenterCrop, "crop": Crop, "flip": Flip, "cutout": Cutout,
+    "colour_jitter": ColourJitter, "normalize": Normalize, "mixup": Mixup, "cutmix": Cutmix,
+}  # fmt: skip
 
 
 def parse_transforms(written: Sequence[Any] | Any) -> tuple[Transform, ...]:
@@ -57,9 +63,9 @@ def apply(transforms: Sequence[Transform], batch: Batch, keys: Keys) -> Batch:
 
 
 def rehearse(transforms: Sequence[Transform], batch: Batch) -> None:
-    """Once over a row or so before training, so that constants are on the device before a graph is captured."""
+    """Once over a single row before training, so that constants are on the device before a graph is captured."""
     if transforms:
-        none = torch.zeros(len(batch["x"]), dtype=torch.int64, device=batch["x"].device)
+        none = torch.zeros(1, dtype=torch.int64, device=next(iter(batch.values())).device)
         apply(transforms, batch, Keys(0, none, none))
 
 

@@ -1,0 +1,74 @@
+"""What an option of data may be: each check says what was expected, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flatout.base.errors import FlatoutError
+from flatout.data.transforms import parse_transforms
+
+Check = Callable[[Any], str | None]
+
+
+def share(value: Any) -> str | None:
+    return None if _is_number(value) and 0 <= value < 1 else "expected a share of the rows, from 0 to below 1"
+
+
+def count(value: Any) -> str | None:
+    return None if value is None or (_is_number(value) and value == int(value) >= 1) else "expected a whole number, 1 or more"
+
+
+def amount(value: Any) -> str | None:
+    return None if _is_number(value) and value == int(value) >= 0 else "expected a whole number, 0 or more"
+
+
+def seed(value: Any) -> str | None:
+    return None if isinstance(value, int) and not isinstance(value, bool) else "expected a whole number"
+
+
+def truth(value: Any) -> str | None:
+    return None if isinstance(value, bool) else "expected true or false"
+
+
+def text_value(value: Any) -> str | None:
+    return None if isinstance(value, str) and value else "expected text"
+
+
+def names(value: Any) -> str | None:
+    if isinstance(value, str) or (isinstance(value, list) and all(isinstance(name, str) for name in value)):
+        return None
+    return "expected a name, or a list of names"
+
+
+def choice(*known: str) -> Check:
+    return lambda value: None if value in known else f"expected one of {', '.join(known)}"
+
+
+def normalize(value: Any) -> str | None:
+    if value is None or value in ("auto", "imagenet"):
+        return None
+    if not isinstance(value, Mapping):
+        return "expected 'auto', or a mapping with scale, mean and std"
+    return _said([{"normalize": value}])
+
+
+def augment(value: Any) -> str | None:
+    return _said(value) if isinstance(value, list) else "expected a list, such as [flip, {crop: 4}]"
+
+
+def any_value(value: Any) -> str | None:
+    """Its own part says what is wrong with it."""
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _said(transforms: Any) -> str | None:
+    try:
+        parse_transforms(transforms)
+    except FlatoutError as error:
+        return str(error)
+    return None

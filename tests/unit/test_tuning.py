@@ -1,0 +1,178 @@
+"""Which stage bounds the rate, and a tuner that settles: on a simulated pipe with a clock of its own."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from flatout.data.ahead import Counters
+from flatout.data.tuning import Budget, Measured, Tuner, analyse
+
+GB = 10**9
+
+
+class Simulated:
+    """A pipe in which each batch takes `read_s` of a thread and `train_s` of the consumer, on a clock that is stepped.
+
+    No more than `parallel` threads get anywhere at a time, as under a lock or on a disk. With `bursts` threads idle while the
+    consumer waits, until eight batches are kept ahead.
+    """
+
+    def __init__(self, read_s: float, train_s: float, *, workers: int = 1, parallel: float = 100.0) -> None:
+        self.read_s, self.train_s, self.parallel, self.bursts = read_s, train_s, parallel, False
+        self.workers, self.depth, self.now_s = workers, workers + 2, 0.0
+        self.resized: list[tuple[int, int]] = []
+        self._delivered = self._making_s = self._room_wait_s = self._wait_s = 0.0
+
+    @property
+    def counters(self) -> Counters:
+        return Counters(int(self._delivered), self._making_s, self._room_wait_s, self._wait_s)
+
+    def resize(self, workers: int | None = None, depth: int | None = None) -> None:
+        self.workers, self.depth = workers or self.workers, depth or self.depth
+        self.resized.append((self.workers, self.depth))
+
+    def step(self, seconds: float) -> None:
+        supply = min(self.workers, self.parallel) / self.read_s
+        demand = 1 / max(self.train_s, 1e-9)
+        rate = min(supply, demand)
+        busy = min(1.0, rate * self.read_s * max(1.0, self.workers / self.parallel) / self.workers)
+        waits = 1 - rate * self.train_s
+        if self.bursts and self.depth < 8:
+            busy, waits, rate = 0.5, 0.3, 0.7 * rate
+        self.now_s += seconds
+        self._delivered += rate * seconds
+        self._making_s += busy * self.workers * seconds
+        self._room_wait_s += (1 - busy) * self.workers * seconds
+        self._wait_s += waits * seconds
+
+    def run(self, tuner: Tuner, seconds: float) -> None:
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            self.step(0.05)
+            tuner.look(self)
+
+
+def _tuner(pipe: Simulated, cores: int = 16, memory_bytes: int = 100 * GB, batch_bytes: float = 10**8) -> Tuner:
+    tuner = Tuner(Budget(cores, memory_bytes), batch_bytes, clock=lambda: pipe.now_s)
+    tuner.begin(pipe)
+    return tuner
+
+
+def test_threads_are_added_until_the_consumer_no_longer_waits() -> None:
+    pipe = Simulated(read_s=0.1, train_s=0.02)
+    tuner = _tuner(pipe)
+    pipe.run(tuner, 60)
+    assert 5 <= pipe.workers <= 7 and pipe.depth == pipe.workers + 2
+    settled = list(pipe.resized)
+    pipe.run(tuner, 600)
+    assert pipe.resized == settled  # nothing changes, so nothing is changed
+    assert all("waits" in change.why and "busy" in change.why for change in tuner.history)
+    assert tuner.history[0].what == "threads 1 -> 2, depth 3 -> 4" and 0.5 <= tuner.history[0].when_s <= 5.1
+
+
+def test_no_more_threads_than_cores_or_memory_allow() -> None:
+    pipe = Simulated(read_s=1.0, train_s=0.2)  # wants 5 threads
+    pipe.run(_tuner(pipe, cores=4), 120)
+    assert pipe.workers == 3  # a core is left to whoever trains
+    mostly_waiting = Simulated(read_s=1.0, train_s=0.001)
+    mostly_waiting.run(_tuner(mostly_waiting, cores=4), 120)
+    assert mostly_waiting.workers == 4  # who only waits needs no core
+    little_memory = Simulated(read_s=1.0, train_s=0.001)
+    little_memory.run(_tuner(little_memory, memory_bytes=5 * 10**8), 120)
+    assert (little_memory.workers, little_memory.depth) == (3, 5)
+
+
+def test_threads_that_make_nothing_faster_are_given_back_and_tried_ever_more_rarely() -> None:
+    pipe = Simulated(read_s=0.02, train_s=0.004, workers=2, parallel=2)  # a third thread only waits for the first two
+    tuner = _tuner(pipe)
+    pipe.run(tuner, 1800)
+    assert pipe.workers == 2
+    assert "no faster" in tuner.history[1].why
+    tries = [change.when_s for change in tuner.history if "no faster" in change.why]
+    pauses = [after - before for before, after in pairwise(tries)]
+    assert 3 <= len(tries) <= 7 and all(after > 1.8 * before for before, after in pairwise(pauses))
+
+
+def test_idle_threads_are_taken_away_after_a_long_time_only() -> None:
+    pipe = Simulated(read_s=0.02, train_s=0.05, workers=15)
+    tuner = _tuner(pipe)
+    pipe.run(tuner, 5)
+    assert pipe.workers == 15
+    pipe.run(tuner, 60)
+    assert (pipe.workers, pipe.depth) == (1, 3)
+    assert "idle" in tuner.history[0].why
+
+
+def test_a_load_that_comes_and_goes_makes_it_change_ever_more_rarely_and_then_no_more() -> None:
+    pipe = Simulated(read_s=0.1, train_s=0.02)
+    tuner = _tuner(pipe)
+    shrinks = []
+    for _ in range(20):
+        before = len(tuner.history)
+        pipe.train_s = 0.02
+        pipe.run(tuner, 60)
+        pipe.train_s = 0.2  # long enough for idle threads to be taken away, at first; each time that is wrong doubles it
+        pipe.run(tuner, 120)
+        shrinks.append(sum("idle" in change.why for change in tuner.history[before:]))
+    assert 1 <= sum(shrinks[:5]) <= 4 and sum(shrinks[5:]) == 0
+    assert pipe.workers >= 5
+
+
+def test_bursts_get_a_deeper_queue_instead_of_more_threads() -> None:
+    pipe = Simulated(read_s=0.1, train_s=0.03, workers=4)
+    pipe.bursts = True
+    tuner = _tuner(pipe)
+    pipe.run(tuner, 30)
+    assert pipe.workers == 4 and pipe.depth >= 8
+    assert "bursts" in tuner.history[0].why
+
+
+def test_a_new_pipe_begins_from_its_own_counters() -> None:
+    clock = Simulated(read_s=0.1, train_s=0.2)
+    tuner = _tuner(clock)
+    clock.run(tuner, 30)
+    fresh = Simulated(read_s=0.1, train_s=0.02)  # its counters start at 0: taken for the old one's, they would run backwards
+    tuner.begin(fresh)
+    for _ in range(20):
+        clock.step(0.05)
+        fresh.step(0.05)
+        tuner.look(fresh)
+    assert fresh.workers >= 2
+
+
+# the analysis beforehand
+
+
+def test_the_slowest_stage_is_named_with_its_rate_and_ceiling() -> None:
+    photos = Measured(1 / 500, 562_500, copy_bytes_per_s=25e9, transform_rows_per_s=40_000, wanted_rows_per_s=6_685)
+    found = analyse(photos, 256, Budget(16, 100 * GB))
+    assert (found.workers, found.depth) == (15, 17)  # 14.7 with headroom
+    assert found.bottleneck.name == "training"
+    rates = {stage.name: round(stage.rows_per_s) for stage in found.stages}
+    assert rates == {"reading": 7_500, "copying": 44_444, "transforms": 40_000, "training": 6_685}
+    few = analyse(photos, 256, Budget(4, 100 * GB))
+    assert few.workers == 3 and few.bottleneck.name == "reading" and few.bottleneck.rows_per_s == pytest.approx(1_500)
+    assert "3 threads of 500 rows/s each, all that 4 cores allow beside training" in few.words and "more cores" in few.words
+    assert few.to_dict()["bottleneck"] == "reading" and few.to_dict()["words"] == few.words
+
+
+def test_memory_bounds_threads_and_says_so() -> None:
+    found = analyse(Measured(0.01, 10**6, wanted_rows_per_s=10_000), 1000, Budget(16, 4 * GB))
+    assert (found.workers, found.depth) == (2, 4)
+    assert "memory for 4 batches of 1 GB" in found.words and "smaller batch" in found.words
+
+
+def test_copying_and_transforms_can_be_the_bottleneck_and_threads_follow_them() -> None:
+    copying = analyse(Measured(1e-6, 10**6, copy_bytes_per_s=10**9), 64, Budget(8, 10 * GB))
+    assert copying.bottleneck.name == "copying" and copying.workers == 1 and "1 MB a row" in copying.words
+    slow = analyse(Measured(1e-3, 100, transform_rows_per_s=2_500), 64, Budget(8, 10 * GB))
+    assert slow.bottleneck.name == "transforms" and slow.workers == 3
+
+
+def test_one_core_still_reads_and_nothing_known_takes_all_threads() -> None:
+    assert analyse(Measured(1.0, 1, wanted_rows_per_s=100), 8, Budget(1, 0)).workers == 1
+    assert analyse(Measured(1.0, 1), 8, Budget(8, GB)).workers == 7
+    here = Budget.here()
+    assert here.cores >= 1 and here.threads >= 1 and here.memory_bytes > 0
