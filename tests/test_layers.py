@@ -21,11 +21,13 @@ LAYERS = {
     "engine": 4,
     "recipe": 5,
     "building": 6,
+    "drafting": 6,
     "reading": 6,
     "trained": 6,
     "plan": 6,
     "verbs": 7,
     "drill": 8,
+    "survey": 8,  # needs the plan that verbs makes
     "cli": 10,
     "testing": 9,
 }
@@ -84,8 +86,9 @@ def test_base_needs_no_torch() -> None:
 
 
 def test_only_the_cli_reads_environment_variables_and_arguments() -> None:
+    torchrun = SOURCE / "data" / "ranks.py"  # its variables are how a loop under torchrun is told its part
     for path in modules():
-        if unit_of(path) in ("cli", "testing"):
+        if unit_of(path) in ("cli", "testing") or path == torchrun:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute):

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +16,11 @@ from flatout.base.errors import DataError, FlatoutError, ModelError, UsageError,
 from flatout.base.shapes import Shapes
 from flatout.base.source import source_text
 from flatout.base.specs import Spec
+from flatout.data.data import Data
 from flatout.data.evaluation import EvalFeed
+from flatout.data.iterables import IterableFeed, IterableSource
 from flatout.data.source import Batch, Source
+from flatout.data.transforms import describe_all
 from flatout.engine.job import Job
 from flatout.engine.progress import BudgetMeter
 from flatout.engine.schedules import parse_schedule
@@ -29,8 +33,9 @@ from flatout.objectives.custom import Custom
 from flatout.recipe import Recipe
 
 
-def build_job(recipe: Recipe) -> Job:
-    data = recipe.load_data()
+def build_job(recipe: Recipe, cache: Path | None = None, data: Data | None = None) -> Job:
+    """`data`: what a run kept of its own, where the rows themselves are not needed."""
+    data = recipe.load_data(cache) if data is None else data
     inputs = recipe.inputs if "inputs" in recipe.model_fields_set else list(data.inputs)
     objective = build_objective(recipe.objective, inputs)
     target = data.target()
@@ -44,8 +49,9 @@ def build_job(recipe: Recipe) -> Job:
         load_weights(model, *weights)
     if recipe.freeze:
         freeze(model, recipe.freeze)
-    if recipe.batch > len(data.train):
-        raise DataError(f"batch is {recipe.batch} and there are {len(data.train)} training samples: set batch to at most that")
+    rows = data.epoch_rows
+    if rows is not None and recipe.batch > rows:
+        raise DataError(f"batch is {recipe.batch} and there are {rows} training samples: set batch to at most that")
     return Job(
         model=model,
         data=data,
@@ -68,9 +74,7 @@ def build_job(recipe: Recipe) -> Job:
 
 def check_job(job: Job, device: torch.device) -> None:
     """A few real rows through the real model: what does not fit is said before anything is written."""
-    source = job.data.validation or job.data.train
-    rows = min(2, len(source))
-    batch = next(iter(EvalFeed(source, job.data.prepare, rows, device, tier="pinned")))
+    batch = _few_rows(job.data, device)
     model = job.model.to(device)
     was_training = model.training
     model.eval()
@@ -90,13 +94,24 @@ def check_job(job: Job, device: torch.device) -> None:
     meters = Meters(device)
     BudgetMeter(
         job.budget,
-        epoch_samples=len(job.data.train),
+        epoch_samples=job.epoch_samples(job.budget),
         batch=job.batch,
         tokens_per_sample=job.data.tokens_per_row,
         price_per_hour=job.price_per_hour,
         read_energy_j=lambda: meters.read().energy_j,
         energy_reason=meters.why_unavailable,
     )
+
+
+def _few_rows(data: Data, device: torch.device) -> Batch:
+    if isinstance(data.train, IterableSource) and data.validation is None:
+        stream = IterableFeed(data.train, 2, device, transforms=data.transforms())
+        try:
+            return stream.next()
+        finally:
+            stream.close()
+    source = data.train if data.validation is None else data.validation
+    return next(iter(EvalFeed(source, data.prepare, min(2, len(source)), device, tier="pinned")))
 
 
 def first_output(job: Job, batch: Batch) -> Any:
@@ -117,11 +132,11 @@ def first_output(job: Job, batch: Batch) -> Any:
 
 def check_columns(job: Job, source: Source, name: str) -> None:
     """Other data than the run's own must have the same columns for the model, with rows of the same shape."""
-    trained = job.data.train.schema
+    trained, other = (describe_all(job.data.prepare, rows.schema) for rows in (job.data.train, source))
     for column in job.objective.inputs.columns:
-        if column not in source.schema:
-            raise DataError(f"{name} has no column {column!r}, which the model takes; it has {', '.join(source.schema)}")
-        here, there = source.schema[column], trained[column]
+        if column not in other:
+            raise DataError(f"{name} has no column {column!r}, which the model takes; it has {', '.join(other)}")
+        here, there = other[column], trained[column]
         if here.shape != there.shape:
             raise DataError(
                 f"a row of {column} is {list(here.shape)} in {name}, and {list(there.shape)} in what the model was trained on"

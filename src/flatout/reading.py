@@ -56,12 +56,13 @@ def recipe_from(
     overrides: Sequence[str] = (),
     pins: Mapping[str, Any] | None = None,
     source: Path | None = None,
+    stored: bool = False,
 ) -> Recipe:
-    """From plain keys and values; relative paths are from `folder`."""
+    """From plain keys and values; relative paths are from `folder`. `stored`: as a run keeps it."""
     merged = _overridden(dict(written), overrides, pins or {})
     strays = [key for key in merged if not isinstance(key, str) or key.startswith("_")]
     kept = {key: value for key, value in merged.items() if key not in strays}
-    recipe = Recipe(**kept, _folder=folder, _where=str(source) if source else "recipe", _strays=strays)
+    recipe = Recipe(**kept, _folder=folder, _where=str(source) if source else "recipe", _strays=strays, _stored=stored)
     recipe._source, recipe._given = source, (tuple(overrides), dict(pins or {}))
     return recipe
 

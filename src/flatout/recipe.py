@@ -147,10 +147,10 @@ class Recipe(BaseModel):
 
     # ---- parts ----
 
-    def load_data(self) -> Data:
-        """Read once; everything that is wrong with the data is said here."""
+    def load_data(self, cache: Path | None = None) -> Data:
+        """Read once; everything that is wrong with the data is said here. `cache` keeps what takes long to make."""
         if self._loaded is None:
-            self._loaded = self.data if isinstance(self.data, Data) else parse_data(self.data, self._folder)
+            self._loaded = self.data if isinstance(self.data, Data) else parse_data(self.data, self._folder, cache)
         return self._loaded
 
     def early_stopping(self, metric: str) -> EarlyStop | None:
@@ -200,17 +200,21 @@ class Recipe(BaseModel):
                 f"{self.optimizer.__module__}:{getattr(self.optimizer, '__qualname__', type(self.optimizer).__qualname__)}"
             )
         fields["init_from"] = str(self.init_from) if isinstance(self.init_from, Path) else self.init_from
+        if "inputs" not in self.model_fields_set:
+            del fields["inputs"]  # the data says
         return {name: value for name, value in fields.items() if value is not None}
 
 
 def _validate(recipe: Recipe, given: dict[str, Any]) -> None:
-    folder, where = given.pop("_folder", FOLDER.get()), given.pop("_where", "recipe")
+    folder, where, stored = given.pop("_folder", FOLDER.get()), given.pop("_where", "recipe"), given.pop("_stored", False)
     problems = [f"{key}: no such key; {did_you_mean(str(key), Recipe.model_fields)}" for key in given.pop("_strays", ())]
     try:
         recipe.__pydantic_validator__.validate_python(given, self_instance=recipe)
     except ValidationError as error:
         problems += [_problem(detail) for detail in error.errors()]
-    if isinstance(given.get("data"), str | Mapping):
+    if stored:
+        pass  # it was checked when its run began, and its files may be gone since
+    elif isinstance(given.get("data"), str | Mapping):
         problems += [
             problem if problem.startswith("data") else f"data: {problem}" for problem in check_data(given["data"], folder)
         ]

@@ -9,8 +9,9 @@ from torch import nn
 
 from flatout.base.errors import DataError, StoreError
 from flatout.data.arrays import arrays
+from flatout.data.photos.images import other_images
 from flatout.data.source import Source
-from flatout.data.specs import parse_data
+from flatout.data.specs import READING, parse_data
 from flatout.engine.job import Job
 from flatout.models.finetune import load_weights
 from flatout.recipe import Recipe
@@ -42,6 +43,23 @@ def trained_model(folder: RunFolder, job: Job) -> nn.Module:
 def read_like(recipe: Recipe, job: Job, path: str, targets: bool) -> Source:
     """A file of other data, read as the run's own was: its alphabet, its layout, its labels."""
     written = dict(recipe.data) if isinstance(recipe.data, Mapping) else {}
+    if job.data.preparation is not None:
+        reading = {name: value for name, value in written.items() if name in READING}
+        on_bad = written.get("on_bad", "error")
+        rows: Source = job.data.preparation.read(
+            job.data.preparation.scan(path, targets, on_bad=on_bad, **reading), targets, on_bad=on_bad
+        )
+        return rows
+    if "images" in written:
+        return other_images(
+            path,
+            size=written["size"],
+            labels=job.data.labels or job.data.classes,
+            targets=targets,
+            cover=written.get("cover"),
+            decoder=written.get("decoder", "auto"),
+            on_bad=written.get("on_bad", "error"),
+        )
     if "text" in written:
         own = [part for part in (written["text"], written.get("validation")) if part is not None]
         paths = [one for part in own for one in ([part] if isinstance(part, str) else part)]

@@ -20,6 +20,7 @@ from flatout.building import build_job, check_columns, check_job, first_output, 
 from flatout.data.arrays import arrays
 from flatout.data.data import Data
 from flatout.data.evaluation import EvalFeed
+from flatout.data.kept import recall, remember
 from flatout.data.source import Source
 from flatout.engine.evaluation import evaluate as evaluate_model
 from flatout.engine.job import Job
@@ -86,7 +87,7 @@ class Run:
 
     def model(self) -> nn.Module:
         """The trained model, on the CPU, ready to predict."""
-        return trained_model(self.folder, build_job(self.recipe)).eval()
+        return trained_model(self.folder, _job_to_use(self)).eval()
 
     def __repr__(self) -> str:
         return f"<Run {self.name}: {self.folder.status}>"
@@ -101,7 +102,7 @@ def run(
     cache: Path | None = CACHE,
 ) -> Run:
     """Plan and train. An unfinished run of the same recipe, code and data is resumed, unless `fresh`."""
-    job = build_job(recipe)
+    job = build_job(recipe, cache)
     key = identity(recipe, job)
     folder = None if fresh else find_unfinished(Path(runs), key)
     if folder is None:
@@ -115,15 +116,15 @@ def run(
             check_job(job, pick_device(plan.settings.device))
     with _said(folder), folder.locked():
         if not begun:
-            _write_beginning(folder, recipe, plan)
+            _write_beginning(folder, recipe, plan, job)
         with EventLog(folder.events_path, tuple(observers)) as events:
-            _train(job, plan, folder, events)
+            _train(job, plan, folder, events, cache)
     return Run(folder, recipe)
 
 
 def explain(recipe: Recipe, *, cache: Path | None = CACHE) -> Doc:
     """The plan as it would be, with reasons and predictions. Trains no step."""
-    return explain_plan(_checked_plan(recipe, build_job(recipe), cache))
+    return explain_plan(_checked_plan(recipe, build_job(recipe, cache), cache))
 
 
 def load(name: str | Path, *, runs: Path | str = "runs", recipe: Recipe | None = None) -> Run:
@@ -136,7 +137,7 @@ def evaluate(run: Run, data: OtherData | None = None, *, device: str = "auto") -
 
     `data` is a file, `fo.data.arrays(x, y)`, or columns such as {"x": x, "y": y} of arrays or files.
     """
-    job = build_job(run.recipe)
+    job = build_job(run.recipe) if data is None else _job_to_use(run)
     source = _source_for(run, job, data, targets=True)
     if source is None:
         raise UsageError(f"{run.name} has no validation part: say what to evaluate on with --data")
@@ -154,7 +155,7 @@ def evaluate(run: Run, data: OtherData | None = None, *, device: str = "auto") -
 
 def predict(run: Run, data: OtherData, *, device: str = "auto") -> dict[str, Tensor]:
     """Columns of predictions for every row, in the order of the data: a file, an array, or columns of them."""
-    job = build_job(run.recipe)
+    job = _job_to_use(run)
     source = _source_for(run, job, data, targets=False)
     assert source is not None
     place = pick_device(device)
@@ -167,6 +168,14 @@ def predict(run: Run, data: OtherData, *, device: str = "auto") -> dict[str, Ten
     return {name: torch.cat(columns) for name, columns in pieces.items()}
 
 
+def _job_to_use(run: Run) -> Job:
+    """The run's model and what prepares rows for it, from what the run kept: its training data may be gone."""
+    try:
+        return build_job(run.recipe, data=recall(run.folder.read("data.json")))
+    except (StoreError, UsageError):  # a run of objects that no file can hold, or one from before it was kept
+        return build_job(run.recipe)
+
+
 def _checked_plan(recipe: Recipe, job: Job, cache: Path | None) -> Plan:
     """Checked first: what does not fit is said before this machine is measured."""
     pins, _ = parse_pins(recipe.settings)
@@ -177,7 +186,7 @@ def _checked_plan(recipe: Recipe, job: Job, cache: Path | None) -> Plan:
 def make_plan(recipe: Recipe, job: Job, cache: Path | None) -> Plan:
     pins, _ = parse_pins(recipe.settings)
     device = pick_device(str(pins.get("device", "auto")))
-    return choose(job, pins, ceilings_of(device, cache), label=f"{_data_name(recipe)}/{_model_name(job)}")
+    return choose(job, pins, ceilings_of(device, cache), f"{_data_name(recipe)}/{_model_name(job)}", cache)
 
 
 def ceilings_of(device: torch.device, cache: Path | None) -> Ceilings | None:
@@ -185,7 +194,7 @@ def ceilings_of(device: torch.device, cache: Path | None) -> Ceilings | None:
     return probe(device, cache, quick=True).ceilings
 
 
-def _train(job: Job, plan: Plan, folder: RunFolder, events: EventLog) -> None:
+def _train(job: Job, plan: Plan, folder: RunFolder, events: EventLog, cache: Path | None) -> None:
     prediction = plan.prediction
     events.emit(
         "planned",
@@ -198,7 +207,7 @@ def _train(job: Job, plan: Plan, folder: RunFolder, events: EventLog) -> None:
         ceiling_flops=prediction.ceiling_flops,
     )
     try:
-        result = train(job, plan.settings, folder, events)
+        result = train(job, plan.settings, folder, events, cache)
     except BaseException as error:
         reason = str(error) if isinstance(error, FlatoutError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, Stopped):
@@ -241,7 +250,7 @@ def _write_result(folder: RunFolder, result: dict[str, Any]) -> None:
         folder.write("result.json", result)
 
 
-def _write_beginning(folder: RunFolder, recipe: Recipe, plan: Plan) -> None:
+def _write_beginning(folder: RunFolder, recipe: Recipe, plan: Plan, job: Job) -> None:
     python = recipe.source is not None and recipe.source.suffix == ".py"
     objects = (
         isinstance(recipe.data, Data) or callable(recipe.model) or callable(recipe.objective) or callable(recipe.optimizer)
@@ -250,6 +259,7 @@ def _write_beginning(folder: RunFolder, recipe: Recipe, plan: Plan) -> None:
     overrides, pins = recipe.given
     given = {"file": str(recipe.source.resolve()) if recipe.source else None, "overrides": list(overrides), "pins": pins}
     folder.write("recipe.json", recipe.written())
+    folder.write("data.json", remember(job.data))
     folder.write("origin.json", {**given, "folder": str(recipe.folder.resolve()), "source": source})
     if python:
         assert recipe.source is not None
@@ -265,7 +275,7 @@ def _stored_recipe(folder: RunFolder) -> Recipe:
     if origin["source"] is None:
         name = folder.name
         raise StoreError(f"{name} was made from Python objects: use it from Python, fo.load({name!r}, recipe=...)")
-    return recipe_from(folder.read("recipe.json"), Path(origin["folder"]))
+    return recipe_from(folder.read("recipe.json"), Path(origin["folder"]), stored=True)
 
 
 def _source_for(run: Run, job: Job, data: OtherData | None, *, targets: bool) -> Source | None:

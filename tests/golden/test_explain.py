@@ -15,6 +15,7 @@ from flatout.machine.ceilings import Ceilings, Measured
 from flatout.measure.counts import Counts
 from flatout.plan import choose as choosing
 from flatout.plan import predict as predicting
+from flatout.plan import tier
 from flatout.plan.explain import explain
 from flatout.plan.plan import Plan
 from flatout.reading import read_recipe
@@ -46,7 +47,7 @@ def plan_on(machine: str, monkeypatch: pytest.MonkeyPatch) -> Plan:
     device, name, free_bytes, ceilings = MACHINES[machine]
     monkeypatch.setattr(choosing, "pick_device", lambda asked: torch.device(device))
     monkeypatch.setattr(choosing, "device_name", lambda device: name)
-    monkeypatch.setattr(choosing, "_free_bytes", lambda device: int(free_bytes))
+    monkeypatch.setattr(tier, "free_bytes", lambda device: int(free_bytes))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     # what torch counts differs a little between its versions; how it is shown does not
     monkeypatch.setattr(predicting, "count_batch", lambda job: Counts(flops=130_000_000, bytes=13_000_000, operators=40))

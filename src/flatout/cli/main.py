@@ -9,7 +9,7 @@ import typer
 
 from flatout import __version__
 from flatout.base.errors import FlatoutError
-from flatout.cli import drill, machine, runs, training
+from flatout.cli import data, drill, machine, runs, training
 
 app = typer.Typer(
     name="flatout",
@@ -20,6 +20,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("demo")(training.demo)
+app.command("new")(data.new)
+app.command("data")(data.data)
 app.command("run")(training.run)
 app.command("explain")(training.explain)
 app.command("evaluate")(training.evaluate)

@@ -51,7 +51,7 @@ def run(
     from flatout import verbs
     from flatout.cli.progress import progress_view
 
-    asked = _read(recipe, overrides, sets, offs)
+    asked = read_asked(recipe, overrides, sets, offs)
     with progress_view(quiet) as observers:
         done = verbs.run(asked, runs=runs, fresh=fresh, observers=observers, cache=cache_folder())
     print_json(done.result) if as_json else _print_outcome(done)
@@ -68,7 +68,7 @@ def explain(
     from flatout import verbs
     from flatout.base.tree import to_data, to_text
 
-    doc = verbs.explain(_read(recipe, overrides, sets, offs), cache=cache_folder())
+    doc = verbs.explain(read_asked(recipe, overrides, sets, offs), cache=cache_folder())
     print_json(to_data(doc)) if as_json else print(to_text(doc))
 
 
@@ -154,7 +154,7 @@ def _print_outcome(done: Run, ledger: bool = False) -> None:
     print(f"  everything is in {done.path}")
 
 
-def _read(path: Path, overrides: list[str] | None, sets: list[str] | None, offs: list[str] | None) -> Recipe:
+def read_asked(path: Path, overrides: list[str] | None, sets: list[str] | None, offs: list[str] | None) -> Recipe:
     pins: dict[str, Any] = {}
     for pin in sets or []:
         name, equals, value = pin.partition("=")

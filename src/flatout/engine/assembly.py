@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
 from flatout.base.events import EventLog
 from flatout.base.units import parse_seconds
-from flatout.data.feed import EvalFeed, Feed, ResidentFeed
+from flatout.data.cache import disk_bytes
+from flatout.data.feed import EvalFeed, Feed, IterableFeed, ResidentFeed, StoredFeed
 from flatout.data.feed import feed as make_feed
+from flatout.data.source import Source
 from flatout.engine.ema import Average
 from flatout.engine.graph import GraphStep
 from flatout.engine.job import Job
@@ -31,6 +35,7 @@ LOG_SLOTS = 4096  # the most steps between two log points
 @dataclass
 class Assembly:
     step: Step
+    source: Source
     feed: Feed
     evaluation: EvalFeed | None
     state: TrainState
@@ -38,6 +43,8 @@ class Assembly:
     budget: BudgetMeter
     meters: Meters
     graph: GraphStep | None = None
+    said: set[str] = field(default_factory=set)
+    lost: str | None = None
 
     def capture(self, job: Job, settings: Settings, events: EventLog) -> None:
         """The whole step as one graph, once the state it starts from is in place. What can't be captured goes without."""
@@ -54,7 +61,37 @@ class Assembly:
                 "degraded", what="graph", value=False, why=f"the step can't be captured, it is launched piece by piece: {why}"
             )
 
-    def seek(self, samples: int) -> None:
+    def say_degraded(self, events: EventLog) -> None:
+        """What has become worse about the data since the last time: each reason once."""
+        for reason in [*self.feed.degraded, *([self.lost] if self.lost else [])]:
+            if reason not in self.said:
+                self.said.add(reason)
+                events.emit("degraded", what="tier", why=reason)
+
+    def bad_rows(self) -> str | None:
+        """What was left out or replaced because it could not be read, in words."""
+        bad = getattr(self.source, "bad", None)
+        return None if bad is None else bad.summary()
+
+    def release(self) -> None:
+        """Nothing is served any more; what was read into a cache stays there."""
+        self.feed.close()
+        if isinstance(self.feed, StoredFeed):
+            self.feed.release()
+
+    def stream_state(self) -> str | None:
+        """As JSON; what is not plain data can't be kept, and the stream is then read again up to where it was."""
+        if not isinstance(self.feed, IterableFeed):
+            return None
+        try:
+            return json.dumps(self.feed.state_dict())
+        except TypeError as error:
+            self.lost = f"the state of the dataset can't be kept ({error}): a resumed run reads it again from the start"
+            return None
+
+    def seek(self, samples: int, stream: str | None = None) -> None:
+        if stream is not None and isinstance(self.feed, IterableFeed):
+            self.feed.load_state_dict(json.loads(stream))
         self.feed.seek(samples)
         if self.graph is not None:
             self.graph.reload()
@@ -66,7 +103,8 @@ class Assembly:
         return Interval(replayed.losses + eager.losses, replayed.weights + eager.weights, replayed.norms + eager.norms)
 
 
-def assemble(job: Job, settings: Settings, folder: RunFolder, events: EventLog) -> Assembly:
+def assemble(job: Job, settings: Settings, folder: RunFolder, events: EventLog, cache: Path | None = None) -> Assembly:
+    """`cache` is where rows may be kept that take long to read."""
     device = torch.device(settings.device)
     start_counting(device)
     model = job.model.to(device).train()
@@ -85,9 +123,16 @@ def assemble(job: Job, settings: Settings, folder: RunFolder, events: EventLog) 
 
     step = Step(model, job.objective, optimizer, settings, clip=job.clip, average=average, on_split=on_split)
     step.warm(job.batch)
-    feed = make_feed(job.data, settings.tier, batch=job.batch, device=device, seed=job.seed)
-    for reason in feed.degraded:
-        events.emit("degraded", what="tier", why=reason)
+    feed = make_feed(
+        job.data,
+        settings.tier,
+        batch=job.batch,
+        device=device,
+        seed=job.seed,
+        cache=cache,
+        disk_bytes=None if cache is None else disk_bytes(cache, settings.disk_budget),
+        threads=settings.reader_threads,
+    )
     evaluation = None
     if job.data.validation is not None:
         rows = settings.evaluation_batch or job.batch
@@ -95,13 +140,14 @@ def assemble(job: Job, settings: Settings, folder: RunFolder, events: EventLog) 
     meters = Meters(device)
     return Assembly(
         step=step,
+        source=job.data.train,
         feed=feed,
         evaluation=evaluation,
         state=TrainState(model, optimizer, average, step.scale, device),
         saver=Saver(folder.checkpoints(settings.keep_checkpoints), events, device, parse_seconds(settings.grace)),
         budget=BudgetMeter(
             job.budget,
-            epoch_samples=len(job.data.train),
+            epoch_samples=job.epoch_samples(job.budget),
             batch=job.batch,
             tokens_per_sample=job.data.train.tokens_per_row,
             price_per_hour=job.price_per_hour,
@@ -116,4 +162,4 @@ def evaluation_interval(job: Job) -> int | None:
     """In samples; None: only at the end."""
     if job.evaluate_every is None or job.data.validation is None:
         return None
-    return job.evaluate_every.samples(len(job.data.train), job.batch, job.data.train.tokens_per_row)
+    return job.evaluate_every.samples(job.epoch_samples(job.evaluate_every), job.batch, job.data.train.tokens_per_row)

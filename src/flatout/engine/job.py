@@ -42,6 +42,11 @@ class Job:
     price_per_hour: float | None = None
     seed: int = 0
 
+    def epoch_samples(self, counted: Budget) -> int:
+        """Rows in an epoch, for what counts them. A stream without a known end refuses those that count epochs."""
+        rows = self.data.epoch_rows
+        return len(self.data.train) if rows is None and counted.unit == "epochs" else rows or 0
+
     @property
     def unit(self) -> str:
         return "tokens" if self.data.train.tokens_per_row > 1 else "samples"

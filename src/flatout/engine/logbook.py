@@ -67,7 +67,7 @@ class Logbook:
             "step",
             step=progress.step,
             samples=progress.samples,
-            epoch=progress.samples / len(self._job.data.train),
+            epoch=progress.samples / rows if (rows := self._job.data.epoch_rows) else None,
             done=self._parts.budget.done_share(progress),
             loss=interval.mean_loss,
             lr=self._parts.step.rate,

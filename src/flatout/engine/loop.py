@@ -7,6 +7,7 @@ change what happens here.
 from __future__ import annotations
 
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from flatout.store.run_folder import RunFolder
 MAX_ROLLBACKS = 3
 
 
-def train(job: Job, settings: Settings, folder: RunFolder, events: EventLog) -> dict[str, Any]:
+def train(job: Job, settings: Settings, folder: RunFolder, events: EventLog, cache: Path | None = None) -> dict[str, Any]:
     """Train to the end of the budget, from the last good checkpoint if there is one. Returns what result.json holds."""
     device = torch.device(settings.device)
     with (
@@ -45,22 +46,25 @@ def train(job: Job, settings: Settings, folder: RunFolder, events: EventLog) -> 
         deterministic_kernels(settings.deterministic),
         matmul_precision(settings.precision),
     ):
-        loop = Loop(job, settings, folder, events, stop)
+        loop = Loop(job, settings, folder, events, stop, cache)
         try:
             loop.begin()
             loop.run()
             return loop.finish()
         finally:
             loop.parts.saver.wait()
-            loop.parts.feed.close()
+            loop.parts.release()
 
 
 class Loop:
-    def __init__(self, job: Job, settings: Settings, folder: RunFolder, events: EventLog, stop: StopRequest) -> None:
+    def __init__(
+        self, job: Job, settings: Settings, folder: RunFolder, events: EventLog, stop: StopRequest, cache: Path | None
+    ) -> None:
         self.job, self.settings, self.folder, self.events, self.stop = job, settings, folder, events, stop
         self.ledger = Ledger()
         self.device = torch.device(settings.device)
-        self.parts = assemble(job, settings, folder, events)
+        self.parts = assemble(job, settings, folder, events, cache)
+        self.parts.say_degraded(events)
         self.log = Logbook(job, self.parts, events, settings.log_every)
         self.evaluate_every = evaluation_interval(job)
         self.save_every = Budget.parse(settings.checkpoint_every)
@@ -142,6 +146,8 @@ class Loop:
                 write_weights(self.parts.state, self.folder, None)
         self.ledger.lap("checkpoint")
         self.phases.attribute(self.ledger)
+        if (bad := self.parts.bad_rows()) is not None:
+            self.events.emit("degraded", what="data", why=bad)
         reason = early_end(self.job, self.progress) or "budget spent"
         result = outcome(self.job, self.parts, self.progress, self.ledger, reason, self.log.last_loss, self.events.lost)
         self.events.emit("finished", reason=reason, steps=self.progress.step, metrics=result["metrics"])
@@ -167,6 +173,7 @@ class Loop:
 
     def read_log(self) -> None:
         skipped = self.log.read(self.progress)
+        self.parts.say_degraded(self.events)
         self.ledger.lap("device wait")
         self.phases.collect()
         progress = self.progress
@@ -229,7 +236,7 @@ class Loop:
             progress.micro_batch = self.parts.step.micro_batch
             self.ledger.lap("checkpoint")
             progress.ledger = self.ledger.to_dict()
-            self.parts.saver.save(progress.step, self.parts.state.tree(progress), best=progress.best)
+            self.parts.saver.save(progress.step, self.parts.state.tree(progress, self.parts.stream_state()), best=progress.best)
             self.saved_step, self.saved_s = progress.step, progress.elapsed_s
         if wait:
             self.parts.saver.wait()
@@ -258,7 +265,7 @@ class Loop:
         self.progress = self.parts.state.restore(tree)
         self.parts.step.state_loaded()
         self.saved_step, self.saved_s = self.progress.step, self.progress.elapsed_s
-        self.parts.seek(self.progress.samples)
+        self.parts.seek(self.progress.samples, tree.get("stream"))
         if self.progress.micro_batch:
             self.parts.step.micro_batch = self.progress.micro_batch
             self.parts.step.warm(self.job.batch)

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from flatout.base.errors import StoreError
+from flatout.data.feed import PinnedFeed
 from flatout.engine.assembly import Assembly
 from flatout.engine.job import Job
 from flatout.engine.memory import peak_bytes
@@ -79,6 +80,8 @@ def outcome(
             "blocked_s": save.blocked_s,
             "whole_s": save.whole_s,
         },
+        "reading": parts.feed.stats() if isinstance(parts.feed, PinnedFeed) else None,
+        "bad_rows": parts.bad_rows(),
         "events_lost": events_lost,
         "ledger": totals,
     }

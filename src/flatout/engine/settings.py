@@ -8,18 +8,20 @@ from typing import Any
 
 from flatout.base.budget import Budget
 from flatout.base.errors import UsageError, did_you_mean
-from flatout.base.units import parse_seconds
+from flatout.base.units import parse_bytes, parse_seconds
+from flatout.data.evaluation import TIERS
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 COMPILES = ("off", "on", "max-autotune")
 ATTENTIONS = ("auto", "flash", "cudnn", "efficient", "math")
-TIERS = ("resident", "pinned")
 
 
 @dataclass(frozen=True)
 class Settings:
     device: str = "cpu"
-    tier: str = "resident"
+    tier: str = "resident"  # where the data lives: on the device, in host memory, in a cache file, at its source
+    reader_threads: int = 0  # that read and decode ahead; 0: as many as it turns out to take
+    disk_budget: str = "auto"  # for caches of data: "50 GB"; auto: half of what is free
     precision: str = "fp32"
     compile: str = "off"
     graph: bool = False  # the whole step, gather and update included, as one CUDA graph
@@ -116,6 +118,8 @@ def _typed(name: str, kind: str, written: object) -> Any:
     text = str(written)
     if name == "grace" and _or_none(parse_seconds, text) is None:
         raise UsageError(f"expected a time, such as 30 s, got {written!r}")
+    if name == "disk_budget" and text != "auto" and _or_none(parse_bytes, text) is None:
+        raise UsageError(f"expected auto or a size, such as 50 GB, got {written!r}")
     if name == "checkpoint_every":
         every = _or_none(Budget.parse, text)
         if every is None or every.target or every.unit not in ("seconds", "steps"):

@@ -25,9 +25,11 @@ class TrainState:
         self.scale = scale
         self.device = device
 
-    def tree(self, progress: Progress) -> dict[str, Any]:
+    def tree(self, progress: Progress, stream: str | None = None) -> dict[str, Any]:
+        """`stream`: where an iterable is, which no position alone can say."""
         return {
             "progress": progress.to_dict(),
+            "stream": stream,
             "random": read_random_state(self.device),
             "model": dict(self.model.state_dict()),
             "optimizer": self.optimizer.state_dict(),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from flatout.base.errors import RecipeError
-from flatout.base.units import show_bytes, show_count, show_seconds
+from flatout.base.units import show_count, show_seconds
+from flatout.data.iterables import IterableSource
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings, conflicts
 from flatout.machine.ceilings import Ceilings
@@ -18,6 +19,7 @@ from flatout.machine.device import device_name, pick_device
 from flatout.models.facts import has_batch_norm, has_convolution, has_dropout, parameter_count
 from flatout.plan.plan import Choice, Plan, Prediction, Rejected
 from flatout.plan.predict import predict
+from flatout.plan.tier import tier_of
 
 _COMPILE_COST_S = 40.0  # cold, of a mid-sized model on a GPU
 _GRAPH_PAYS_STEPS = 200
@@ -32,13 +34,20 @@ class Situation:
     pins: Mapping[str, Any]
     ceilings: Ceilings | None
     plain: Prediction  # of the run with nothing switched on
+    cache: Path | None = None  # where decoded and prepared rows may be kept
+
+    @property
+    def epochs(self) -> float | None:
+        steps = self.total_steps
+        rows = self.job.data.epoch_rows
+        return None if steps is None or not rows else steps * self.job.batch / rows
 
     @property
     def total_steps(self) -> int | None:
         job = self.job
         if not job.budget.counted:
             return None
-        return -(-job.budget.samples(len(job.data.train), job.batch, job.data.tokens_per_row) // job.batch)
+        return -(-job.budget.samples(job.epoch_samples(job.budget), job.batch, job.data.tokens_per_row) // job.batch)
 
     @property
     def expected_s(self) -> float | None:
@@ -50,10 +59,10 @@ class Situation:
         return self.total_steps * self.plain.step_s
 
 
-def choose(job: Job, pins: Mapping[str, Any], ceilings: Ceilings | None, label: str) -> Plan:
+def choose(job: Job, pins: Mapping[str, Any], ceilings: Ceilings | None, label: str, cache: Path | None = None) -> Plan:
     device = pick_device(str(pins.get("device", "auto")))
     base = Settings(device=str(device))
-    situation = Situation(job, device, pins, ceilings, predict(job, base, ceilings))
+    situation = Situation(job, device, pins, ceilings, predict(job, base, ceilings), cache)
     choices: list[Choice] = []
     rejected: list[Rejected] = []
     values: dict[str, Any] = {"device": str(device)}
@@ -97,17 +106,26 @@ def _device(s: Situation, values: Mapping[str, Any]) -> Decisions:
 
 
 def _tier(s: Situation, values: Mapping[str, Any]) -> Decisions:
-    parts = [s.job.data.train, *([s.job.data.validation] if s.job.data.validation else [])]
-    size = sum(part.stored_bytes for part in parts)
-    free = _free_bytes(s.device)
-    if size <= 0.6 * free:
-        yield Choice(
-            "tier", "resident", f"{show_bytes(size)} of {show_bytes(free)} free: each batch is picked out where it is used"
-        )
-    else:
-        yield Choice(
-            "tier", "pinned", f"{show_bytes(size)} is too much for {show_bytes(free)} free: copied ahead from host memory"
-        )
+    train = s.job.data.train
+    if isinstance(train, IterableSource):
+        yield Choice("tier", "streamed", "an iterable: its samples come in its own order")
+        return
+    if train.varies:
+        yield Choice("tier", "streamed", "samples differ from visit to visit: what was read once is not served again")
+        return
+    found = tier_of(
+        s.job,
+        s.device,
+        s.ceilings,
+        epochs=s.epochs,
+        needed_rows_s=s.job.batch / s.plain.step_s if s.plain.step_s else None,
+        cache=s.cache,
+        disk_budget=str(s.pins.get("disk_budget", "auto")),
+    )
+    yield Choice("tier", found.tier, found.why)
+    if not train.in_memory:
+        for tier, why in found.rejected:
+            yield Rejected("tier", tier, why)
 
 
 def _precision(s: Situation, values: Mapping[str, Any]) -> Decisions:
@@ -200,9 +218,3 @@ def _keeping(s: Situation, values: Mapping[str, Any]) -> Decisions:
 _DECISIONS = (
     _device, _tier, _precision, _graph, _compile, _fused, _channels_last, _deterministic, _micro_batch, _keeping,
 )  # fmt: skip
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)

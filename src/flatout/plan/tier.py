@@ -1,0 +1,79 @@
+"""Where the data of a run should live: what is known of it, of this machine, and of how fast its source delivers."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+
+from flatout.data.cache import Cache, disk_bytes
+from flatout.data.mapped import cached_rows
+from flatout.data.source import Source
+from flatout.data.store_rows import free_host_bytes
+from flatout.data.tiers import Surroundings, TierChoice, choose_tier
+from flatout.data.tuning import Budget
+from flatout.engine.job import Job
+from flatout.machine.ceilings import Ceilings, Measured
+
+_TRIED_S = 0.3  # reading some rows tells how fast the source is
+_TRIED_ROWS = 32
+
+
+def tier_of(
+    job: Job,
+    device: torch.device,
+    ceilings: Ceilings | None,
+    *,
+    epochs: float | None,
+    needed_rows_s: float | None,
+    cache: Path | None,
+    disk_budget: str = "auto",
+) -> TierChoice:
+    train = job.data.train
+    parts = [train, *([job.data.validation] if job.data.validation is not None else [])]
+    on_host = device.type == "cpu"
+    around = Surroundings(
+        rows=len(train),
+        row_bytes=sum(part.stored_bytes for part in parts) / max(1, len(train)),
+        in_memory=train.in_memory,
+        device_free_bytes=free_bytes(device),
+        host_free_bytes=free_bytes(torch.device("cpu")),
+        disk_free_bytes=disk_bytes(cache, disk_budget),
+        on_host=on_host,
+        cached=not train.in_memory and cache is not None and _is_cached(train.compact()[0], cache),
+        epochs=epochs,
+        needed_rows_s=needed_rows_s,
+        decode_rows_s=None if train.in_memory else read_rate(train) * Budget.here().cores,
+        disk_bytes_s=_value(ceilings.disk_read_bytes_per_s if ceilings else None),
+        link_bytes_s=_value(ceilings.host_to_device_pinned_bytes_per_s if ceilings else None),
+    )
+    return choose_tier(around)
+
+
+def free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return free_host_bytes()
+
+
+def read_rate(source: Source) -> float:
+    """Rows a second that one thread reads, tried on rows spread over all of them."""
+    rows = torch.linspace(0, len(source) - 1, min(_TRIED_ROWS, len(source))).to(torch.int64)
+    source.read(rows[:1])  # libraries load, files open
+    began_s, read = time.perf_counter(), 0
+    for row in rows.split(4):
+        source.read(row)
+        read += len(row)
+        if time.perf_counter() - began_s > _TRIED_S:
+            break
+    return read / max(time.perf_counter() - began_s, 1e-9)
+
+
+def _is_cached(source: Source, folder: Path) -> bool:
+    """Whether an earlier run left all rows in the cache."""
+    return cached_rows(Cache(folder / "rows"), source) == len(source)
+
+
+def _value(measured: Measured | None) -> float | None:
+    return None if measured is None else measured.value
