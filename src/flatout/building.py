@@ -18,9 +18,10 @@ from flatout.base.source import source_text
 from flatout.base.specs import Spec
 from flatout.data.data import Data
 from flatout.data.evaluation import EvalFeed
-from flatout.data.iterables import IterableFeed, IterableSource
+from flatout.data.iterables import IterableSource
+from flatout.data.keyed import Keys
 from flatout.data.source import Batch, Source
-from flatout.data.transforms import describe_all
+from flatout.data.transforms import apply, describe_all
 from flatout.engine.job import Job
 from flatout.engine.progress import BudgetMeter
 from flatout.engine.schedules import parse_schedule
@@ -91,6 +92,10 @@ def check_job(job: Job, device: torch.device) -> None:
         metrics = meter.result()
     model.train(was_training)
     _check_metrics(job, list(metrics))
+    if "mix" in job.data.schema() and job.objective.name not in ("classify", "custom"):
+        raise UsageError(
+            f"mixup and cutmix share labels out between classes: use objective: classify, not {job.objective.name}"
+        )
     meters = Meters(device)
     BudgetMeter(
         job.budget,
@@ -104,12 +109,11 @@ def check_job(job: Job, device: torch.device) -> None:
 
 
 def _few_rows(data: Data, device: torch.device) -> Batch:
-    if isinstance(data.train, IterableSource) and data.validation is None:
-        stream = IterableFeed(data.train, 2, device, transforms=data.transforms())
-        try:
-            return stream.next()
-        finally:
-            stream.close()
+    if isinstance(data.train, IterableSource) and data.validation is None:  # to read some would take them from the run
+        columns = data.train.schema.items()
+        blank = {name: torch.zeros((2, *column.shape), dtype=column.dtype, device=device) for name, column in columns}
+        none = torch.zeros(2, dtype=torch.int64, device=device)
+        return apply(data.transforms(), blank, Keys(0, none, none))
     source = data.train if data.validation is None else data.validation
     return next(iter(EvalFeed(source, data.prepare, min(2, len(source)), device, tier="pinned")))
 

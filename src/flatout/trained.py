@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from flatout.base.errors import DataError, StoreError
 from flatout.data.arrays import arrays
 from flatout.data.photos.images import other_images
 from flatout.data.source import Source
-from flatout.data.specs import READING, parse_data
+from flatout.data.specs import parse_data
 from flatout.engine.job import Job
 from flatout.models.finetune import load_weights
 from flatout.recipe import Recipe
@@ -40,30 +41,20 @@ def trained_model(folder: RunFolder, job: Job) -> nn.Module:
     return job.model
 
 
-def read_like(recipe: Recipe, job: Job, path: str, targets: bool) -> Source:
+def read_like(recipe: Recipe, job: Job, path: str, targets: bool, cache: Path | None = None) -> Source:
     """A file of other data, read as the run's own was: its alphabet, its layout, its labels."""
     written = dict(recipe.data) if isinstance(recipe.data, Mapping) else {}
+    reading = dict(job.data.reading)
     if job.data.preparation is not None:
-        reading = {name: value for name, value in written.items() if name in READING}
-        on_bad = written.get("on_bad", "error")
-        rows: Source = job.data.preparation.read(
-            job.data.preparation.scan(path, targets, on_bad=on_bad, **reading), targets, on_bad=on_bad
-        )
+        scanned = job.data.preparation.scan(path, targets, **reading)
+        rows: Source = job.data.preparation.read(scanned, targets, on_bad=reading["on_bad"])
         return rows
-    if "images" in written:
-        return other_images(
-            path,
-            size=written["size"],
-            labels=job.data.labels or job.data.classes,
-            targets=targets,
-            cover=written.get("cover"),
-            decoder=written.get("decoder", "auto"),
-            on_bad=written.get("on_bad", "error"),
-        )
+    if reading.pop("images", False):
+        return other_images(path, labels=job.data.labels or job.data.classes, targets=targets, **reading)
     if "text" in written:
         own = [part for part in (written["text"], written.get("validation")) if part is not None]
         paths = [one for part in own for one in ([part] if isinstance(part, str) else part)]
-        found = parse_data({**written, "text": paths, "validation": path}, recipe.folder)
+        found = parse_data({**written, "text": paths, "validation": path}, recipe.folder, cache)
         if strange := sorted(set(found.alphabet or "") - set(job.data.alphabet or "")):
             raise DataError(f"{path} has characters that the training text has not: {' '.join(map(repr, strange[:10]))}")
         if (found.vocabulary or 0) > (job.data.vocabulary or 0):

@@ -132,18 +132,18 @@ def load(name: str | Path, *, runs: Path | str = "runs", recipe: Recipe | None =
     return Run(find(Path(runs), str(name)), recipe)
 
 
-def evaluate(run: Run, data: OtherData | None = None, *, device: str = "auto") -> dict[str, float]:
+def evaluate(run: Run, data: OtherData | None = None, *, device: str = "auto", cache: Path | None = CACHE) -> dict[str, float]:
     """Metrics of the trained model on the run's validation part, or on other data, prepared as in training.
 
     `data` is a file, `fo.data.arrays(x, y)`, or columns such as {"x": x, "y": y} of arrays or files.
     """
-    job = build_job(run.recipe) if data is None else _job_to_use(run)
-    source = _source_for(run, job, data, targets=True)
+    job = build_job(run.recipe, cache) if data is None else _job_to_use(run)
+    source = _source_for(run, job, data, targets=True, cache=cache)
     if source is None:
         raise UsageError(f"{run.name} has no validation part: say what to evaluate on with --data")
     place = pick_device(device)
     model = trained_model(run.folder, job).to(place)
-    feed = EvalFeed(source, job.data.prepare, run.plan.batch, place)
+    feed = EvalFeed(source, job.data.prepare, run.plan.batch, place, _tier(source))
     batch = next(iter(feed))
     with torch.no_grad():
         model.eval()
@@ -153,16 +153,16 @@ def evaluate(run: Run, data: OtherData | None = None, *, device: str = "auto") -
     return metrics
 
 
-def predict(run: Run, data: OtherData, *, device: str = "auto") -> dict[str, Tensor]:
+def predict(run: Run, data: OtherData, *, device: str = "auto", cache: Path | None = CACHE) -> dict[str, Tensor]:
     """Columns of predictions for every row, in the order of the data: a file, an array, or columns of them."""
     job = _job_to_use(run)
-    source = _source_for(run, job, data, targets=False)
+    source = _source_for(run, job, data, targets=False, cache=cache)
     assert source is not None
     place = pick_device(device)
     model = trained_model(run.folder, job).to(place).eval()
     pieces: dict[str, list[Tensor]] = {}
     with torch.no_grad(), autocast(_precision(run, place), place):
-        for batch in EvalFeed(source, job.data.prepare, run.plan.batch, place):
+        for batch in EvalFeed(source, job.data.prepare, run.plan.batch, place, _tier(source)):
             for name, column in job.objective.predict(model, batch).items():
                 pieces.setdefault(name, []).append(column.cpu())
     return {name: torch.cat(columns) for name, columns in pieces.items()}
@@ -278,18 +278,23 @@ def _stored_recipe(folder: RunFolder) -> Recipe:
     return recipe_from(folder.read("recipe.json"), Path(origin["folder"]), stored=True)
 
 
-def _source_for(run: Run, job: Job, data: OtherData | None, *, targets: bool) -> Source | None:
+def _source_for(run: Run, job: Job, data: OtherData | None, *, targets: bool, cache: Path | None) -> Source | None:
     """`targets`: y is needed, and means what it meant in training."""
     if data is None:
         return job.data.validation
     if isinstance(data, str | Path):
-        source = read_like(run.recipe, job, str(Path(data).resolve()), targets)
+        source = read_like(run.recipe, job, str(Path(data).resolve()), targets, cache)
     else:
         own = run.recipe.data
         layout = own.get("layout") if isinstance(own, Mapping) else None
         source = (data if isinstance(data, Data) else arrays(data, layout=layout)).train
     check_columns(job, source, str(data) if isinstance(data, str | Path) else "the data")
     return source
+
+
+def _tier(source: Source) -> str:
+    """Rows that have to be read or decoded come as they are needed: nobody knows how many there are."""
+    return "resident" if source.in_memory else "streamed"
 
 
 def _precision(run: Run, device: torch.device) -> str:

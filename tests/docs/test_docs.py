@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import gzip
 import inspect
+import json
+import lzma
 import re
 import runpy
 import shlex
@@ -14,6 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 import yaml
@@ -22,8 +26,16 @@ from pages import GUIDE, PAGES, README, ROOT, Page, first_column
 import flatout
 from flatout.base.budget import Budget
 from flatout.cli.main import app
-from flatout.data.specs import _OPTIONS as DATA_OPTIONS
-from flatout.data.specs import parse_data
+from flatout.data.arrays import arrays
+from flatout.data.buckets import sequences
+from flatout.data.datasets import dataset
+from flatout.data.loader import loader
+from flatout.data.photos.images import images
+from flatout.data.specs import KINDS, parse_data
+from flatout.data.tables.scan import scan
+from flatout.data.tables.steps import CATEGORY_STEPS, DATE_STEPS, NUMBER_STEPS
+from flatout.data.tables.table import table
+from flatout.data.text import text
 from flatout.data.transforms import TRANSFORMS
 from flatout.engine.optimizers import OPTIMIZERS
 from flatout.engine.schedules import SHAPES
@@ -56,6 +68,120 @@ COMMANDS = commands()
 
 def options(command: Any) -> set[str]:
     return {option for parameter in command.params for option in parameter.opts if option.startswith("--")} | {"--help"}
+
+
+def arguments(function: Any) -> dict[str, Any]:
+    """Its parameters with their defaults; lists as YAML has them."""
+    found = {name: one.default for name, one in inspect.signature(function).parameters.items() if one.kind != one.VAR_KEYWORD}
+    return {name: list(default) if isinstance(default, tuple) else default for name, default in found.items()}
+
+
+# ---- files that the pages name: of the same form as the real ones, and small ----
+
+
+IDX = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+FOR_EXAMPLES = {
+    "adult/adult.data.gz": "adult.data.gz",
+    "adult/adult.test.gz": "adult.test.gz",
+    "bank-marketing/bank-additional-full.csv.gz": "bank.csv.gz",
+    "covertype/covtype.csv.xz": "covtype.csv.xz",
+    "tiny-shakespeare/input.txt": "input.txt",
+    **{f"fashion-mnist/{name}": f"fashion/{name}" for name in IDX},
+}
+
+
+@pytest.fixture(scope="session")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("samples")
+    _write_tables(folder)
+    _write_photos(folder)
+    _write_words(folder)
+    _write_digits(folder / "fashion")
+    for name, its_sample in FOR_EXAMPLES.items():
+        (folder / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / its_sample, folder / "data" / name)
+    return folder
+
+
+@pytest.fixture
+def place(place: Path, samples: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(samples, place, dirs_exist_ok=True)
+    monkeypatch.setenv("HOME", str(place))  # caches of what is used without a word about one
+    return place
+
+
+def _write_tables(folder: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    def packed(name: str, lines: list[str]) -> None:
+        (folder / name).write_bytes(gzip.compress("\n".join([*lines, ""]).encode(), 1))
+
+    header = "longitude,latitude,housing_median_age,total_rooms,total_bedrooms,population,households,median_income"
+    near = ["INLAND", "NEAR BAY", "ISLAND"]
+    rows = [
+        f"-1{i % 20}.5,3{i % 7}.1,{i % 50},{i},{i % 90 or ''},{i % 80},{i % 60},{i % 11}.5,{i}500.0,{near[i % 3]}"
+        for i in range(3600)
+    ]
+    packed("housing.csv.gz", [header + ",median_house_value,ocean_proximity", *rows])
+    adult = "{}, {}, {}, HS-grad, 9, Divorced, Sales, Wife, White, Male, {}, {}, 40, Cuba, {}"
+    rows = [
+        adult.format(i % 60, "?" if i % 9 else "Private", i, i % 5, i % 7, ">50K" if i % 4 else "<=50K") for i in range(200)
+    ]
+    packed("adult.data.gz", rows)
+    packed("adult.test.gz", ["|1x3 Cross validator", *(row + "." for row in rows[:50])])
+    jobs, ends = ["admin.", "services", "student"], ["success", "failure"]
+    bank = [f'{i % 70};"{jobs[i % 3]}";{i};{i % 9};{i % 5}.1;"{ends[i % 2]}";"{"no" if i % 5 else "yes"}"' for i in range(200)]
+    packed("bank.csv.gz", ['"age";"job";"duration";"campaign";"euribor3m";"poutcome";"y"', *bank])
+    trees = [f"{i % 30},{i % 17},{i % 7 + 1}" for i in range(90)]
+    (folder / "covtype.csv.xz").write_bytes(lzma.compress("\n".join(["Elevation,Slope,Cover_Type", *trees, ""]).encode()))
+    packed("ETTh1.csv.gz", ["date,HUFL,OT", *(f"2016,{i % 24}.5,{i % 50}.1" for i in range(11520))])
+    places, hours = [[f"{(i * k) % 9}" for i in range(90)] for k in (1, 2)], [i % 24 for i in range(90)]
+    taxi = {
+        "tpep_pickup_datetime": pa.array([1641800000 + 3600 * hour for hour in hours], pa.timestamp("s")),
+        "tpep_dropoff_datetime": pa.array([1641801000 + 3600 * hour for hour in hours], pa.timestamp("s")),
+        "passenger_count": [float(i % 5) for i in range(90)],
+        "trip_distance": [i % 30 + 0.5 for i in range(90)],
+        "PULocationID": [int(place) for place in places[0]],
+        "DOLocationID": [int(place) for place in places[1]],
+        **{name: [i % 40 + 2.5 for i in range(90)] for name in ("fare_amount", "tip_amount", "total_amount")},
+    }
+    (folder / "taxi").mkdir()
+    for day in (10, 11):
+        parquet.write_table(pa.table(taxi), folder / "taxi" / f"2022-01-{day}.parquet")
+
+
+def _write_digits(folder: Path) -> None:
+    folder.mkdir()
+    for name in IDX:
+        shape = (64, 28, 28) if "images" in name else (64,)
+        head = bytes([0, 0, 8, len(shape)]) + b"".join(size.to_bytes(4, "big") for size in shape)
+        content = (np.arange(np.prod(shape)) % 10).astype(np.uint8).tobytes()
+        (folder / name).write_bytes(gzip.compress(head + content, 1))
+
+
+def _write_photos(folder: Path) -> None:
+    import simplejpeg
+
+    listed = ["path,label"]
+    for part, kind, number in ((p, k, n) for p in ("train", "val") for k in ("ants", "bees") for n in range(8)):
+        path = folder / "ants-and-bees" / part / kind / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(simplejpeg.encode_jpeg(np.full((90, 120, 3), 9 * number, np.uint8)))
+        listed.append(f"{path.relative_to(folder)},{kind}")
+    (folder / "photos.csv").write_text("\n".join([*listed, ""]))
+
+
+def _write_words(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    lines = [f"article {i} tells of winter and of discontent made glorious summer" for i in range(200)]
+    (folder / "input.txt").write_text("\n".join(lines))
+    (folder / "wiki.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    words = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.train_from_iterator(lines, trainers.WordLevelTrainer(special_tokens=["[UNK]", "<|endoftext|>"], show_progress=False))
+    words.save(str(folder / "tokenizer.json"))
 
 
 # ---- names ----
@@ -110,10 +236,54 @@ def test_options_of_parts() -> None:
                 assert set(re.findall(r"`(\w+): ", rest)) == known[name], name
 
 
-def test_data_options() -> None:
-    assert set(DATA_OPTIONS) == {"digits", "arrays", "text"}
-    assert set(first_column(GUIDE.section("Arrays"))) == set(DATA_OPTIONS["arrays"])
-    assert set(first_column(GUIDE.section("Text"))) == set(DATA_OPTIONS["text"])
+SECTIONS = {"arrays": "Arrays", "table": "Table", "sql": "SQL", "images": "Images", "text": "Text"}
+LISTED = {**arguments(scan), **arguments(table)}  # of a table: how its files are read, then the rest
+
+
+@pytest.mark.parametrize(("kind", "section"), SECTIONS.items())
+def test_data_options(kind: str, section: str) -> None:
+    assert set(KINDS) == {"digits", *SECTIONS}
+    assert sorted(first_column(GUIDE.section(section))) == sorted(KINDS[kind].options)
+
+
+@pytest.mark.parametrize(
+    ("section", "known"),
+    [
+        ("Arrays", arguments(arrays)),
+        ("Table", LISTED),
+        ("Images", arguments(images)),
+        ("Text", {**arguments(text), "dtype": "uint16"}),  # None there: what a file of tokens says itself goes first
+        ("Datasets", arguments(dataset)),
+        ("Sequences", arguments(sequences)),
+        ("Loader", arguments(loader)),
+    ],
+)
+def test_data_defaults(section: str, known: dict[str, Any]) -> None:
+    """A default in backticks is that of the function; one that is described in words can't be compared."""
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", GUIDE.section(section), re.MULTILINE)
+    written = {name: yaml.safe_load(value) for name, value in rows if value not in ("len(train)", ".")}
+    assert written == {name: known[name] for name in written} and written
+
+
+@pytest.mark.parametrize(("section", "function"), [("Datasets", dataset), ("Sequences", sequences), ("Loader", loader)])
+def test_arguments_in_python(section: str, function: Any) -> None:
+    rows = re.findall(r"^\| (`[^|]+`) \|", GUIDE.section(section), re.MULTILINE)
+    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(arguments(function))
+
+
+def test_steps_of_columns() -> None:
+    assert first_column(GUIDE.section("Steps of columns")) == [*NUMBER_STEPS, *CATEGORY_STEPS, *DATE_STEPS]
+
+
+def test_options_of_transforms() -> None:
+    """All of them, each with its default where that is one value."""
+    for name, options in re.findall(r"^\| `(\w+)` \| (.+?) \|", GUIDE.section("Transforms"), re.MULTILINE):
+        known = arguments(TRANSFORMS[name])
+        assert re.findall(r"`(\w+)", options) == list(known), name
+        for option, written in re.findall(r"`(\w+): ([^`]+)`", options):
+            value = known[option]
+            expected = value if isinstance(value, str) else pytest.approx(value, rel=1e-4)
+            assert yaml.safe_load(written) == expected, f"{name}: {option}"
 
 
 def test_budgets() -> None:
@@ -233,7 +403,7 @@ def test_yaml_blocks_validate(page: Page, place: Path) -> None:
         for written in yaml.safe_load_all(block):
             recipe_from({**BASE, **written}, place)
             if "data" in written:
-                assert len(parse_data(written["data"], place).train) > 0
+                assert len(parse_data(written["data"], place, place / "cache").train) > 0
 
 
 def test_the_shell_session_of_the_readme(place: Path) -> None:
@@ -259,7 +429,7 @@ def test_the_shell_session_of_the_readme(place: Path) -> None:
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".yaml", ".py")))
 def test_examples_run(name: str, place: Path) -> None:
     shutil.copy(ROOT / "examples" / name, place / name)
-    smaller = ["model.layers=1", "model.width=12", "data.window=32"] if name == "shakespeare.yaml" else []
+    smaller = ["model.layers=1", "model.width=12", "data.window=32"] if name.startswith("shakespeare") else []
     recipe = read_recipe(place / name, [*smaller, "budget=3 steps", "batch=8"])
     run = flatout.run(recipe)
     assert run.result["status"] == "finished" and run.result["steps"] == 3

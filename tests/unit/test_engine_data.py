@@ -17,10 +17,12 @@ from test_engine_kit import equal, kinds, quick, recipe, train, weights
 from torch.utils.data import IterableDataset
 
 import flatout as fo
-from flatout.base.errors import DataError, Stopped
+from flatout.base.errors import DataError, Stopped, UsageError
 from flatout.data import feed as feeds
 from flatout.data import streamtask
+from flatout.data.iterables import IterableFeed
 from flatout.data.resident import ResidentFeed
+from flatout.reading import read_recipe
 from flatout.verbs import Run
 
 TIERS = ("resident", "pinned", "mapped", "streamed")
@@ -116,6 +118,15 @@ class Remembering(Stream):
         self.start = state["place"]
 
 
+def test_every_reader_of_a_stream_begins_at_its_start() -> None:
+    data = fo.data.dataset(Stream(), classes=2, processes=False)
+    first, second = (IterableFeed(data.train, 8, "cpu") for _ in range(2))
+    served = [first.next()["x"] for _ in range(3)]
+    first.close()
+    assert all(torch.equal(second.next()["x"], batch) for batch in served)
+    second.close()
+
+
 @pytest.mark.parametrize("kind", [Stream, Remembering])
 def test_a_stream_goes_on_where_it_was(tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streamtask, "_SNAPSHOT_S", 0.0)  # its state is asked for at every batch
@@ -189,3 +200,27 @@ def test_photos_are_predicted_without_labels_and_bad_ones_are_counted(tmp_path: 
     assert fo.predict(fo.load(done.path), some)["prediction"].tolist() == [1, 0]
     with pytest.raises(DataError, match=r"broken\.jpg"):
         train(tmp_path / "strict", data={**written, "on_bad": "error"}, model="mlp", budget="10 epochs", batch=8)
+
+
+def test_a_cache_that_can_not_be_used_costs_time_and_no_run(tmp_path: Path, photos: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    done = run(photo_recipe(photos, "mapped"), tmp_path / "runs", tmp_path / "cache")
+    (event,) = kinds(done, "degraded")
+    assert event["what"] == "tier" and "can't be used" in event["why"]
+
+
+def test_a_python_recipe_predicts_from_other_files(tmp_path: Path, photos: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import flatout as fo\n"
+        f"recipe = fo.Recipe(data=fo.data.images({str(photos)!r}, size=16, holdout=0.2), model='mlp', batch=8, lr=1e-2,\n"
+        "                   budget='8 epochs', settings={'device': 'cpu'})\n"
+    )
+    done = run(read_recipe(tmp_path / "mine.py"), tmp_path / "runs")
+    assert fo.predict(fo.load(done.path), photos / "light")["prediction"].float().mean() > 0.5
+    assert fo.evaluate(fo.load(done.path), photos)["accuracy"] > 0.5
+
+
+def test_mixed_labels_need_an_objective_that_can_share_them(tmp_path: Path, photos: Path) -> None:
+    data = fo.data.images(photos, size=16, augment=["random_resized_crop", {"mixup": 0.2}])
+    with pytest.raises(UsageError, match="use objective: classify, not binary"):
+        train(tmp_path / "runs", data=data, model="mlp", objective="binary", batch=8)

@@ -12,8 +12,7 @@ import typer
 from flatout.base.errors import StoreError, UsageError
 from flatout.cli.output import print_json
 from flatout.cli.places import cache_folder
-from flatout.cli.training import Json, Offs, Overrides, RecipePath, Sets
-from flatout.cli.training import read_asked
+from flatout.cli.training import Json, Offs, Overrides, RecipePath, Sets, read_asked
 
 _WIDTH = 100
 

@@ -84,7 +84,8 @@ def evaluate(
     """Metrics of a run's model on its validation part, or on other data."""
     from flatout import verbs
 
-    metrics = verbs.evaluate(_load(run, runs), None if data is None else _file_or_columns(data), device=device)
+    other = None if data is None else _file_or_columns(data)
+    metrics = verbs.evaluate(_load(run, runs), other, device=device, cache=cache_folder())
     print_json(metrics) if as_json else print("\n".join(f"{name:12} {value:.6g}" for name, value in metrics.items()))
 
 
@@ -100,7 +101,7 @@ def predict(
     from flatout.cli.tables import check_table_path, write_table
 
     check_table_path(out)
-    columns = verbs.predict(_load(run, runs), data, device=device)
+    columns = verbs.predict(_load(run, runs), data, device=device, cache=cache_folder())
     write_table(out, columns)
     print(f"{len(next(iter(columns.values())))} rows of {', '.join(columns)} in {out}")
 

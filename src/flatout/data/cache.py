@@ -175,7 +175,7 @@ class Cache:
     def _folders(self) -> list[Path]:
         try:
             return [path for path in self.folder.iterdir() if _KEY.fullmatch(path.name)]
-        except FileNotFoundError:
+        except OSError:  # not there yet, or no folder at all, which `build` then says
             return []
 
     def _give_up(self, error: OSError) -> None:

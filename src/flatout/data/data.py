@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -34,6 +35,7 @@ class Data:
     inputs: tuple[str, ...] = ("x",)
     cardinalities: tuple[int, ...] = ()  # of the columns of `categories`, for embeddings
     preparation: Any = None  # what was fitted, with `to_dict`: kept with the run, applied to other data
+    reading: Mapping[str, Any] = field(default_factory=dict)  # how its files are read, for other files like them
     notes: tuple[str, ...] = ()  # what a person should know of how the data was read
     draw: str | Tensor = "shuffle"
     classes: int | None = None

@@ -107,6 +107,7 @@ class IterableSource(Source):
                 self._parcel = None
         if not self._drew:
             self._task.leave_generators()
+        self._task.rewind()
         return ThreadWorker(self._task, layout, self._timeout_s, borrows=self._drew)
 
     def call(self, worker: Worker, job: Any) -> tuple[Any, Memory]:

@@ -46,6 +46,7 @@ def remember(data: Data) -> dict[str, Any]:
         "cardinalities": list(data.cardinalities),
         "fingerprint": data.fingerprint(),
         "preparation": None if data.preparation is None else data.preparation.to_dict(),
+        "reading": dict(data.reading),
         "notes": list(data.notes),
     }
 
@@ -65,6 +66,7 @@ def recall(kept: Mapping[str, Any]) -> Data:
         inputs=tuple(kept["inputs"]),
         cardinalities=tuple(kept["cardinalities"]),
         preparation=preparation,
+        reading=kept["reading"],
         notes=tuple(kept["notes"]),
         classes=kept["classes"],
         vocabulary=kept["vocabulary"],

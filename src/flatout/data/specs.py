@@ -98,6 +98,7 @@ def located(written: Any, base_folder: Path) -> Any:
         return [located(path, base_folder) for path in written]
     if not isinstance(written, str) or written.startswith("module:") or is_remote(written):
         return written
+    written = written.removeprefix("file://")
     return str(base_folder / Path(written).expanduser())
 
 
@@ -182,6 +183,8 @@ def _check_arrays(main: Any, base_folder: Path) -> list[str]:
 def _check_images(main: Any, base_folder: Path) -> list[str]:
     if not isinstance(main, str):
         return [f"images is a folder of class folders, or a list of files such as photos.csv, got {main!r}"]
+    if is_remote(main):
+        return []
     place = Path(located(main, base_folder))
     return [] if place.exists() else [f"nothing is at {place}: expected a folder of class folders, or a list of files"]
 

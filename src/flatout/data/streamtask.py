@@ -91,6 +91,11 @@ class StreamTask:
         """Don't set them any more."""
         self._seed = None
 
+    def rewind(self) -> None:
+        """To the start, for a new reader; what can be gone through once goes on where it is."""
+        if not self._once:
+            self._restart(0)
+
     def look(self) -> tuple[Terms, bool]:
         """The first sample's kind, and whether it draws random numbers. It is read again, or kept where it can't be."""
         state = None

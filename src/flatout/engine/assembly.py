@@ -50,7 +50,10 @@ class Assembly:
         """The whole step as one graph, once the state it starts from is in place. What can't be captured goes without."""
         if not settings.graph:
             return
-        assert isinstance(self.feed, ResidentFeed), "a graph picks its rows on the device"
+        if not isinstance(self.feed, ResidentFeed):
+            why = "a graph picks its rows on the device, and they are not there"
+            events.emit("degraded", what="graph", value=False, why=why)
+            return
         graph = GraphStep(self.step, self.feed, job.batch, LOG_SLOTS)
         try:
             graph.capture(self.state.copies, self.state.put_back)
@@ -136,7 +139,8 @@ def assemble(job: Job, settings: Settings, folder: RunFolder, events: EventLog, 
     evaluation = None
     if job.data.validation is not None:
         rows = settings.evaluation_batch or job.batch
-        evaluation = EvalFeed(job.data.validation, job.data.prepare, batch=rows, device=device, tier=settings.tier)
+        served = settings.tier if settings.tier != "resident" or isinstance(feed, ResidentFeed) else "pinned"
+        evaluation = EvalFeed(job.data.validation, job.data.prepare, batch=rows, device=device, tier=served)
     meters = Meters(device)
     return Assembly(
         step=step,

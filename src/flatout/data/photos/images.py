@@ -93,6 +93,7 @@ def images(
         draw=weights,
         classes=labels.classes,
         labels=labels.names,
+        reading={"images": True, "size": size, "cover": cover, "decoder": decoder, "on_bad": on_bad},
     )
 
 

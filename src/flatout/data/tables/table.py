@@ -63,6 +63,11 @@ def table(
     cache                 a folder that keeps encoded rows too large for memory, for the next run; else they go with the process
     """
     _check(holdout, validation, test, split, onehot, min_count, hash_buckets)
+    if sql is None and not isinstance(
+        categorical, str
+    ):  # read as they stand: "007" is no 7, and a word among numbers no mistake
+        named = scan_options.get("text", ())
+        scan_options["text"] = sorted({*([named] if isinstance(named, str) else named), *categorical})
     found = _found(paths, sql, label, on_bad, base_folder, scan_options)
     notes: list[str] = []
     weights = None if draw in ("shuffle", "balanced") else draw
@@ -127,6 +132,7 @@ def table(
         cardinalities=tuple(preparation.device.cardinalities),
         test=others["test"],
         preparation=preparation,
+        reading={**scan_options, "on_bad": on_bad},
         notes=tuple(said),
     )
 
