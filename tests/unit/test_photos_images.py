@@ -15,7 +15,6 @@ from torch import Tensor
 from flatout.base.errors import DataError, UsageError
 from flatout.data.data import Data
 from flatout.data.filling import FillingSource
-from flatout.data.pixels import Cutout, Flip
 from flatout.data.keyed import Keys
 from flatout.data.normalize import Normalize
 from flatout.data.photos.colour import ColourJitter
@@ -24,6 +23,7 @@ from flatout.data.photos.images import IMAGENET, images
 from flatout.data.photos.mixing import Cutmix, Mixup
 from flatout.data.photos.source import PhotoSource
 from flatout.data.pinned import PinnedFeed
+from flatout.data.pixels import Cutout, Flip
 from flatout.data.resident import ResidentFeed
 from flatout.data.source import Source
 from flatout.data.store_rows import MemoryStore
