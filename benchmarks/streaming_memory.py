@@ -27,7 +27,7 @@ from flatout.data.tables import encoded
 
 EPOCHS, FROM = 10, 2  # growth is counted from the second epoch: in the first, libraries and buffers come to be
 LIMIT = 0.02
-PHOTOS_BATCH, THREADS = 16, 2
+PHOTOS_BATCH, THREADS = 4, 2  # small: one batch more or fewer under way is no growth
 BETWEEN_S = 0.02  # two looks at the memory
 WHOLE, OWN = "RSS", "RSS less the pages of mapped files"  # those the system takes back when it needs room
 

@@ -47,7 +47,7 @@ def run(shared_data: Callable[[str], Path], tmp_path: Path, ceilings: Path) -> I
 def test_adult(run: Callable[..., Result]) -> None:
     """Always saying no is right for 0.764 of the test file."""
     result = run("adult", "adult", "budget=2 epochs")
-    assert result["metrics"]["accuracy"] > 0.85 and result["metrics"]["auc"] > 0.905
+    assert result["metrics"]["accuracy"] > 0.845 and result["metrics"]["auc"] > 0.90
     assert result["samples"] == 2 * 32_561
 
 
@@ -58,17 +58,17 @@ def test_bank(run: Callable[..., Result]) -> None:
 
 
 def test_covertype(run: Callable[..., Result], shared_data: Callable[[str], Path], tmp_path: Path) -> None:
-    """Its first 60,000 rows."""
+    """Its first 60,000 rows, of which 0.46 are of the most frequent kind."""
     few = tmp_path / "few.csv"
     with lzma.open(shared_data("covertype/covtype.csv.xz"), "rt") as whole:
         few.write_text("".join(islice(whole, 60_001)))
     result = run("covertype", "covertype", f"data.table={few}", "budget=6 epochs", "batch=256")
-    assert result["metrics"]["accuracy"] > 0.8
+    assert result["metrics"]["accuracy"] > 0.87
 
 
 def test_fashion_mnist(run: Callable[..., Result]) -> None:
     result = run("fashion_mnist", "fashion-mnist", "budget=100 steps")
-    assert result["metrics"]["accuracy"] > 0.75
+    assert result["metrics"]["accuracy"] > 0.78
 
 
 def test_shakespeare(run: Callable[..., Result]) -> None:
