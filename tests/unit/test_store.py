@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from flatout.base.errors import DamagedCheckpoint, NotARun, RunBusy, StoreError
+from flatout.base.files import read_json, write_json
 from flatout.base.tree import to_data, to_text
 from flatout.store.checkpoints import Checkpoints
 from flatout.store.compare import compare_doc, runs_doc
-from flatout.store.files import read_json, write_json
 from flatout.store.lock import RunLock
 from flatout.store.run_folder import RunFolder, all_runs, create, find, find_unfinished, open_run
 from flatout.store.tensors import decode, encode, read_tensors, write_tensors

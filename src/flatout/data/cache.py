@@ -25,6 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from flatout.base.files import sync_folder, write_bytes
 from flatout.base.units import parse_bytes, show_bytes
 from flatout.data.records import Layout
 from flatout.data.source import Schema, Source
@@ -84,7 +85,7 @@ class Cache:
                     folder.mkdir(exist_ok=True)
                     (folder / "in-use").touch()
                     manifest = {"version": VERSION, "key": key, "rows": rows, "columns": _written(schema)}
-                    _write_whole(folder / "manifest.json", json.dumps(manifest, indent=2).encode() + b"\n")
+                    write_bytes(folder / "manifest.json", json.dumps(manifest, indent=2).encode() + b"\n")
                     entry = self._opened(key)
             return entry
         except OSError as error:
@@ -233,7 +234,7 @@ class CacheEntry:
         except BaseException:
             aside.unlink(missing_ok=True)
             raise
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
         return path
 
     def close(self) -> None:
@@ -268,22 +269,3 @@ def _last_used(folder: Path) -> int:
         return (folder / "in-use").stat().st_mtime_ns
     except OSError:
         return 0
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    aside = path.with_name(f".{path.name}.tmp")
-    with aside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """A rename is durable only once its folder is."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from flatout.base.errors import StoreError
+from flatout.base.files import sync_folder
 from flatout.data.feed import PinnedFeed
 from flatout.engine.assembly import Assembly
 from flatout.engine.job import Job
@@ -13,7 +14,6 @@ from flatout.engine.memory import peak_bytes
 from flatout.engine.progress import Progress
 from flatout.engine.state import TrainState
 from flatout.measure.ledger import Ledger
-from flatout.store.files import sync_folder
 from flatout.store.run_folder import RunFolder
 from flatout.store.tensors import write_tensors
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from flatout.base.errors import DamagedCheckpoint, StoreError
-from flatout.store.files import read_json, sync_folder, write_json
+from flatout.base.files import read_json, sync_folder, write_json
 from flatout.store.tensors import ToHost, decode, file_digest, plain_copy, read_tensors, write_tensors
 
 FORMAT = 1

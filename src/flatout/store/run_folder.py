@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from flatout.base.errors import NotARun, StoreError, did_you_mean
+from flatout.base.files import read_json, write_json
 from flatout.store.checkpoints import Checkpoints
-from flatout.store.files import read_json, write_json
 from flatout.store.lock import RunLock
 
 FORMAT = 1
