@@ -21,7 +21,7 @@ from _data import spread_photos
 from evidence import Bar, Report, options
 
 import flatout as fo
-from flatout.data.feed import feed
+from flatout.data.serving.feed import feed
 from flatout.data.source import Batch
 from flatout.data.tables import encoded
 

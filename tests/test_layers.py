@@ -86,7 +86,7 @@ def test_base_needs_no_torch() -> None:
 
 
 def test_only_the_cli_reads_environment_variables_and_arguments() -> None:
-    torchrun = SOURCE / "data" / "ranks.py"  # its variables are how a loop under torchrun is told its part
+    torchrun = SOURCE / "data" / "serving" / "ranks.py"  # its variables are how a loop under torchrun is told its part
     for path in modules():
         if unit_of(path) in ("cli", "testing") or path == torchrun:
             continue

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flatout import data as data
     from flatout.base.errors import FlatoutError as FlatoutError
-    from flatout.data.loader import loader as loader
+    from flatout.data.serving.loader import loader as loader
     from flatout.recipe import Recipe as Recipe
     from flatout.verbs import Run as Run
     from flatout.verbs import evaluate as evaluate
@@ -37,7 +37,7 @@ _HOMES = {
     "evaluate": "flatout.verbs",
     "explain": "flatout.verbs",
     "load": "flatout.verbs",
-    "loader": "flatout.data.loader",
+    "loader": "flatout.data.serving.loader",
     "predict": "flatout.verbs",
     "run": "flatout.verbs",
 }

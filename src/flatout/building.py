@@ -17,9 +17,9 @@ from flatout.base.shapes import Shapes
 from flatout.base.source import source_text
 from flatout.base.specs import Spec
 from flatout.data.data import Data
-from flatout.data.evaluation import EvalFeed
-from flatout.data.iterables import IterableSource
+from flatout.data.datasets.iterables import IterableSource
 from flatout.data.keyed import Keys
+from flatout.data.serving.evaluation import EvalFeed
 from flatout.data.source import Batch, Source
 from flatout.data.transforms import apply, describe_all
 from flatout.engine.job import Job

@@ -19,8 +19,8 @@ from flatout.base.tree import Doc, to_text
 from flatout.building import build_job, check_columns, check_job, first_output, identity
 from flatout.data.arrays import arrays
 from flatout.data.data import Data
-from flatout.data.evaluation import EvalFeed
 from flatout.data.kept import recall, remember
+from flatout.data.serving.evaluation import EvalFeed
 from flatout.data.source import Source
 from flatout.engine.evaluation import evaluate as evaluate_model
 from flatout.engine.job import Job

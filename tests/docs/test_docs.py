@@ -27,15 +27,15 @@ import flatout
 from flatout.base.budget import Budget
 from flatout.cli.main import app
 from flatout.data.arrays import arrays
-from flatout.data.buckets import sequences
-from flatout.data.datasets import dataset
-from flatout.data.loader import loader
+from flatout.data.datasets.dataset import dataset
 from flatout.data.photos.images import images
+from flatout.data.serving.loader import loader
 from flatout.data.specs import KINDS, parse_data
 from flatout.data.tables.scan import scan
 from flatout.data.tables.steps import CATEGORY_STEPS, DATE_STEPS, NUMBER_STEPS
 from flatout.data.tables.table import table
-from flatout.data.text import text
+from flatout.data.texts.buckets import sequences
+from flatout.data.texts.text import text
 from flatout.data.transforms import TRANSFORMS
 from flatout.engine.optimizers import OPTIMIZERS
 from flatout.engine.schedules import SHAPES

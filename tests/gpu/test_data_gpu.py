@@ -12,9 +12,9 @@ from torch import Tensor
 from flatout.base.errors import DataError
 from flatout.data import Data, arrays, digits, text
 from flatout.data.draws import Balanced, Weighted
-from flatout.data.feed import EvalFeed, PinnedFeed, ResidentFeed, feed
-from flatout.data.lookahead import block_rows
 from flatout.data.order import Order
+from flatout.data.serving.feed import EvalFeed, PinnedFeed, ResidentFeed, feed
+from flatout.data.serving.lookahead import block_rows
 from flatout.data.source import ArraySource, Batch
 
 pytestmark = [

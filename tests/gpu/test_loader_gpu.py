@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from flatout.data import arrays
-from flatout.data.ahead import THREAD_NAME
-from flatout.data.loader import loader
 from flatout.data.order import Order
-from flatout.data.pinned import PinnedFeed
+from flatout.data.serving.ahead import THREAD_NAME
+from flatout.data.serving.loader import loader
+from flatout.data.serving.pinned import PinnedFeed
+from flatout.data.serving.tuning import Budget
 from flatout.data.source import Batch, Column, Source
-from flatout.data.tuning import Budget
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),

@@ -17,7 +17,7 @@ from flatout.data.photos.decoders import make_decoder
 from flatout.data.photos.images import images
 from flatout.data.photos.resample import resample, resample_on_cpu, resample_plainly
 from flatout.data.photos.windows import Flat, Window
-from flatout.data.resident import ResidentFeed
+from flatout.data.serving.resident import ResidentFeed
 from flatout.data.source import Batch
 from flatout.data.transforms import apply, parse_transforms
 

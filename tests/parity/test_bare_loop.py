@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import flatout as fo
 from flatout.building import build_job
-from flatout.data.feed import feed
+from flatout.data.serving.feed import feed
 
 BATCH, SAMPLES, WARMUP, LR, DECAY = 16, 200, 3, 0.02, 0.1  # 200 samples: twelve whole batches and half of one
 STEPS = math.ceil(SAMPLES / BATCH)

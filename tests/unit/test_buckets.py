@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from flatout.base.errors import DataError, UsageError
-from flatout.data.buckets import Buckets, SequenceSource, sequences
-from flatout.data.packing import IGNORED, as_tensor
+from flatout.data.texts.buckets import Buckets, SequenceSource, sequences
+from flatout.data.texts.packing import IGNORED, as_tensor
 
 
 def some_lengths(count: int, seed: int = 0) -> np.ndarray[Any, Any]:

@@ -20,11 +20,11 @@ import torch
 from ragged import KINDS, MadeUp, batches, equal
 
 from flatout.base.errors import UsageError
-from flatout.data import cache as cache_module
-from flatout.data.cache import Cache, cache_key
-from flatout.data.compression import Measured, best_codec, choose_compression, measure_codec
-from flatout.data.filling import FillingSource
-from flatout.data.mapped import MappedStore, cached_rows
+from flatout.data.stores import cache as cache_module
+from flatout.data.stores.cache import Cache, cache_key
+from flatout.data.stores.compression import Measured, best_codec, choose_compression, measure_codec
+from flatout.data.stores.filling import FillingSource
+from flatout.data.stores.mapped import MappedStore, cached_rows
 
 PART_BYTES = 4096
 
@@ -33,9 +33,9 @@ import sys, time, torch
 sys.path.insert(0, {here!r})
 from pathlib import Path
 from ragged import MadeUp, batches, equal
-from flatout.data.cache import Cache, cache_key
-from flatout.data.filling import FillingSource
-from flatout.data.mapped import MappedStore, cached_rows
+from flatout.data.stores.cache import Cache, cache_key
+from flatout.data.stores.filling import FillingSource
+from flatout.data.stores.mapped import MappedStore, cached_rows
 torch.set_num_threads(1)
 folder = Path({folder!r})
 
@@ -257,7 +257,7 @@ print(source.rows_read)
 
 
 def test_who_may_not_write_reads_along_and_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flatout.data.mapped._LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("flatout.data.stores.mapped._LOOK_AGAIN_S", 0.0)
     first_source, second_source = MadeUp(), MadeUp()
     with opened(second_source, tmp_path) as early:
         early.close()

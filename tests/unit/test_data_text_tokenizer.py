@@ -19,10 +19,11 @@ import pytest
 import torch
 
 from flatout.base.errors import DataError, MissingExtra, UsageError
-from flatout.data import text, tokenizer, tokens
+from flatout.data import text
 from flatout.data.bad import Bad
-from flatout.data.packing import IGNORED
-from flatout.data.tokenizer import Tokenizer, encoded
+from flatout.data.texts import tokenizer, tokens
+from flatout.data.texts.packing import IGNORED
+from flatout.data.texts.tokenizer import Tokenizer, encoded
 
 tokenizers: Any = pytest.importorskip("tokenizers")
 

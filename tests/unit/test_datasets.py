@@ -25,17 +25,17 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from flatout.base.errors import DataError, UsageError
-from flatout.data import nursery, rowreader, watched
-from flatout.data.arena import Layout
-from flatout.data.datasets import DatasetSource, dataset
-from flatout.data.failures import WorkerTraceback
-from flatout.data.iterables import IterableFeed, IterableSource
+from flatout.data.datasets import nursery, rowreader, watched
+from flatout.data.datasets.arena import Layout
+from flatout.data.datasets.dataset import DatasetSource, dataset
+from flatout.data.datasets.failures import WorkerTraceback
+from flatout.data.datasets.iterables import IterableFeed, IterableSource
+from flatout.data.datasets.parcel import Parcel, unpack
+from flatout.data.datasets.samples import Form
+from flatout.data.datasets.watched import ProcessWorker, ThreadWorker
+from flatout.data.datasets.workers import Errand, Pool
 from flatout.data.order import Order
-from flatout.data.parcel import Parcel, unpack
-from flatout.data.samples import Form
 from flatout.data.source import ArraySource, Batch, Column
-from flatout.data.watched import ProcessWorker, ThreadWorker
-from flatout.data.workers import Errand, Pool
 
 ROWS = torch.tensor([3, 99, 0, 41, 41, 7, 12, 98, 56, 55, 54])
 VISITS = torch.tensor([0, 0, 1, 0, 2, 0, 0, 5, 0, 0, 0])
@@ -478,7 +478,7 @@ import psutil, torch
 from torch.utils.data import Dataset
 sys.path.insert(0, {tests!r})
 import sample_datasets
-from flatout.data.datasets import dataset
+from flatout.data.datasets.dataset import dataset
 
 class Mine(sample_datasets.Noisy):  # of the script itself: workers import it
     def __getitem__(self, number):

@@ -18,10 +18,10 @@ from torch.utils.data import IterableDataset
 
 import flatout as fo
 from flatout.base.errors import DataError, Stopped, UsageError
-from flatout.data import feed as feeds
-from flatout.data import streamtask
-from flatout.data.iterables import IterableFeed
-from flatout.data.resident import ResidentFeed
+from flatout.data.datasets import streamtask
+from flatout.data.datasets.iterables import IterableFeed
+from flatout.data.serving import feed as feeds
+from flatout.data.serving.resident import ResidentFeed
 from flatout.reading import read_recipe
 from flatout.verbs import Run
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import flatout as fo
 from flatout.base.errors import FlatoutError, UsageError
 from flatout.building import build_job
-from flatout.data.feed import feed
+from flatout.data.serving.feed import feed
 from flatout.engine.ema import Average
 from flatout.engine.optimizers import decay_groups
 

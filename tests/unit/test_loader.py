@@ -24,17 +24,17 @@ from torch.utils.data import Dataset, IterableDataset
 
 from flatout.base.errors import DataError, UsageError
 from flatout.data import Data, arrays, digits
-from flatout.data.ahead import THREAD_NAME, Ahead
-from flatout.data.buckets import sequences
-from flatout.data.datasets import dataset
+from flatout.data.datasets.dataset import dataset
 from flatout.data.keyed import Keys
-from flatout.data.loader import Loader, loader
 from flatout.data.order import Order
-from flatout.data.pinned import PinnedFeed
-from flatout.data.ranks import Share
-from flatout.data.slots import Slots
+from flatout.data.serving.ahead import THREAD_NAME, Ahead
+from flatout.data.serving.loader import Loader, loader
+from flatout.data.serving.pinned import PinnedFeed
+from flatout.data.serving.ranks import Share
+from flatout.data.serving.slots import Slots
+from flatout.data.serving.tuning import Budget
 from flatout.data.source import Batch, Column, Schema, Source
-from flatout.data.tuning import Budget
+from flatout.data.texts.buckets import sequences
 
 AUGMENT = ["flip", {"crop": 2}, {"cutout": 3}]
 
@@ -405,7 +405,7 @@ def test_a_program_that_ends_in_the_middle_of_a_loop_ends_well() -> None:
 import time, torch
 from flatout.data.source import Column, Source
 from flatout.data.data import Data
-from flatout.data.loader import loader
+from flatout.data.serving.loader import loader
 class Slow(Source):
     schema = {"x": Column(torch.float32, (64,))}
     def __len__(self): return 10_000

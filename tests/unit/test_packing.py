@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from flatout.base.errors import DataError
-from flatout.data import text, tokens
+from flatout.data import text
 from flatout.data.keyed import Keys
-from flatout.data.packing import IGNORED, Stream, cut_starts, document_starts, seams
 from flatout.data.source import hash_tensors
-from flatout.data.text import TextSource
-from flatout.data.tokens import Part, token_parts
+from flatout.data.texts import tokens
+from flatout.data.texts.packing import IGNORED, Stream, cut_starts, document_starts, seams
+from flatout.data.texts.text import TextSource
+from flatout.data.texts.tokens import Part, token_parts
 from flatout.data.transforms import describe_all
 
 NOBODY = Keys(0, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))

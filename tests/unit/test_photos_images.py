@@ -14,7 +14,6 @@ from torch import Tensor
 
 from flatout.base.errors import DataError, UsageError
 from flatout.data.data import Data
-from flatout.data.filling import FillingSource
 from flatout.data.keyed import Keys
 from flatout.data.normalize import Normalize
 from flatout.data.photos.colour import ColourJitter
@@ -22,11 +21,12 @@ from flatout.data.photos.crops import CenterCrop, RandomResizedCrop
 from flatout.data.photos.images import IMAGENET, images
 from flatout.data.photos.mixing import Cutmix, Mixup
 from flatout.data.photos.source import PhotoSource
-from flatout.data.pinned import PinnedFeed
 from flatout.data.pixels import Cutout, Flip
-from flatout.data.resident import ResidentFeed
+from flatout.data.serving.pinned import PinnedFeed
+from flatout.data.serving.resident import ResidentFeed
 from flatout.data.source import Source
-from flatout.data.store_rows import MemoryStore
+from flatout.data.stores.filling import FillingSource
+from flatout.data.stores.memory import MemoryStore
 from flatout.data.transforms import apply
 
 Shared = Callable[[str], Path]

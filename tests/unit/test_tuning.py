@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from flatout.data.ahead import Counters
-from flatout.data.tuning import Budget, Measured, Tuner, analyse
+from flatout.data.serving.ahead import Counters
+from flatout.data.serving.tuning import Budget, Measured, Tuner, analyse
 
 GB = 10**9
 

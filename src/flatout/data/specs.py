@@ -31,10 +31,10 @@ from flatout.data.option_checks import (
     text_value,
     truth,
 )  # fmt: skip
-from flatout.data.packing import BOUNDARIES
 from flatout.data.places import find as find_places
-from flatout.data.text import ENCODINGS, text
-from flatout.data.tokens import TOKEN_TYPES, find_files
+from flatout.data.texts.packing import BOUNDARIES
+from flatout.data.texts.text import ENCODINGS, text
+from flatout.data.texts.tokens import TOKEN_TYPES, find_files
 
 _COLUMNS_EXAMPLE = "a file, or a mapping of columns to files such as {x: images.npy, y: labels.npy}"
 

@@ -11,7 +11,7 @@ from flatout.base.errors import DataError, UsageError
 from flatout.base.units import show_count
 from flatout.data.places import LocalFile
 from flatout.data.tables.compressed import open_plain
-from flatout.data.tokens import read_sidecar
+from flatout.data.texts.tokens import read_sidecar
 from flatout.drafting.draft import Draft
 from flatout.drafting.kinds import Given, relative, split_by_name
 from flatout.drafting.sample import plain_bytes

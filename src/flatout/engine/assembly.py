@@ -10,10 +10,10 @@ import torch
 
 from flatout.base.events import EventLog
 from flatout.base.units import parse_seconds
-from flatout.data.cache import disk_bytes
-from flatout.data.feed import EvalFeed, Feed, IterableFeed, ResidentFeed, StoredFeed
-from flatout.data.feed import feed as make_feed
+from flatout.data.serving.feed import EvalFeed, Feed, IterableFeed, ResidentFeed, StoredFeed
+from flatout.data.serving.feed import feed as make_feed
 from flatout.data.source import Source
+from flatout.data.stores.cache import disk_bytes
 from flatout.engine.ema import Average
 from flatout.engine.graph import GraphStep
 from flatout.engine.job import Job

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from flatout.base.errors import OutOfMemory
-from flatout.data.evaluation import EvalFeed
+from flatout.data.serving.evaluation import EvalFeed
 from flatout.engine.memory import is_out_of_memory, release_cached
 from flatout.engine.precision import autocast
 from flatout.engine.step import Batch

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flatout.data.permutations import to_device
-from flatout.data.resident import ResidentFeed
+from flatout.data.serving.resident import ResidentFeed
 from flatout.engine.records import GraphRecords, Records
 from flatout.engine.step import Step
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from flatout.base.errors import StoreError
 from flatout.base.files import sync_folder
-from flatout.data.feed import PinnedFeed
+from flatout.data.serving.feed import PinnedFeed
 from flatout.engine.assembly import Assembly
 from flatout.engine.job import Job
 from flatout.engine.memory import peak_bytes

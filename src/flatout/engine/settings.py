@@ -9,7 +9,7 @@ from typing import Any
 from flatout.base.budget import Budget
 from flatout.base.errors import UsageError, did_you_mean
 from flatout.base.units import parse_bytes, parse_seconds
-from flatout.data.evaluation import TIERS
+from flatout.data.serving.evaluation import TIERS
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 COMPILES = ("off", "on", "max-autotune")

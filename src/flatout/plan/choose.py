@@ -11,7 +11,7 @@ import torch
 
 from flatout.base.errors import RecipeError
 from flatout.base.units import show_count, show_seconds
-from flatout.data.iterables import IterableSource
+from flatout.data.datasets.iterables import IterableSource
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings, conflicts
 from flatout.machine.ceilings import Ceilings

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from flatout.data.cache import Cache, disk_bytes
-from flatout.data.mapped import cached_rows
+from flatout.data.serving.tuning import Budget
 from flatout.data.source import Source
-from flatout.data.store_rows import free_host_bytes
-from flatout.data.tiers import Surroundings, TierChoice, choose_tier
-from flatout.data.tuning import Budget
+from flatout.data.stores.cache import Cache, disk_bytes
+from flatout.data.stores.mapped import cached_rows
+from flatout.data.stores.memory import free_host_bytes
+from flatout.data.stores.tiers import Surroundings, TierChoice, choose_tier
 from flatout.engine.job import Job
 from flatout.machine.ceilings import Ceilings, Measured
 

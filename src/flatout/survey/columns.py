@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatout.base.units import show_bytes, show_count
 from flatout.data.data import Data
-from flatout.data.iterables import IterableSource
+from flatout.data.datasets.iterables import IterableSource
 from flatout.data.source import Source
 from flatout.data.tables.device import CategoryFeatures, NumberFeatures
 from flatout.data.tables.host import Category, Date, Target

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from flatout.data.data import Data
-from flatout.data.iterables import IterableSource
+from flatout.data.datasets.iterables import IterableSource
 from flatout.data.keyed import Keys
-from flatout.data.loader import Loader, loader
-from flatout.data.lookahead import Lookahead
+from flatout.data.serving.loader import Loader, loader
+from flatout.data.serving.lookahead import Lookahead
 from flatout.data.source import Batch, Source
-from flatout.data.store_rows import MemoryStore
+from flatout.data.stores.memory import MemoryStore
 from flatout.measure.clock import Stopwatch
 from flatout.survey.attention import Attention, ThreadWatch, bytes_read
 

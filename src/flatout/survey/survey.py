@@ -16,9 +16,9 @@ from flatout import verbs
 from flatout.base.errors import FlatoutError
 from flatout.building import build_job
 from flatout.data.data import Data
-from flatout.data.iterables import IterableSource
-from flatout.data.store_rows import free_host_bytes
-from flatout.data.tuning import Budget
+from flatout.data.datasets.iterables import IterableSource
+from flatout.data.serving.tuning import Budget
+from flatout.data.stores.memory import free_host_bytes
 from flatout.engine.settings import parse_pins
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import device_name, pick_device

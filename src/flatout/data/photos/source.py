@@ -16,8 +16,8 @@ from flatout.data.bad import Bad
 from flatout.data.photos.decode import Decoder, plan
 from flatout.data.photos.listing import Photos
 from flatout.data.photos.opening import read_photo
-from flatout.data.records import Take, fill_buffers
 from flatout.data.source import Batch, Column, Source
+from flatout.data.stores.records import Take, fill_buffers
 from flatout.machine.host import affinity_cores
 
 CHANNELS = 3

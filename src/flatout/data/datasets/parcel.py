@@ -1,0 +1,135 @@
+"""A Python object on its way to worker processes: pickled once, its arrays beside it in memory that all of them map.
+
+Workers write to copies of their own, page by page, so an array of gigabytes is there once and not once a worker.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import mmap
+import os
+import pickle
+import re
+import sys
+import threading
+import types
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatout.data.datasets.arena import aligned, open_memory
+
+
+class Unpackable(Exception):
+    """The object can't go to another process; the message says why."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a worker must know to open a parcel. `main` is how it gets at what was defined in the script that started all."""
+
+    size: int
+    spans: tuple[tuple[int, int], ...]  # of the pickle, then of each array
+    main: dict[str, str] | None
+
+
+class Parcel:
+    """Pickled at once, so that what happens to the object later does not matter; arrays are copied when it is first sent."""
+
+    def __init__(self, packed: object) -> None:
+        buffers: list[pickle.PickleBuffer] = []
+        stream = io.BytesIO()
+        pickler = _Pickler(stream, protocol=5, buffer_callback=buffers.append)
+        try:
+            pickler.dump(packed)
+        except Exception as error:  # __reduce__ and __getstate__ of other people's classes may raise anything
+            raise Unpackable(f"it can't be pickled: {_without_addresses(error)}") from error
+        self._main = _way_to_main(sorted(pickler.from_main)) if pickler.from_main else None
+        self._pieces = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
+        self._sealed: tuple[int, Contents] | None = None
+        self._lock = threading.Lock()
+
+    def sealed(self) -> tuple[int, Contents]:
+        """A descriptor of the memory it is in, and what is where in there."""
+        with self._lock:
+            if self._sealed is None:
+                self._sealed = self._seal()
+                self._pieces.clear()
+            return self._sealed
+
+    def _seal(self) -> tuple[int, Contents]:
+        spans, end = [], 0
+        for piece in self._pieces:
+            spans.append((end, piece.nbytes))
+            end = aligned(end + piece.nbytes)
+        descriptor = open_memory(end)
+        weakref.finalize(self, os.close, descriptor)
+        with mmap.mmap(descriptor, end) as memory:
+            for (start, size), piece in zip(spans, self._pieces, strict=True):
+                memory[start : start + size] = piece.cast("B")
+        return descriptor, Contents(end, tuple(spans), self._main)
+
+
+def unpack(descriptor: int, contents: Contents) -> Any:
+    """In the worker, with whatever its `main` asks for in place."""
+    memory = memoryview(mmap.mmap(descriptor, contents.size, flags=mmap.MAP_PRIVATE))
+    pickled, *arrays = (memory[start : start + size] for start, size in contents.spans)
+    return pickle.loads(pickled, buffers=arrays)
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.from_main: set[str] = set()
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, type | types.FunctionType) and value.__module__ == "__main__":
+            self.from_main.add(value.__qualname__)
+        if type(value) is Tensor and _is_plain(value):
+            content = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+            return _tensor_of, (content, value.dtype, tuple(value.shape))
+        return NotImplemented
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    odd = tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_nested
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel() > 0 and not odd
+
+
+def _tensor_of(content: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return torch.from_numpy(content).view(dtype).reshape(shape)
+
+
+def _way_to_main(names: list[str]) -> dict[str, str]:
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    defined = f"{names[0]} is defined in"
+    move = "put it into a module of its own"
+    if path is None or not Path(path).is_file():
+        raise Unpackable(f"{defined} a notebook or an interactive session, where other processes can't import it: {move}")
+    if not _has_guard(Path(path)):
+        guard = "if __name__ == '__main__':"
+        raise Unpackable(
+            f"{defined} {Path(path).name}, which runs as a whole when imported: {move}, or start it all below `{guard}`"
+        )
+    spec = getattr(main, "__spec__", None)
+    return {"init_main_from_path": str(Path(path).resolve())} if spec is None else {"init_main_from_name": spec.name}
+
+
+def _has_guard(script: Path) -> bool:
+    try:
+        body = ast.parse(script.read_bytes()).body
+    except (SyntaxError, ValueError):
+        return False
+    tests = (statement.test for statement in body if isinstance(statement, ast.If))
+    return any(isinstance(part, ast.Name) and part.id == "__name__" for test in tests for part in ast.walk(test))
+
+
+def _without_addresses(error: Exception) -> str:
+    said = re.sub(r" at 0x[0-9a-f]+", "", str(error)).splitlines()
+    return said[0] if said else type(error).__name__

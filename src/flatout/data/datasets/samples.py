@@ -1,0 +1,206 @@
+"""A sample of somebody's Dataset as named tensors: (x, y), mappings, arrays, numbers, pictures. Anything else is refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatout.base.errors import DataError, did_you_mean
+from flatout.data.datasets.arena import Memory
+from flatout.data.files import to_tensor
+from flatout.data.source import Batch, Column, Schema
+
+Columns = Mapping[str, str | int] | Sequence[str | None]
+_INPUTS = ("image", "img", "pixel_values", "input", "inputs", "features", "data")
+_TARGETS = ("label", "labels", "target", "targets", "fine_label")
+_SCALARS: dict[type, torch.dtype] = {int: torch.int64, float: torch.float32}
+_LARGE = 1 << 62
+
+
+class Unusable(Exception):
+    """A sample that can't become a row. The message follows the sample's number."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How samples become rows. `picks` says for each column where it is in a sample; None before the first one was seen."""
+
+    columns: Columns | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+    picks: tuple[tuple[str, str | int], ...] | None = None
+
+    def settled(self, sample: Any) -> Form:
+        """With `picks`, as this first sample asks for. DataError when the names don't fit it."""
+        return replace(self, picks=_picks(_fields(self._collated(sample)), self.columns))
+
+    def row(self, sample: Any) -> Batch:
+        """The columns of one sample, of types that training uses."""
+        assert self.picks is not None, "settled() comes first"
+        fields = _fields(self._collated(sample))
+        row = {name: as_tensor(_pick(fields, key), name, key) for name, key in self.picks}
+        return row if self.collate is None else {name: _only_row(column, name) for name, column in row.items()}
+
+    def _collated(self, sample: Any) -> Any:
+        return sample if self.collate is None else self.collate([sample])
+
+
+def schema_of(row: Mapping[str, Tensor]) -> dict[str, Column]:
+    return {name: Column(tensor.dtype, tuple(tensor.shape)) for name, tensor in row.items()}
+
+
+def put(sample: Any, form: Form, schema: Schema, first: str, memory: Memory, place: int) -> None:
+    """A sample's row to its place in the memory. Most samples are just what is wanted, and need no other checks than that."""
+    if form.collate is None and type(sample) in (tuple, dict):
+        for name, key in form.picks or ():
+            try:
+                value = sample[key]
+            except (KeyError, IndexError):
+                break
+            if not _put_as_it_is(value, schema[name], memory.columns[name], memory.arrays.get(name), place):
+                break
+        else:
+            return
+    put_row(form.row(sample), schema, first, memory.columns, place)
+
+
+def _put_as_it_is(value: Any, column: Column, tensor: Tensor, array: Any, place: int) -> bool:
+    kind = type(value)
+    if kind is Tensor:
+        as_wanted = value.dtype is column.dtype and value.shape == column.shape and value.layout is torch.strided
+        if not as_wanted or value.requires_grad or value.is_neg() or value.device.type != "cpu":
+            return False
+        if array is None:
+            tensor[place] = value
+        else:
+            array[place] = value.numpy()  # a third of the time that an assignment between tensors takes
+        return True
+    if array is None:
+        return False
+    if kind is np.ndarray:
+        narrows = value.dtype == np.float64 and column.dtype is torch.float32
+        if value.shape != column.shape or not (narrows or value.dtype == array.dtype):
+            return False
+    elif not (column.shape == () and _SCALARS.get(kind) is column.dtype and abs(value) < _LARGE):
+        return False
+    array[place] = value
+    return True
+
+
+def put_row(row: Mapping[str, Tensor], schema: Schema, first: str, columns: Batch, place: int) -> None:
+    """One sample's row to its place in a batch; `first` names the sample that the schema was taken from."""
+    for name, column in schema.items():
+        value = row[name]
+        if value.shape != column.shape:
+            raise Unusable(
+                f"{name} is {list(value.shape)}, in {first} it was {list(column.shape)}, and rows of a batch have one shape: "
+                "crop or pad in the dataset, or give collate=, a function that takes a list of one sample and pads it"
+            )
+        if value.dtype != column.dtype and not torch.equal(value, value.to(column.dtype).to(value.dtype)):
+            was, came = _short(column.dtype), _short(value.dtype)
+            raise Unusable(f"{name} is {came}, which does not fit {was}, its type in {first}: return one type for all samples")
+        columns[name][place] = value
+
+
+def _fields(sample: Any) -> Any:
+    """A mapping, a tuple, or (anything else) the one value that a sample is."""
+    if isinstance(sample, tuple) and hasattr(sample, "_asdict"):
+        return sample._asdict()
+    if isinstance(sample, list):
+        numbers = len(sample) > 2 and all(isinstance(value, int | float | np.number) for value in sample)
+        return (sample,) if numbers else tuple(sample)
+    return sample if isinstance(sample, Mapping | tuple) else (sample,)
+
+
+def _picks(fields: Any, columns: Columns | None) -> tuple[tuple[str, str | int], ...]:
+    if isinstance(columns, str):
+        raise DataError(f"columns is a list of names, or a mapping such as {{'x': 'image'}}; got {columns!r}")
+    known = list(fields) if isinstance(fields, Mapping) else list(range(len(fields)))
+    if isinstance(columns, Mapping):
+        for key in columns.values():
+            if key not in known:
+                near = did_you_mean(str(key), map(str, known))
+                raise DataError(f"columns: samples have nothing at {key!r}; {near}")
+        picks = tuple(columns.items())
+    elif isinstance(fields, Mapping):
+        picks = _picks_of_mapping(known, columns)
+    else:
+        names = tuple(columns) if columns is not None else ("x", "y")[: len(known)]
+        if len(names) != len(known):
+            give = "columns=('x', 'y', 'weight'), one name for each and None for what is not needed"
+            raise DataError(f"a sample has {len(known)} parts and {len(names)} names are known for them: give names, as {give}")
+        picks = tuple((name, place) for place, name in enumerate(names) if name is not None)
+    if not picks:
+        raise DataError("a sample has no columns" if columns is None else f"columns={columns!r} leaves nothing of a sample")
+    return picks
+
+
+def _picks_of_mapping(known: list[Any], columns: Sequence[str | None] | None) -> tuple[tuple[str, str | int], ...]:
+    if columns is not None:
+        for name in columns:
+            if name not in known:
+                raise DataError(f"columns: samples have no {name!r}; {did_you_mean(str(name), map(str, known))}")
+        return tuple((name, name) for name in columns if name is not None)
+    names = {key: str(key) for key in known}
+    if "x" not in known:  # the names that most data sets use for inputs and targets, when they leave no doubt
+        for ours, theirs in (("x", _INPUTS), ("y", _TARGETS)):
+            found = [key for key in known if key in theirs]
+            if len(found) == 1 and ours not in known:
+                names[found[0]] = ours
+    return tuple((name, key) for key, name in names.items())
+
+
+def _pick(fields: Any, key: str | int) -> Any:
+    try:
+        return fields[key]
+    except (KeyError, IndexError, TypeError):
+        there = ", ".join(map(repr, fields)) if isinstance(fields, Mapping) else f"{len(fields)} parts"
+        raise Unusable(f"it has nothing at {key!r}, as the samples before it had; it has {there}") from None
+
+
+def as_tensor(value: Any, name: str, key: str | int) -> Tensor:
+    """What is at `key` of a sample, of a type that training uses."""
+    if isinstance(value, str | bytes | bytearray) or value is None:
+        kind = "None" if value is None else f"text ({value[:40]!r})"
+        raise Unusable(
+            f"column {name!r} is {kind}, and models take numbers: turn it into some in the dataset, "
+            f"or name only the columns you need: columns={{'x': ..., 'y': ...}}"
+        )
+    pictures = sys.modules.get("PIL.Image")
+    if pictures is not None and isinstance(value, pictures.Image):
+        value = _pixels(value)
+    if isinstance(value, Tensor) and (value.layout != torch.strided or value.is_nested):
+        raise Unusable(f"column {name!r} is a {value.layout} tensor: make it dense, .to_dense()")
+    try:
+        tensor = to_tensor(value, name)
+    except (DataError, TypeError) as error:
+        raise Unusable(f"{error}; it is a {type(value).__name__} at {key!r} of the sample") from None
+    return tensor.to(torch.int64) if name == "y" and not tensor.is_floating_point() else tensor
+
+
+def _pixels(picture: Any) -> Any:
+    """Channels first. What has a palette, ink colours or one bit a pixel is made plain."""
+    if picture.mode == "1":
+        picture = picture.convert("L")
+    elif picture.mode not in ("L", "RGB", "RGBA", "F") and not picture.mode.startswith("I"):
+        picture = picture.convert("RGB")
+    pixels = np.asarray(picture)
+    return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
+
+
+def _only_row(column: Tensor, name: str) -> Tensor:
+    if column.dim() == 0 or len(column) != 1:
+        shape = list(column.shape)
+        raise Unusable(
+            f"collate was given a list of one sample and made {name} of shape {shape}; the first dimension should be 1"
+        )
+    return column[0]
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,246 @@
+"""One worker that reads samples with other people's code: a process where it is Python, a thread where it has to be.
+
+It does one job at a time and is watched: one that hangs is given up, one that dies is reported with what it was at, and either
+way the next job gets a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from flatout.base.errors import DataError
+from flatout.data.datasets.arena import Layout, Memory, open_memory
+from flatout.data.datasets.failures import Failure, SampleFailed, WorkerTraceback, own_line
+from flatout.data.datasets.nursery import Process, start_worker
+from flatout.data.datasets.parcel import Parcel
+from flatout.data.datasets.seeding import borrowed_generators
+from flatout.data.datasets.worker import Answer, Broken, Done, Refused, Setup, Task, do
+
+_START_S = 300.0
+_END_S = 1.0
+_TRACE_S = 0.2
+_TRACE_BYTES = 1 << 16
+
+
+class WontStart(Exception):
+    """Processes can't be had here; the message says why."""
+
+
+class Worker(Protocol):
+    def call(self, job: Any, samples: Callable[[], str]) -> tuple[Any, Memory]:
+        """The reply of the task, and the memory that holds its rows until the next call. `samples` names them in errors."""
+        ...
+
+    def close(self, at_once: bool = False) -> None: ...
+
+
+def answered(answer: Answer) -> Any:
+    if isinstance(answer, Done):
+        return answer.reply
+    if isinstance(answer, Failure):
+        raise SampleFailed(answer)
+    if isinstance(answer, Refused):
+        raise DataError(answer.why)
+    raise DataError(f"reading samples failed: {answer.trace.strip().splitlines()[-1]}") from WorkerTraceback(answer.trace)
+
+
+def hung(number: int, timeout_s: float, where: str) -> DataError:
+    return DataError(
+        f"sample {number} did not come within {timeout_s:g} s; it is at {where}. If samples may take that long, set timeout= "
+        "to more seconds; else look what it waits for"
+    )
+
+
+class ThreadWorker:
+    """In this process, whose random number generators it may borrow. A thread can't be ended: one that hangs is left behind."""
+
+    def __init__(self, task: Task, layout: Layout, timeout_s: float, borrows: bool = False) -> None:
+        self._task, self._layout, self._timeout_s, self._borrows = task, layout, timeout_s, borrows
+        self._runner: _Runner | None = None
+
+    def call(self, job: Any, samples: Callable[[], str]) -> tuple[Any, Memory]:
+        with borrowed_generators() if self._borrows else contextlib.nullcontext():
+            return self._call(job)
+
+    def _call(self, job: Any) -> tuple[Any, Memory]:
+        if self._runner is None:
+            self._runner = _Runner(self._task, Memory.own(self._layout))
+        memory = self._runner.memory
+        patience = _Patience(memory, self._timeout_s)
+        self._runner.jobs.put(job)
+        while True:
+            try:
+                return answered(self._runner.answers.get(timeout=patience.look_again_s())), memory
+            except queue.Empty:
+                if patience.over():
+                    where, self._runner = self._runner.where(), None
+                    raise hung(memory.sample, self._timeout_s, where) from None
+
+    def close(self, at_once: bool = False) -> None:
+        self._runner = None
+
+
+class _Runner:
+    def __init__(self, task: Task, memory: Memory) -> None:
+        self.memory = memory
+        self.jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=_run, args=(task, memory, self.jobs, self.answers), daemon=True)
+        self._thread.name = "flatout-samples"
+        self._thread.start()
+        weakref.finalize(self, self.jobs.put, None)  # the thread does not know us, and ends when we are forgotten
+
+    def where(self) -> str:
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return own_line(traceback.extract_stack(frame)) if frame is not None else "no known line"
+
+
+def _run(task: Task, memory: Memory, jobs: queue.SimpleQueue[Any], answers: queue.SimpleQueue[Answer]) -> None:
+    while (job := jobs.get()) is not None:
+        answers.put(do(task, job, memory))
+
+
+class _Patience:
+    """Time left for the sample that a worker is at."""
+
+    def __init__(self, memory: Memory, timeout_s: float) -> None:
+        self._memory, self._timeout_s = memory, timeout_s
+        self._ticks, self._since_s = memory.ticks, time.monotonic()
+
+    def look_again_s(self) -> float:
+        return min(self._timeout_s / 8, 1.0)
+
+    def over(self) -> bool:
+        if self._memory.ticks != self._ticks:
+            self._ticks, self._since_s = self._memory.ticks, time.monotonic()
+        return time.monotonic() - self._since_s >= self._timeout_s
+
+
+class ProcessWorker:
+    """One process, started by the first call. Its memory is mapped here as well, and stays when the process is replaced."""
+
+    def __init__(self, parcel: Parcel, terms: Any, layout: Layout, timeout_s: float, number: int = 0, workers: int = 1) -> None:
+        self._parcel, self._terms, self._layout, self._timeout_s = parcel, terms, layout, timeout_s
+        self._number, self._workers = number, workers
+        self._shared, self._trace = open_memory(layout.size), open_memory(_TRACE_BYTES)
+        for descriptor in (self._shared, self._trace):
+            weakref.finalize(self, os.close, descriptor)
+        self._memory = Memory.shared(layout, self._shared)
+        self._process: Process | None = None
+        self._line: Connection[Any, Any] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Until the worker has opened its parcel. WontStart when it can't."""
+        parcel, contents = self._parcel.sealed()
+        self._line, theirs = Pipe()
+        with theirs:
+            try:
+                self._process = start_worker([theirs.fileno(), self._shared, parcel, self._trace])
+            except OSError as error:
+                raise WontStart(str(error)) from error
+        try:
+            place = os.getcwd(), [os.path.abspath(folder) for folder in sys.path]
+            self._line.send(Setup(contents, self._terms, self._layout, self._number, self._workers, *place))
+            ready = self._line.recv() if self._line.poll(_START_S) else Broken(f"nothing was heard from it for {_START_S:g} s")
+        except (EOFError, OSError):
+            ready = Broken(f"the process {self._ended()}")
+        if isinstance(ready, Broken):
+            self.close(at_once=True)
+            raise WontStart(ready.trace.strip().splitlines()[-1]) from WorkerTraceback(ready.trace)
+
+    def call(self, job: Any, samples: Callable[[], str]) -> tuple[Any, Memory]:
+        if self._process is None:
+            try:
+                self.start()
+            except WontStart as error:
+                raise DataError(f"worker {self._number} can't be started again: {error}") from error
+        line = self._line
+        assert line is not None
+        patience = _Patience(self._memory, self._timeout_s)
+        try:
+            line.send(job)
+            while not line.poll(patience.look_again_s()):
+                if patience.over():
+                    raise hung(self._memory.sample, self._timeout_s, self._where())
+            return answered(line.recv()), self._memory
+        except (EOFError, OSError) as error:
+            raise self._died(samples) from error
+        except DataError:
+            self.close(at_once=True)
+            raise
+
+    def close(self, at_once: bool = False) -> None:
+        """It may finish what it prints and ends; one that does not is killed."""
+        process, line = self._process, self._line
+        if line is not None:
+            if not at_once:
+                with contextlib.suppress(OSError):  # it may be gone
+                    line.send(None)
+            if process is not None:
+                process.wait(0 if at_once else _END_S)
+                process.kill()
+                process.wait(_END_S)
+            line.close()
+        self._process = self._line = None
+
+    def kill(self) -> None:
+        """From any thread: the one that waits for an answer sees the line closed."""
+        if (process := self._process) is not None:
+            process.kill()
+
+    def _died(self, samples: Callable[[], str]) -> DataError:
+        pid, number, how = self.pid, self._memory.sample, self._ended()
+        self.close(at_once=True)
+        memory = ""
+        if "SIGKILL" in how:
+            memory = " The system kills processes when memory runs out: with fewer workers, set by workers=, less is needed."
+        return DataError(
+            f"worker {self._number} (process {pid}) {how} while it read sample {number}; its job was {samples()}.{memory}"
+        )
+
+    def _ended(self) -> str:
+        code = None if self._process is None else self._process.wait(_END_S)
+        if code is None:
+            return "closed its line"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+
+    def _where(self) -> str:
+        """The innermost line, as the process itself tells when it is sent a signal."""
+        assert self._process is not None
+        os.ftruncate(self._trace, 0)
+        os.lseek(self._trace, 0, os.SEEK_SET)
+        os.kill(self._process.pid, signal.SIGUSR1)
+        time.sleep(_TRACE_S)
+        return _innermost(os.pread(self._trace, _TRACE_BYTES, 0).decode(errors="replace"))
+
+
+def _innermost(told: str) -> str:
+    """Of what faulthandler writes: lines `File "...", line 3 in name`, the innermost first."""
+    frames = []
+    for line in reversed(told.splitlines()):
+        if line.lstrip().startswith('File "') and '", line ' in line:
+            name, _, rest = line.strip().removeprefix('File "').partition('", line ')
+            number, _, function = rest.partition(" in ")
+            frames.append(traceback.FrameSummary(name, int(number), function, lookup_line=False))
+    return own_line(frames)

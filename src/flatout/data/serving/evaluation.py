@@ -1,0 +1,86 @@
+"""All rows of a source once, in the order they are stored: what evaluation and prediction read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from flatout.base.errors import UsageError, did_you_mean
+from flatout.data.keyed import Keys
+from flatout.data.order import Sequential
+from flatout.data.serving.ahead import Ahead
+from flatout.data.serving.pinned import Uplink, spans
+from flatout.data.serving.resident import move
+from flatout.data.serving.tuning import SPARE, Budget
+from flatout.data.source import Batch, Source
+from flatout.data.transforms import Transform, apply, rehearse
+
+TIERS = ("resident", "pinned", "mapped", "streamed")  # where the bytes live: the device, host memory, a cache file, the source
+
+
+class EvalFeed:
+    """Iterate as often as needed: what the resident tier put on the device stays there. The last batch may be short."""
+
+    def __init__(
+        self,
+        source: Source,
+        prepare: Sequence[Transform],
+        batch: int,
+        device: torch.device | str,
+        tier: str = "resident",
+        *,
+        stored: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        if batch < 1:
+            raise UsageError(f"batch must be 1 or more, got {batch}")
+        if tier not in TIERS:
+            raise UsageError(f"unknown tier {tier!r}; {did_you_mean(tier, TIERS)}")
+        self.batch = batch
+        self.degraded: list[str] = []
+        self._source = source
+        self._prepare = tuple(prepare)
+        self._device = torch.device(device)
+        self._stored: dict[str, Tensor] | None = None
+        if tier == "resident":
+            self._stored = move(source.stored() if stored is None else stored, self._device)
+        else:
+            self._source, widen = source.compact()
+            self._prepare = (*widen, *self._prepare)
+        first = self._source.read(torch.zeros(1, dtype=torch.int64))
+        rehearse(self._prepare, move(first, self._device))
+
+    def __len__(self) -> int:
+        return -(-len(self._source) // self.batch)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._from_device(self._stored) if self._stored is not None else self._from_host()
+
+    def _from_device(self, stored: Mapping[str, Tensor]) -> Iterator[Batch]:
+        for start, stop in spans(0, len(self._source), self.batch):
+            rows = torch.arange(start, stop, device=self._device)
+            yield self._prepared(self._source.gather(stored, rows), rows)
+
+    def _from_host(self) -> Iterator[Batch]:
+        alone = getattr(self._source, "alone", False)  # draws from the generators of this process: not beside it
+        workers = 1 if alone or self._source.in_memory else Budget.here().cores
+        uplink = Uplink(self._source, Sequential(len(self._source)), self.batch, self._device, workers)
+        self.degraded = uplink.degraded
+        planned = map(uplink.plan, spans(0, len(self._source), self.batch))
+        ahead = Ahead(uplink.carry, planned, depth=1 if alone else workers + SPARE, workers=workers)
+        try:
+            for sent in ahead:
+                uplink.receive(sent)
+                yield self._prepared(sent.columns, sent.rows)
+        finally:
+            ahead.close()
+
+    def _prepared(self, batch: Batch, rows: Tensor) -> Batch:
+        return apply(self._prepare, batch, Keys(0, torch.zeros_like(rows), rows)) if self._prepare else batch
+
+
+def eval_batches(
+    source: Source, prepare: Sequence[Transform], batch: int, device: torch.device | str, tier: str = "resident"
+) -> Iterator[Batch]:
+    return iter(EvalFeed(source, prepare, batch, device, tier))

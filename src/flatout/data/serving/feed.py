@@ -1,0 +1,101 @@
+"""What serves batches to a training loop. Every tier yields the same batches, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from flatout.base.errors import UsageError, did_you_mean
+from flatout.data.data import Data
+from flatout.data.datasets.iterables import IterableFeed, IterableSource
+from flatout.data.serving.evaluation import TIERS, EvalFeed, eval_batches
+from flatout.data.serving.pinned import PinnedFeed
+from flatout.data.serving.resident import ResidentFeed
+from flatout.data.source import Batch, Source
+from flatout.data.stores.cache import Cache
+from flatout.data.stores.filling import FillingSource, place
+
+__all__ = ["TIERS", "EvalFeed", "Feed", "IterableFeed", "PinnedFeed", "ResidentFeed", "StoredFeed", "eval_batches", "feed"]
+
+
+class Feed(Protocol):
+    """`position` is the number of samples served: with the seed, all there is to know to go on from here."""
+
+    batch: int
+    position: int
+
+    @property
+    def degraded(self) -> list[str]:
+        """What is not as it should be, in words. More may come while it serves."""
+        ...
+
+    def next(self, size: int | None = None) -> Batch: ...
+
+    def seek(self, position: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class StoredFeed(PinnedFeed):
+    """Reads through a store that keeps rows as they are first read; the store goes with it."""
+
+    def __init__(self, source: Source, *given: Any, moved: Sequence[str] = (), **options: Any) -> None:
+        """`moved`: why it is not served by the tier that was asked for."""
+        self._filled, self._moved = source, tuple(moved)
+        super().__init__(source, *given, **options)
+
+    @property
+    def degraded(self) -> list[str]:
+        return [*self._moved, *self._uplink.degraded, *getattr(self._filled, "degraded", ())]
+
+    def release(self) -> None:
+        """What was read is kept where the store outlives the run."""
+        self.close()
+        if isinstance(self._filled, FillingSource):
+            self._filled.close()
+
+
+def feed(
+    data: Data,
+    tier: str,
+    batch: int,
+    device: torch.device | str,
+    seed: int = 0,
+    *,
+    cache: Path | None = None,
+    disk_bytes: int | None = None,
+    threads: int = 0,
+) -> Feed:
+    """The training part of `data`, prepared and augmented, from the tier asked for, or the next one that has room for it."""
+    if tier not in TIERS:
+        raise UsageError(f"unknown tier {tier!r}; {did_you_mean(tier, TIERS)}")
+    if isinstance(data.train, IterableSource):
+        return IterableFeed(data.train, batch, device, transforms=data.transforms(), seed=seed)
+    moved: list[str] = []
+    if tier == "resident":
+        try:
+            return ResidentFeed(data.train, data.sampler(seed), batch, device, transforms=data.transforms(), seed=seed)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            if torch.device(device).type == "cuda":
+                torch.cuda.empty_cache()
+            moved = [f"the data did not fit on the device, it is copied from host memory instead: {_first_line(error)}"]
+            tier = "pinned"
+    narrow, widen = data.train.compact()
+    kept = None if cache is None else Cache(cache / "rows", disk_bytes)
+    return StoredFeed(
+        place(narrow, tier, kept),
+        data.sampler(seed),
+        batch,
+        device,
+        transforms=(*widen, *data.transforms()),
+        seed=seed,
+        workers=threads or "auto",
+        moved=moved,
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,307 @@
+"""How many threads read, how far ahead, and which stage bounds the rate.
+
+A pipe is as fast as its slowest stage, and a stage of n threads that each take s seconds a row does n / s rows/s at best.
+`analyse` says so beforehand, from measured times; a `Tuner` watches the pipe while it runs and explains each change.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from flatout.base.units import show_bytes, show_count, show_rate
+from flatout.data.serving.ahead import Counters
+
+SPARE = 2  # batches ahead beyond those being read: one on its way to the device, one ready
+_HEADROOM = 1.1  # reads vary; a pipe of exactly equal rates waits half of the time
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What reading may take of the machine."""
+
+    cores: int
+    memory_bytes: int
+
+    @classmethod
+    def here(cls) -> Budget:
+        """The cores this process may use, and a quarter of the memory that is free."""
+        import psutil
+
+        from flatout.machine import host
+
+        cores = min(host.affinity_cores(), host.cgroup_cores() or math.inf)
+        free_bytes = min(psutil.virtual_memory().available, host.cgroup_memory_bytes() or math.inf)
+        return cls(max(1, int(cores)), int(free_bytes / 4))
+
+    @property
+    def threads(self) -> int:
+        """One core is left to the thread that trains."""
+        return max(1, self.cores - 1)
+
+    def batches(self, batch_bytes: float) -> int:
+        """That memory has room for; never fewer than it takes to read one while another is used."""
+        return max(1 + SPARE, int(self.memory_bytes / max(1.0, batch_bytes)))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of each stage by itself. None: there is no such stage, or it was not measured."""
+
+    read_s_per_row: float  # one thread, decoding included
+    row_bytes: float
+    copy_bytes_per_s: float | None = None
+    transform_rows_per_s: float | None = None
+    wanted_rows_per_s: float | None = None  # what the consumer takes when it never waits
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    rows_per_s: float
+    ceiling: str  # what sets the rate, in words
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Analysis:
+    workers: int
+    depth: int
+    stages: tuple[Stage, ...]  # in the order that rows pass them
+    bottleneck: Stage
+
+    @property
+    def words(self) -> str:
+        slowest = self.bottleneck
+        return f"{slowest.name} is the slowest stage: {_rows(slowest.rows_per_s)} ({slowest.ceiling}); {slowest.remedy}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "bottleneck": self.bottleneck.name, "words": self.words}
+
+
+def analyse(measured: Measured, batch: int, budget: Budget) -> Analysis:
+    """Threads enough for the slowest of the other stages, within the budget; then which stage is slowest."""
+    others = _other_stages(measured)
+    room = budget.batches(measured.row_bytes * batch)
+    most = max(1, min(budget.threads, room - SPARE))
+    target = min((stage.rows_per_s for stage in others), default=math.inf)
+    needed = target * measured.read_s_per_row * _HEADROOM
+    workers = most if needed >= most else max(1, math.ceil(needed))
+    each = 1 / max(measured.read_s_per_row, 1e-12)
+    ceiling = f"{_threads(workers)} of {_rows(each)}{' each' if workers > 1 else ''}"
+    remedy = "more threads would be read by nobody"
+    if workers == most < needed:
+        by_memory = most < budget.threads
+        held = f"memory for {room} batches of {show_bytes(measured.row_bytes * batch)} allows"
+        ceiling += f", all that {held if by_memory else f'{_cores(budget.cores)} allow beside training'}"
+        more = "more memory or a smaller batch" if by_memory else "more cores"
+        remedy = f"faster with {more}, less work a row, or rows kept decoded in a faster tier"
+    reading = Stage("reading", workers * each, ceiling, remedy)
+    stages = (reading, *others)
+    bottleneck = min(reversed(stages), key=lambda stage: stage.rows_per_s)  # of equals the last: nobody waits for the others
+    return Analysis(workers, min(room, workers + SPARE), stages, bottleneck)
+
+
+def _other_stages(measured: Measured) -> list[Stage]:
+    stages = []
+    if measured.copy_bytes_per_s is not None:
+        rate, row = measured.copy_bytes_per_s, measured.row_bytes
+        ceiling = f"{show_bytes(rate)}/s to the device at {show_bytes(row)} a row"
+        remedy = "faster with smaller rows (a narrower dtype, a smaller size), or with the data resident on the device"
+        stages.append(Stage("copying", rate / max(1.0, row), ceiling, remedy))
+    if measured.transform_rows_per_s is not None:
+        remedy = "faster with fewer or cheaper transforms"
+        stages.append(Stage("transforms", measured.transform_rows_per_s, "measured by themselves", remedy))
+    if measured.wanted_rows_per_s is not None:
+        ceiling, remedy = "what it takes when it never waits for data", "data keeps up with it"
+        stages.append(Stage("training", measured.wanted_rows_per_s, ceiling, remedy))
+    return stages
+
+
+class Pipe(Protocol):
+    """What is tuned: an `Ahead`, or a simulated one."""
+
+    @property
+    def workers(self) -> int: ...
+
+    @property
+    def depth(self) -> int: ...
+
+    @property
+    def counters(self) -> Counters: ...
+
+    def resize(self, workers: int | None = None, depth: int | None = None) -> None: ...
+
+
+@dataclass(frozen=True)
+class Change:
+    when_s: float  # since the tuner was made
+    what: str
+    why: str
+
+
+class Tuner:
+    """Looks at a pipe twice a second, from the consumer's own calls.
+
+    Grows at once when the consumer waits and every thread is busy; takes it back when more threads made nothing faster.
+    Shrinks only after a long time of idle threads. Each time that a change turns out to have been wrong, the time doubles
+    until the like is tried again: it settles.
+    """
+
+    EVERY_S = 0.5
+    LONGEST_LOOK_S = 5.0
+    WAITS = 0.05  # of the time: from here on the consumer is held up
+    BUSY = 0.7  # of the threads' time
+    IDLE_LOOKS = 20
+    RETRY_S = 30.0
+
+    def __init__(self, budget: Budget, batch_bytes: float, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.history: list[Change] = []
+        self._budget = budget
+        self._room = budget.batches(batch_bytes)
+        self._clock = clock
+        self._began_s = self._looked_s = clock()
+        self._next_s = self._began_s + self.EVERY_S
+        self._before = Counters()
+        self._tried: _Tried | None = None
+        self._cap, self._cap_until_s, self._retry_s = math.inf, 0.0, self.RETRY_S
+        self._idle_looks, self._patience, self._busiest = 0, self.IDLE_LOOKS, 0.0
+        self._shrunk = False
+
+    def most(self, consumer_busy: float = 1.0) -> int:
+        """Threads that the budget allows; one more if the consumer would leave its own core idle most of the time even then."""
+        cores = self._budget.cores if consumer_busy < 0.5 else self._budget.threads
+        return max(1, min(cores, self._room - SPARE))
+
+    def depth_of(self, workers: int) -> int:
+        return min(self._room, workers + SPARE)
+
+    def begin(self, pipe: Pipe) -> None:
+        """A pipe was started, perhaps in place of another one: what is counted begins now."""
+        self._before, self._tried, self._idle_looks = pipe.counters, None, 0
+        self._looked_s = self._clock()
+        self._next_s = self._looked_s + self.EVERY_S
+
+    def look(self, pipe: Pipe) -> bool:
+        """Whether it was resized. Between the times to look this costs a look at the clock."""
+        now_s = self._clock()
+        if now_s < self._next_s:
+            return False
+        counters = pipe.counters
+        seen = _Seen.between(self._before, counters, now_s - self._looked_s, pipe.workers)
+        if seen.delivered < 2 * pipe.workers and seen.elapsed_s < self.LONGEST_LOOK_S:
+            self._next_s = now_s + self.EVERY_S  # too few batches came to judge by
+            return False
+        before = pipe.workers, pipe.depth
+        self._decide(pipe, seen, now_s)
+        self._before, self._looked_s, self._next_s = counters, now_s, now_s + self.EVERY_S
+        return (pipe.workers, pipe.depth) != before
+
+    def _decide(self, pipe: Pipe, seen: _Seen, now_s: float) -> None:
+        tried, self._tried = self._tried, None
+        if tried is not None and not tried.helped(seen, pipe.workers):
+            self._cap, self._cap_until_s = tried.workers, now_s + self._retry_s
+            self._retry_s *= 2
+            why = f"more threads made it no faster ({_per_s(seen.rate)} after {_per_s(tried.rate)})"
+            self._resize(pipe, tried.workers, tried.depth, why, now_s)
+        elif seen.waits > self.WAITS and seen.busy > self.BUSY:
+            self._idle_looks = 0
+            self._grow(pipe, seen, now_s)
+        elif seen.waits > self.WAITS and seen.idle > 0.2:
+            self._idle_looks = 0
+            deeper = min(self._room, pipe.depth + max(1, pipe.depth // 2))
+            why = f"it waits {seen.waits:.0%} of the time although threads are idle {seen.idle:.0%}: batches come in bursts"
+            self._resize(pipe, pipe.workers, deeper, why, now_s)
+        else:
+            self._shrink_when_idle(pipe, seen, now_s)
+
+    def _grow(self, pipe: Pipe, seen: _Seen, now_s: float) -> None:
+        most = self.most((1 - seen.waits) * self._budget.cores / pipe.workers)
+        if now_s < self._cap_until_s:
+            most = min(most, int(self._cap))
+        enough = math.ceil(pipe.workers * seen.busy / max(0.01, 1 - seen.waits) * _HEADROOM)
+        workers = min(most, 2 * pipe.workers, max(pipe.workers + 1, enough))
+        if workers <= pipe.workers:
+            return
+        if self._shrunk:  # taking threads away was wrong: longer patience from now on
+            self._shrunk, self._patience = False, 2 * self._patience
+        self._tried = _Tried(pipe.workers, pipe.depth, seen.rate)
+        why = f"training waits {seen.waits:.0%} of the time and {_threads(pipe.workers)} are busy {seen.busy:.0%}"
+        self._resize(pipe, workers, max(pipe.depth, self.depth_of(workers)), why, now_s)
+
+    def _shrink_when_idle(self, pipe: Pipe, seen: _Seen, now_s: float) -> None:
+        enough = max(1, math.ceil(pipe.workers * seen.busy * _HEADROOM))
+        if enough >= pipe.workers or seen.waits > 0.01:
+            self._idle_looks = 0
+            return
+        self._busiest = max(self._busiest, enough) if self._idle_looks else enough
+        self._idle_looks += 1
+        if self._idle_looks >= self._patience:
+            self._idle_looks, self._shrunk = 0, True
+            why = f"threads were idle for {self._patience} looks in a row, now {seen.idle:.0%} of the time"
+            self._resize(pipe, int(self._busiest), self.depth_of(int(self._busiest)), why, now_s)
+
+    def _resize(self, pipe: Pipe, workers: int, depth: int, why: str, now_s: float) -> None:
+        changes = []
+        if workers != pipe.workers:
+            changes.append(f"threads {pipe.workers} -> {workers}")
+        if depth != pipe.depth:
+            changes.append(f"depth {pipe.depth} -> {depth}")
+        if changes:
+            pipe.resize(workers=workers, depth=depth)
+            self.history.append(Change(round(now_s - self._began_s, 3), ", ".join(changes), why))
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Shares of the time since the last look."""
+
+    elapsed_s: float
+    delivered: int
+    waits: float  # of the consumer's time
+    busy: float  # of the threads' time
+    idle: float
+
+    @classmethod
+    def between(cls, before: Counters, now: Counters, elapsed_s: float, workers: int) -> _Seen:
+        spent = now.since(before)
+        of_threads_s = workers * elapsed_s
+        busy, idle = min(1.0, spent.making_s / of_threads_s), min(1.0, spent.room_wait_s / of_threads_s)
+        return cls(elapsed_s, spent.delivered, min(1.0, spent.wait_s / elapsed_s), busy, idle)
+
+    @property
+    def rate(self) -> float:
+        return self.delivered / self.elapsed_s
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """What was before more threads were taken."""
+
+    workers: int
+    depth: int
+    rate: float
+
+    def helped(self, seen: _Seen, workers: int) -> bool:
+        """A quarter of what the added threads promise, or an end to the waiting, is help."""
+        promised = workers / self.workers - 1
+        return seen.waits <= Tuner.WAITS or self.rate == 0 or seen.rate / self.rate - 1 >= promised / 4
+
+
+def _rows(rate: float) -> str:
+    return show_rate(rate, "rows")
+
+
+def _per_s(rate: float) -> str:
+    return f"{show_count(rate)} batches/s"
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
+
+
+def _cores(count: int) -> str:
+    return "1 core" if count == 1 else f"{count} cores"

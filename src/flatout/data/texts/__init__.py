@@ -1,0 +1,1 @@
+"""Text: files to tokens, tokens to windows, documents kept apart, rows of differing lengths."""
