@@ -64,7 +64,7 @@ def pins(size: Size, device: torch.device, tier: str) -> dict[str, Any]:
     pinned = {"device": device.type, "tier": tier, "log_every": size.log_every, "checkpoint_every": "1 h"}
     if device.type == "cpu":
         return pinned
-    gpu = {"precision": "bf16", "compile": "on", "channels_last": True, "graph": False, "deterministic": False}
+    gpu = {"precision": "bf16", "compile": "on", "channels_last": True, "graph": True, "deterministic": False}
     return pinned | gpu
 
 

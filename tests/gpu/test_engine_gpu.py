@@ -76,7 +76,9 @@ def test_every_form_learns(tmp_path: Path, settings: dict[str, Any]) -> None:
     assert not [event for event in run.events() if event["kind"] == "degraded"]
 
 
-@pytest.mark.parametrize("other", [{"graph": True}, {"tier": "pinned"}, {"graph": True, "clip": 1e6}])
+@pytest.mark.parametrize(
+    "other", [{"graph": True}, {"tier": "pinned"}, {"graph": True, "tier": "pinned"}, {"graph": True, "clip": 1e6}]
+)
 def test_forms_give_the_same_weights(tmp_path: Path, other: dict[str, Any]) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     plain = weights(train(tmp_path, "plain", precision="fp32"))
@@ -90,7 +92,10 @@ def test_micro_batches_give_the_same_weights(tmp_path: Path) -> None:
     assert (whole - parts).norm() / whole.norm() < 1e-4
 
 
-@pytest.mark.parametrize("form", [{}, {"graph": True}, {"compile": "on"}, {"tier": "pinned"}, {"precision": "fp16"}])
+@pytest.mark.parametrize(
+    "form",
+    [{}, {"graph": True}, {"compile": "on"}, {"tier": "pinned"}, {"graph": True, "tier": "pinned"}, {"precision": "fp16"}],
+)
 def test_nothing_waits_for_the_device_between_log_points(tmp_path: Path, form: dict[str, Any]) -> None:
     torch.zeros(1, device="cuda")
     before = torch.cuda.get_sync_debug_mode()

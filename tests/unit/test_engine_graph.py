@@ -22,14 +22,13 @@ from flatout.plan import choose
     ("settings", "words"),
     [
         (Settings(graph=True), "graph=on needs a CUDA device"),
-        (Settings(graph=True, device="cuda:0", tier="pinned"), "--set tier=resident"),
         (Settings(precision="fp16", fused_optimizer=False), "fp16 needs a fused optimizer"),
     ],
 )
 def test_settings_that_can_not_go_together(settings: Settings, words: str) -> None:
     (problem,) = conflicts(settings)
     assert words in problem
-    assert conflicts(Settings(graph=True, device="cuda:0")) == []
+    assert conflicts(Settings(graph=True, device="cuda:0", tier="pinned")) == []
 
 
 def test_a_graph_on_a_cpu_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -81,16 +80,23 @@ class Replayed(GraphStep):
         self.step.records = kept
 
 
-@pytest.mark.parametrize("budget", ["37 steps", "0.2 s"])
-@pytest.mark.parametrize("rates", [{}, {"head.*": 0.1}])
+@pytest.mark.parametrize(
+    ("budget", "rates", "tier"),
+    [
+        ("37 steps", {}, "resident"),
+        ("0.2 s", {}, "resident"),
+        ("37 steps", {"head.*": 0.1}, "pinned"),
+        ("0.2 s", {"head.*": 0.1}, "pinned"),
+    ],
+)
 def test_replays_follow_the_schedule_and_keep_the_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rates: dict[str, float], budget: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rates: dict[str, float], budget: str, tier: str
 ) -> None:
     data = fo.data.arrays(torch.randn(64, 6), torch.randint(0, 3, (64,)))
     asked: dict[str, Any] = {"data": data, "budget": budget, "rates": rates, "schedule": {"cosine": {"warmup": 5}}}
     monkeypatch.setattr(choose, "conflicts", lambda settings: [])
     monkeypatch.setattr(assembly, "GraphStep", Replayed)
-    run = train(tmp_path / "graph", **asked, settings={"graph": True, "log_every": 8})
+    run = train(tmp_path / "graph", **asked, settings={"graph": True, "log_every": 8, "tier": tier})
     steps = [event for event in run.events() if event["kind"] == "step"]
     monkeypatch.undo()
     plain = train(tmp_path / "plain", **asked, settings={"log_every": 8})

@@ -47,7 +47,7 @@ def decoded(content: bytes, cover: int = 10_000) -> np.ndarray[Any, Any]:
     plans = plan(*columns, cover)
     height, width = int(plans.height[0]), int(plans.width[0])
     out = np.empty(height * width * 3, np.uint8)
-    problem = decode_one(content, plans.one(0), out)
+    problem = decode_one(content, plans.of([0])[0], out)
     assert problem is None, problem
     return out.reshape(height, width, 3)
 
@@ -146,6 +146,25 @@ def test_exif_rotation_is_applied(orientation: int, kind: str) -> None:
     reduced = decoded(content, 12)  # scaled and turned: the same corner stays the darkest
     assert reduced.shape[:2] == tuple(-(-side // 4) for side in pixels.shape[:2])
     assert np.abs(reduced - np.asarray(wanted.reduce(4)).astype(int)).mean() < 5
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"comment": b"x" * 300}, {"icc_profile": bytes(9000)}])
+def test_the_header_of_a_jpeg_says_what_pillow_says(mode: str, options: dict[str, Any]) -> None:
+    for orientation in (None, 1, 6):
+        exif = Image.Exif()
+        if orientation is not None:
+            exif[0x0112] = orientation
+        content = encoded(scene(31, 57).convert(mode), "JPEG", exif=exif, **options)
+        header = read_header(io.BytesIO(content))
+        assert header[:4] == (31, 57, orientation or 1, mode != "CMYK")
+
+
+def test_a_jpeg_cut_off_in_its_header_is_named_as_such() -> None:
+    content = encoded(scene(), "JPEG")
+    for length in (12, 60, 150):
+        with pytest.raises(ValueError, match="its header is broken or cut off"):
+            read_header(io.BytesIO(content[:length]))
 
 
 def test_damaged_exif_is_upright() -> None:

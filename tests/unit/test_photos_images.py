@@ -188,8 +188,10 @@ def test_decoded_photos_in_memory_give_the_same_batches_as_files(shared_data: Sh
     assert all(one[name].equal(other[name]) for name in one)
 
 
+@pytest.mark.parametrize("piece_rows", [2, 5, 16])  # a batch of 6 in three pieces, in two, in one
 @pytest.mark.parametrize("policy", ["error", "skip"])
-def test_every_tier_serves_the_same_bits(folder: Path, policy: str) -> None:
+def test_every_tier_serves_the_same_bits(folder: Path, policy: str, piece_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PhotoSource, "piece_rows", piece_rows)
     if policy == "skip":  # a photo that turns out bad while training: its stand-in is of another size
         cut = (folder / "bees" / "03.png").read_bytes()
         (folder / "bees" / "03.png").write_bytes(cut[:-30])
@@ -207,6 +209,7 @@ def test_every_tier_serves_the_same_bits(folder: Path, policy: str) -> None:
     others = [
         batches(lambda data: data.train, ResidentFeed),
         batches(lambda data: data.train, PinnedFeed, workers=2),
+        batches(lambda data: data.train, PinnedFeed, workers=5, depth=1),
         batches(lambda data: FillingSource(data.train, MemoryStore(data.train)), PinnedFeed, workers=2),
     ]
     for other in others:

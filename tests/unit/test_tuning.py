@@ -22,8 +22,13 @@ class Simulated:
     def __init__(self, read_s: float, train_s: float, *, workers: int = 1, parallel: float = 100.0) -> None:
         self.read_s, self.train_s, self.parallel, self.bursts = read_s, train_s, parallel, False
         self.workers, self.depth, self.now_s = workers, workers + 2, 0.0
+        self.on_a_core = True  # or it only starts what a device does
         self.resized: list[tuple[int, int]] = []
         self._delivered = self._making_s = self._room_wait_s = self._wait_s = 0.0
+
+    @property
+    def worked_s(self) -> float:
+        return self.now_s - self._wait_s if self.on_a_core else 0.0
 
     @property
     def counters(self) -> Counters:
@@ -55,7 +60,7 @@ class Simulated:
 
 
 def _tuner(pipe: Simulated, cores: int = 16, memory_bytes: int = 100 * GB, batch_bytes: float = 10**8) -> Tuner:
-    tuner = Tuner(Budget(cores, memory_bytes), batch_bytes, clock=lambda: pipe.now_s)
+    tuner = Tuner(Budget(cores, memory_bytes), batch_bytes, clock=lambda: pipe.now_s, work=lambda: pipe.worked_s)
     tuner.begin(pipe)
     return tuner
 
@@ -79,6 +84,10 @@ def test_no_more_threads_than_cores_or_memory_allow() -> None:
     mostly_waiting = Simulated(read_s=1.0, train_s=0.001)
     mostly_waiting.run(_tuner(mostly_waiting, cores=4), 120)
     assert mostly_waiting.workers == 4  # who only waits needs no core
+    launching = Simulated(read_s=1.0, train_s=0.2)
+    launching.on_a_core = False
+    launching.run(_tuner(launching, cores=4), 120)
+    assert launching.workers == 4
     little_memory = Simulated(read_s=1.0, train_s=0.001)
     little_memory.run(_tuner(little_memory, memory_bytes=5 * 10**8), 120)
     assert (little_memory.workers, little_memory.depth) == (3, 5)

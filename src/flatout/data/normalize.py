@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flatout.base.errors import DataError
 from flatout.data.keyed import Keys
+from flatout.data.room import empty
 from flatout.data.source import Batch, Column, Schema, Source
 
 
@@ -75,10 +76,11 @@ class Normalize:
     def _by_lines(self, x: Tensor) -> Tensor:
         """The same for pixels whose channels lie side by side: over whole lines a CPU does several at a time."""
         factor, offset = _line_constants(self, x.shape[1], x.shape[3])
-        made = x.to(torch.float32)
-        lines = made.permute(0, 2, 3, 1).view(-1, x.shape[3] * x.shape[1])
+        pixels = x.permute(0, 2, 3, 1)
+        made = empty(pixels.shape, torch.float32).copy_(pixels)
+        lines = made.view(-1, x.shape[3] * x.shape[1])
         torch.addcmul(offset, lines, factor, out=lines)
-        return made
+        return made.permute(0, 3, 1, 2)
 
     def written(self) -> Any:
         return {"normalize": {"scale": self.scale, "mean": list(self.mean), "std": list(self.std)}}

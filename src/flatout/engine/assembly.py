@@ -10,7 +10,7 @@ import torch
 
 from flatout.base.events import EventLog
 from flatout.base.units import parse_seconds
-from flatout.data.serving.feed import EvalFeed, Feed, IterableFeed, ResidentFeed, StoredFeed
+from flatout.data.serving.feed import EvalFeed, Feed, IterableFeed, PinnedFeed, ResidentFeed, StoredFeed
 from flatout.data.serving.feed import feed as make_feed
 from flatout.data.source import Source
 from flatout.data.stores.cache import disk_bytes
@@ -50,8 +50,8 @@ class Assembly:
         """The whole step as one graph, once the state it starts from is in place. What can't be captured goes without."""
         if not settings.graph:
             return
-        if not isinstance(self.feed, ResidentFeed):
-            why = "a graph picks its rows on the device, and they are not there"
+        if not isinstance(self.feed, ResidentFeed | PinnedFeed):
+            why = "a graph reads its batch from one place, and the shapes of a stream are not known ahead"
             events.emit("degraded", what="graph", value=False, why=why)
             return
         graph = GraphStep(self.step, self.feed, job.batch, LOG_SLOTS)

@@ -1,7 +1,8 @@
-"""The whole step, gather and update included, as one CUDA graph: one launch from the host instead of hundreds.
+"""The whole step, update included, as one CUDA graph: one launch from the host instead of hundreds.
 
-The graph reads the next rows, writes its scalars and finds its learning rate at fixed places on the device, so a replay needs
-nothing from the host: rates that are known ahead are put there by the hundred. Warming up runs real kernels; all state is put
+The graph writes its scalars and finds its learning rate at fixed places on the device: rates that are known ahead are put there
+by the hundred. Of data that is on the device it picks the next rows itself, so that a replay needs nothing from the host; of
+any other, the next batch is put where it looks. Warming up runs real kernels; all state is put
 back afterwards, so that every step of a run, the first and the one after a resume included, is a replay of the same graph.
 """
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flatout.data.permutations import to_device
+from flatout.data.serving.pinned import PinnedFeed
 from flatout.data.serving.resident import ResidentFeed
 from flatout.engine.records import GraphRecords, Records
 from flatout.engine.step import Step
@@ -23,7 +25,7 @@ _RATES_AHEAD = 512
 
 
 class GraphStep:
-    def __init__(self, step: Step, feed: ResidentFeed, rows: int, slots: int) -> None:
+    def __init__(self, step: Step, feed: ResidentFeed | PinnedFeed, rows: int, slots: int) -> None:
         self.step = step
         self.feed = feed
         self.rows = rows

@@ -115,6 +115,8 @@ class Loop:
 
             size = budget.next_size(progress)
             if parts.graph is not None and size == self.job.batch:
+                parts.graph.feed.bring()
+                ledger.lap("data")
                 parts.graph(self.rate_in, known_ahead=budget.budget.counted)
             else:
                 parts.step.set_rate(self.rate_in(0))

@@ -24,7 +24,7 @@ class Settings:
     disk_budget: str = "auto"  # for caches of data: "50 GB"; auto: half of what is free
     precision: str = "fp32"
     compile: str = "off"
-    graph: bool = False  # the whole step, gather and update included, as one CUDA graph
+    graph: bool = False  # the whole step, update included, as one CUDA graph
     fused_optimizer: bool = True
     channels_last: bool = False
     attention: str = "auto"
@@ -48,10 +48,6 @@ def conflicts(settings: Settings) -> list[str]:
     found = []
     if settings.graph and on != "cuda":
         found.append(f"graph=on needs a CUDA device and the run is on {on}: --off graph")
-    if settings.graph and settings.tier != "resident":
-        found.append(
-            f"graph=on needs the data on the device and the tier is {settings.tier}: --set tier=resident, or --off graph"
-        )
     if settings.precision == "fp16" and not settings.fused_optimizer:
         found.append("fp16 needs a fused optimizer, which can skip a step that overflowed: --set precision=bf16")
     return found

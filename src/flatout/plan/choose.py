@@ -157,14 +157,16 @@ def _compile(s: Situation, values: Mapping[str, Any]) -> Decisions:
 def _graph(s: Situation, values: Mapping[str, Any]) -> Decisions:
     if s.device.type != "cuda":
         yield Choice("graph", False, "CUDA only")
-    elif values["tier"] != "resident":
-        yield Choice("graph", False, f"needs the data on the device, tier is {values['tier']}")
+    elif isinstance(s.job.data.train, IterableSource):
+        yield Choice("graph", False, "needs batches of one shape, and a stream's are not known ahead")
     elif callable(s.job.optimizer):
         yield Choice("graph", False, "the optimizer is your own: not known to be capturable")
-    elif s.plain.bound != "launching kernels":
-        yield Choice("graph", False, f"not launch-bound: bound by {s.plain.bound}")
     elif s.total_steps is not None and s.total_steps < _GRAPH_PAYS_STEPS:
         yield Choice("graph", False, f"{s.total_steps} steps are too few to pay for the capture")
+    elif values["tier"] != "resident" and getattr(s.job.data.train, "piece_rows", None):
+        yield Choice("graph", True, "one launch a step: threads that decode hold up a loop that launches kernel by kernel")
+    elif s.plain.bound != "launching kernels":
+        yield Choice("graph", False, f"not launch-bound: bound by {s.plain.bound}")
     else:
         yield Choice("graph", True, "launch-bound: the whole step becomes one launch")
 

@@ -43,9 +43,9 @@ class Plans(NamedTuple):
     height: Array
     width: Array
 
-    def one(self, file: int) -> Plan:
-        stage = (int(self.stage_height[file]), int(self.stage_width[file]))
-        return Plan(bool(self.turbo[file]), *stage, int(self.factor[file]), int(self.orientation[file]))
+    def of(self, files: Sequence[int]) -> list[Plan]:
+        columns = (self.turbo, self.stage_height, self.stage_width, self.factor, self.orientation)
+        return [Plan(*row) for row in zip(*(column[files].tolist() for column in columns), strict=True)]
 
 
 def plan(height: Array, width: Array, orientation: Array, turbo: Array, cover: int) -> Plans:
@@ -80,7 +80,7 @@ class Decoder(Protocol):
 class Turbo:
     """simplejpeg for JPEGs, Pillow for all else. Both let other threads run while they decode."""
 
-    at_once = 1
+    at_once = 8
 
     @property
     def id(self) -> str:

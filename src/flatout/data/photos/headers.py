@@ -10,6 +10,10 @@ from typing import Any, BinaryIO, NamedTuple
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif")
 _MARK_BYTES = 4096
 _ORIENTATION = 0x0112
+_APP1 = 0xE1
+_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive: what the turbo decoder reads
+_SEGMENTS = (0xC4, 0xCC, *range(0xDB, 0xFF))  # with a length, and nothing about the size of the image
+_MOST_PIXELS = 1 << 26  # larger ones are left to Pillow, which has a limit for what it trusts
 
 
 class Header(NamedTuple):
@@ -28,12 +32,38 @@ def read_header(file: BinaryIO) -> Header:
     kind = image_kind(head)
     if kind is None:
         raise ValueError(_not_an_image(head))
+    plain = _plain_jpeg(head) if kind == "JPEG" else None
+    if plain is not None:
+        return Header(*plain, turbo=True, mark=mark)
     image = _opened(file, kind)
     width, height = image.size
     if min(width, height) < 1:
         raise ValueError(f"is a {kind} of {width} x {height} pixels")
     orientation = exif_orientation(image.info.get("exif"))
     return Header(height, width, orientation, kind == "JPEG" and image.mode in ("L", "RGB"), mark)
+
+
+def _plain_jpeg(head: bytes) -> tuple[int, int, int] | None:
+    """Height, width and orientation of a JPEG in grey or three colours whose first bytes say it all; None for any other.
+
+    Ten times as fast as to open it: a folder of a million photos is looked through before the first step.
+    """
+    place, orientation = 2, None
+    while place + 10 <= len(head) and head[place] == 0xFF:
+        marker, length = head[place + 1], int.from_bytes(head[place + 2 : place + 4], "big")
+        if marker in _FRAMES:
+            bits, height, width, colours = struct.unpack_from(">BHHB", head, place + 4)
+            usual = bits == 8 and colours in (1, 3) and 0 < height * width <= _MOST_PIXELS
+            return (height, width, orientation or 1) if usual else None
+        if marker not in _SEGMENTS or length < 2:
+            return None
+        content = head[place + 4 : place + 2 + length]
+        if marker == _APP1 and content.startswith(b"Exif\0\0"):
+            if orientation is not None or len(content) < length - 2:
+                return None
+            orientation = exif_orientation(content)
+        place += 2 + length
+    return None
 
 
 def image_kind(head: bytes) -> str | None:

@@ -54,6 +54,9 @@ class Photos:
     def path(self, file: int) -> str:
         return os.path.join(self.folder, self.names[file])
 
+    def paths(self, files: Sequence[int]) -> list[str]:
+        return [os.path.join(self.folder, self.names[file]) for file in files]
+
     def select(self, chosen: Array) -> Photos:
         """Those where `chosen`, a bool each, is true."""
         places = np.flatnonzero(chosen).tolist()

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatout.data.photos.windows import Flat, Window
+from flatout.data.room import empty
 
 _FEW = 8  # images: below this a second thread is not worth waking
 
@@ -32,7 +33,7 @@ def resample(images: Flat, window: Window, size: int) -> Tensor:
 
 def resample_on_cpu(images: Flat, window: Window, size: int) -> Tensor:
     count = len(images.start)
-    out = torch.empty((count, size, size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    out = empty((count, size, size, 3), torch.uint8).permute(0, 3, 1, 2)
     numbers = torch.stack([images.start, images.width, *window], 1).tolist()
 
     def cut(first: int, step: int) -> None:

@@ -16,6 +16,7 @@ from flatout.data.bad import Bad
 from flatout.data.photos.decode import Decoder, plan
 from flatout.data.photos.listing import Photos
 from flatout.data.photos.opening import read_photo
+from flatout.data.room import empty
 from flatout.data.source import Batch, Column, Source
 from flatout.data.stores.records import Take, fill_buffers
 from flatout.machine.host import affinity_cores
@@ -25,7 +26,7 @@ _PER_PHOTO = ("start", "height", "width", "y")
 
 
 def _new_pixels(name: str, length: int) -> Tensor:
-    return torch.empty(length, dtype=torch.uint8)
+    return empty((length,), torch.uint8)
 
 
 class PhotoSource(Source):
@@ -34,6 +35,8 @@ class PhotoSource(Source):
     A photo that turns out bad while training, where `bad` allows it, is replaced by the next good one in the order of storage:
     the same one in every run and tier.
     """
+
+    piece_rows = 16  # one thread's work at a time
 
     def __init__(self, photos: Photos, y: Tensor, cover: int, decoder: Decoder, bad: Bad) -> None:
         self.bad = bad
@@ -71,6 +74,10 @@ class PhotoSource(Source):
     def stand_ins(self, rows: Tensor) -> Tensor:
         """Which of them show another photo, their own being bad: a cache that outlives the run does not keep those."""
         return self._shown.index_select(0, rows) != rows
+
+    def row_sizes(self, rows: Tensor) -> Tensor:
+        """Bytes of each, known before it is decoded; a photo that then turns out bad is replaced by one of another size."""
+        return self.sizes.index_select(0, self._shown.index_select(0, rows))
 
     def read(self, rows: Tensor) -> Batch:
         return self._read(rows, _new_pixels, threads=1)
@@ -140,13 +147,13 @@ class PhotoSource(Source):
 
     def _decode(self, photos: list[int], outs: list[np.ndarray[tuple[int], np.dtype[np.uint8]]]) -> dict[int, str]:
         contents, failed, readable = [], {}, []
-        for place, photo in enumerate(photos):
+        for place, (photo, path) in enumerate(zip(photos, self._photos.paths(photos), strict=True)):
             try:
-                contents.append(read_photo(self._photos.path(photo)))
+                contents.append(read_photo(path))
                 readable.append(place)
             except OSError as error:
                 failed[photo] = f"can't be read: {error.strerror or error}"
-        plans = [self._plans.one(photos[place]) for place in readable]
+        plans = self._plans.of([photos[place] for place in readable])
         problems = self._decoder.decode(contents, plans, [outs[place] for place in readable])
         failed.update({photos[place]: why for place, why in zip(readable, problems, strict=True) if why is not None})
         return failed

@@ -11,9 +11,10 @@ from flatout.base.errors import UsageError, did_you_mean
 from flatout.data.keyed import Keys
 from flatout.data.order import Sequential
 from flatout.data.serving.ahead import Ahead
-from flatout.data.serving.pinned import Uplink, spans
+from flatout.data.serving.pinned import spans
 from flatout.data.serving.resident import move
-from flatout.data.serving.tuning import SPARE, Budget
+from flatout.data.serving.tuning import Budget, depth_for
+from flatout.data.serving.uplink import Uplink, next_sent, piece_rows
 from flatout.data.source import Batch, Source
 from flatout.data.transforms import Transform, apply, rehearse
 
@@ -67,10 +68,12 @@ class EvalFeed:
         workers = 1 if alone or self._source.in_memory else Budget.here().cores
         uplink = Uplink(self._source, Sequential(len(self._source)), self.batch, self._device, workers)
         self.degraded = uplink.degraded
-        planned = map(uplink.plan, spans(0, len(self._source), self.batch))
-        ahead = Ahead(uplink.carry, planned, depth=1 if alone else workers + SPARE, workers=workers)
+        pieces = -(-self.batch // piece_rows(self._source, self.batch))
+        planned = uplink.pieces(spans(0, len(self._source), self.batch))
+        ahead = Ahead(uplink.carry, planned, depth=1 if alone else depth_for(workers, pieces), workers=workers)
         try:
-            for sent in ahead:
+            for _ in range(len(self)):
+                sent = next_sent(ahead)
                 uplink.receive(sent)
                 yield self._prepared(sent.columns, sent.rows)
         finally:

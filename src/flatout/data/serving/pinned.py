@@ -5,10 +5,9 @@ How many threads read and how far ahead changes nothing about what is served: wh
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -18,139 +17,10 @@ from flatout.base.errors import UsageError
 from flatout.data.keyed import Keys
 from flatout.data.order import Sampler
 from flatout.data.serving.ahead import Ahead, Counters
-from flatout.data.serving.lookahead import Lookahead
-from flatout.data.serving.slots import Slot, Slots
-from flatout.data.serving.tuning import SPARE, Budget, Tuner
-from flatout.data.source import Batch, Column, Source
+from flatout.data.serving.tuning import Budget, Tuner, depth_for
+from flatout.data.serving.uplink import Piece, Sent, Span, Uplink, next_sent, piece_rows
+from flatout.data.source import Batch, Source
 from flatout.data.transforms import Transform, apply
-
-Span = tuple[int, int]
-
-_HOST = torch.device("cpu")
-_NUMBERS = Column(torch.int64, ())
-_ROWS, _VISITS = "<rows>", "<visits>"  # beside the columns in a slot
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A batch that is still to be read."""
-
-    span: Span
-    rows: Tensor
-    visits: Tensor
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A batch on its way: its tensors may be used once the stream has passed `copied` (None: they never left the host)."""
-
-    columns: Batch
-    rows: Tensor
-    visits: Tensor
-    copied: Any
-    span: Span
-
-
-class Uplink:
-    """Sends rows of a source to a device through reused pinned buffers. Any number of threads may `carry` at a time."""
-
-    def __init__(self, source: Source, sampler: Sampler, batch: int, device: torch.device, workers: int = 1) -> None:
-        self.rows_read, self.read_s, self.copied_bytes, self.copy_s = 0, 0.0, 0, 0.0
-        self._source = source
-        self._ahead = Lookahead(sampler, _HOST)
-        self._device = device
-        self._lock = threading.Lock()
-        self._ragged = any(column.ragged is not None for column in source.schema.values())
-        self._read_visits = getattr(source, "read_visits", None)  # of sources whose samples differ from visit to visit
-        self._read_with = getattr(source, "read_with", None)  # of those that write to any place they are told
-        self._slots: Slots | None = None
-        if device.type != "cpu":
-            self._module = torch.get_device_module(device)
-            self._stream = self._module.Stream(device)
-            self._slots = Slots({**source.schema, _ROWS: _NUMBERS, _VISITS: _NUMBERS}, batch, workers + SPARE)
-
-    @property
-    def degraded(self) -> list[str]:
-        return [] if self._slots is None else self._slots.degraded
-
-    @property
-    def buffer_bytes(self) -> int:
-        return 0 if self._slots is None else self._slots.nbytes
-
-    def resize(self, workers: int) -> None:
-        if self._slots is not None:
-            self._slots.resize(workers + SPARE)
-
-    def send(self, span: Span) -> Sent:
-        return self.carry(self.plan(span))
-
-    def plan(self, span: Span) -> Planned:
-        """Cheap, and best called in order: rows are made by the 64k."""
-        with self._lock:
-            return Planned(span, self._ahead.rows(*span), self._ahead.visits(*span))
-
-    def carry(self, planned: Planned) -> Sent:
-        if self._slots is None:
-            began_s = time.perf_counter()
-            columns = self._read(planned)
-            self._count(len(planned.rows), time.perf_counter() - began_s)
-            return Sent(columns, planned.rows, planned.visits, None, planned.span)
-        slot = self._slots.borrow()
-        try:
-            return self._through(slot, planned)
-        finally:
-            self._slots.give_back(slot)
-
-    def receive(self, sent: Sent) -> None:
-        """Order the current stream after the copy; the host does not wait."""
-        if sent.copied is None:
-            return
-        current = self._module.current_stream(self._device)
-        current.wait_event(sent.copied)
-        for tensor in (*sent.columns.values(), sent.rows, sent.visits):
-            tensor.record_stream(current)  # made on the side stream: its memory is not reused before this one is done
-
-    def _through(self, slot: Slot, planned: Planned) -> Sent:
-        copied_bytes, copy_s = slot.copied_bytes, 0.0
-        if slot.copied is not None:
-            copy_s = slot.began.elapsed_time(slot.copied) / 1e3
-        began_s = time.perf_counter()
-        filled = self._read_into(slot, planned)
-        filled[_ROWS] = slot.take(_ROWS, len(planned.rows)).copy_(planned.rows)
-        filled[_VISITS] = slot.take(_VISITS, len(planned.rows)).copy_(planned.visits)
-        self._count(len(planned.rows), time.perf_counter() - began_s, copied_bytes, copy_s)
-        with self._module.stream(self._stream):
-            slot.began = self._event()
-            uploaded = {name: column.to(self._device, non_blocking=True) for name, column in filled.items()}
-            slot.copied = self._event()
-        slot.copied_bytes = sum(column.nbytes for column in filled.values())
-        rows, visits = uploaded.pop(_ROWS), uploaded.pop(_VISITS)
-        return Sent(uploaded, rows, visits, slot.copied, planned.span)
-
-    def _read(self, planned: Planned) -> Batch:
-        if self._read_visits is not None:
-            columns: Batch = self._read_visits(planned.rows, planned.visits)
-            return columns
-        return self._source.read(planned.rows)
-
-    def _read_into(self, slot: Slot, planned: Planned) -> Batch:
-        if self._read_with is not None:
-            return dict(self._read_with(planned.rows, slot.take))
-        if self._read_visits is not None or self._ragged:  # how long ragged columns are is known once they are read
-            return {name: slot.take(name, len(column)).copy_(column) for name, column in self._read(planned).items()}
-        columns = {name: slot.take(name, len(planned.rows)) for name in self._source.schema}
-        self._source.read_into(planned.rows, columns)
-        return columns
-
-    def _event(self) -> Any:
-        return self._stream.record_event(self._module.Event(enable_timing=True))
-
-    def _count(self, rows: int, read_s: float, copied_bytes: int = 0, copy_s: float = 0.0) -> None:
-        with self._lock:
-            self.rows_read += rows
-            self.read_s += read_s
-            self.copied_bytes += copied_bytes
-            self.copy_s += copy_s
 
 
 class PinnedFeed:
@@ -185,10 +55,14 @@ class PinnedFeed:
         self._seed = seed
         self._epoch_rows = epoch_rows
         self._tuner: Tuner | None = None
+        self._pieces = -(-batch // piece_rows(source, batch))
         self.workers, self.depth = self._sizes(source, workers, depth, budget)
-        self._uplink = Uplink(source, sampler, batch, self._device, max(1, self.workers))
-        self._ahead: Ahead[Planned, Sent] | None = None
+        self._by_readers = bool(transforms) and self._device.type != "cpu"
+        finish = self._transformed if self._by_readers else None
+        self._uplink = Uplink(source, sampler, batch, self._device, max(1, self.workers), finish)
+        self._ahead: Ahead[Piece, Piece] | None = None
         self._past = Counters()
+        self._static: Batch | None = None
         self._began_s: float | None = None
         self._rehearse(source)
 
@@ -202,9 +76,32 @@ class PinnedFeed:
         sent = self._fetch(size)
         self._uplink.receive(sent)
         self.position += size
-        if not self._transforms:
+        if not self._transforms or self._by_readers:
             return sent.columns
-        return apply(self._transforms, sent.columns, Keys(self._seed, sent.visits, sent.rows))
+        return self._transformed(sent.columns, sent.rows, sent.visits)
+
+    def load(self) -> None:
+        """Make fixed places for `capture_next`, once. Threads stop: what they do on a device would end up in the capture."""
+        if self._static is None:
+            position = self.position
+            self._static = {name: torch.empty_like(column).copy_(column) for name, column in self.next().items()}
+            self.seek(position)
+        self.close()
+
+    def capture_next(self) -> Batch:
+        """What `bring` brought: a graph can hold it, as its place never changes."""
+        if self._static is None:
+            raise UsageError("call load() before capture_next(): the graph reads its batch from places made there")
+        return self._static
+
+    def bring(self) -> None:
+        """Put the next batch where a graph looks for it. Call before each replay; the host waits as in `next`."""
+        assert self._static is not None
+        for name, column in self.next().items():
+            self._static[name].copy_(column)
+
+    def replayed(self) -> None:
+        """`bring` has moved on already."""
 
     def seek(self, position: int) -> None:
         if position != self.position:
@@ -217,6 +114,7 @@ class PinnedFeed:
             ahead, self._ahead = self._ahead, None
             self._past = _sum(self._past, ahead.counters)
             ahead.close()
+            self._uplink.forget()
 
     def stats(self) -> dict[str, Any]:
         """What reading has taken so far. `wait_share` is the part of the time that whoever asks for batches stood waiting."""
@@ -233,7 +131,7 @@ class PinnedFeed:
             "wait_share": min(1.0, wait_s / elapsed_s) if elapsed_s else 0.0,
             "idle_s": now.room_wait_s,
             "workers": self.workers,
-            "depth": self.depth,
+            "depth": -(-self.depth // self._pieces),
             "buffer_bytes": link.buffer_bytes,
             "changes": [] if self._tuner is None else [asdict(change) for change in self._tuner.history],
         }
@@ -250,7 +148,7 @@ class PinnedFeed:
         if self._ahead is None:
             self._start()
         assert self._ahead is not None
-        sent = next(self._ahead)
+        sent = next_sent(self._ahead)
         if sent.span != wanted:  # Ctrl-C came between a batch's arrival and its use, and was caught: begin again from here
             self.close()
             return self._fetch(size)
@@ -260,7 +158,7 @@ class PinnedFeed:
         return sent
 
     def _start(self) -> None:
-        self._ahead = Ahead(self._uplink.carry, map(self._uplink.plan, self._spans()), self.depth, self.workers)
+        self._ahead = Ahead(self._uplink.carry, self._uplink.pieces(self._spans()), self.depth, self.workers)
         if self._tuner is not None:
             self._tuner.begin(self._ahead)
 
@@ -276,11 +174,14 @@ class PinnedFeed:
         elif workers == "auto" and getattr(source, "workers", None):
             workers = 2  # it has workers of its own: one batch is read while the one before is handed over
         if isinstance(workers, int):
-            return workers, depth or max(1, workers) + SPARE
+            return workers, depth * self._pieces if depth else depth_for(max(1, workers), self._pieces)
         row_bytes = sum(column.row_bytes for column in source.schema.values())
-        tuner = self._tuner = Tuner(budget or Budget.here(), self.batch * row_bytes)
+        tuner = self._tuner = Tuner(budget or Budget.here(), self.batch * row_bytes, self._pieces)
         workers = 1 if source.in_memory else tuner.most()
-        return workers, depth or tuner.depth_of(workers)
+        return workers, depth * self._pieces if depth else tuner.depth_of(workers)
+
+    def _transformed(self, columns: Batch, rows: Tensor, visits: Tensor) -> Batch:
+        return apply(self._transforms, columns, Keys(self._seed, visits, rows))
 
     def _rehearse(self, source: Source) -> None:
         """Constants of transforms are on the device before the first batch, which is then like every other."""
@@ -288,7 +189,8 @@ class PinnedFeed:
             none = torch.zeros(1, dtype=torch.int64)
             first = {name: column.to(self._device) for name, column in source.read(none).items()}
             none = none.to(self._device)
-            apply(self._transforms, first, Keys(self._seed, none, none))
+            self._transformed(first, none, none)
+            self._uplink.follow()
 
 
 def spans(start: int, end: int | None, batch: int) -> Iterator[Span]:

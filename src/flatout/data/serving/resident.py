@@ -87,6 +87,9 @@ class ResidentFeed:
         batch = self._gather(self.stored, rows)
         return apply(self._transforms, batch, Keys(self._seed, visits, rows)) if self._transforms else batch
 
+    def bring(self) -> None:
+        """The graph itself picks its rows."""
+
     def replayed(self) -> None:
         """Call after each replay of a graph that holds one `capture_next`."""
         self.position += self.batch

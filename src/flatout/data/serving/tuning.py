@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from flatout.base.units import show_bytes, show_count, show_rate
 from flatout.data.serving.ahead import Counters
 
-SPARE = 2  # batches ahead beyond those being read: one on its way to the device, one ready
+SPARE = 2  # batches beyond those being read: one on its way to the device, one ready
 _HEADROOM = 1.1  # reads vary; a pipe of exactly equal rates waits half of the time
 
 
@@ -82,6 +82,11 @@ class Analysis:
         return {**asdict(self), "bottleneck": self.bottleneck.name, "words": self.words}
 
 
+def depth_for(workers: int, pieces: int = 1, room: float = math.inf) -> int:
+    """How many pieces of work are begun and not yet taken, where a batch is read in so many pieces."""
+    return int(min(room, workers + SPARE * pieces))
+
+
 def analyse(measured: Measured, batch: int, budget: Budget) -> Analysis:
     """Threads enough for the slowest of the other stages, within the budget; then which stage is slowest."""
     others = _other_stages(measured)
@@ -102,7 +107,7 @@ def analyse(measured: Measured, batch: int, budget: Budget) -> Analysis:
     reading = Stage("reading", workers * each, ceiling, remedy)
     stages = (reading, *others)
     bottleneck = min(reversed(stages), key=lambda stage: stage.rows_per_s)  # of equals the last: nobody waits for the others
-    return Analysis(workers, min(room, workers + SPARE), stages, bottleneck)
+    return Analysis(workers, depth_for(workers, room=room), stages, bottleneck)
 
 
 def _other_stages(measured: Measured) -> list[Stage]:
@@ -158,11 +163,22 @@ class Tuner:
     IDLE_LOOKS = 20
     RETRY_S = 30.0
 
-    def __init__(self, budget: Budget, batch_bytes: float, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        budget: Budget,
+        batch_bytes: float,
+        pieces: int = 1,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        work: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`pieces`: what the pipe delivers is that part of a batch, and its depth counts those. `work`: seconds that the
+        consumer's own thread, which is the one that looks, has been on a core."""
         self.history: list[Change] = []
         self._budget = budget
-        self._room = budget.batches(batch_bytes)
-        self._clock = clock
+        self._pieces = pieces
+        self._room = budget.batches(batch_bytes) * pieces
+        self._clock, self._work, self._worked_s = clock, work, work()
         self._began_s = self._looked_s = clock()
         self._next_s = self._began_s + self.EVERY_S
         self._before = Counters()
@@ -174,15 +190,15 @@ class Tuner:
     def most(self, consumer_busy: float = 1.0) -> int:
         """Threads that the budget allows; one more if the consumer would leave its own core idle most of the time even then."""
         cores = self._budget.cores if consumer_busy < 0.5 else self._budget.threads
-        return max(1, min(cores, self._room - SPARE))
+        return max(1, min(cores, self._room - SPARE * self._pieces))
 
     def depth_of(self, workers: int) -> int:
-        return min(self._room, workers + SPARE)
+        return depth_for(workers, self._pieces, self._room)
 
     def begin(self, pipe: Pipe) -> None:
         """A pipe was started, perhaps in place of another one: what is counted begins now."""
         self._before, self._tried, self._idle_looks = pipe.counters, None, 0
-        self._looked_s = self._clock()
+        self._looked_s, self._worked_s = self._clock(), self._work()
         self._next_s = self._looked_s + self.EVERY_S
 
     def look(self, pipe: Pipe) -> bool:
@@ -190,14 +206,15 @@ class Tuner:
         now_s = self._clock()
         if now_s < self._next_s:
             return False
-        counters = pipe.counters
-        seen = _Seen.between(self._before, counters, now_s - self._looked_s, pipe.workers)
+        counters, worked_s = pipe.counters, self._work()
+        seen = _Seen.between(self._before, counters, now_s - self._looked_s, worked_s - self._worked_s, pipe.workers)
         if seen.delivered < 2 * pipe.workers and seen.elapsed_s < self.LONGEST_LOOK_S:
             self._next_s = now_s + self.EVERY_S  # too few batches came to judge by
             return False
         before = pipe.workers, pipe.depth
         self._decide(pipe, seen, now_s)
-        self._before, self._looked_s, self._next_s = counters, now_s, now_s + self.EVERY_S
+        self._before, self._worked_s = counters, worked_s
+        self._looked_s, self._next_s = now_s, now_s + self.EVERY_S
         return (pipe.workers, pipe.depth) != before
 
     def _decide(self, pipe: Pipe, seen: _Seen, now_s: float) -> None:
@@ -205,7 +222,8 @@ class Tuner:
         if tried is not None and not tried.helped(seen, pipe.workers):
             self._cap, self._cap_until_s = tried.workers, now_s + self._retry_s
             self._retry_s *= 2
-            why = f"more threads made it no faster ({_per_s(seen.rate)} after {_per_s(tried.rate)})"
+            now, then = _per_s(seen.rate / self._pieces), _per_s(tried.rate / self._pieces)
+            why = f"more threads made it no faster ({now} after {then})"
             self._resize(pipe, tried.workers, tried.depth, why, now_s)
         elif seen.waits > self.WAITS and seen.busy > self.BUSY:
             self._idle_looks = 0
@@ -219,7 +237,7 @@ class Tuner:
             self._shrink_when_idle(pipe, seen, now_s)
 
     def _grow(self, pipe: Pipe, seen: _Seen, now_s: float) -> None:
-        most = self.most((1 - seen.waits) * self._budget.cores / pipe.workers)
+        most = self.most(seen.works * self._budget.cores / pipe.workers)  # what it would work if all cores read
         if now_s < self._cap_until_s:
             most = min(most, int(self._cap))
         enough = math.ceil(pipe.workers * seen.busy / max(0.01, 1 - seen.waits) * _HEADROOM)
@@ -249,7 +267,7 @@ class Tuner:
         if workers != pipe.workers:
             changes.append(f"threads {pipe.workers} -> {workers}")
         if depth != pipe.depth:
-            changes.append(f"depth {pipe.depth} -> {depth}")
+            changes.append(f"depth {-(-pipe.depth // self._pieces)} -> {-(-depth // self._pieces)}")
         if changes:
             pipe.resize(workers=workers, depth=depth)
             self.history.append(Change(round(now_s - self._began_s, 3), ", ".join(changes), why))
@@ -262,15 +280,16 @@ class _Seen:
     elapsed_s: float
     delivered: int
     waits: float  # of the consumer's time
+    works: float  # the same: its thread is on a core
     busy: float  # of the threads' time
     idle: float
 
     @classmethod
-    def between(cls, before: Counters, now: Counters, elapsed_s: float, workers: int) -> _Seen:
+    def between(cls, before: Counters, now: Counters, elapsed_s: float, worked_s: float, workers: int) -> _Seen:
         spent = now.since(before)
         of_threads_s = workers * elapsed_s
         busy, idle = min(1.0, spent.making_s / of_threads_s), min(1.0, spent.room_wait_s / of_threads_s)
-        return cls(elapsed_s, spent.delivered, min(1.0, spent.wait_s / elapsed_s), busy, idle)
+        return cls(elapsed_s, spent.delivered, min(1.0, spent.wait_s / elapsed_s), worked_s / elapsed_s, busy, idle)
 
     @property
     def rate(self) -> float:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import UsageError, did_you_mean
+from flatout.data.room import empty
 from flatout.data.source import Batch, Column, Source
 from flatout.data.stores.cache import Cache, cache_key
 from flatout.data.stores.mapped import MappedStore
@@ -27,6 +28,7 @@ class FillingSource(Source):
         self.store = store
         self._layout = Layout.of(source.schema)
         self._degraded = degraded
+        self._at_hand: Mapping[str, Tensor] | None = None
 
     @property
     def degraded(self) -> list[str]:
@@ -44,6 +46,15 @@ class FillingSource(Source):
         """Those that the source has of its own."""
         own: int | None = getattr(self.source, "workers", None)
         return own
+
+    @property
+    def piece_rows(self) -> int | None:
+        rows: int | None = getattr(self.source, "piece_rows", None)
+        return rows
+
+    def row_sizes(self, rows: Tensor) -> Tensor:
+        sizes: Tensor = self.source.row_sizes(rows)  # type: ignore[attr-defined]
+        return sizes
 
     @property
     def complete(self) -> bool:
@@ -120,6 +131,13 @@ class FillingSource(Source):
             store.put(rows, batch, None if stand_ins is None else stand_ins(rows))
         return batch
 
+    def at_hand(self) -> Mapping[str, Tensor] | None:
+        """What `gather` takes rows from without reading them one by one, once all of them are in memory."""
+        gathers = not self._layout.ragged or type(self.source).gather is not Source.gather
+        if self._at_hand is None and gathers and isinstance(self._usable(), MemoryStore) and self.complete:
+            self._at_hand = self.stored()
+        return self._at_hand
+
     def gather(self, stored: Mapping[str, Tensor], rows: Tensor) -> Batch:
         return self.source.gather(stored, rows)
 
@@ -132,7 +150,7 @@ class FillingSource(Source):
         places = here.nonzero().squeeze(1), (~here).nonzero().squeeze(1)
         merged: Batch = {}
         for name, column in self._layout.fixed.items():
-            out = torch.empty((len(here), *column.shape), dtype=column.dtype)
+            out = empty((len(here), *column.shape), column.dtype)
             for place, part in zip(places, (kept, fresh), strict=True):
                 out[place] = part[name]
             merged[name] = out

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flatout.base.errors import UsageError
 from flatout.base.units import show_bytes
+from flatout.data.room import empty
 from flatout.data.source import Batch, Source
 from flatout.data.stores.records import Array, Layout, Take, starts
 from flatout.data.stores.runs import CHUNK_BYTES, Runs
@@ -157,7 +158,7 @@ class MemoryStore:
 
     def _allocated(self, limit_bytes: int | None, sizes: Tensor | None) -> tuple[Batch, Runs]:
         fixed = self._layout.fixed.items()
-        columns = {name: torch.empty((self._capacity, *column.shape), dtype=column.dtype) for name, column in fixed}
+        columns = {name: empty((self._capacity, *column.shape), column.dtype) for name, column in fixed}
         return columns, Runs(self._layout, self._capacity, limit_bytes, sizes)
 
     def _with_room(self, wanted: Array, picked: Array, sizes: Array) -> Array:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError, UsageError
+from flatout.data.room import empty
 from flatout.data.source import Batch, Column, Schema
 
 START = "start"
@@ -100,7 +101,7 @@ class Layout:
         begin = 0
         for name, column in self.fixed.items():
             end = begin + column.row_bytes
-            own = torch.empty((len(records), *column.shape), dtype=column.dtype) if take is None else take(name, len(records))
+            own = empty((len(records), *column.shape), column.dtype) if take is None else take(name, len(records))
             out = own if own.is_contiguous() else torch.empty_like(own, memory_format=torch.contiguous_format)
             bytes_of(out).reshape(len(records), column.row_bytes)[:] = records[:, begin:end]
             found[name] = own if own is out else own.copy_(out)
@@ -113,7 +114,7 @@ class Layout:
             return {}
         start, items = torch.from_numpy(starts(sizes)), int(sizes.sum())
         if take is None:
-            return {**{name: torch.empty(items, dtype=column.dtype) for name, column in self.ragged.items()}, START: start}
+            return {**{name: empty((items,), column.dtype) for name, column in self.ragged.items()}, START: start}
         return {**{name: take(name, items) for name in self.ragged}, START: take(START, len(start)).copy_(start)}
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flatout.base.units import show_bytes
+from flatout.data.room import empty
 from flatout.data.source import Batch
 from flatout.data.stores.records import START, Array, Layout, Take, plain, starts
 
@@ -108,7 +109,7 @@ class Runs:
         return None
 
     def _add_chunk(self, items: int) -> None:
-        self._chunks.append({name: torch.empty(items, dtype=column.dtype) for name, column in self._layout.ragged.items()})
+        self._chunks.append({name: empty((items,), column.dtype) for name, column in self._layout.ragged.items()})
         self._used, self._room = 0, items
 
     def _arrays(self, name: str) -> list[Array]:

@@ -1,0 +1,323 @@
+"""Rows on their way to a device: read by any number of threads, each a batch or a piece of one, into reused pinned buffers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatout.data.order import Sampler
+from flatout.data.room import empty
+from flatout.data.serving.ahead import Ahead
+from flatout.data.serving.lookahead import Lookahead
+from flatout.data.serving.slots import Slot, Slots
+from flatout.data.serving.tuning import SPARE
+from flatout.data.source import Batch, Column, Source
+from flatout.data.stores.records import START
+
+Span = tuple[int, int]
+Finish = Callable[[Batch, Tensor, Tensor], Batch]
+"""What makes a batch of columns as they were read, their rows and visits."""
+
+_HOST = torch.device("cpu")
+_NUMBERS = Column(torch.int64, ())
+_ROWS, _VISITS = "<rows>", "<visits>"  # beside the columns in a slot
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A batch on its way: its tensors may be used once the stream has passed `ready` (None: they never left the host)."""
+
+    columns: Batch
+    rows: Tensor
+    visits: Tensor
+    ready: Any
+    span: Span
+
+
+class Planned:
+    """A batch that is to be read, and `sent` once all its pieces are."""
+
+    def __init__(self, span: Span, rows: Tensor, visits: Tensor, pieces: int) -> None:
+        self.span, self.rows, self.visits, self.pieces = span, rows, visits, pieces
+        self.sent: Sent | None = None
+        self.lock = threading.Lock()
+        self.slot: Slot | None = None
+        self.room: Batch | None = None  # where pieces are written to
+        self.items: list[int] = []  # where each row begins in ragged columns, and the end
+        self.left = pieces
+        self.resized = False
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows [begin, end) of a batch: what one thread reads at a time."""
+
+    batch: Planned
+    begin: int
+    end: int
+
+    @property
+    def last(self) -> bool:
+        return self.end == len(self.batch.rows)
+
+
+def next_sent(ahead: Ahead[Piece, Piece]) -> Sent:
+    """The next batch: pieces come in order, so with its last one all are read."""
+    piece = next(ahead)
+    while not piece.last:
+        piece = next(ahead)
+    assert piece.batch.sent is not None
+    return piece.batch.sent
+
+
+class _Resized(Exception):
+    """A row is not as long as it was said to be: what it was could not be read, and another stands in for it."""
+
+
+class Uplink:
+    """Sends rows of a source to a device. Any number of threads may `carry` at a time.
+
+    A source whose rows take long to read says by `piece_rows` how many of them are one thread's work: then all threads work at
+    the batch that is needed next, and few batches are under way at a time. It has `read_with`, and `row_sizes` of ragged rows.
+
+    What is left to do on the device, `finish`, goes to the stream of the copies: it runs beside training, not before it.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        sampler: Sampler,
+        batch: int,
+        device: torch.device,
+        workers: int = 1,
+        finish: Finish | None = None,
+    ) -> None:
+        self.rows_read, self.read_s, self.copied_bytes, self.copy_s = 0, 0.0, 0, 0.0
+        self._source = source
+        self._ahead = Lookahead(sampler, _HOST)
+        self._device = device
+        self._lock = threading.Lock()
+        self._ragged = any(column.ragged is not None for column in source.schema.values())
+        self._read_visits = getattr(source, "read_visits", None)  # of sources whose samples differ from visit to visit
+        self._read_with = getattr(source, "read_with", None)  # of those that write to any place they are told
+        self._at_hand = getattr(source, "at_hand", None)  # of those that come to hold all rows in memory
+        self._piece_rows = piece_rows(source, batch)
+        self._pieces = -(-batch // self._piece_rows)
+        self._under_way: set[Planned] = set()
+        self._finish_batch = finish
+        self._slots: Slots | None = None
+        if device.type != "cpu":
+            self._module = torch.get_device_module(device)
+            self._stream = self._module.Stream(device)
+            columns = {**source.schema, _ROWS: _NUMBERS, _VISITS: _NUMBERS}
+            self._slots = Slots(columns, batch, self._slots_for(workers))
+
+    @property
+    def degraded(self) -> list[str]:
+        return [] if self._slots is None else self._slots.degraded
+
+    @property
+    def buffer_bytes(self) -> int:
+        return 0 if self._slots is None else self._slots.nbytes
+
+    def resize(self, workers: int) -> None:
+        if self._slots is not None:
+            self._slots.resize(self._slots_for(workers))
+
+    def send(self, span: Span) -> Sent:
+        planned = self._plan(span, 1)
+        return self._whole(planned)
+
+    def pieces(self, spans: Iterable[Span]) -> Iterator[Piece]:
+        """Of one batch after the other."""
+        for span in spans:
+            size = self._piece_rows if self._whole_at_hand() is None else span[1] - span[0]
+            begins = range(0, span[1] - span[0], size)
+            batch = self._plan(span, len(begins))
+            for begin in begins:
+                yield Piece(batch, begin, min(begin + size, len(batch.rows)))
+
+    def carry(self, piece: Piece) -> Piece:
+        batch = piece.batch
+        if batch.pieces == 1:
+            batch.sent = self._whole(batch)
+            return piece
+        self._open(batch)
+        self._fill(piece)
+        with batch.lock:
+            batch.left -= 1
+            done = batch.left == 0
+        if done:
+            batch.sent = self._finish(batch)
+        return piece
+
+    def receive(self, sent: Sent) -> None:
+        """Order the current stream after the copy; the host does not wait."""
+        if sent.ready is None:
+            return
+        current = self._module.current_stream(self._device)
+        current.wait_event(sent.ready)
+        for tensor in (*sent.columns.values(), sent.rows, sent.visits):
+            tensor.record_stream(current)  # made on the side stream: its memory is not reused before this one is done
+
+    def follow(self) -> None:
+        """What the current stream does now comes before what is sent from here on."""
+        if self._slots is not None:
+            self._stream.wait_stream(self._module.current_stream(self._device))
+
+    def forget(self) -> None:
+        """Batches that nobody will finish, all threads having stopped: their buffers are lent again."""
+        under_way, self._under_way = self._under_way, set()
+        for batch in under_way:
+            if self._slots is not None and batch.slot is not None:
+                self._slots.give_back(batch.slot)
+
+    def _slots_for(self, workers: int) -> int:
+        """Those being filled, and those that are copied from."""
+        return SPARE + (workers if self._pieces == 1 else -(-workers // self._pieces) + 1)
+
+    def _plan(self, span: Span, pieces: int) -> Planned:
+        """Cheap, and best called in order: rows are made by the 64k."""
+        with self._lock:
+            return Planned(span, self._ahead.rows(*span), self._ahead.visits(*span), pieces)
+
+    def _whole(self, planned: Planned) -> Sent:
+        if self._slots is None:
+            began_s = time.perf_counter()
+            columns = self._read(planned)
+            self._count(len(planned.rows), time.perf_counter() - began_s)
+            return self._here(planned, columns)
+        slot = self._slots.borrow()
+        try:
+            return self._through(slot, planned)
+        finally:
+            self._slots.give_back(slot)
+
+    def _open(self, batch: Planned) -> None:
+        """The first thread that comes makes room; the others wait until it has."""
+        with batch.lock:
+            if batch.room is not None:
+                return
+            if self._slots is not None:
+                batch.slot = self._slots.borrow()
+            with self._lock:
+                self._under_way.add(batch)
+            if self._ragged:
+                sizes: Tensor = self._source.row_sizes(batch.rows)  # type: ignore[attr-defined]
+                batch.items = [0, *sizes.cumsum(0).tolist()]
+            batch.room = {name: self._room(batch, name, column) for name, column in self._source.schema.items()}
+
+    def _room(self, batch: Planned, name: str, column: Column) -> Tensor:
+        length = len(batch.rows) if column.ragged is None else batch.items[-1]
+        return empty((length, *column.shape), column.dtype) if batch.slot is None else batch.slot.take(name, length)
+
+    def _fill(self, piece: Piece) -> None:
+        batch, schema = piece.batch, self._source.schema
+        assert batch.room is not None and self._read_with is not None
+        room = batch.room
+
+        def take(name: str, length: int) -> Tensor:
+            ragged = schema[name].ragged is not None
+            begin, end = (batch.items[piece.begin], batch.items[piece.end]) if ragged else (piece.begin, piece.end)
+            if length != end - begin:
+                raise _Resized
+            return room[name][begin:end]
+
+        began_s = time.perf_counter()
+        try:
+            self._read_with(batch.rows[piece.begin : piece.end], take)
+            if self._ragged:
+                room[START][piece.begin : piece.end] += batch.items[piece.begin]
+        except _Resized:
+            batch.resized = True
+        self._count(piece.end - piece.begin, time.perf_counter() - began_s)
+
+    def _finish(self, batch: Planned) -> Sent:
+        with self._lock:
+            self._under_way.discard(batch)
+        assert batch.room is not None
+        if batch.slot is None:
+            columns = self._read(batch) if batch.resized else batch.room
+            return self._here(batch, columns)
+        assert self._slots is not None
+        try:
+            if batch.resized:
+                return self._through(batch.slot, batch)
+            self._note_copy(batch.slot)
+            return self._upload(batch.slot, batch, dict(batch.room))
+        finally:
+            self._slots.give_back(batch.slot)
+
+    def _through(self, slot: Slot, planned: Planned) -> Sent:
+        self._note_copy(slot)
+        began_s = time.perf_counter()
+        filled = self._read_into(slot, planned)
+        self._count(len(planned.rows), time.perf_counter() - began_s)
+        return self._upload(slot, planned, filled)
+
+    def _upload(self, slot: Slot, planned: Planned, filled: Batch) -> Sent:
+        filled[_ROWS] = slot.take(_ROWS, len(planned.rows)).copy_(planned.rows)
+        filled[_VISITS] = slot.take(_VISITS, len(planned.rows)).copy_(planned.visits)
+        with self._module.stream(self._stream):
+            slot.began = self._event()
+            uploaded = {name: column.to(self._device, non_blocking=True) for name, column in filled.items()}
+            slot.copied = ready = self._event()
+            slot.copied_bytes = sum(column.nbytes for column in filled.values())
+            rows, visits = uploaded.pop(_ROWS), uploaded.pop(_VISITS)
+            if self._finish_batch is not None:
+                uploaded = self._finish_batch(uploaded, rows, visits)
+                ready = self._stream.record_event()
+        return Sent(uploaded, rows, visits, ready, planned.span)
+
+    def _here(self, planned: Planned, columns: Batch) -> Sent:
+        if self._finish_batch is not None:
+            columns = self._finish_batch(columns, planned.rows, planned.visits)
+        return Sent(columns, planned.rows, planned.visits, None, planned.span)
+
+    def _read(self, planned: Planned) -> Batch:
+        if self._read_visits is not None:
+            columns: Batch = self._read_visits(planned.rows, planned.visits)
+            return columns
+        whole = self._whole_at_hand()
+        return self._source.read(planned.rows) if whole is None else self._source.gather(whole, planned.rows)
+
+    def _whole_at_hand(self) -> Any:
+        """On a CPU rows that are in memory are picked where they lie; a device gets copies of them."""
+        return self._at_hand() if self._at_hand is not None and self._slots is None else None
+
+    def _read_into(self, slot: Slot, planned: Planned) -> Batch:
+        if self._read_with is not None:
+            return dict(self._read_with(planned.rows, slot.take))
+        if self._read_visits is not None or self._ragged:  # how long ragged columns are is known once they are read
+            return {name: slot.take(name, len(column)).copy_(column) for name, column in self._read(planned).items()}
+        columns = {name: slot.take(name, len(planned.rows)) for name in self._source.schema}
+        self._source.read_into(planned.rows, columns)
+        return columns
+
+    def _event(self) -> Any:
+        return self._stream.record_event(self._module.Event(enable_timing=True))
+
+    def _note_copy(self, slot: Slot) -> None:
+        """What the slot's last copy took; it is over."""
+        if slot.copied is not None:
+            copy_s = slot.began.elapsed_time(slot.copied) / 1e3
+            with self._lock:
+                self.copied_bytes += slot.copied_bytes
+                self.copy_s += copy_s
+
+    def _count(self, rows: int, read_s: float) -> None:
+        with self._lock:
+            self.rows_read += rows
+            self.read_s += read_s
+
+
+def piece_rows(source: Source, batch: int) -> int:
+    """Rows of a batch that one thread reads at a time."""
+    most: int | None = getattr(source, "piece_rows", None)
+    return batch if most is None else min(batch, most)
