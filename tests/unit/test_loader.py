@@ -380,7 +380,7 @@ def test_what_is_in_memory_is_read_without_threads_on_a_cpu() -> None:
     before = _settle(0)
     slow = PinnedFeed(Scattered(100), Order(0, (100,)), 10, "cpu", budget=Budget(4, 10**6))
     slow.next()
-    assert slow.workers == 3 and _threads() > before
+    assert slow.workers == 4 and _threads() > before
     slow.close()
     quick = PinnedFeed(InMemory(100), Order(0, (100,)), 10, "cpu", budget=Budget(4, 10**6))
     quick.next()

@@ -177,7 +177,8 @@ class PinnedFeed:
             return workers, depth * self._pieces if depth else depth_for(max(1, workers), self._pieces)
         row_bytes = sum(column.row_bytes for column in source.schema.values())
         tuner = self._tuner = Tuner(budget or Budget.here(), self.batch * row_bytes, self._pieces)
-        workers = 1 if source.in_memory else tuner.most()
+        # Beside a GPU one core launches kernels, and who keeps it from that holds up everything; on a CPU all share the work
+        workers = 1 if source.in_memory else tuner.most(consumer_busy=0.0 if self._device.type == "cpu" else 1.0)
         return workers, depth * self._pieces if depth else tuner.depth_of(workers)
 
     def _transformed(self, columns: Batch, rows: Tensor, visits: Tensor) -> Batch:

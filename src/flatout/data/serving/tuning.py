@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from flatout.base.units import show_bytes, show_count, show_rate
@@ -219,7 +219,9 @@ class Tuner:
 
     def _decide(self, pipe: Pipe, seen: _Seen, now_s: float) -> None:
         tried, self._tried = self._tried, None
-        if tried is not None and not tried.helped(seen, pipe.workers):
+        if tried is not None and not tried.helped(seen, pipe.workers) and not tried.looked:
+            self._tried = replace(tried, looked=True)  # one bad look may be a hiccup
+        elif tried is not None and not tried.helped(seen, pipe.workers):
             self._cap, self._cap_until_s = tried.workers, now_s + self._retry_s
             self._retry_s *= 2
             now, then = _per_s(seen.rate / self._pieces), _per_s(tried.rate / self._pieces)
@@ -303,6 +305,7 @@ class _Tried:
     workers: int
     depth: int
     rate: float
+    looked: bool = False  # once already, and it had not helped
 
     def helped(self, seen: _Seen, workers: int) -> bool:
         """A quarter of what the added threads promise, or an end to the waiting, is help."""
