@@ -16,15 +16,19 @@ from flatout.base.errors import DataError, UsageError
 from flatout.data.data import Data
 from flatout.data.keyed import Keys
 from flatout.data.normalize import Normalize
+from flatout.data.photos import source as photo_source
 from flatout.data.photos.colour import ColourJitter
 from flatout.data.photos.crops import CenterCrop, RandomResizedCrop
 from flatout.data.photos.images import IMAGENET, images
 from flatout.data.photos.mixing import Cutmix, Mixup
+from flatout.data.photos.opening import read_photo
 from flatout.data.photos.source import PhotoSource
 from flatout.data.pixels import Cutout, Flip
+from flatout.data.serving.evaluation import EvalFeed
 from flatout.data.serving.pinned import PinnedFeed
 from flatout.data.serving.resident import ResidentFeed
 from flatout.data.source import Source
+from flatout.data.stores.cache import Cache
 from flatout.data.stores.filling import FillingSource
 from flatout.data.stores.memory import MemoryStore
 from flatout.data.transforms import apply
@@ -215,3 +219,21 @@ def test_every_tier_serves_the_same_bits(folder: Path, policy: str, piece_rows: 
     for other in others:
         for one, two in zip(plain, other, strict=True):
             assert one.keys() == two.keys() and all(one[name].equal(two[name]) for name in one)
+
+
+@pytest.mark.parametrize("tier", ["pinned", "mapped", "streamed"])
+def test_what_evaluation_read_is_kept_where_the_tier_keeps_rows(
+    folder: Path, tmp_path: Path, tier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = images(folder, size=16)
+    opened: list[str] = []
+    monkeypatch.setattr(photo_source, "read_photo", lambda path: opened.append(path) or read_photo(path))  # type: ignore[func-returns-value]
+    feed = EvalFeed(data.train, data.prepare, 6, "cpu", tier, keep=True, cache=Cache(tmp_path / "cache"))
+    first = list(feed)
+    begun = len(opened)
+    second = list(feed)
+    assert begun >= len(data.train) and len(opened) - begun == (len(data.train) if tier == "streamed" else 0)
+    assert all(one[name].equal(two[name]) for one, two in zip(first, second, strict=True) for name in one)
+    plain = list(EvalFeed(data.train, data.prepare, 6, "cpu", "streamed"))
+    assert all(one[name].equal(two[name]) for one, two in zip(first, plain, strict=True) for name in one)
+    feed.close()

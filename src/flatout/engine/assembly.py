@@ -13,7 +13,7 @@ from flatout.base.units import parse_seconds
 from flatout.data.serving.feed import EvalFeed, Feed, IterableFeed, PinnedFeed, ResidentFeed, StoredFeed
 from flatout.data.serving.feed import feed as make_feed
 from flatout.data.source import Source
-from flatout.data.stores.cache import disk_bytes
+from flatout.data.stores.cache import Cache, disk_bytes
 from flatout.engine.ema import Average
 from flatout.engine.graph import GraphStep
 from flatout.engine.job import Job
@@ -81,6 +81,8 @@ class Assembly:
         self.feed.close()
         if isinstance(self.feed, StoredFeed):
             self.feed.release()
+        if self.evaluation is not None:
+            self.evaluation.close()
 
     def stream_state(self) -> str | None:
         """As JSON; what is not plain data can't be kept, and the stream is then read again up to where it was."""
@@ -140,7 +142,8 @@ def assemble(job: Job, settings: Settings, folder: RunFolder, events: EventLog, 
     if job.data.validation is not None:
         rows = settings.evaluation_batch or job.batch
         served = settings.tier if settings.tier != "resident" or isinstance(feed, ResidentFeed) else "pinned"
-        evaluation = EvalFeed(job.data.validation, job.data.prepare, batch=rows, device=device, tier=served)
+        kept = None if cache is None else Cache(cache / "rows", disk_bytes(cache, settings.disk_budget))
+        evaluation = EvalFeed(job.data.validation, job.data.prepare, rows, device, served, keep=True, cache=kept)
     meters = Meters(device)
     return Assembly(
         step=step,

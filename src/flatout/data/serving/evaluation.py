@@ -16,13 +16,18 @@ from flatout.data.serving.resident import move
 from flatout.data.serving.tuning import Budget, depth_for
 from flatout.data.serving.uplink import Uplink, next_sent, piece_rows
 from flatout.data.source import Batch, Source
+from flatout.data.stores.cache import Cache
+from flatout.data.stores.filling import FillingSource, place
 from flatout.data.transforms import Transform, apply, rehearse
 
 TIERS = ("resident", "pinned", "mapped", "streamed")  # where the bytes live: the device, host memory, a cache file, the source
 
 
 class EvalFeed:
-    """Iterate as often as needed: what the resident tier put on the device stays there. The last batch may be short."""
+    """Iterate as often as needed: what the resident tier put on the device stays there. The last batch may be short.
+
+    With `keep`, rows that take long to read are read once and kept where the tier keeps them: in memory, or in `cache`.
+    """
 
     def __init__(
         self,
@@ -33,6 +38,8 @@ class EvalFeed:
         tier: str = "resident",
         *,
         stored: Mapping[str, Tensor] | None = None,
+        keep: bool = False,
+        cache: Cache | None = None,
     ) -> None:
         if batch < 1:
             raise UsageError(f"batch must be 1 or more, got {batch}")
@@ -47,7 +54,8 @@ class EvalFeed:
         if tier == "resident":
             self._stored = move(source.stored() if stored is None else stored, self._device)
         else:
-            self._source, widen = source.compact()
+            narrow, widen = source.compact()
+            self._source = place(narrow, tier, cache) if keep and (tier == "pinned" or cache is not None) else narrow
             self._prepare = (*widen, *self._prepare)
         first = self._source.read(torch.zeros(1, dtype=torch.int64))
         rehearse(self._prepare, move(first, self._device))
@@ -58,6 +66,11 @@ class EvalFeed:
     def __iter__(self) -> Iterator[Batch]:
         return self._from_device(self._stored) if self._stored is not None else self._from_host()
 
+    def close(self) -> None:
+        """What was read into a cache stays there."""
+        if isinstance(self._source, FillingSource):
+            self._source.close()
+
     def _from_device(self, stored: Mapping[str, Tensor]) -> Iterator[Batch]:
         for start, stop in spans(0, len(self._source), self.batch):
             rows = torch.arange(start, stop, device=self._device)
@@ -67,7 +80,7 @@ class EvalFeed:
         alone = getattr(self._source, "alone", False)  # draws from the generators of this process: not beside it
         workers = 1 if alone or self._source.in_memory else Budget.here().cores
         uplink = Uplink(self._source, Sequential(len(self._source)), self.batch, self._device, workers)
-        self.degraded = uplink.degraded
+        self.degraded = [*uplink.degraded, *getattr(self._source, "degraded", ())]
         pieces = -(-self.batch // piece_rows(self._source, self.batch))
         planned = uplink.pieces(spans(0, len(self._source), self.batch))
         ahead = Ahead(uplink.carry, planned, depth=1 if alone else depth_for(workers, pieces), workers=workers)
