@@ -183,11 +183,11 @@ def _fused(s: Situation, values: Mapping[str, Any]) -> Decisions:
 
 
 def _channels_last(s: Situation, values: Mapping[str, Any]) -> Decisions:
-    images = any(len(column.shape) == 3 for column in s.job.data.schema().values())
+    images = any(len(column.shape) in (2, 3) for column in s.job.data.schema().values())
     if has_convolution(s.job.model) and images:
         yield Choice("channels_last", True, "convolutions: the layout their kernels want")
     else:
-        yield Choice("channels_last", False, "no convolutions over images with channels")
+        yield Choice("channels_last", False, "no convolutions over images")
 
 
 def _deterministic(s: Situation, values: Mapping[str, Any]) -> Decisions:
