@@ -21,7 +21,7 @@ from flatout.data.datasets import nursery
 from flatout.data.datasets.arena import Layout, Memory
 from flatout.data.datasets.failures import SampleFailed, WorkerTraceback, error_of
 from flatout.data.datasets.landing import Landing, Piece
-from flatout.data.datasets.parcel import Parcel, Unpackable
+from flatout.data.datasets.parcel import packed
 from flatout.data.datasets.samples import Form
 from flatout.data.datasets.streamtask import Go, LookAtStream, Skip, Snapshot, StreamTask, Take, Taken, has_state
 from flatout.data.datasets.watched import ProcessWorker, ThreadWorker, WontStart, Worker
@@ -58,7 +58,7 @@ class IterableSource(Source):
         self.resumes = has_state(dataset)
         self._timeout_s = timeout_s
         self._task = StreamTask(dataset, form, seed, self.bad.policy == "skip", endless=length == math.inf)
-        self._parcel = self._packed() if in_process else None
+        self._parcel = packed(self._task, self._say_thread) if in_process else None
         looker = ThreadWorker(LookAtStream(self._task), Layout({}, 0), timeout_s, borrows=True)
         self._terms, self._drew = self._answer(looker, Take(1))[0]
         looker.close()
@@ -121,16 +121,6 @@ class IterableSource(Source):
             return worker.call(job, lambda: f"the next samples of {self.name}")
         except SampleFailed as failed:
             raise error_of(failed.failure, self.name, self.bad) from WorkerTraceback(failed.failure.trace)
-
-    def _packed(self) -> Parcel | None:
-        why = nursery.can_start()
-        if why is None:
-            try:
-                return Parcel(self._task)
-            except Unpackable as error:
-                why = str(error)
-        self._say_thread(why)
-        return None
 
     def _say_thread(self, why: str) -> None:
         self.degraded.append(f"{self.name} is read by a thread, beside the Python code that trains, not by a process: {why}")

@@ -16,7 +16,7 @@ from flatout.data.bad import Bad
 from flatout.data.datasets import nursery
 from flatout.data.datasets.arena import Layout, Memory
 from flatout.data.datasets.failures import Failure, SampleFailed, WorkerTraceback, error_of
-from flatout.data.datasets.parcel import Parcel, Unpackable
+from flatout.data.datasets.parcel import Parcel, packed
 from flatout.data.datasets.rowtask import Looked, LookTask, Part, RowJob, Rows, RowTask, Terms, many
 from flatout.data.datasets.samples import Form, Unusable, put_row
 from flatout.data.datasets.watched import ProcessWorker, ThreadWorker, WontStart, Worker
@@ -49,7 +49,8 @@ class RowReader:
         self._known_bad: set[int] = set()
         skip = bad.policy == "skip"
         self._task = RowTask(parts, form, seed, skip)
-        self._parcel = self._packed() if processes and workers != 0 else None  # before a look changes what is in the dataset
+        # before a look changes what is in the dataset
+        self._parcel = packed(self._task, self._say_threads) if processes and workers != 0 else None
         self._looker = ThreadWorker(LookTask(parts, form, seed, skip), Layout({}, 0), timeout_s, borrows=True)
         first = self._look_at_all()
         self._terms = replace(first.terms, draws=self.varies)
@@ -150,16 +151,6 @@ class RowReader:
                     f"{self._name} draws random numbers for some samples, though not for the first and the last: rows of it "
                     "that were kept stay as they were drawn"
                 )
-
-    def _packed(self) -> Parcel | None:
-        why = nursery.can_start()
-        if why is None:
-            try:
-                return Parcel(self._task)
-            except Unpackable as error:
-                why = str(error)
-        self._say_threads(why)
-        return None
 
     def _say_threads(self, why: str) -> None:
         self.degraded.append(f"{self._name} is read by threads, one sample of Python code at a time, not by processes: {why}")
