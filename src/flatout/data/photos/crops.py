@@ -50,7 +50,7 @@ class RandomResizedCrop:
 
 @dataclass(frozen=True)
 class CenterCrop:
-    """Scales an image until its short side has `resize` pixels (8/7 of `size` unless told), and takes the middle."""
+    """Scales an image until its short side has `resize` pixels (29/28 of `size` unless told), and takes the middle."""
 
     size: int | None = None
     resize: int | None = None
@@ -74,8 +74,8 @@ class CenterCrop:
 
 
 def resize_for(size: int) -> int:
-    """256 for 224: what the short side is scaled to before the middle is taken."""
-    return round(size * 8 / 7)
+    """232 for 224, as in torchvision's later recipes: what the short side is scaled to before the middle is taken."""
+    return round(size * 29 / 28)
 
 
 def random_window(

@@ -56,7 +56,7 @@ def images(
     share aside for validation by the files' names: adding files moves hardly any to the other side.
 
     Training sees what `augment` says, in its order; evaluation a center crop. Photos are decoded no smaller than `cover` pixels
-    on their short side, 8/7 of `size` unless told; more keeps small crops sharp, and costs time and memory.
+    on their short side, 29/28 of `size` unless told; more keeps small crops sharp, and costs time and memory.
     """
     if holdout and validation is not None:
         raise DataError("holdout and validation are two ways to say the same: give one of them")
