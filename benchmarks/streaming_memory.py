@@ -23,6 +23,7 @@ from evidence import Bar, Report, options
 import flatout as fo
 from flatout.data.serving.feed import feed
 from flatout.data.source import Batch
+from flatout.data.stores.cache import Cache
 from flatout.data.tables import encoded
 
 EPOCHS, FROM = 10, 2  # growth is counted from the second epoch: in the first, libraries and buffers come to be
@@ -88,7 +89,7 @@ def cached_photos(folder: Path, size: Sizes) -> tuple[Epochs, dict[str, Any]]:
     """Written to a cache as they are first decoded, mapped from there on."""
     data = fo.data.images(folder / "photos", size=224, augment=["random_resized_crop", "flip"])
     cache = tempfile.TemporaryDirectory()
-    served = feed(data, "mapped", PHOTOS_BATCH, "cpu", cache=Path(cache.name))
+    served = feed(data, "mapped", PHOTOS_BATCH, "cpu", cache=Cache(Path(cache.name)))
 
     def epoch() -> Iterator[Batch]:
         for _ in range(size.photos // PHOTOS_BATCH):
@@ -182,7 +183,7 @@ def main() -> int:
     report.conditions = {
         "epochs": EPOCHS,
         "files_of_photos": made,
-        "memory_of_an_epoch": f"the most of looks {BETWEEN_S} s apart, while batches are read ahead. Their median, kept as well, "
+        "memory_of_an_epoch": f"the most of looks {BETWEEN_S} s apart, while batches are read ahead. Their median, also kept, "
         "moves by a batch, several percent, with the moment of the looks",
         "growth": f"of epoch {EPOCHS} over epoch {FROM}",
         "cases": {

@@ -1,22 +1,35 @@
-"""What is left when a run has trained: its model, and other data read as its own was."""
+"""What is left when a run has trained: its model, the parts of its data, and other data read as its own was."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from flatout.base.errors import DataError, StoreError
+from flatout.base.errors import DataError, StoreError, UsageError, did_you_mean
 from flatout.data.arrays import arrays
+from flatout.data.data import Data
 from flatout.data.photos.images import other_images
+from flatout.data.serving.loader import PARTS
 from flatout.data.source import Source
 from flatout.data.specs import parse_data
+from flatout.data.tables.given import scan_given
+from flatout.data.tables.sql import is_query, scan_sql
 from flatout.engine.job import Job
 from flatout.models.finetune import load_weights
 from flatout.recipe import Recipe
 from flatout.store.run_folder import RunFolder
+
+Words = np.ndarray[Any, np.dtype[np.str_]]
+
+_HOW_TO_HAVE = {
+    "validation": "set holdout: 0.2 or validation: FILE",
+    "test": "set test: FILE, which tables, sql and images take,",
+}
 
 
 def trained_model(folder: RunFolder, job: Job) -> nn.Module:
@@ -41,12 +54,44 @@ def trained_model(folder: RunFolder, job: Job) -> nn.Module:
     return job.model
 
 
+def own_part(name: str, data: Data, part: str) -> Source:
+    """A part of the data that the run `name` was trained with."""
+    if part not in PARTS:
+        raise UsageError(f"unknown part {part!r}; {did_you_mean(part, PARTS)}")
+    parts: dict[str, Source] = {each: source for each in PARTS if (source := getattr(data, each)) is not None}
+    if part not in parts:
+        raise UsageError(
+            f"{name} has no {part} part, its data has {' and '.join(parts)}: {_HOW_TO_HAVE[part]} under data in the recipe "
+            "and train again, or evaluate other data with --data"
+        )
+    return parts[part]
+
+
+def with_names(columns: Mapping[str, Tensor], job: Job) -> dict[str, Tensor | Words]:
+    """The columns of a prediction, and in `class` what the predicted class is called, where classes have names."""
+    prepared = job.data.preparation
+    names = job.data.labels if prepared is None else prepared.class_names
+    if names is None or "prediction" not in columns or job.objective.name not in ("classify", "binary"):
+        return dict(columns)
+    words = np.array([*names, ""])  # the last one is for a model that is wider than there are classes
+    numbers = columns["prediction"].numpy()
+    named: dict[str, Tensor | Words] = {"prediction": columns["prediction"], "class": words[np.minimum(numbers, len(names))]}
+    return {**named, **columns}
+
+
+def read_given(job: Job, given: Any, targets: bool) -> Source:
+    """Raw columns that are in memory, prepared as those of the run's own table were."""
+    prepared = job.data.preparation
+    rows: Source = prepared.read(scan_given(given, prepared.needed(targets)), targets)
+    return rows
+
+
 def read_like(recipe: Recipe, job: Job, path: str, targets: bool, cache: Path | None = None) -> Source:
-    """A file of other data, read as the run's own was: its alphabet, its layout, its labels."""
+    """A file of other data, or a query, read as the run's own was: its alphabet, its layout, its labels."""
     written = dict(recipe.data) if isinstance(recipe.data, Mapping) else {}
     reading = dict(job.data.reading)
     if job.data.preparation is not None:
-        scanned = job.data.preparation.scan(path, targets, **reading)
+        scanned = scan_sql(path) if is_query(path) else job.data.preparation.scan(path, targets, **reading)
         rows: Source = job.data.preparation.read(scanned, targets, on_bad=reading["on_bad"])
         return rows
     if reading.pop("images", False):

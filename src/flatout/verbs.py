@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from flatout.data.data import Data
 from flatout.data.kept import recall, remember
 from flatout.data.serving.evaluation import EvalFeed
 from flatout.data.source import Source
+from flatout.data.specs import located
+from flatout.data.tables.sql import is_query
 from flatout.engine.evaluation import evaluate as evaluate_model
 from flatout.engine.job import Job
 from flatout.engine.loop import train
@@ -37,9 +39,16 @@ from flatout.plan.plan import Plan
 from flatout.reading import read_recipe, recipe_from
 from flatout.recipe import Recipe
 from flatout.store.run_folder import RunFolder, create, find, find_unfinished
-from flatout.trained import read_like, trained_model
+from flatout.trained import Words, own_part, read_given, read_like, trained_model, with_names
 
-OtherData = Data | str | Path | Mapping[str, Any] | np.ndarray | Tensor
+
+class Frame(Protocol):
+    """A table in memory, in Arrow's words: a pyarrow.Table, a DataFrame of pandas or Polars."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+OtherData = Data | str | Path | Mapping[str, Any] | np.ndarray | Tensor | Frame
 CACHE = Path.home() / ".cache" / "flatout"
 
 
@@ -132,18 +141,31 @@ def load(name: str | Path, *, runs: Path | str = "runs", recipe: Recipe | None =
     return Run(find(Path(runs), str(name)), recipe)
 
 
-def evaluate(run: Run, data: OtherData | None = None, *, device: str = "auto", cache: Path | None = CACHE) -> dict[str, float]:
-    """Metrics of the trained model on the run's validation part, or on other data, prepared as in training.
+def evaluate(
+    run: Run,
+    data: OtherData | None = None,
+    *,
+    part: str | None = None,
+    device: str = "auto",
+    cache: Path | None = CACHE,
+) -> dict[str, float]:
+    """Metrics of the trained model on the run's validation part, on its test or train part, or on other data.
 
-    `data` is a file, `fo.data.arrays(x, y)`, or columns such as {"x": x, "y": y} of arrays or files.
+    All rows are prepared as in training, and none is augmented. `data` is a file, `fo.data.arrays(x, y)`, columns such as
+    {"x": x, "y": y} of arrays or files; of a run on a table also a query, its raw columns, a pyarrow.Table or a DataFrame.
     """
-    job = build_job(run.recipe, cache) if data is None else _job_to_use(run)
-    source = _source_for(run, job, data, targets=True, cache=cache)
-    if source is None:
-        raise UsageError(f"{run.name} has no validation part: say what to evaluate on with --data")
+    if data is None:
+        job = build_job(run.recipe, cache)
+        source = own_part(run.name, job.data, "validation" if part is None else part)
+    elif part is None:
+        job = _job_to_use(run)
+        source = _other_source(run, job, data, targets=True, cache=cache)
+    else:
+        raise UsageError(f"part={part!r} is of the run's own data, and other data was given to evaluate: give one of them")
     place = pick_device(device)
     model = trained_model(run.folder, job).to(place)
-    feed = EvalFeed(source, job.data.prepare, run.plan.batch, place, _tier(source))
+    tier = run.plan.settings.tier if part == "train" else "resident"  # what was too large for the device still is
+    feed = EvalFeed(source, job.data.prepare, run.plan.batch, place, _tier(source, tier))
     batch = next(iter(feed))
     with torch.no_grad():
         model.eval()
@@ -153,11 +175,14 @@ def evaluate(run: Run, data: OtherData | None = None, *, device: str = "auto", c
     return metrics
 
 
-def predict(run: Run, data: OtherData, *, device: str = "auto", cache: Path | None = CACHE) -> dict[str, Tensor]:
-    """Columns of predictions for every row, in the order of the data: a file, an array, or columns of them."""
+def predict(run: Run, data: OtherData, *, device: str = "auto", cache: Path | None = CACHE) -> dict[str, Tensor | Words]:
+    """Columns of predictions for every row, in the order of the data; `class`, where classes have names, is an array of text.
+
+    `data` is a file, an array, or columns of them; of a run on a table also a query, its raw columns such as
+    {"age": [39, 50], "job": ["clerk", "cook"]} without the label, a pyarrow.Table or a DataFrame.
+    """
     job = _job_to_use(run)
-    source = _source_for(run, job, data, targets=False, cache=cache)
-    assert source is not None
+    source = _other_source(run, job, data, targets=False, cache=cache)
     place = pick_device(device)
     model = trained_model(run.folder, job).to(place).eval()
     pieces: dict[str, list[Tensor]] = {}
@@ -165,7 +190,7 @@ def predict(run: Run, data: OtherData, *, device: str = "auto", cache: Path | No
         for batch in EvalFeed(source, job.data.prepare, run.plan.batch, place, _tier(source)):
             for name, column in job.objective.predict(model, batch).items():
                 pieces.setdefault(name, []).append(column.cpu())
-    return {name: torch.cat(columns) for name, columns in pieces.items()}
+    return with_names({name: torch.cat(columns) for name, columns in pieces.items()}, job)
 
 
 def _job_to_use(run: Run) -> Job:
@@ -278,12 +303,14 @@ def _stored_recipe(folder: RunFolder) -> Recipe:
     return recipe_from(folder.read("recipe.json"), Path(origin["folder"]), stored=True)
 
 
-def _source_for(run: Run, job: Job, data: OtherData | None, *, targets: bool, cache: Path | None) -> Source | None:
+def _other_source(run: Run, job: Job, data: OtherData, *, targets: bool, cache: Path | None) -> Source:
     """`targets`: y is needed, and means what it meant in training."""
-    if data is None:
-        return job.data.validation
+    tabular = job.data.preparation is not None
     if isinstance(data, str | Path):
-        source = read_like(run.recipe, job, str(Path(data).resolve()), targets, cache)
+        query = tabular and isinstance(data, str) and is_query(data)
+        source = read_like(run.recipe, job, str(data if query else located(str(data), Path.cwd())), targets, cache)
+    elif tabular and not isinstance(data, Data):
+        source = read_given(job, data, targets)
     else:
         own = run.recipe.data
         layout = own.get("layout") if isinstance(own, Mapping) else None
@@ -292,9 +319,9 @@ def _source_for(run: Run, job: Job, data: OtherData | None, *, targets: bool, ca
     return source
 
 
-def _tier(source: Source) -> str:
+def _tier(source: Source, planned: str = "resident") -> str:
     """Rows that have to be read or decoded come as they are needed: nobody knows how many there are."""
-    return "resident" if source.in_memory else "streamed"
+    return "resident" if source.in_memory and planned == "resident" else "streamed"
 
 
 def _precision(run: Run, device: torch.device) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import shutil
@@ -11,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,10 @@ from flatout.base.errors import UsageError
 from flatout.data.stores import cache as cache_module
 from flatout.data.stores.cache import Cache, cache_key
 from flatout.data.stores.compression import Measured, best_codec, choose_compression, measure_codec
+from flatout.data.stores.entries import hold
 from flatout.data.stores.filling import FillingSource
 from flatout.data.stores.mapped import MappedStore, cached_rows
+from flatout.data.stores.tiers import Surroundings
 
 PART_BYTES = 4096
 
@@ -77,7 +81,7 @@ def fill(source: MadeUp, folder: Path, count: int | None = None, **options: Any)
 
 
 def entry_of(source: MadeUp, folder: Path) -> Path:
-    return folder / cache_key(source)
+    return folder / "rows" / cache_key(source)
 
 
 def parts_of(source: MadeUp, folder: Path) -> list[Path]:
@@ -332,7 +336,7 @@ def test_the_least_recently_used_entry_goes_first_and_none_in_use(tmp_path: Path
     left = {name for name, source in sources.items() if entry_of(source, tmp_path).exists()}
     assert left == {"a", "bb", "dddd"}
     held.close()
-    assert not list(tmp_path.glob(".gone-*"))
+    assert not list(tmp_path.glob("*/.gone-*"))
     with opened(MadeUp("photos", rows=150, name="bb"), tmp_path) as filling:
         assert reads_right(filling) == 0
 
@@ -351,7 +355,7 @@ def test_the_budget_is_kept_and_what_does_not_fit_is_said_once(tmp_path: Path) -
 
 
 def test_what_an_eviction_left_is_swept(tmp_path: Path) -> None:
-    leftover = tmp_path / ".gone-" / "deep"
+    leftover = tmp_path / "rows" / ".gone-" / "deep"
     leftover.mkdir(parents=True)
     fill(MadeUp(), tmp_path, limit_bytes=10**9)
     assert not leftover.parent.exists()
@@ -426,17 +430,106 @@ def test_compression_is_chosen_by_what_it_delivers() -> None:
     assert best_codec(100e6, {"lz4": Measured(1.05, 1e9), "zstd": Measured(1.08, 1e9)}, 1e9) == "none"
 
 
-def test_compression_is_measured_on_a_sample() -> None:
-    noise = np.random.default_rng(0).integers(0, 256, 1 << 19).astype(np.uint8)
-    assert choose_compression(1e3, 1e12, noise) == "none"
-    assert choose_compression(1e3, 1e12, bytes(1 << 19)) in ("lz4", "zstd")
-    assert choose_compression(1e12, 1e3, bytes(1 << 19)) == "none"
-    assert choose_compression(1e3, 1e12, b"") == "none"
-    assert measure_codec("lz4", np.zeros(1 << 19, np.uint8)).ratio > 50 > 1.1 > measure_codec("lz4", noise).ratio
-    source = MadeUp()
-    entry_folder = Path("/nonexistent")
+SLOW_DISK = Surroundings(
+    rows=1000, row_bytes=1e6, in_memory=False, device_free_bytes=0, host_free_bytes=1e9, disk_free_bytes=1e12,
+    needed_rows_s=1e6, disk_bytes_s=1e6,
+)  # fmt: skip
+NOISE = np.random.default_rng(0).integers(0, 256, 1 << 19).astype(np.uint8)
+ZEROS = np.zeros(1 << 19, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("change", "sample", "chosen", "why"),
+    [
+        ({}, ZEROS, ("lz4", "zstd"), "the disk reads 1 MB/s of the 1 TB/s that training could take; with "),
+        ({}, NOISE, ("none",), "no codec helps: lz4 1x, zstd 1x, tried on 524 kB of rows"),
+        ({}, ZEROS[:0], ("none",), "no rows to try"),
+        ({"disk_bytes_s": 2e12}, None, ("none",), "the disk reads 2 TB/s, training takes up to 1 TB/s"),
+        ({"host_free_bytes": 1e10}, None, ("none",), "1 GB of 10 GB free memory: read from disk once"),
+        ({"disk_bytes_s": None}, None, ("none",), "not measured: flatout probe"),
+        ({"needed_rows_s": None}, None, ("none",), "not known beforehand"),
+    ],
+)
+def test_rows_are_sampled_only_where_the_disk_is_too_slow(
+    change: dict[str, Any], sample: Any, chosen: tuple[str, ...], why: str
+) -> None:
+    def read() -> Any:
+        assert sample is not None, "no row is read for nothing"
+        return sample
+
+    name, said = choose_compression(replace(SLOW_DISK, **change), 1e6, read)
+    assert name in chosen and why in said
+
+
+def test_a_small_row_costs_the_block_it_is_in() -> None:
+    small = replace(SLOW_DISK, row_bytes=1e6, needed_rows_s=1e4, disk_bytes_s=1e8)
+    name, why = choose_compression(small, 1000, lambda: ZEROS, threads=64)
+    assert name != "none" and "100 MB/s of the 655 MB/s" in why  # 10 MB/s of rows, each in 64 kB of others
+
+
+def test_a_codec_is_known_by_its_name() -> None:
+    assert measure_codec("lz4", ZEROS).ratio > 50 > 1.1 > measure_codec("lz4", NOISE).ratio
     with pytest.raises(UsageError, match="unknown compression 'lz5'; did you mean 'lz4'"):
-        MappedStore(cache_module.CacheEntry(Cache(entry_folder), entry_folder, -1), source, compression="lz5")
+        Cache(Path("/nonexistent"), compression="lz5")
+
+
+# text and tables in the same folder
+
+
+def encoded_text(folder: Path, word: str) -> Path:
+    """An entry that is not of rows, as large as told by its name."""
+    entry = folder / "tokens" / hashlib.blake2b(word.encode(), digest_size=16).hexdigest()
+    entry.mkdir(parents=True)
+    (entry / "tokens.bin").write_bytes(bytes(30_000))
+    os.utime(entry, (0, 0))
+    return entry
+
+
+def test_text_and_tables_count_against_the_budget_and_go_when_nobody_uses_them(tmp_path: Path) -> None:
+    old, used = encoded_text(tmp_path, "old"), encoded_text(tmp_path, "used")
+    deep = tmp_path / "tables" / ("0" * 32) / "train"
+    deep.mkdir(parents=True)
+    (deep / "x").write_bytes(bytes(30_000))
+    assert Cache(tmp_path).used_bytes() == 90_000
+    held = hold(used)
+    source = MadeUp("photos", rows=100)
+    with opened(source, tmp_path, limit_bytes=110_000) as filling:
+        assert reads_right(filling) == 100
+        assert filling.degraded == []
+    assert not old.exists() and used.exists()
+    assert Cache(tmp_path, 110_000).trim() is None and Cache(tmp_path).used_bytes() <= 110_000
+    why = Cache(tmp_path, 10_000).trim()
+    assert why == f"the cache in {tmp_path} takes 30 kB, over its limit of 10 kB: all of it is in use"
+    assert used.exists() and not deep.exists() and not entry_of(source, tmp_path).exists()
+    assert held is not None
+    held.close()
+    assert Cache(tmp_path, 10_000).trim() is None and not used.exists()
+
+
+def test_what_another_process_uses_stays_until_it_ends(tmp_path: Path) -> None:
+    entry = encoded_text(tmp_path, "shared")
+    code = """
+from flatout.data.stores.entries import hold
+held = hold(Path({entry!r}))
+print("held", flush=True)
+time.sleep(1000)
+"""
+    process = child(tmp_path, code.replace("{entry!r}", repr(str(entry))))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    assert "all of it is in use" in str(Cache(tmp_path, 1000).trim()) and entry.exists()
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=30)
+    assert Cache(tmp_path, 1000).trim() is None and not entry.exists()
+
+
+def test_folders_of_other_people_are_neither_counted_nor_touched(tmp_path: Path) -> None:
+    for name in ("notes", "tokens/mine"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").write_bytes(bytes(5000))
+    assert Cache(tmp_path).used_bytes() == 0 and Cache(tmp_path, 1).trim() is None
+    assert hold(tmp_path / "notes") is None and sorted(path.name for path in (tmp_path / "notes").iterdir()) == ["file"]
+    assert (tmp_path / "tokens" / "mine" / "file").exists()
 
 
 def test_memory_stays_flat_over_many_epochs(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import lzma
@@ -21,6 +22,7 @@ import torch
 from flatout.base.errors import DataError, MissingExtra, UsageError
 from flatout.data import text
 from flatout.data.bad import Bad
+from flatout.data.stores.cache import Cache
 from flatout.data.texts import tokenizer, tokens
 from flatout.data.texts.packing import IGNORED
 from flatout.data.texts.tokenizer import Tokenizer, encoded
@@ -245,6 +247,22 @@ def test_several_at_once_and_what_a_killed_build_left(tmp_path: Path, at: dict[s
     (tmp_path / "a.txt").write_text(prose(2))
     text(tmp_path / "a.txt", tokenizer=tmp_path / "tok.json", **at)
     assert not left.exists()
+
+
+@pytest.mark.parametrize("mapped_bytes", [1, 1 << 40])
+def test_text_in_use_is_not_evicted(
+    tmp_path: Path, at: dict[str, Any], mapped_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "_MAP_BYTES", mapped_bytes)
+    trained(tmp_path / "tok.json")
+    (tmp_path / "a.txt").write_text(prose(1))
+    data = text(tmp_path / "a.txt", tokenizer=tmp_path / "tok.json", **at)
+    assert "all of it is in use" in str(Cache(at["cache"], 10).trim()) and len(kept(at["cache"])) == 1
+    del data
+    gc.collect()
+    assert Cache(at["cache"], 10).trim() is None and kept(at["cache"]) == {}
+    text(tmp_path / "a.txt", tokenizer=tmp_path / "tok.json", **at)  # and is made again
+    assert len(kept(at["cache"])) == 1
 
 
 def test_seams_between_documents_and_the_end_of_text_that_closes_them(tmp_path: Path, at: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ import flatout as fo
 from flatout.base.errors import DataError, Stopped, UsageError
 from flatout.data.datasets import streamtask
 from flatout.data.datasets.iterables import IterableFeed
+from flatout.data.photos.decode import Turbo
 from flatout.data.serving import feed as feeds
 from flatout.data.serving.resident import ResidentFeed
 from flatout.reading import read_recipe
@@ -81,6 +82,20 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_photos(tmp_path: Path, pho
         run(photo_recipe(photos, tier), tmp_path / "parts", tmp_path / "cache", observers=[stopped_at(4)])
     rest = run(photo_recipe(photos, tier), tmp_path / "parts", tmp_path / "cache")
     assert 4 <= kinds(rest, "resumed")[0]["step"] < 12 and equal(weights(rest), weights(whole))
+
+
+def test_another_decoder_on_resume_is_an_event_and_reads_nothing_that_the_first_one_kept(
+    tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Stopped):
+        run(photo_recipe(photos, "mapped"), tmp_path / "runs", tmp_path / "cache", observers=[stopped_at(4)])
+    before = Turbo().id
+    monkeypatch.setattr(Turbo, "id", "turbo of another version")
+    rest = run(photo_recipe(photos, "mapped"), tmp_path / "runs", tmp_path / "cache")
+    assert kinds(rest, "resumed")
+    (said,) = [event["why"] for event in kinds(rest, "degraded") if event["what"] == "data"]
+    assert said == f"rows are made by turbo of another version from here on, until here by {before}"
+    assert len(list((tmp_path / "cache" / "rows").iterdir())) >= 2
 
 
 class Stream(IterableDataset[Any]):

@@ -19,6 +19,7 @@ from flatout.data.normalize import Normalize
 from flatout.data.photos import source as photo_source
 from flatout.data.photos.colour import ColourJitter
 from flatout.data.photos.crops import CenterCrop, RandomResizedCrop
+from flatout.data.photos.decode import Turbo
 from flatout.data.photos.images import IMAGENET, images
 from flatout.data.photos.mixing import Cutmix, Mixup
 from flatout.data.photos.opening import read_photo
@@ -28,7 +29,7 @@ from flatout.data.serving.evaluation import EvalFeed
 from flatout.data.serving.pinned import PinnedFeed
 from flatout.data.serving.resident import ResidentFeed
 from flatout.data.source import Source
-from flatout.data.stores.cache import Cache
+from flatout.data.stores.cache import Cache, cache_key
 from flatout.data.stores.filling import FillingSource
 from flatout.data.stores.memory import MemoryStore
 from flatout.data.transforms import apply
@@ -169,10 +170,16 @@ def test_draws_by_class_or_weight(folder: Path) -> None:
     assert weighted.train.read(weighted.sampler(0).rows(0, 50))["y"].sum() == 0
 
 
-def test_size_cover_and_decoder_are_part_of_what_the_data_is(folder: Path) -> None:
+def test_size_and_cover_are_part_of_what_the_data_is_and_the_decoder_of_what_a_cache_keeps(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = images(folder, size=16).fingerprint()
     assert images(folder, size=16).fingerprint() == first
     assert images(folder, size=15).fingerprint() != first and images(folder, size=16, cover=30).fingerprint() != first
+    source = images(folder, size=16).train
+    key = cache_key(source)
+    monkeypatch.setattr(Turbo, "id", "turbo of another version")
+    assert cache_key(source) != key and images(folder, size=16).fingerprint() == first
     for wrong in (0, -3, "x", 2.5):
         with pytest.raises(DataError, match="size is a whole number of pixels"):
             images(folder, size=wrong)  # type: ignore[arg-type]

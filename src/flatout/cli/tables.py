@@ -1,4 +1,4 @@
-"""Columns of tensors as a Parquet, CSV or NumPy file."""
+"""Columns of tensors and arrays as a Parquet, CSV or NumPy file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_table_path(path: Path) -> None:
 
 
 def write_table(path: Path, columns: Mapping[str, Any]) -> None:
-    """Whole or not at all. A tensor of more than one dimension becomes a column of lists."""
+    """Whole or not at all. A column of more than one dimension becomes a column of lists."""
     aside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         _write(aside, columns)
@@ -34,24 +34,22 @@ def write_table(path: Path, columns: Mapping[str, Any]) -> None:
 
 
 def _write(path: Path, columns: Mapping[str, Any]) -> None:
-    if path.suffix == ".npz":
-        import numpy as np
+    import numpy as np
 
-        np.savez_compressed(path, **{name: column.numpy() for name, column in columns.items()})
+    arrays: dict[str, Any] = {name: np.asarray(column) for name, column in columns.items()}
+    if path.suffix == ".npz":
+        np.savez_compressed(path, **arrays)
         return
     import pyarrow as pa
 
     if path.suffix == ".parquet":
         import pyarrow.parquet as parquet
 
-        parquet.write_table(pa.table({name: _listed(column.numpy()) for name, column in columns.items()}), path)
+        parquet.write_table(pa.table({name: _listed(array) for name, array in arrays.items()}), path)
     else:
         import pyarrow.csv as csv
 
-        flat = {
-            name: column.numpy() if column.ndim == 1 else [str(row) for row in column.tolist()]
-            for name, column in columns.items()
-        }
+        flat = {name: array if array.ndim == 1 else [str(row) for row in array.tolist()] for name, array in arrays.items()}
         csv.write_csv(pa.table(flat), path)
 
 

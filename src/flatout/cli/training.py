@@ -75,28 +75,36 @@ def explain(
 def evaluate(
     run: RunName,
     data: Annotated[
-        str | None, typer.Option("--data", help="Other data than the run's validation part: a file, or x=FILE,y=FILE.")
+        str | None,
+        typer.Option("--data", help="Other data than the run's own: a file, x=FILE,y=FILE, or for a table a query."),
+    ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option("--part", help="A part of the run's own data: validation (the default), test or train."),
     ] = None,
     runs: Runs = Path("runs"),
     device: DeviceName = "auto",
     as_json: Json = False,
 ) -> None:
-    """Metrics of a run's model on its validation part, or on other data."""
+    """Metrics of a run's model on its validation, test or train part, or on other data."""
     from flatout import verbs
 
     other = None if data is None else _file_or_columns(data)
-    metrics = verbs.evaluate(_load(run, runs), other, device=device, cache=cache_folder())
+    metrics = verbs.evaluate(_load(run, runs), other, part=part, device=device, cache=cache_folder())
     print_json(metrics) if as_json else print("\n".join(f"{name:12} {value:.6g}" for name, value in metrics.items()))
 
 
 def predict(
     run: RunName,
-    data: Annotated[Path, typer.Argument(help="What to predict: .npz, .npy, ... as in training.", show_default=False)],
+    data: Annotated[
+        str,
+        typer.Argument(help="What to predict: files as in training, or for a table a query, 'select ...'.", show_default=False),
+    ],
     out: Annotated[Path, typer.Option("--out", help="Where to: .parquet, .csv or .npz.")] = Path("predictions.parquet"),
     runs: Runs = Path("runs"),
     device: DeviceName = "auto",
 ) -> None:
-    """Predict with a run's model and write the result as a table."""
+    """Predict with a run's model and write the result as a table, with the names of the classes where they have some."""
     from flatout import verbs
     from flatout.cli.tables import check_table_path, write_table
 
@@ -176,7 +184,9 @@ def read_asked(path: Path, overrides: list[str] | None, sets: list[str] | None, 
 
 def _file_or_columns(text: str) -> str | dict[str, str]:
     """`x=images.idx,y=labels.idx` names a file for each column."""
-    if "=" not in text or Path(text).exists():
+    from flatout.data.tables.sql import is_query
+
+    if "=" not in text or is_query(text) or Path(text).exists():
         return text
     return {
         name.strip(): str(Path(path.strip()).resolve()) for name, _, path in (part.partition("=") for part in text.split(","))

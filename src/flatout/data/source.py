@@ -83,6 +83,11 @@ class Source(ABC):
         return (len(self),)
 
     @property
+    def made_by(self) -> str:
+        """What turns files into rows, where another version of it would make other bits: a decoder."""
+        return ""
+
+    @property
     def tokens_per_row(self) -> int:
         return 1
 

@@ -128,29 +128,31 @@ def assemble(job: Job, settings: Settings, folder: RunFolder, events: EventLog, 
 
     step = Step(model, job.objective, optimizer, settings, clip=job.clip, average=average, on_split=on_split)
     step.warm(job.batch)
+    compression = "none" if settings.cache_compression == "auto" else settings.cache_compression  # nobody chose
+    kept = None if cache is None else Cache(cache, disk_bytes(cache, settings.disk_budget), compression)
     feed = make_feed(
         job.data,
         settings.tier,
         batch=job.batch,
         device=device,
         seed=job.seed,
-        cache=cache,
-        disk_bytes=None if cache is None else disk_bytes(cache, settings.disk_budget),
+        cache=kept,
         threads=settings.reader_threads,
     )
     evaluation = None
     if job.data.validation is not None:
         rows = settings.evaluation_batch or job.batch
         served = settings.tier if settings.tier != "resident" or isinstance(feed, ResidentFeed) else "pinned"
-        kept = None if cache is None else Cache(cache / "rows", disk_bytes(cache, settings.disk_budget))
         evaluation = EvalFeed(job.data.validation, job.data.prepare, rows, device, served, keep=True, cache=kept)
+    if kept is not None and (too_much := kept.trim()):  # now that what this run uses is open
+        events.emit("degraded", what="disk_budget", why=too_much)
     meters = Meters(device)
     return Assembly(
         step=step,
         source=job.data.train,
         feed=feed,
         evaluation=evaluation,
-        state=TrainState(model, optimizer, average, step.scale, device),
+        state=TrainState(model, optimizer, average, step.scale, device, job.data.train.made_by),
         saver=Saver(folder.checkpoints(settings.keep_checkpoints), events, device, parse_seconds(settings.grace)),
         budget=BudgetMeter(
             job.budget,

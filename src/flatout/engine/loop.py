@@ -94,6 +94,9 @@ class Loop:
                 self.events.emit(
                     "degraded", what="deterministic", why=f"resumed, but not bit for bit: {'; '.join(differences)}"
                 )
+            was, now = found[1].get("made_by", ""), self.parts.state.made_by
+            if was != now:
+                self.events.emit("degraded", what="data", why=f"rows are made by {now} from here on, until here by {was}")
             self.events.emit("resumed", step=self.progress.step, samples=self.progress.samples, swept=swept)
 
     def run(self) -> None:

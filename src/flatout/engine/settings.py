@@ -10,6 +10,7 @@ from flatout.base.budget import Budget
 from flatout.base.errors import UsageError, did_you_mean
 from flatout.base.units import parse_bytes, parse_seconds
 from flatout.data.serving.evaluation import TIERS
+from flatout.data.stores.compression import COMPRESSIONS
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 COMPILES = ("off", "on", "max-autotune")
@@ -22,6 +23,7 @@ class Settings:
     tier: str = "resident"  # where the data lives: on the device, in host memory, in a cache file, at its source
     reader_threads: int = 0  # that read and decode ahead; 0: as many as it turns out to take
     disk_budget: str = "auto"  # for caches of data: "50 GB"; auto: half of what is free
+    cache_compression: str = "auto"  # of rows that are written there from now on; auto: as the plan finds
     precision: str = "fp32"
     compile: str = "off"
     graph: bool = False  # the whole step, update included, as one CUDA graph
@@ -55,6 +57,7 @@ def conflicts(settings: Settings) -> list[str]:
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": PRECISIONS, "compile": COMPILES, "attention": ATTENTIONS, "tier": TIERS,
+    "cache_compression": ("auto", *COMPRESSIONS),
 }  # fmt: skip
 _ON = {"on", "true", "yes", "1"}
 _OFF = {"off", "false", "no", "0"}
@@ -81,7 +84,9 @@ def off_value(name: str) -> Any:
     known = {field.name: field for field in fields(Settings)}
     if name not in known:
         raise UsageError(f"--off {name}: no such setting; {did_you_mean(name, known)}")
-    plain: dict[str, Any] = {"compile": "off", "precision": "fp32", "attention": "auto", "micro_batch": 0}
+    plain: dict[str, Any] = {
+        "compile": "off", "precision": "fp32", "attention": "auto", "micro_batch": 0, "cache_compression": "none",
+    }  # fmt: skip
     if name in plain:
         return plain[name]
     if known[name].type == "bool":

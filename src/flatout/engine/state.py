@@ -17,13 +17,21 @@ from flatout.engine.progress import Progress
 
 class TrainState:
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, average: Average | None, scale: LossScale | None, device: torch.device
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        average: Average | None,
+        scale: LossScale | None,
+        device: torch.device,
+        made_by: str = "",
     ) -> None:
+        """`made_by`: what makes rows of the data's files."""
         self.model = model
         self.optimizer = optimizer
         self.average = average
         self.scale = scale
         self.device = device
+        self.made_by = made_by
 
     def tree(self, progress: Progress, stream: str | None = None) -> dict[str, Any]:
         """`stream`: where an iterable is, which no position alone can say."""
@@ -35,6 +43,7 @@ class TrainState:
             "optimizer": self.optimizer.state_dict(),
             "average": self.average.average if self.average else None,
             "scale": self.scale.state() if self.scale else None,
+            "made_by": self.made_by,
             "topology": {"device": self.device.type, "threads": torch.get_num_threads(), "torch": torch.__version__},
         }
 

@@ -12,6 +12,7 @@ import torch
 from flatout.base.errors import RecipeError
 from flatout.base.units import show_count, show_seconds
 from flatout.data.datasets.iterables import IterableSource
+from flatout.data.stores.tiers import choose_tier
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings, conflicts
 from flatout.machine.ceilings import Ceilings
@@ -19,7 +20,7 @@ from flatout.machine.device import device_name, pick_device
 from flatout.models.facts import has_batch_norm, has_convolution, has_dropout, parameter_count
 from flatout.plan.plan import Choice, Plan, Prediction, Rejected
 from flatout.plan.predict import predict
-from flatout.plan.tier import tier_of
+from flatout.plan.tier import compression_of, surroundings
 
 _COMPILE_COST_S = 40.0  # cold, of a mid-sized model on a GPU
 _GRAPH_PAYS_STEPS = 200
@@ -60,6 +61,7 @@ class Situation:
 
 
 def choose(job: Job, pins: Mapping[str, Any], ceilings: Ceilings | None, label: str, cache: Path | None = None) -> Plan:
+    pins = {name: value for name, value in pins.items() if (name, value) != ("cache_compression", "auto")}
     device = pick_device(str(pins.get("device", "auto")))
     base = Settings(device=str(device))
     situation = Situation(job, device, pins, ceilings, predict(job, base, ceilings), cache)
@@ -113,7 +115,7 @@ def _tier(s: Situation, values: Mapping[str, Any]) -> Decisions:
     if train.varies:
         yield Choice("tier", "streamed", "samples differ from visit to visit: what was read once is not served again")
         return
-    found = tier_of(
+    around = surroundings(
         s.job,
         s.device,
         s.ceilings,
@@ -122,10 +124,15 @@ def _tier(s: Situation, values: Mapping[str, Any]) -> Decisions:
         cache=s.cache,
         disk_budget=str(s.pins.get("disk_budget", "auto")),
     )
+    found = choose_tier(around)
     yield Choice("tier", found.tier, found.why)
     if not train.in_memory:
         for tier, why in found.rejected:
             yield Rejected("tier", tier, why)
+    writes = values["tier"] == "mapped" and not train.in_memory  # the tier as it was pinned, if it was
+    if writes and s.cache is not None and "cache_compression" not in s.pins:
+        threads = int(s.pins.get("reader_threads", 0))
+        yield Choice("cache_compression", *compression_of(train, around, s.cache, threads))
 
 
 def _precision(s: Situation, values: Mapping[str, Any]) -> Decisions:

@@ -17,7 +17,10 @@ _COLUMNS = (
     Column("predicted", "predicted", right=True, shown=False),
     Column("measured", "measured", right=True, shown=False),
 )
-_HEAVY = ("device", "tier", "precision", "compile", "graph", "fused_optimizer", "channels_last", "deterministic", "micro_batch")
+_HEAVY = (
+    "device", "tier", "cache_compression", "precision", "compile", "graph", "fused_optimizer", "channels_last",
+    "deterministic", "micro_batch",
+)  # fmt: skip
 
 
 def explain(plan: Plan, result: Mapping[str, Any] | None = None, degraded: tuple[Mapping[str, Any], ...] = ()) -> Doc:

@@ -5,22 +5,26 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from flatout.data.serving.tuning import Budget
 from flatout.data.source import Source
 from flatout.data.stores.cache import Cache, disk_bytes
-from flatout.data.stores.mapped import cached_rows
+from flatout.data.stores.compression import SAMPLE_BYTES, choose_compression
+from flatout.data.stores.mapped import cached_compression, cached_rows
 from flatout.data.stores.memory import free_host_bytes
-from flatout.data.stores.tiers import Surroundings, TierChoice, choose_tier
+from flatout.data.stores.records import Array, Layout, bytes_of
+from flatout.data.stores.tiers import Surroundings
 from flatout.engine.job import Job
 from flatout.machine.ceilings import Ceilings, Measured
 
 _TRIED_S = 0.3  # reading some rows tells how fast the source is
 _TRIED_ROWS = 32
+_SAMPLED_ROWS = 64
 
 
-def tier_of(
+def surroundings(
     job: Job,
     device: torch.device,
     ceilings: Ceilings | None,
@@ -29,11 +33,11 @@ def tier_of(
     needed_rows_s: float | None,
     cache: Path | None,
     disk_budget: str = "auto",
-) -> TierChoice:
+) -> Surroundings:
     train = job.data.train
     parts = [train, *([job.data.validation] if job.data.validation is not None else [])]
     on_host = device.type == "cpu"
-    around = Surroundings(
+    return Surroundings(
         rows=len(train),
         row_bytes=sum(part.stored_bytes for part in parts) / max(1, len(train)),
         in_memory=train.in_memory,
@@ -48,7 +52,6 @@ def tier_of(
         disk_bytes_s=_value(ceilings.disk_read_bytes_per_s if ceilings else None),
         link_bytes_s=_value(ceilings.host_to_device_pinned_bytes_per_s if ceilings else None),
     )
-    return choose_tier(around)
 
 
 def free_bytes(device: torch.device) -> int:
@@ -70,9 +73,34 @@ def read_rate(source: Source) -> float:
     return read / max(time.perf_counter() - began_s, 1e-9)
 
 
+def compression_of(source: Source, around: Surroundings, cache: Path, threads: int) -> tuple[str, str]:
+    """How rows are to be written to the cache, and why: what is there already goes on as it was begun."""
+    narrow = source.compact()[0]
+    begun = cached_compression(Cache(cache), narrow)
+    if begun is not None:
+        return begun, "rows are in the cache already, written so"
+    row_bytes = Layout.of(narrow.schema).row_bytes
+    return choose_compression(around, row_bytes, lambda: sample_rows(narrow), threads or Budget.here().cores)
+
+
+def sample_rows(source: Source) -> Array:
+    """Rows spread over all of them, as the cache would hold them: a few, at most 4 MB, no longer than a moment."""
+    layout = Layout.of(source.schema)
+    count = min(_SAMPLED_ROWS, len(source), max(1, int(SAMPLE_BYTES / max(1.0, layout.row_bytes))))
+    content = [np.zeros(0, np.uint8)]
+    began_s = time.perf_counter()
+    for rows in torch.linspace(0, len(source) - 1, count).to(torch.int64).split(4):
+        batch = source.read(rows)
+        content.append(layout.records(batch, torch.arange(len(rows))).reshape(-1))
+        content += [bytes_of(batch[name]) for name in layout.ragged]
+        if time.perf_counter() - began_s > _TRIED_S:
+            break
+    return np.concatenate(content)[:SAMPLE_BYTES]
+
+
 def _is_cached(source: Source, folder: Path) -> bool:
     """Whether an earlier run left all rows in the cache."""
-    return cached_rows(Cache(folder / "rows"), source) == len(source)
+    return cached_rows(Cache(folder), source) == len(source)
 
 
 def _value(measured: Measured | None) -> float | None:

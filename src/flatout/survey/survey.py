@@ -56,6 +56,7 @@ class Survey:
     speeds: Speeds
     notes: tuple[str, ...]
     no_plan: str | None = None
+    compression: Choice | None = None  # where the tier writes to the cache
 
 
 def survey(recipe: Recipe, *, seconds: float = 5.0, cache: Path | None = verbs.CACHE) -> Survey:
@@ -107,6 +108,7 @@ def survey(recipe: Recipe, *, seconds: float = 5.0, cache: Path | None = verbs.C
         speeds=speeds,
         notes=tuple(notes),
         no_plan=no_plan,
+        compression=_choice(plan, "cache_compression"),
     )
 
 
@@ -122,6 +124,10 @@ def _tier(plan: Plan | None, no_plan: str | None) -> Choice:
     if plan is None:
         return Choice("tier", "auto", f"there is no plan, since {no_plan}")
     return next(choice for choice in plan.choices if choice.name == "tier")
+
+
+def _choice(plan: Plan | None, name: str) -> Choice | None:
+    return None if plan is None else next((choice for choice in plan.choices if choice.name == name), None)
 
 
 def _unit(data: Data) -> str:

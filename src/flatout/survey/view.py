@@ -117,6 +117,10 @@ def _tier(found: Survey) -> Iterator[Node]:
     yield from _wrapped("tier", f"{tier.value}: {tier.why}")
     for one in found.rejected:
         yield from _wrapped("", f"not {one.value}: {one.why}")
+    written = found.compression
+    yield Fields({"cache_compression": None if written is None else {"value": written.value, "why": written.why}})
+    if written is not None:
+        yield from _wrapped("", f"compression {written.value}: {written.why}")
 
 
 def _stages(found: Survey) -> Table:

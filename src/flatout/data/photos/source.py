@@ -61,7 +61,7 @@ class PhotoSource(Source):
         return len(self._photos)
 
     @property
-    def decoder_id(self) -> str:
+    def made_by(self) -> str:
         return self._decoder.id
 
     def column(self, name: str) -> Tensor:
@@ -92,8 +92,8 @@ class PhotoSource(Source):
         return {**batch, **{name: take(name, len(rows)).copy_(batch[name]) for name in _PER_PHOTO}}
 
     def fingerprint(self) -> str:
-        """Names, content marks and targets of the files, and what turns them into pixels."""
-        digest = hashlib.blake2b(repr((self._decoder.id, self._cover, len(self))).encode(), digest_size=16)
+        """Names, content marks and targets of the files, and the size they are decoded to."""
+        digest = hashlib.blake2b(repr((self._cover, len(self))).encode(), digest_size=16)
         digest.update("\0".join(self._photos.names).encode("utf-8", "surrogatepass"))
         digest.update(self._photos.marks.tobytes())
         digest.update(self._y.numpy().tobytes())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -65,8 +64,7 @@ def feed(
     device: torch.device | str,
     seed: int = 0,
     *,
-    cache: Path | None = None,
-    disk_bytes: int | None = None,
+    cache: Cache | None = None,
     threads: int = 0,
 ) -> Feed:
     """The training part of `data`, prepared and augmented, from the tier asked for, or the next one that has room for it."""
@@ -84,9 +82,8 @@ def feed(
             moved = [f"the data did not fit on the device, it is copied from host memory instead: {_first_line(error)}"]
             tier = "pinned"
     narrow, widen = data.train.compact()
-    kept = None if cache is None else Cache(cache / "rows", disk_bytes)
     return StoredFeed(
-        place(narrow, tier, kept),
+        place(narrow, tier, cache),
         data.sampler(seed),
         batch,
         device,

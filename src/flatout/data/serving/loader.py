@@ -52,10 +52,10 @@ def loader(
     process would see. An epoch that does not divide ends with a short batch, filled up with the epoch's first rows where
     ranks would get unequal parts, or without it with `drop_last`. Validation and test come in the order they are stored.
 
-    `tier` is where rows are kept: "resident" on the device, "pinned" in host memory, "mapped" in files in the folder `cache`,
-    "streamed" nowhere. `workers` threads read what is not in memory ahead of its use, by default as many as it turns out to
-    take. With `tokens`, sequences of differing lengths come in batches of at most so many tokens, padding included, and at
-    most `batch` rows.
+    `tier` is where rows are kept: "resident" on the device, "pinned" in host memory, "mapped" in the folder `cache`,
+    "streamed" nowhere. A run with the same `cache` reads what a loader has kept there, and the other way round. `workers`
+    threads read what is not in memory ahead of its use, by default as many as it turns out to take. With `tokens`, sequences
+    of differing lengths come in batches of at most so many tokens, padding included, and at most `batch` rows.
     """
     if not isinstance(batch, int) or batch < 1:
         raise UsageError(f"batch is a number of rows, 1 or more, got {batch!r}")

@@ -70,6 +70,10 @@ class FillingSource(Source):
     def fingerprint(self) -> str:
         return self.source.fingerprint()
 
+    @property
+    def made_by(self) -> str:
+        return self.source.made_by
+
     def blocks(self) -> tuple[int, ...]:
         return self.source.blocks()
 
@@ -180,7 +184,6 @@ def place(
     *,
     limit_bytes: int | None = None,
     preparation: str = "",
-    compression: str = "none",
 ) -> Source:
     """The source as a tier reads it. `limit_bytes` bounds what is kept in memory; without it `streamed` keeps nothing.
 
@@ -200,4 +203,4 @@ def place(
     entry = cache.build(cache_key(source, preparation), source.schema, len(source))
     if entry is None:
         return FillingSource(source, None, tuple(cache.degraded))
-    return FillingSource(source, MappedStore(entry, source, compression=compression))
+    return FillingSource(source, MappedStore(entry, source, compression=cache.compression))

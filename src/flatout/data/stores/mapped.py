@@ -204,20 +204,33 @@ class MappedStore:
 
     def _stop(self, why: str) -> None:
         self._stopped = True
-        where = self._entry.folder.parent
+        where = self._entry.cache_folder
         self._reasons.append(f"the cache in {where} takes no more rows, {why}: the others are read from the source every time")
 
 
 def cached_rows(cache: Cache, source: Source, preparation: str = "") -> int:
     """How many rows of the source a cache has, by the indexes of its parts: for plans, made before anything is read."""
+    parts = PartList(Layout.of(source.schema), len(source))
+    for part in _parts(cache, source, preparation):
+        parts.add(part)
+    return parts.count
+
+
+def cached_compression(cache: Cache, source: Source, preparation: str = "") -> str | None:
+    """Of the rows that a cache has of the source; None: it has none of them."""
+    parts = _parts(cache, source, preparation)
+    return str(parts[-1].compression) if parts else None
+
+
+def _parts(cache: Cache, source: Source, preparation: str) -> list[Part]:
     entry = cache.open(cache_key(source, preparation))
     if entry is None:
-        return 0
-    parts = PartList(Layout.of(source.schema), len(source))
+        return []
+    parts = []
     try:
         for path in entry.part_paths():
             with suppress(DataError, OSError, ValueError, LookupError):
-                parts.add(Part(path, Layout.of(source.schema)))
+                parts.append(Part(path, Layout.of(source.schema)))
     finally:
         entry.close()
-    return parts.count
+    return parts

@@ -24,10 +24,9 @@ import numpy as np
 import torch
 
 from flatout.base.errors import DataError
-from flatout.data.stores.compression import compress, decompress
+from flatout.data.stores.compression import BLOCK_BYTES, compress, decompress
 from flatout.data.stores.records import Array, Layout
 
-_GRANULE_BYTES = 64 << 10
 _TRAILER = struct.Struct("<8sQQI")  # magic, bytes of granules, bytes of index, its checksum; then a checksum of these
 _TRAILER_BYTES = _TRAILER.size + 4
 _MAGIC = b"flatout1"
@@ -57,7 +56,7 @@ def encode(pieces: Sequence[Kept], layout: Layout, compression: str) -> Iterator
     """The content of the file, bit by bit, without making a copy of it."""
     rows, sizes = (np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("rows", "sizes"))
     count, ends = len(rows), np.append(0, np.cumsum(sizes))
-    per_granule = max(1, _GRANULE_BYTES * count // max(1, sum(piece.nbytes for piece in pieces)))
+    per_granule = max(1, BLOCK_BYTES * count // max(1, sum(piece.nbytes for piece in pieces)))
     columns = [_EndToEnd([piece.records.reshape(-1) for piece in pieces])]
     columns += [_EndToEnd(flats) for flats in zip(*(piece.items for piece in pieces), strict=True)]
     widths = [column.dtype.itemsize for column in layout.ragged.values()]

@@ -34,6 +34,11 @@ class Surroundings:
         return self.rows * self.row_bytes
 
     @property
+    def fits_in_memory(self) -> bool:
+        """What is read from disk once is then served by the kernel from memory."""
+        return self.stored_bytes <= _SHARE * self.host_free_bytes
+
+    @property
     def once(self) -> bool:
         return self.epochs is not None and self.epochs <= 1
 
@@ -118,8 +123,8 @@ def _not_mapped(s: Surroundings) -> str | None:
 
 
 def _slow_disk(s: Surroundings) -> str | None:
-    if s.disk_bytes_s is None or s.decode_rows_s is None or s.stored_bytes <= _SHARE * s.host_free_bytes:
-        return None  # what fits into memory is read from disk once, and served by the kernel from then on
+    if s.disk_bytes_s is None or s.decode_rows_s is None or s.fits_in_memory:
+        return None
     from_disk = s.disk_bytes_s / max(s.row_bytes, 1.0)
     if from_disk >= s.decode_rows_s:
         return None

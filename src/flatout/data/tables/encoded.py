@@ -24,6 +24,7 @@ from torch import Tensor
 
 from flatout.base.errors import DataError
 from flatout.data.source import ArraySource, Batch, Column, Source
+from flatout.data.stores.entries import hold
 
 Array = np.ndarray[Any, Any]
 
@@ -42,6 +43,7 @@ class RowFiles(Source):
 
     def __init__(self, folder: Path, passing: bool = False) -> None:
         self._folder = folder
+        self._held = None if passing else hold(folder.parent)
         if passing:
             weakref.finalize(self, shutil.rmtree, folder.parent, ignore_errors=True)
         about = _read_about(folder)
@@ -94,6 +96,15 @@ def rows_on_disk(folder: Path, pieces: Iterable[Mapping[str, Array]]) -> RowFile
     return RowFiles(folder)
 
 
+def kept_rows(folder: Path) -> RowFiles | None:
+    """Of an earlier run, if all of them are there."""
+    held = hold(folder.parent)  # from before the look on: what is there must not go in between
+    rows = RowFiles(folder) if is_complete(folder) else None
+    if held is not None:
+        held.close()
+    return rows
+
+
 def is_complete(folder: Path) -> bool:
     """Whether all rows are there, at the lengths they were written with."""
     try:
@@ -110,7 +121,8 @@ class RowWriter:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:12]}.part")
-        self._aside.mkdir(parents=True)
+        self._held = hold(folder.parent, make=True)
+        self._aside.mkdir()
         self._files: dict[str, Any] = {}
         self._kinds: dict[str, dict[str, Any]] = {}
         self._digests: dict[str, Any] = {}
@@ -148,6 +160,8 @@ class RowWriter:
     def discard(self) -> None:
         self._close()
         shutil.rmtree(self._aside, ignore_errors=True)
+        if self._held is not None:
+            self._held.close()
 
     def _close(self, sync: bool = False) -> None:
         for file in self._files.values():

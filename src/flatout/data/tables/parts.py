@@ -14,7 +14,7 @@ from flatout.data.keyed import keyed
 from flatout.data.source import Source
 from flatout.data.split import hash_batch, held_out
 from flatout.data.tables.arrow import ArrowValues
-from flatout.data.tables.encoded import Gathering, RowFiles, is_complete
+from flatout.data.tables.encoded import Gathering, kept_rows
 from flatout.data.tables.preparation import Preparation
 from flatout.data.tables.rows import Place, Rows
 
@@ -66,7 +66,8 @@ def encode_parts(
 
     counts = (training_rows, (rows.count or 0) - training_rows, 0)
     gathering = [Gathering(folders.get(part), count) for part, count in zip(PARTS, counts, strict=True)]
-    ready = {PARTS.index(part): RowFiles(folder) for part, folder in folders.items() if is_complete(folder)}
+    kept = {PARTS.index(part): kept_rows(folder) for part, folder in folders.items()}
+    ready = {part: source for part, source in kept.items() if source is not None}
     drawn: list[Array] = []
     unseen: Counter[str] = Counter()
     start = 0

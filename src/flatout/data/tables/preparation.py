@@ -38,6 +38,17 @@ class Preparation:
     schema: Mapping[str, str]
     notes: tuple[str, ...] = ()
 
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """None where a number is to be predicted, and where the label's numbers are those of the classes already."""
+        classes = self.label.classes
+        numbered = classes is not None and list(classes) == [str(place) for place in range(len(classes))]
+        return None if numbered else classes
+
+    def needed(self, targets: bool) -> list[str]:
+        """The raw columns that are read, with the label where `targets` is set."""
+        return [coding.name for coding in self.host.columns] + ([self.label.name] if targets else [])
+
     def encode(self, columns: Mapping[str, Any], unseen: Counter[str] | None = None) -> dict[str, Array]:
         """Raw values as lists or arrays -> what `device` takes: no pyarrow, no file."""
         return self.host.encode(columns, unseen)
@@ -64,15 +75,14 @@ class Preparation:
 
     def scan(self, paths: Any, targets: bool = True, **options: Any) -> Scan:
         """The columns needed of other files; those that were text in training are read as text: "007" stays what it is."""
-        names = [coding.name for coding in self.host.columns]
-        text = [name for name in names if self.schema[name] == "string"]
-        columns = [*names, self.label.name] if targets else names
+        columns = self.needed(targets)
+        text = [name for name in self.needed(targets=False) if self.schema[name] == "string"]
         return scan(paths, **{**options, "columns": columns, "text": sorted({*options.get("text", ()), *text} & {*columns})})
 
     def rows(self, found: Scan, bad: Bad, targets: bool, keep_bytes: int) -> Rows:
         """Those of `found` that can be encoded."""
         codings = self.host.columns
-        names = [coding.name for coding in codings] + ([self.label.name] if targets else [])
+        names = self.needed(targets)
         for name in names:
             check_column(name, found.columns, "the table was trained with a column that is missing here")
         numbers = [coding.name for coding in codings if isinstance(coding, Number)]

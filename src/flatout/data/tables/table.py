@@ -20,7 +20,7 @@ from flatout.data.tables.parts import PARTS, encode_parts, part_rows
 from flatout.data.tables.preparation import Preparation, unseen_notes
 from flatout.data.tables.rows import Rows
 from flatout.data.tables.scan import Scan, scan
-from flatout.data.tables.sql import scan_sql
+from flatout.data.tables.sql import is_query, scan_sql
 from flatout.data.tables.steps import CategorySteps, Steps, parse_steps
 
 
@@ -168,8 +168,7 @@ def _found(paths: Any, sql: str | None, label: str, on_bad: str, base_folder: An
 def _other(
     preparation: Preparation, given: Any, queries: bool, on_bad: str, base_folder: Any, options: Mapping[str, Any]
 ) -> Scan:
-    words = given.split(None, 1) if isinstance(given, str) else []
-    if queries and words and words[0].lower() in ("select", "from", "with"):
+    if queries and isinstance(given, str) and is_query(given):
         return scan_sql(given, base_folder)
     return preparation.scan(given, on_bad=on_bad, base_folder=base_folder, **options)
 

@@ -121,7 +121,7 @@ def _joined(parts: Sequence[Part], kind: np.dtype[Any]) -> list[Part]:
         if waiting:
             one = len(waiting) == 1 and waiting[0].ids.dtype == kind
             ids = waiting[0].ids if one else np.concatenate([held.ids.astype(kind) for held in waiting])
-            joined.append(Part(waiting[0].name, ids))
+            joined.append(Part(waiting[0].name, ids, held=waiting[0].held))
             waiting = []
         if part is not None and len(part):
             joined.append(part)

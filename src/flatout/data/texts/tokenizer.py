@@ -24,6 +24,7 @@ import numpy as np
 from flatout.base.errors import DataError, MissingExtra, did_you_mean
 from flatout.data.bad import Bad
 from flatout.data.files import Array
+from flatout.data.stores.entries import hold
 from flatout.data.texts.packing import Stream, document_starts
 from flatout.data.texts.tokens import Document, Part, Sidecar, documents, kind_of, read_sidecar, token_parts, write_sidecar
 
@@ -126,7 +127,7 @@ def encoded(
     aside = folder.with_name(f"{folder.name}.{os.getpid()}-{time.time_ns():x}.partial")
     try:
         _sweep(folder)
-        aside.mkdir(parents=True)
+        held = hold(aside, make=True)
         _write(aside, documents(files, field, bad), tokenizer, end, bad)
         _put(aside, folder, lambda: _open(folder, Bad(bad.policy)) is not None)
     except OSError as error:
@@ -135,6 +136,8 @@ def encoded(
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     kept = _open(folder, Bad(bad.policy))
+    if held is not None:
+        held.close()
     if kept is None:
         raise DataError(f"the encoded text in {folder} was damaged or removed while it was written: run it again")
     return kept
@@ -246,6 +249,7 @@ def _cut(held: str, end: int, encode: Callable[[Sequence[str]], list[list[int]]]
 def _open(folder: Path, bad: Bad) -> tuple[Part, Array] | None:
     """What was kept, if it is as it was written; what was left out then is told to `bad` again."""
     path = folder / "tokens.bin"
+    held = hold(folder)  # for as long as its ids are used
     try:
         known = read_sidecar(path)
         if known is None or known.content != _checksum(folder, known.dtype, known.vocabulary):
@@ -256,7 +260,7 @@ def _open(folder: Path, bad: Bad) -> tuple[Part, Array] | None:
         return None
     for example in [*known.bad_examples, *[f"{folder}: kept without it"] * (known.bad - len(known.bad_examples))]:
         bad.found(*example.split(": ", 1))
-    return replace(part, largest=known.largest), starts
+    return replace(part, largest=known.largest, held=held), starts
 
 
 def _put(aside: Path, folder: Path, whole: Callable[[], bool]) -> None:

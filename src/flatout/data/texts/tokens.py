@@ -25,6 +25,7 @@ from flatout.base.errors import DataError
 from flatout.data.bad import Bad
 from flatout.data.files import Array
 from flatout.data.modules import module_files
+from flatout.data.stores.entries import Held
 
 TOKEN_TYPES = ("uint8", "uint16", "int32", "uint32", "int64")
 TOKEN_SUFFIXES = (".bin", ".npy")
@@ -199,12 +200,14 @@ class Part:
     pages: mmap.mmap | None = None
     first_byte: int = 0  # of `ids` in the mapping
     largest: int | None = None  # where it is known without a look at all of them
+    held: Held | None = None  # the entry of a cache that it is in
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def cut(self, start: int, stop: int) -> Part:
-        return Part(self.name, self.ids[start:stop], self.pages, self.first_byte + start * self.ids.itemsize, self.largest)
+        first_byte = self.first_byte + start * self.ids.itemsize
+        return Part(self.name, self.ids[start:stop], self.pages, first_byte, self.largest, self.held)
 
     def expect(self, begins: Array, length: int) -> None:
         """Ask for all that is about to be read at once: the disk then works on many requests, not on one after the other."""
