@@ -200,13 +200,14 @@ def main() -> int:
         files = from_files(size, Path(scratch) / "photos", device, asked.decoder, notes)
         ceiling.images_per_s(4)  # compiling; every other arm leaves its own out
         for number in range(repeats):
-            values[CEILING].append(ceiling.images_per_s(4 * size.log_every))
-            values[RESIDENT].append(resident())
-            first, later = files()
-            values[FIRST].append(first)
-            values[LATER].append(later)
-            shown = ", ".join(f"{name} {found[-1]:,.0f}" for name, found in values.items())
-            print(f"round {number + 1} of {repeats}: {shown}", flush=True)
+            rates = {CEILING: ceiling.images_per_s(4 * size.log_every)}
+            print(f"round {number + 1} of {repeats}: {CEILING} {rates[CEILING]:,.0f}", flush=True)
+            rates[RESIDENT] = resident()
+            print(f"  {RESIDENT} {rates[RESIDENT]:,.0f}", flush=True)
+            rates[FIRST], rates[LATER] = files()
+            print(f"  {FIRST} {rates[FIRST]:,.0f}, {LATER} {rates[LATER]:,.0f}", flush=True)
+            for name, found in rates.items():
+                values[name].append(found)
     for name, found in values.items():
         report.arm(name, "images/s", found)
     report.conditions = {
