@@ -22,6 +22,7 @@ class Simulated:
     def __init__(self, read_s: float, train_s: float, *, workers: int = 1, parallel: float = 100.0) -> None:
         self.read_s, self.train_s, self.parallel, self.bursts = read_s, train_s, parallel, False
         self.workers, self.depth, self.now_s = workers, workers + 2, 0.0
+        self.calm_depth = 8
         self.on_a_core = True  # or it only starts what a device does
         self.resized: list[tuple[int, int]] = []
         self._delivered = self._making_s = self._room_wait_s = self._wait_s = 0.0
@@ -44,7 +45,7 @@ class Simulated:
         rate = min(supply, demand)
         busy = min(1.0, rate * self.read_s * max(1.0, self.workers / self.parallel) / self.workers)
         waits = 1 - rate * self.train_s
-        if self.bursts and self.depth < 8:
+        if self.bursts and self.depth < self.calm_depth:
             busy, waits, rate = 0.5, 0.3, 0.7 * rate
         self.now_s += seconds
         self._delivered += rate * seconds
@@ -136,6 +137,15 @@ def test_bursts_get_a_deeper_queue_instead_of_more_threads() -> None:
     pipe.run(tuner, 30)
     assert pipe.workers == 4 and pipe.depth >= 8
     assert "bursts" in tuner.history[0].why
+
+
+def test_a_deeper_queue_that_makes_nothing_faster_is_taken_back() -> None:
+    pipe = Simulated(read_s=0.1, train_s=0.03, workers=4)
+    pipe.bursts, pipe.calm_depth = True, 10**6  # the consumer takes several at once, and waits however many there are
+    tuner = _tuner(pipe)
+    pipe.run(tuner, 600)
+    assert pipe.depth <= 19 and len(tuner.history) <= 16
+    assert any("more batches ahead made it no faster" in change.why for change in tuner.history)
 
 
 def test_a_new_pipe_begins_from_its_own_counters() -> None:

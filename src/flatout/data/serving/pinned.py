@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from flatout.data.serving.ahead import Ahead, Counters
 from flatout.data.serving.tuning import Budget, Tuner, depth_for
 from flatout.data.serving.uplink import Piece, Sent, Span, Uplink, next_sent, piece_rows
 from flatout.data.source import Batch, Source
-from flatout.data.transforms import Transform, apply
+from flatout.data.transforms import Transform, apply, describe_all
 
 
 class PinnedFeed:
@@ -175,11 +175,19 @@ class PinnedFeed:
             workers = 2  # it has workers of its own: one batch is read while the one before is handed over
         if isinstance(workers, int):
             return workers, depth * self._pieces if depth else depth_for(max(1, workers), self._pieces)
-        row_bytes = sum(column.row_bytes for column in source.schema.values())
-        tuner = self._tuner = Tuner(budget or Budget.here(), self.batch * row_bytes, self._pieces)
+        made = describe_all(self._transforms, source.schema)
+        row_bytes = max(sum(column.row_bytes for column in columns.values()) for columns in (source.schema, made))
+        tuner = self._tuner = Tuner(budget or self._budget(), self.batch * row_bytes, self._pieces)
         # Beside a GPU one core launches kernels, and who keeps it from that holds up everything; on a CPU all share the work
         workers = 1 if source.in_memory else tuner.most(consumer_busy=0.0 if self._device.type == "cpu" else 1.0)
         return workers, depth * self._pieces if depth else tuner.depth_of(workers)
+
+    def _budget(self) -> Budget:
+        """Batches that are ready wait on the device: of its memory they may take an eighth of what is free."""
+        budget = Budget.here()
+        if self._device.type == "cuda":
+            budget = replace(budget, memory_bytes=min(budget.memory_bytes, torch.cuda.mem_get_info(self._device)[0] // 8))
+        return budget
 
     def _transformed(self, columns: Batch, rows: Tensor, visits: Tensor) -> Batch:
         return apply(self._transforms, columns, Keys(self._seed, visits, rows))

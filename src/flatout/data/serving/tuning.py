@@ -184,6 +184,7 @@ class Tuner:
         self._before = Counters()
         self._tried: _Tried | None = None
         self._cap, self._cap_until_s, self._retry_s = math.inf, 0.0, self.RETRY_S
+        self._deep_enough_until_s = 0.0
         self._idle_looks, self._patience, self._busiest = 0, self.IDLE_LOOKS, 0.0
         self._shrunk = False
 
@@ -222,16 +223,20 @@ class Tuner:
         if tried is not None and not tried.helped(seen, pipe.workers) and not tried.looked:
             self._tried = replace(tried, looked=True)  # one bad look may be a hiccup
         elif tried is not None and not tried.helped(seen, pipe.workers):
-            self._cap, self._cap_until_s = tried.workers, now_s + self._retry_s
+            more = "more threads"
+            if pipe.workers == tried.workers:
+                more, self._deep_enough_until_s = "more batches ahead", now_s + self._retry_s
+            else:
+                self._cap, self._cap_until_s = tried.workers, now_s + self._retry_s
             self._retry_s *= 2
             now, then = _per_s(seen.rate / self._pieces), _per_s(tried.rate / self._pieces)
-            why = f"more threads made it no faster ({now} after {then})"
-            self._resize(pipe, tried.workers, tried.depth, why, now_s)
+            self._resize(pipe, tried.workers, tried.depth, f"{more} made it no faster ({now} after {then})", now_s)
         elif seen.waits > self.WAITS and seen.busy > self.BUSY:
             self._idle_looks = 0
             self._grow(pipe, seen, now_s)
-        elif seen.waits > self.WAITS and seen.idle > 0.2:
+        elif seen.waits > self.WAITS and seen.idle > 0.2 and now_s >= self._deep_enough_until_s:
             self._idle_looks = 0
+            self._tried = _Tried(pipe.workers, pipe.depth, seen.rate)
             deeper = min(self._room, pipe.depth + max(1, pipe.depth // 2))
             why = f"it waits {seen.waits:.0%} of the time although threads are idle {seen.idle:.0%}: batches come in bursts"
             self._resize(pipe, pipe.workers, deeper, why, now_s)
@@ -300,7 +305,7 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _Tried:
-    """What was before more threads were taken."""
+    """What was before more threads were taken, or more batches read ahead."""
 
     workers: int
     depth: int
@@ -308,9 +313,9 @@ class _Tried:
     looked: bool = False  # once already, and it had not helped
 
     def helped(self, seen: _Seen, workers: int) -> bool:
-        """A quarter of what the added threads promise, or an end to the waiting, is help."""
-        promised = workers / self.workers - 1
-        return seen.waits <= Tuner.WAITS or self.rate == 0 or seen.rate / self.rate - 1 >= promised / 4
+        """A quarter of what the added threads promise, or an end to the waiting, is help; of more depth, a gain to speak of."""
+        wanted = (workers / self.workers - 1) / 4 if workers != self.workers else 0.02
+        return seen.waits <= Tuner.WAITS or self.rate == 0 or seen.rate / self.rate - 1 >= wanted
 
 
 def _rows(rate: float) -> str:
