@@ -32,7 +32,9 @@ def truth(value: Any) -> str | None:
 
 
 def text_value(value: Any) -> str | None:
-    return None if isinstance(value, str) and value else "expected text"
+    if isinstance(value, str) and value:
+        return None
+    return "expected text: in quotes, where it looks like something else" if isinstance(value, int | float) else "expected text"
 
 
 def names(value: Any) -> str | None:
