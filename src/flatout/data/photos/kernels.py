@@ -3,6 +3,8 @@
 Import this only where Triton is.
 """
 
+import threading
+
 import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -11,6 +13,7 @@ from torch import Tensor
 from flatout.data.photos.windows import Flat, Window
 
 _BLOCK = 256
+_one_at_a_time = threading.Lock()  # several threads that find a kernel not compiled yet would compile it side by side
 
 
 def resample_by_triton(images: Flat, window: Window, size: int) -> Tensor:
@@ -18,7 +21,7 @@ def resample_by_triton(images: Flat, window: Window, size: int) -> Tensor:
     count = len(images.start)
     out = torch.empty((count, size, size, 3), dtype=torch.uint8, device=images.pixels.device)
     inputs = [images.pixels, *(column.contiguous() for column in (images.start, images.width, *window))]
-    with torch.cuda.device(images.pixels.device):
+    with torch.cuda.device(images.pixels.device), _one_at_a_time:
         _resample[(count, triton.cdiv(size * size, _BLOCK))](*inputs, out, SIZE=size, BLOCK=_BLOCK)
     return out.permute(0, 3, 1, 2)
 

@@ -193,13 +193,17 @@ class PinnedFeed:
         return apply(self._transforms, columns, Keys(self._seed, visits, rows))
 
     def _rehearse(self, source: Source) -> None:
-        """Constants of transforms are on the device before the first batch, which is then like every other."""
-        if self._transforms:
-            none = torch.zeros(1, dtype=torch.int64)
-            first = {name: column.to(self._device) for name, column in source.read(none).items()}
-            none = none.to(self._device)
-            self._transformed(first, none, none)
-            self._uplink.follow()
+        """Constants of transforms are on the device, and kernels compiled, before readers come to it, several at a time."""
+        if not self._transforms:
+            return
+        first = {name: column.to(self._device) for name, column in source.read(torch.zeros(1, dtype=torch.int64)).items()}
+        rows = self.batch if self._by_readers else 1  # one over and over; of a ragged column all look at the same part
+        for name, column in source.schema.items():
+            if column.ragged is None:
+                first[name] = first[name].expand(rows, *column.shape).contiguous()
+        none = torch.zeros(rows, dtype=torch.int64, device=self._device)
+        self._transformed(first, none, none)
+        self._uplink.follow()
 
 
 def spans(start: int, end: int | None, batch: int) -> Iterator[Span]:
