@@ -161,7 +161,7 @@ def test_batches_of_part_lz4_and_part_zstd_are_those_of_the_source(tmp_path: Pat
         batch, expected = served.next(), truth.next()
         assert batch.keys() == expected.keys() and all(batch[key].equal(column) for key, column in expected.items())
     served.release()
-    assert len(list((tmp_path / "cache" / "rows").glob("*/part-*"))) == 3
+    assert len(list((tmp_path / "cache" / "rows").glob("*/part-*"))) >= 3  # the rest, which the feed wrote, in one or more
 
 
 @pytest.fixture
