@@ -12,13 +12,10 @@ from torch import Tensor, nn
 
 from flatout.base.errors import DataError, StoreError, UsageError, did_you_mean
 from flatout.data.arrays import arrays
-from flatout.data.data import Data
-from flatout.data.photos.images import other_images
-from flatout.data.serving.loader import PARTS
+from flatout.data.data import PARTS, Data
 from flatout.data.source import Source
 from flatout.data.specs import parse_data
-from flatout.data.tables.given import scan_given
-from flatout.data.tables.sql import is_query, scan_sql
+from flatout.data.tables.query import is_query
 from flatout.engine.job import Job
 from flatout.models.finetune import load_weights
 from flatout.recipe import Recipe
@@ -81,6 +78,8 @@ def with_names(columns: Mapping[str, Tensor], job: Job) -> dict[str, Tensor | Wo
 
 def read_given(job: Job, given: Any, targets: bool) -> Source:
     """Raw columns that are in memory, prepared as those of the run's own table were."""
+    from flatout.data.tables.given import scan_given  # kinds of data load when they are used
+
     prepared = job.data.preparation
     rows: Source = prepared.read(scan_given(given, prepared.needed(targets)), targets)
     return rows
@@ -91,10 +90,14 @@ def read_like(recipe: Recipe, job: Job, path: str, targets: bool, cache: Path | 
     written = dict(recipe.data) if isinstance(recipe.data, Mapping) else {}
     reading = dict(job.data.reading)
     if job.data.preparation is not None:
+        from flatout.data.tables.sql import scan_sql
+
         scanned = scan_sql(path) if is_query(path) else job.data.preparation.scan(path, targets, **reading)
         rows: Source = job.data.preparation.read(scanned, targets, on_bad=reading["on_bad"])
         return rows
     if reading.pop("images", False):
+        from flatout.data.photos.images import other_images
+
         return other_images(path, labels=job.data.labels or job.data.classes, targets=targets, **reading)
     if "text" in written:
         own = [part for part in (written["text"], written.get("validation")) if part is not None]

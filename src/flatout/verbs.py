@@ -23,7 +23,7 @@ from flatout.data.kept import recall, remember
 from flatout.data.serving.evaluation import EvalFeed
 from flatout.data.source import Source
 from flatout.data.specs import located
-from flatout.data.tables.sql import is_query
+from flatout.data.tables.query import is_query
 from flatout.engine.evaluation import evaluate as evaluate_model
 from flatout.engine.job import Job
 from flatout.engine.loop import train

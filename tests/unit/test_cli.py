@@ -35,6 +35,15 @@ def weights(run: Path) -> bytes:
 # ---- help and usage ----
 
 
+def test_kinds_of_data_load_when_they_are_used() -> None:
+    """What every import of flatout pays for has none of the code of a kind that it may never see."""
+    program = "import sys, flatout as fo\nfo.Recipe, fo.run, fo.data\nprint(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert "flatout.verbs" in loaded
+    kinds = ("tables.scan", "tables.table", "photos.images", "photos.listing", "datasets.dataset", "serving.loader")
+    assert [name for name in kinds if f"flatout.data.{name}" in loaded] == []
+
+
 def test_help_does_not_wait_for_torch() -> None:
     program = (
         "import sys\nsys.argv = ['flatout', '--help']\nfrom flatout.cli.main import main\n"

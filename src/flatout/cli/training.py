@@ -184,7 +184,7 @@ def read_asked(path: Path, overrides: list[str] | None, sets: list[str] | None, 
 
 def _file_or_columns(text: str) -> str | dict[str, str]:
     """`x=images.idx,y=labels.idx` names a file for each column."""
-    from flatout.data.tables.sql import is_query
+    from flatout.data.tables.query import is_query
 
     if "=" not in text or is_query(text) or Path(text).exists():
         return text

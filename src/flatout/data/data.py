@@ -17,6 +17,8 @@ from flatout.data.order import Order, Sampler
 from flatout.data.source import Column, Source, hash_tensors
 from flatout.data.transforms import Transform, describe_all
 
+PARTS = ("train", "validation", "test")
+
 
 @dataclass(frozen=True, eq=False)
 class Data:

@@ -13,7 +13,7 @@ import torch
 
 from flatout.base.errors import DataError, UsageError, did_you_mean
 from flatout.data.arrays import arrays
-from flatout.data.data import Data
+from flatout.data.data import PARTS, Data
 from flatout.data.datasets.iterables import IterableFeed, IterableSource
 from flatout.data.order import Sampler, Sequential
 from flatout.data.serving.courses import BucketCourse, Course, RowCourse, StreamCourse, bucket_source
@@ -26,7 +26,6 @@ from flatout.data.stores.filling import FillingSource, place
 from flatout.data.stores.memory import free_host_bytes
 from flatout.data.stores.tiers import Surroundings, choose_tier
 
-PARTS = ("train", "validation", "test")
 TIERS = ("auto", "resident", "pinned", "mapped", "streamed")
 
 

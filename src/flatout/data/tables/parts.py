@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from flatout.base.errors import DataError
+from flatout.data.data import PARTS
 from flatout.data.keyed import keyed
 from flatout.data.source import Source
 from flatout.data.split import hash_batch, held_out
@@ -20,7 +21,6 @@ from flatout.data.tables.rows import Place, Rows
 
 Array = np.ndarray[Any, Any]
 
-PARTS = ("train", "validation", "test")
 _NAMES = {"train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2, "testing": 2}
 _NO_PART = 255
 

@@ -19,12 +19,6 @@ from flatout.data.tables.schema import Types, Where, check_distinct, plain
 _ROWS_AT_ONCE = 65536
 
 
-def is_query(text: str) -> bool:
-    """Whether what names a table is a query, not a file."""
-    words = text.split(None, 1)
-    return len(words) == 2 and words[0].lower() in ("select", "from", "with")
-
-
 def scan_sql(query: str, base_folder: str | os.PathLike[str] | None = None, label: str | None = None) -> Scan:
     """The rows of `select ... from 'x.parquet'`, streamed. Relative paths in the query start at `base_folder`.
 

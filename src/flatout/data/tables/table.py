@@ -11,16 +11,17 @@ import torch
 
 from flatout.base.errors import DataError, UsageError, did_you_mean
 from flatout.data.bad import Bad
-from flatout.data.data import Data
+from flatout.data.data import PARTS, Data
 from flatout.data.source import Source
 from flatout.data.tables import encoded
 from flatout.data.tables.fit import FitOptions, Folds, fit
 from flatout.data.tables.kinds import Planned, check_column, plan_columns
-from flatout.data.tables.parts import PARTS, encode_parts, part_rows
+from flatout.data.tables.parts import encode_parts, part_rows
 from flatout.data.tables.preparation import Preparation, unseen_notes
+from flatout.data.tables.query import is_query
 from flatout.data.tables.rows import Rows
 from flatout.data.tables.scan import Scan, scan
-from flatout.data.tables.sql import is_query, scan_sql
+from flatout.data.tables.sql import scan_sql
 from flatout.data.tables.steps import CategorySteps, Steps, parse_steps
 
 
