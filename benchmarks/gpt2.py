@@ -57,11 +57,10 @@ def pins(device: torch.device) -> dict[str, Any]:
     return pinned | {"graph": False, "deterministic": False, "log_every": 8}
 
 
-def flatout_arm(size: Size, steps: int, tokens: Path, device: torch.device, notes: dict[str, Any]) -> Callable[[], float]:
-    """Tokens/s between the log points after the first save, which falls into a short run as it would not into a long one."""
-    data = fo.data.text(tokens, encoding="tokens", vocabulary=size.vocabulary, window=size.window, holdout=0.0)
-    recipe = fo.Recipe(
-        data=data,
+def recipe_of(size: Size, steps: int, tokens: Path, device: torch.device, **settings: Any) -> fo.Recipe:
+    """`settings` beside the pins."""
+    return fo.Recipe(
+        data=fo.data.text(tokens, encoding="tokens", vocabulary=size.vocabulary, window=size.window, holdout=0.0),
         model=size.model,
         objective={"next_token": {"ignore": None}},
         batch=size.batch,
@@ -71,8 +70,13 @@ def flatout_arm(size: Size, steps: int, tokens: Path, device: torch.device, note
         clip=CLIP,
         budget=f"{steps} steps",
         evaluate=None,
-        settings=pins(device),
+        settings={**pins(device), **settings},
     )
+
+
+def flatout_arm(size: Size, steps: int, tokens: Path, device: torch.device, notes: dict[str, Any]) -> Callable[[], float]:
+    """Tokens/s between the log points after the first save, which falls into a short run as it would not into a long one."""
+    recipe = recipe_of(size, steps, tokens, device)
     notes["recipe"] = recipe.written() | {"data": "random tokens"}
 
     def measure() -> float:

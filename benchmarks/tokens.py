@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from evidence import Report, gpu_or_leave, options, take_turns
-from gpt2 import CLIP, LR, TINY, WEIGHT_DECAY, Size, pins, steady_rate
+from gpt2 import TINY, Size, recipe_of, steady_rate
 
 import flatout as fo
 from flatout.base.events import Event
@@ -28,23 +28,6 @@ def write_tokens(path: Path, size: Size) -> None:
     with path.open("wb") as file:
         for start in range(0, size.tokens, AT_ONCE):
             draw.integers(0, size.vocabulary, min(AT_ONCE, size.tokens - start), dtype=np.uint16).tofile(file)
-
-
-def recipe_of(size: Size, steps: int, tokens: Path, device: torch.device, tier: str) -> fo.Recipe:
-    """That of gpt2.py but for the tier."""
-    return fo.Recipe(
-        data=fo.data.text(tokens, encoding="tokens", vocabulary=size.vocabulary, window=size.window, holdout=0.0),
-        model=size.model,
-        objective={"next_token": {"ignore": None}},
-        batch=size.batch,
-        lr=LR,
-        weight_decay=WEIGHT_DECAY,
-        optimizer={"adamw": {"betas": [0.9, 0.95]}},
-        clip=CLIP,
-        budget=f"{steps} steps",
-        evaluate=None,
-        settings={**pins(device), "tier": tier},
-    )
 
 
 def arm(recipe: fo.Recipe, size: Size, cache: Path, notes: dict[str, Any]) -> Callable[[], float]:
@@ -81,7 +64,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         tokens = Path(folder) / "tokens.bin"
         write_tokens(tokens, size)
-        recipes = {tier: recipe_of(size, steps, tokens, device, tier) for tier in ("resident", *asked.tiers)}
+        recipes = {tier: recipe_of(size, steps, tokens, device, tier=tier) for tier in ("resident", *asked.tiers)}
         arms = {tier: arm(recipe, size, Path(folder) / "cache", notes) for tier, recipe in recipes.items()}
         take_turns(arms, 1)  # compiling and autotuning; the cache of the mapped tier is filled
         for name, values in take_turns(arms, repeats).items():
