@@ -25,17 +25,18 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from flatout.base.errors import DataError, UsageError
-from flatout.data.datasets import nursery, rowreader, watched
-from flatout.data.datasets.arena import Layout
+from flatout.data.datasets import rowreader
 from flatout.data.datasets.dataset import DatasetSource, dataset
-from flatout.data.datasets.failures import WorkerTraceback
 from flatout.data.datasets.iterables import IterableFeed, IterableSource
-from flatout.data.datasets.parcel import Parcel, unpack
 from flatout.data.datasets.samples import Form
-from flatout.data.datasets.watched import ProcessWorker, ThreadWorker
-from flatout.data.datasets.workers import Errand, Pool
 from flatout.data.order import Order
 from flatout.data.source import ArraySource, Batch, Column
+from flatout.data.workers import nursery, watched
+from flatout.data.workers.arena import Layout
+from flatout.data.workers.failures import WorkerTraceback
+from flatout.data.workers.parcel import Parcel, unpack
+from flatout.data.workers.pool import Errand, Pool
+from flatout.data.workers.watched import ProcessWorker, ThreadWorker
 
 ROWS = torch.tensor([3, 99, 0, 41, 41, 7, 12, 98, 56, 55, 54])
 VISITS = torch.tensor([0, 0, 1, 0, 2, 0, 0, 5, 0, 0, 0])

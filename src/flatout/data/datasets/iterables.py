@@ -17,18 +17,18 @@ from torch import Tensor
 
 from flatout.base.errors import DataError, UsageError
 from flatout.data.bad import Bad
-from flatout.data.datasets import nursery
-from flatout.data.datasets.arena import Layout, Memory
-from flatout.data.datasets.failures import SampleFailed, WorkerTraceback, error_of
 from flatout.data.datasets.landing import Landing, Piece
-from flatout.data.datasets.parcel import packed
 from flatout.data.datasets.samples import Form
 from flatout.data.datasets.streamtask import Go, LookAtStream, Skip, Snapshot, StreamTask, Take, Taken, has_state
-from flatout.data.datasets.watched import ProcessWorker, ThreadWorker, WontStart, Worker
 from flatout.data.keyed import Keys
 from flatout.data.serving.ahead import Ahead
 from flatout.data.source import ArraySource, Batch, Column, Source, hash_tensors
 from flatout.data.transforms import Transform, apply
+from flatout.data.workers import nursery
+from flatout.data.workers.arena import Layout, Memory
+from flatout.data.workers.failures import SampleFailed, WorkerTraceback, error_of
+from flatout.data.workers.parcel import packed
+from flatout.data.workers.watched import ProcessWorker, ThreadWorker, WontStart, Worker
 
 _DEPTH = 3
 _GATHER_ROWS = 256

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.data.datasets.arena import Memory
 from flatout.data.datasets.streamtask import Snapshot, Taken
 from flatout.data.serving.slots import Slots
 from flatout.data.source import Batch, Column
+from flatout.data.workers.arena import Memory
 
 _NUMBERS = Column(torch.int64, ())
 _ROWS, _VISITS = "<rows>", "<visits>"

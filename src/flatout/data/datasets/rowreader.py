@@ -13,15 +13,15 @@ from torch import Tensor
 
 from flatout.base.errors import DataError
 from flatout.data.bad import Bad
-from flatout.data.datasets import nursery
-from flatout.data.datasets.arena import Layout, Memory
-from flatout.data.datasets.failures import Failure, SampleFailed, WorkerTraceback, error_of
-from flatout.data.datasets.parcel import Parcel, packed
 from flatout.data.datasets.rowtask import Looked, LookTask, Part, RowJob, Rows, RowTask, Terms, many
-from flatout.data.datasets.samples import Form, Unusable, put_row
-from flatout.data.datasets.watched import ProcessWorker, ThreadWorker, WontStart, Worker
-from flatout.data.datasets.workers import Errand, Pool
+from flatout.data.datasets.samples import Form, put_row
 from flatout.data.source import Batch
+from flatout.data.workers import nursery
+from flatout.data.workers.arena import Layout, Memory
+from flatout.data.workers.failures import Failure, SampleFailed, Unusable, WorkerTraceback, error_of
+from flatout.data.workers.parcel import Parcel, packed
+from flatout.data.workers.pool import Errand, Pool
+from flatout.data.workers.watched import ProcessWorker, ThreadWorker, WontStart, Worker
 from flatout.machine import host
 
 _START_S = 2.0  # what workers take to start: where all samples are read sooner, a thread does that

@@ -11,11 +11,11 @@ from typing import Any
 from torch.utils.data import Subset
 
 from flatout.base.errors import DataError
-from flatout.data.datasets.arena import Memory
-from flatout.data.datasets.failures import Failure, SampleFailed
 from flatout.data.datasets.samples import Form, put, schema_of
-from flatout.data.datasets.seeding import drawn_since, generators, set_generators
 from flatout.data.source import Batch, Schema
+from flatout.data.workers.arena import Memory
+from flatout.data.workers.failures import Failure, SampleFailed
+from flatout.data.workers.seeding import drawn_since, generators, set_generators
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,16 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError, did_you_mean
-from flatout.data.datasets.arena import Memory
 from flatout.data.files import to_tensor
 from flatout.data.source import Batch, Column, Schema
+from flatout.data.workers.arena import Memory
+from flatout.data.workers.failures import Unusable
 
 Columns = Mapping[str, str | int] | Sequence[str | None]
 _INPUTS = ("image", "img", "pixel_values", "input", "inputs", "features", "data")
 _TARGETS = ("label", "labels", "target", "targets", "fine_label")
 _SCALARS: dict[type, torch.dtype] = {int: torch.int64, float: torch.float32}
 _LARGE = 1 << 62
-
-
-class Unusable(Exception):
-    """A sample that can't become a row. The message follows the sample's number."""
 
 
 @dataclass(frozen=True)

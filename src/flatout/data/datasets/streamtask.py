@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from flatout.base.errors import DataError
-from flatout.data.datasets.arena import Memory
-from flatout.data.datasets.failures import Failure, SampleFailed
 from flatout.data.datasets.rowtask import Terms
 from flatout.data.datasets.samples import Form, put, schema_of
-from flatout.data.datasets.seeding import drawn_since, generators, set_generators
+from flatout.data.workers.arena import Memory
+from flatout.data.workers.failures import Failure, SampleFailed
+from flatout.data.workers.seeding import drawn_since, generators, set_generators
 
 _SNAPSHOT_S = 1.0  # states can be large, and slow to make: none sooner than this after the last
 _BEGINNING = (1 << 63) - 1  # in place of a sample's number, for what is drawn when a pass begins

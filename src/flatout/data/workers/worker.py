@@ -19,9 +19,9 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from flatout.base.errors import DataError
-from flatout.data.datasets.arena import Layout, Memory
-from flatout.data.datasets.failures import Failure, SampleFailed
-from flatout.data.datasets.parcel import Contents, unpack
+from flatout.data.workers.arena import Layout, Memory
+from flatout.data.workers.failures import Failure, SampleFailed
+from flatout.data.workers.parcel import Contents, unpack
 
 Task = Callable[[Any, Memory], Any]  # a job, and where its rows go, to a reply
 

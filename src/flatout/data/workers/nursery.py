@@ -66,7 +66,7 @@ def can_start() -> str | None:
 def _boot(module: str, function: str, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
     arguments = ", ".join(map(str, descriptors))
     path = [os.path.abspath(place) for place in sys.path]
-    code = _BOOT.format(path=path, module=f"flatout.data.datasets.{module}", function=function, arguments=arguments)
+    code = _BOOT.format(path=path, module=f"flatout.data.workers.{module}", function=function, arguments=arguments)
     return subprocess.Popen([sys.executable, "-c", code], pass_fds=tuple(descriptors), stdin=subprocess.DEVNULL)
 
 
@@ -166,7 +166,7 @@ def _nursery() -> _Nursery:
 
 def nurse(descriptor: int) -> None:
     """The template's life: fork when asked, tell exit codes when asked, end when the line is closed."""
-    from flatout.data.datasets.worker import work
+    from flatout.data.workers.worker import work
 
     gc.collect()
     gc.freeze()  # the collector would write to every object, and so copy the pages that are shared with the workers

@@ -21,12 +21,12 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from flatout.base.errors import DataError
-from flatout.data.datasets.arena import Layout, Memory, open_memory
-from flatout.data.datasets.failures import Failure, SampleFailed, WorkerTraceback, own_line
-from flatout.data.datasets.nursery import Process, start_worker
-from flatout.data.datasets.parcel import Parcel
-from flatout.data.datasets.seeding import borrowed_generators
-from flatout.data.datasets.worker import Answer, Broken, Done, Refused, Setup, Task, do
+from flatout.data.workers.arena import Layout, Memory, open_memory
+from flatout.data.workers.failures import Failure, SampleFailed, WorkerTraceback, own_line
+from flatout.data.workers.nursery import Process, start_worker
+from flatout.data.workers.parcel import Parcel
+from flatout.data.workers.seeding import borrowed_generators
+from flatout.data.workers.worker import Answer, Broken, Done, Refused, Setup, Task, do
 
 _START_S = 300.0
 _END_S = 1.0

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.data.datasets import nursery
-from flatout.data.datasets.arena import aligned, open_memory
+from flatout.data.workers import nursery
+from flatout.data.workers.arena import aligned, open_memory
 
 
 class Unpackable(Exception):

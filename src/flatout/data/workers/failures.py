@@ -10,10 +10,13 @@ from pathlib import Path
 
 from flatout.base.errors import DataError
 from flatout.data.bad import Bad
-from flatout.data.datasets.samples import Unusable
 
 _OURS = str(Path(__file__).parent.parent)
 _NOT_THEIRS = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+class Unusable(Exception):
+    """A sample that can't become a row. The message follows the sample's number."""
 
 
 @dataclass(frozen=True)

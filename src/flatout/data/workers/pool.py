@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flatout.base.errors import DataError
-from flatout.data.datasets.arena import Memory
-from flatout.data.datasets.watched import ProcessWorker, Worker
+from flatout.data.workers.arena import Memory
+from flatout.data.workers.watched import ProcessWorker, Worker
 
 _END_S = 1.0
 
