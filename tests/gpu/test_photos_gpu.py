@@ -147,7 +147,7 @@ def test_nvjpeg_gives_nearly_the_pixels_of_turbo(shared_data: Callable[[str], Pa
     path = shared_data("photos/hymenoptera")
     options: dict[str, Any] = {"size": 96, "normalize": None}
     turbo, nvjpeg = images(path, **options), images(path, decoder="nvjpeg", **options)
-    assert make_decoder("nvjpeg").id.startswith("nvjpeg rule") and turbo.fingerprint() != nvjpeg.fingerprint()
+    assert make_decoder("nvjpeg").id.startswith("nvjpeg rule") and turbo.train.made_by != nvjpeg.train.made_by
     rows = torch.arange(20)
     one, other = turbo.train.read(rows), nvjpeg.train.read(rows)
     assert all(one[name].equal(other[name]) for name in ("start", "height", "width", "y"))
