@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from flatout.data.keyed import Keys
@@ -17,6 +18,7 @@ from flatout.data.photos.decoders import make_decoder
 from flatout.data.photos.images import images
 from flatout.data.photos.resample import resample, resample_on_cpu, resample_plainly
 from flatout.data.photos.windows import Flat, Window
+from flatout.data.serving.feed import StoredFeed, feed
 from flatout.data.serving.resident import ResidentFeed
 from flatout.data.source import Batch
 from flatout.data.transforms import apply, parse_transforms
@@ -140,6 +142,31 @@ def test_resident_photos_and_uploaded_ones_give_equal_bits(shared_data: Callable
         wanted = apply(data.training, uploaded, Keys(1, visits.cuda(), rows.cuda()))
         served = resident.next()
         assert served.keys() == wanted.keys() and all(served[name].equal(wanted[name]) for name in wanted)
+
+
+def test_a_device_that_is_filled_on_the_way_serves_what_the_host_would(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    for number in range(96):
+        path = tmp_path / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        height, width = draw.integers(180, 400, 2)
+        Image.fromarray(draw.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path)
+    data = images(tmp_path, size=160, augment=["random_resized_crop", "flip", {"cutmix": 1.0}])
+    filled, pinned = feed(data, "resident", 20, "cuda", 3), feed(data, "pinned", 20, "cuda", 3)
+    assert isinstance(filled, StoredFeed) and isinstance(pinned, StoredFeed)
+    for _ in range(15):  # three epochs
+        one, other = filled.next(), pinned.next()
+        assert one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+    filled.load()
+    pinned.load()
+    for _ in range(15):
+        filled.bring()
+        pinned.bring()
+        one, other = filled.capture_next(), pinned.capture_next()
+        assert all(one[name].equal(other[name]) for name in one)
+    assert filled.stats()["rows_read"] < 96 + 20 * 10  # those of the first epoch, and what was read ahead when it was stopped
+    filled.release()
+    pinned.release()
 
 
 def test_nvjpeg_gives_nearly_the_pixels_of_turbo(shared_data: Callable[[str], Path]) -> None:

@@ -142,7 +142,7 @@ def assemble(job: Job, settings: Settings, folder: RunFolder, events: EventLog, 
     evaluation = None
     if job.data.validation is not None:
         rows = settings.evaluation_batch or job.batch
-        served = settings.tier if settings.tier != "resident" or isinstance(feed, ResidentFeed) else "pinned"
+        served = "pinned" if isinstance(feed, StoredFeed) and feed.moved else settings.tier
         evaluation = EvalFeed(job.data.validation, job.data.prepare, rows, device, served, keep=True, cache=kept)
     if kept is not None and (too_much := kept.trim()):  # now that what this run uses is open
         events.emit("degraded", what="disk_budget", why=too_much)

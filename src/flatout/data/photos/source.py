@@ -73,11 +73,15 @@ class PhotoSource(Source):
 
     def stand_ins(self, rows: Tensor) -> Tensor:
         """Which of them show another photo, their own being bad: a cache that outlives the run does not keep those."""
-        return self._shown.index_select(0, rows) != rows
+        return self.shown(rows) != rows
+
+    def shown(self, rows: Tensor) -> Tensor:
+        """The photo that each shows: its own, or where that is bad what stands in for it."""
+        return self._shown.index_select(0, rows)
 
     def row_sizes(self, rows: Tensor) -> Tensor:
         """Bytes of each, known before it is decoded; a photo that then turns out bad is replaced by one of another size."""
-        return self.sizes.index_select(0, self._shown.index_select(0, rows))
+        return self.sizes.index_select(0, self.shown(rows))
 
     def read(self, rows: Tensor) -> Batch:
         return self._read(rows, _new_pixels, threads=1)
@@ -106,6 +110,10 @@ class PhotoSource(Source):
     def stored(self) -> dict[str, Tensor]:
         return self._read(torch.arange(len(self)), _new_pixels, threads=affinity_cores())
 
+    def laid_out(self, pixels: Tensor, start: Tensor) -> dict[str, Tensor]:
+        """What `gather` takes photos from, by their own numbers, when each begins there in `pixels`."""
+        return {"pixels": pixels, "start": start, "height": self._height, "width": self._width, "y": self._y}
+
     def gather(self, stored: Mapping[str, Tensor], rows: Tensor) -> Batch:
         """The pixels whole, as they are: only where each photo begins is picked."""
         picked = {name: stored[name].index_select(0, rows) for name in _PER_PHOTO}
@@ -113,7 +121,7 @@ class PhotoSource(Source):
 
     def _read(self, rows: Tensor, take: Take, threads: int) -> Batch:
         while True:
-            shown = self._shown.index_select(0, rows)
+            shown = self.shown(rows)
             sizes = self.sizes.index_select(0, shown)
             ends = sizes.cumsum(0)
             start, pixels = ends - sizes, take("pixels", int(sizes.sum()))

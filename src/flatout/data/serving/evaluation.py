@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from flatout.data.serving.tuning import Budget, depth_for
 from flatout.data.serving.uplink import Uplink, next_sent, piece_rows
 from flatout.data.source import Batch, Source
 from flatout.data.stores.cache import Cache
+from flatout.data.stores.device import DeviceStore, Placed, fills
 from flatout.data.stores.filling import FillingSource, place
 from flatout.data.transforms import Transform, apply, rehearse
 
@@ -51,7 +53,10 @@ class EvalFeed:
         self._prepare = tuple(prepare)
         self._device = torch.device(device)
         self._stored: dict[str, Tensor] | None = None
-        if tier == "resident":
+        self._kept: DeviceStore | None = None
+        if tier == "resident" and stored is None and fills(source, self._device):
+            self._kept = DeviceStore(cast(Placed, source), self._device)
+        elif tier == "resident":
             self._stored = move(source.stored() if stored is None else stored, self._device)
         else:
             narrow, widen = source.compact()
@@ -79,7 +84,7 @@ class EvalFeed:
     def _from_host(self) -> Iterator[Batch]:
         alone = getattr(self._source, "alone", False)  # draws from the generators of this process: not beside it
         workers = 1 if alone or self._source.in_memory else Budget.here().cores
-        uplink = Uplink(self._source, Sequential(len(self._source)), self.batch, self._device, workers)
+        uplink = Uplink(self._source, Sequential(len(self._source)), self.batch, self._device, workers, kept=self._kept)
         self.degraded = [*uplink.degraded, *getattr(self._source, "degraded", ())]
         pieces = -(-self.batch // piece_rows(self._source, self.batch))
         planned = uplink.pieces(spans(0, len(self._source), self.batch))

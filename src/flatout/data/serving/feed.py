@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -15,6 +15,7 @@ from flatout.data.serving.pinned import PinnedFeed
 from flatout.data.serving.resident import ResidentFeed
 from flatout.data.source import Batch, Source
 from flatout.data.stores.cache import Cache
+from flatout.data.stores.device import DeviceStore, Placed, fills
 from flatout.data.stores.filling import FillingSource, place
 
 __all__ = ["TIERS", "EvalFeed", "Feed", "IterableFeed", "PinnedFeed", "ResidentFeed", "StoredFeed", "eval_batches", "feed"]
@@ -43,12 +44,12 @@ class StoredFeed(PinnedFeed):
 
     def __init__(self, source: Source, *given: Any, moved: Sequence[str] = (), **options: Any) -> None:
         """`moved`: why it is not served by the tier that was asked for."""
-        self._filled, self._moved = source, tuple(moved)
+        self._filled, self.moved = source, tuple(moved)
         super().__init__(source, *given, **options)
 
     @property
     def degraded(self) -> list[str]:
-        return [*self._moved, *self._uplink.degraded, *getattr(self._filled, "degraded", ())]
+        return [*self.moved, *self._uplink.degraded, *getattr(self._filled, "degraded", ())]
 
     def release(self) -> None:
         """What was read is kept where the store outlives the run."""
@@ -73,9 +74,12 @@ def feed(
     if isinstance(data.train, IterableSource):
         return IterableFeed(data.train, batch, device, transforms=data.transforms(), seed=seed)
     moved: list[str] = []
+    kept: DeviceStore | None = None
     if tier == "resident":
         try:
-            return ResidentFeed(data.train, data.sampler(seed), batch, device, transforms=data.transforms(), seed=seed)
+            if not fills(data.train, device):
+                return ResidentFeed(data.train, data.sampler(seed), batch, device, transforms=data.transforms(), seed=seed)
+            kept = DeviceStore(cast(Placed, data.train), device)
         except (torch.OutOfMemoryError, MemoryError) as error:
             if torch.device(device).type == "cuda":
                 torch.cuda.empty_cache()
@@ -83,7 +87,7 @@ def feed(
             tier = "pinned"
     narrow, widen = data.train.compact()
     return StoredFeed(
-        place(narrow, tier, cache),
+        place(narrow, tier, cache),  # where the device keeps them, the source itself
         data.sampler(seed),
         batch,
         device,
@@ -91,6 +95,7 @@ def feed(
         seed=seed,
         workers=threads or "auto",
         moved=moved,
+        kept=kept,
     )
 
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -22,6 +22,7 @@ from flatout.data.serving.ranks import Share, rank_and_world
 from flatout.data.serving.resident import ResidentFeed
 from flatout.data.source import Batch, Source
 from flatout.data.stores.cache import Cache
+from flatout.data.stores.device import DeviceStore, Placed, fills
 from flatout.data.stores.filling import FillingSource, place
 from flatout.data.stores.memory import free_host_bytes
 from flatout.data.stores.tiers import Surroundings, choose_tier
@@ -79,7 +80,8 @@ def loader(
         order: Sampler = share if ranks > 1 or drop_last else sampler
         kept = None if cache is None else Cache(Path(cache))
         tier = _tier(source, where, kept) if tier == "auto" else tier
-        if tier == "resident":
+        filled = DeviceStore(cast(Placed, source), where) if tier == "resident" and fills(source, where) else None
+        if tier == "resident" and filled is None:
             feed: ResidentFeed | PinnedFeed = ResidentFeed(source, order, batch, where, transforms=transforms, seed=seed)
         else:
             narrow, widen = source.compact()
@@ -93,6 +95,7 @@ def loader(
                 seed=seed,
                 workers=workers,
                 epoch_rows=share.epoch_rows,
+                kept=filled,
             )
         course = RowCourse(feed, share, batch, ranks)
     return Loader(whole, source, course, part, seed)
@@ -233,6 +236,7 @@ def _tier(source: Source, device: torch.device, cache: Cache | None) -> str:
         device_free_bytes=host_bytes if on_host else torch.get_device_module(device).mem_get_info(device)[0],
         host_free_bytes=host_bytes,
         disk_free_bytes=0 if cache is None else _free_below(cache.folder),
+        fills=fills(source, device),
         on_host=on_host,
     )
     return choose_tier(around).tier

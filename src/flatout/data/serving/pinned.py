@@ -20,6 +20,7 @@ from flatout.data.serving.ahead import Ahead, Counters
 from flatout.data.serving.tuning import Budget, Tuner, depth_for
 from flatout.data.serving.uplink import Piece, Sent, Span, Uplink, next_sent, piece_rows
 from flatout.data.source import Batch, Source
+from flatout.data.stores.device import DeviceStore
 from flatout.data.transforms import Transform, apply, describe_all
 
 
@@ -28,6 +29,7 @@ class PinnedFeed:
 
     `workers` reading threads, or "auto": as many as it turns out to take. 0: none, every batch is read when asked for.
     `epoch_rows`: no batch crosses a multiple of it; the one before is short, and `next` is to be asked for its size.
+    `kept`: rows stay on the device once they were copied there, and are not read again.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class PinnedFeed:
         depth: int | None = None,
         budget: Budget | None = None,
         epoch_rows: int | None = None,
+        kept: DeviceStore | None = None,
     ) -> None:
         if batch < 1:
             raise UsageError(f"batch must be 1 or more, got {batch}")
@@ -59,7 +62,7 @@ class PinnedFeed:
         self.workers, self.depth = self._sizes(source, workers, depth, budget)
         self._by_readers = bool(transforms) and self._device.type != "cpu"
         finish = self._transformed if self._by_readers else None
-        self._uplink = Uplink(source, sampler, batch, self._device, max(1, self.workers), finish)
+        self._uplink = Uplink(source, sampler, batch, self._device, max(1, self.workers), finish, kept)
         self._ahead: Ahead[Piece, Piece] | None = None
         self._past = Counters()
         self._static: Batch | None = None

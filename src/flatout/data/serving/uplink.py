@@ -18,6 +18,7 @@ from flatout.data.serving.lookahead import Lookahead
 from flatout.data.serving.slots import Slot, Slots
 from flatout.data.serving.tuning import SPARE
 from flatout.data.source import Batch, Column, Source
+from flatout.data.stores.device import DeviceStore
 from flatout.data.stores.records import START
 
 Span = tuple[int, int]
@@ -41,10 +42,10 @@ class Sent:
 
 
 class Planned:
-    """A batch that is to be read, and `sent` once all its pieces are."""
+    """A batch that is to be sent, and `sent` once all its pieces are read: those of the `wanted` rows."""
 
-    def __init__(self, span: Span, rows: Tensor, visits: Tensor, pieces: int) -> None:
-        self.span, self.rows, self.visits, self.pieces = span, rows, visits, pieces
+    def __init__(self, span: Span, rows: Tensor, visits: Tensor, wanted: Tensor, pieces: int) -> None:
+        self.span, self.rows, self.visits, self.wanted, self.pieces = span, rows, visits, wanted, pieces
         self.sent: Sent | None = None
         self.lock = threading.Lock()
         self.slot: Slot | None = None
@@ -56,15 +57,12 @@ class Planned:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows [begin, end) of a batch: what one thread reads at a time."""
+    """Of the rows that a batch wants those from `begin` to `end`: what one thread reads at a time."""
 
     batch: Planned
     begin: int
     end: int
-
-    @property
-    def last(self) -> bool:
-        return self.end == len(self.batch.rows)
+    last: bool
 
 
 def next_sent(ahead: Ahead[Piece, Piece]) -> Sent:
@@ -87,6 +85,7 @@ class Uplink:
     the batch that is needed next, and few batches are under way at a time. It has `read_with`, and `row_sizes` of ragged rows.
 
     What is left to do on the device, `finish`, goes to the stream of the copies: it runs beside training, not before it.
+    Rows that the device keeps, `kept`, are read and copied once.
     """
 
     def __init__(
@@ -97,6 +96,7 @@ class Uplink:
         device: torch.device,
         workers: int = 1,
         finish: Finish | None = None,
+        kept: DeviceStore | None = None,
     ) -> None:
         self.rows_read, self.read_s, self.copied_bytes, self.copy_s = 0, 0.0, 0, 0.0
         self._source = source
@@ -111,6 +111,7 @@ class Uplink:
         self._pieces = -(-batch // self._piece_rows)
         self._under_way: set[Planned] = set()
         self._finish_batch = finish
+        self._kept = kept
         self._slots: Slots | None = None
         if device.type != "cpu":
             self._module = torch.get_device_module(device)
@@ -137,11 +138,12 @@ class Uplink:
     def pieces(self, spans: Iterable[Span]) -> Iterator[Piece]:
         """Of one batch after the other."""
         for span in spans:
-            size = self._piece_rows if self._whole_at_hand() is None else span[1] - span[0]
-            begins = range(0, span[1] - span[0], size)
-            batch = self._plan(span, len(begins))
-            for begin in begins:
-                yield Piece(batch, begin, min(begin + size, len(batch.rows)))
+            rows = span[1] - span[0]
+            count = -(-rows // self._piece_rows) if self._whole_at_hand() is None else 1
+            batch = self._plan(span, count)
+            wanted = len(batch.wanted)
+            for number in range(count):  # as many whatever is wanted: the depth ahead of training counts them
+                yield Piece(batch, wanted * number // count, wanted * (number + 1) // count, last=number == count - 1)
 
     def carry(self, piece: Piece) -> Piece:
         batch = piece.batch
@@ -185,13 +187,15 @@ class Uplink:
     def _plan(self, span: Span, pieces: int) -> Planned:
         """Cheap, and best called in order: rows are made by the 64k."""
         with self._lock:
-            return Planned(span, self._ahead.rows(*span), self._ahead.visits(*span), pieces)
+            rows = self._ahead.rows(*span)
+            wanted = rows if self._kept is None else self._kept.missing(rows)
+            return Planned(span, rows, self._ahead.visits(*span), wanted, pieces)
 
     def _whole(self, planned: Planned) -> Sent:
         if self._slots is None:
             began_s = time.perf_counter()
             columns = self._read(planned)
-            self._count(len(planned.rows), time.perf_counter() - began_s)
+            self._count(len(planned.wanted), time.perf_counter() - began_s)
             return self._here(planned, columns)
         slot = self._slots.borrow()
         try:
@@ -209,16 +213,18 @@ class Uplink:
             with self._lock:
                 self._under_way.add(batch)
             if self._ragged:
-                sizes: Tensor = self._source.row_sizes(batch.rows)  # type: ignore[attr-defined]
+                sizes: Tensor = self._source.row_sizes(batch.wanted)  # type: ignore[attr-defined]
                 batch.items = [0, *sizes.cumsum(0).tolist()]
             batch.room = {name: self._room(batch, name, column) for name, column in self._source.schema.items()}
 
     def _room(self, batch: Planned, name: str, column: Column) -> Tensor:
-        length = len(batch.rows) if column.ragged is None else batch.items[-1]
+        length = len(batch.wanted) if column.ragged is None else batch.items[-1]
         return empty((length, *column.shape), column.dtype) if batch.slot is None else batch.slot.take(name, length)
 
     def _fill(self, piece: Piece) -> None:
         batch, schema = piece.batch, self._source.schema
+        if piece.begin == piece.end:
+            return
         assert batch.room is not None and self._read_with is not None
         room = batch.room
 
@@ -231,7 +237,7 @@ class Uplink:
 
         began_s = time.perf_counter()
         try:
-            self._read_with(batch.rows[piece.begin : piece.end], take)
+            self._read_with(batch.wanted[piece.begin : piece.end], take)
             if self._ragged:
                 room[START][piece.begin : piece.end] += batch.items[piece.begin]
         except _Resized:
@@ -242,6 +248,8 @@ class Uplink:
         with self._lock:
             self._under_way.discard(batch)
         assert batch.room is not None
+        if batch.resized and self._kept is not None:
+            batch.wanted = self._kept.missing(batch.rows)  # what stands in for another may be there
         if batch.slot is None:
             columns = self._read(batch) if batch.resized else batch.room
             return self._here(batch, columns)
@@ -258,17 +266,20 @@ class Uplink:
         self._note_copy(slot)
         began_s = time.perf_counter()
         filled = self._read_into(slot, planned)
-        self._count(len(planned.rows), time.perf_counter() - began_s)
+        self._count(len(planned.wanted), time.perf_counter() - began_s)
         return self._upload(slot, planned, filled)
 
     def _upload(self, slot: Slot, planned: Planned, filled: Batch) -> Sent:
-        filled[_ROWS] = slot.take(_ROWS, len(planned.rows)).copy_(planned.rows)
-        filled[_VISITS] = slot.take(_VISITS, len(planned.rows)).copy_(planned.visits)
         with self._module.stream(self._stream):
             slot.began = self._event()
+            slot.copied_bytes = sum(column.nbytes for column in filled.values())
+            if self._kept is not None:
+                self._kept.put(planned.wanted, filled)
+                filled = self._kept.gather(planned.rows, slot.take)
+            filled[_ROWS] = slot.take(_ROWS, len(planned.rows)).copy_(planned.rows)
+            filled[_VISITS] = slot.take(_VISITS, len(planned.rows)).copy_(planned.visits)
             uploaded = {name: column.to(self._device, non_blocking=True) for name, column in filled.items()}
             slot.copied = ready = self._event()
-            slot.copied_bytes = sum(column.nbytes for column in filled.values())
             rows, visits = uploaded.pop(_ROWS), uploaded.pop(_VISITS)
             if self._finish_batch is not None:
                 uploaded = self._finish_batch(uploaded, rows, visits)
@@ -276,6 +287,9 @@ class Uplink:
         return Sent(uploaded, rows, visits, ready, planned.span)
 
     def _here(self, planned: Planned, columns: Batch) -> Sent:
+        if self._kept is not None:
+            self._kept.put(planned.wanted, columns)
+            columns = self._kept.gather(planned.rows)
         if self._finish_batch is not None:
             columns = self._finish_batch(columns, planned.rows, planned.visits)
         return Sent(columns, planned.rows, planned.visits, None, planned.span)
@@ -285,7 +299,7 @@ class Uplink:
             columns: Batch = self._read_visits(planned.rows, planned.visits)
             return columns
         whole = self._whole_at_hand()
-        return self._source.read(planned.rows) if whole is None else self._source.gather(whole, planned.rows)
+        return self._source.read(planned.wanted) if whole is None else self._source.gather(whole, planned.wanted)
 
     def _whole_at_hand(self) -> Any:
         """On a CPU rows that are in memory are picked where they lie; a device gets copies of them."""
@@ -293,11 +307,11 @@ class Uplink:
 
     def _read_into(self, slot: Slot, planned: Planned) -> Batch:
         if self._read_with is not None:
-            return dict(self._read_with(planned.rows, slot.take))
+            return dict(self._read_with(planned.wanted, slot.take))
         if self._read_visits is not None or self._ragged:  # how long ragged columns are is known once they are read
             return {name: slot.take(name, len(column)).copy_(column) for name, column in self._read(planned).items()}
-        columns = {name: slot.take(name, len(planned.rows)) for name in self._source.schema}
-        self._source.read_into(planned.rows, columns)
+        columns = {name: slot.take(name, len(planned.wanted)) for name in self._source.schema}
+        self._source.read_into(planned.wanted, columns)
         return columns
 
     def _event(self) -> Any:

@@ -21,6 +21,7 @@ class Surroundings:
     device_free_bytes: float
     host_free_bytes: float
     disk_free_bytes: float  # within the cache's budget; 0 without a cache
+    fills: bool = False  # rows go to the device as they are first read, not all beforehand
     on_host: bool = False  # the device is the CPU: its memory is the host's
     cached: bool = False  # the cache has all rows, from an earlier run
     epochs: float | None = None
@@ -70,6 +71,8 @@ def choose_tier(s: Surroundings) -> TierChoice:
 
 def _reason(tier: str, s: Surroundings) -> str:
     size = show_bytes(s.stored_bytes)
+    if tier == "resident" and s.fills:
+        return f"{size} of {show_bytes(s.device_free_bytes)} free: kept there as rows are first read, then picked out"
     if tier == "resident":
         return f"{size} of {show_bytes(s.device_free_bytes)} free: each batch is picked out where it is used"
     if tier == "pinned" and s.in_memory:
@@ -92,6 +95,8 @@ def _not_resident(s: Surroundings) -> str | None:
         return "every row is used once: nothing is gained by keeping them"
     if s.on_host:
         return "the CPU reads host memory as it is: kept there while training, nothing is read beforehand"
+    if s.fills:
+        return None
     if s.link_bytes_s is not None and s.needed_rows_s is not None and s.needed_rows_s * s.row_bytes > 0.8 * s.link_bytes_s:
         return None  # later epochs would wait for the link, and reading beforehand is paid once
     if s.decode_rows_s is not None and s.needed_rows_s is not None and s.epochs is not None:
