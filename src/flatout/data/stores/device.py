@@ -5,6 +5,7 @@ A store in host memory would be written and read again for every photo; this one
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Protocol
 
 import torch
@@ -44,15 +45,16 @@ def fills(source: Source, device: torch.device | str) -> bool:
 
 
 class DeviceStore:
-    """OutOfMemoryError where there is no room for all rows."""
+    """Rows lie in the order they came: a batch of new ones is one copy. OutOfMemoryError where there is no room for all."""
 
     def __init__(self, source: Placed, device: torch.device | str) -> None:
-        ends = source.sizes.cumsum(0)
         self._source = source
-        self._start = ends - source.sizes
-        self._pixels = torch.empty(int(ends[-1]), dtype=torch.uint8, device=device)
+        self._start = torch.zeros(len(source), dtype=torch.int64)
+        self._pixels = torch.empty(int(source.sizes.sum()), dtype=torch.uint8, device=device)
         self._stored = source.laid_out(self._pixels, self._start)
         self._here = torch.zeros(len(source), dtype=torch.bool)
+        self._used = 0
+        self._one_at_a_time = Lock()
 
     def missing(self, rows: Tensor) -> Tensor:
         """Those of the rows that are to be read, each once and in no order."""
@@ -61,12 +63,24 @@ class DeviceStore:
 
     def put(self, rows: Tensor, batch: Batch) -> None:
         """Rows as they were read, copied in the order of the current stream. Nobody waits."""
-        shown = self._source.shown(rows)
-        places, sizes = self._start.index_select(0, shown).tolist(), self._source.row_sizes(rows).tolist()
-        pixels = batch[_FLAT]
-        for begin, place, size in zip(batch[START].tolist(), places, sizes, strict=True):
-            self._pixels[place : place + size].copy_(pixels[begin : begin + size], non_blocking=True)
-        self._here[shown] = True
+        if not len(rows):
+            return
+        shown, begins, pixels = self._source.shown(rows), batch[START], batch[_FLAT]
+        with self._one_at_a_time:
+            if bool(self._here[shown].any()) or len(set(shown.tolist())) < len(shown):  # some came by another batch meanwhile
+                sizes = self._source.row_sizes(rows).tolist()
+                for photo, begin, size in zip(shown.tolist(), begins.tolist(), sizes, strict=True):
+                    if not self._here[photo]:
+                        self._append(shown.new_tensor([photo]), shown.new_zeros(1), pixels[begin : begin + size])
+            else:
+                self._append(shown, begins, pixels)
+
+    def _append(self, photos: Tensor, begins: Tensor, pixels: Tensor) -> None:
+        end = self._used + len(pixels)
+        self._pixels[self._used : end].copy_(pixels, non_blocking=True)
+        self._start[photos] = begins + self._used
+        self._here[photos] = True
+        self._used = end
 
     def gather(self, rows: Tensor, take: Take | None = None) -> Batch:
         """Rows that are all here: the pixels whole, the rest on the host, written to where `take` says."""
