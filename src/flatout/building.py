@@ -43,7 +43,7 @@ def build_job(recipe: Recipe, cache: Path | None = None, data: Data | None = Non
     outputs = objective.outputs_for(
         classes=data.classes, target_shape=target.shape if target else (), vocabulary=data.vocabulary
     )
-    window = data.tokens_per_row if data.tokens_per_row > 1 else None
+    window = data.shapes_x()[0] if data.tokens_per_row > 1 else None
     shapes = Shapes(data.shapes_x(), outputs, data.vocabulary, window, data.cardinalities or None)
     model = build_model(recipe.model, shapes, recipe.seed)
     if (weights := recipe.init_weights()) is not None:
@@ -101,6 +101,7 @@ def check_job(job: Job, device: torch.device) -> None:
         job.budget,
         epoch_samples=job.epoch_samples(job.budget),
         batch=job.batch,
+        rows_per_step=job.rows_per_step,
         tokens_per_sample=job.data.tokens_per_row,
         price_per_hour=job.price_per_hour,
         read_energy_j=lambda: meters.read().energy_j,

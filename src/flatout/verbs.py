@@ -165,7 +165,7 @@ def evaluate(
     place = pick_device(device)
     model = trained_model(run.folder, job).to(place)
     tier = run.plan.settings.tier if part == "train" else "resident"  # what was too large for the device still is
-    feed = EvalFeed(source, job.data.prepare, run.plan.batch, place, _tier(source, tier))
+    feed = EvalFeed(source, job.data.prepare, run.plan.batch, place, _tier(source, tier), any_order=True)
     batch = next(iter(feed))
     with torch.no_grad():
         model.eval()
@@ -187,7 +187,7 @@ def predict(run: Run, data: OtherData, *, device: str = "auto", cache: Path | No
     model = trained_model(run.folder, job).to(place).eval()
     pieces: dict[str, list[Tensor]] = {}
     with torch.no_grad(), autocast(_precision(run, place), place):
-        for batch in EvalFeed(source, job.data.prepare, run.plan.batch, place, _tier(source)):
+        for batch in EvalFeed(source, job.data.prepare, source.stored_rows(run.plan.batch), place, _tier(source)):
             for name, column in job.objective.predict(model, batch).items():
                 pieces.setdefault(name, []).append(column.cpu())
     return with_names({name: torch.cat(columns) for name, columns in pieces.items()}, job)

@@ -50,7 +50,7 @@ def plan_on(machine: str, monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.setattr(tier, "free_bytes", lambda device: int(free_bytes))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     # what torch counts differs a little between its versions; how it is shown does not
-    monkeypatch.setattr(predicting, "count_batch", lambda job: Counts(flops=130_000_000, bytes=13_000_000, operators=40))
+    monkeypatch.setattr(predicting, "count_batch", lambda job: (Counts(130_000_000, 13_000_000, 40), job.batch))
     return choosing.choose(build_job(read_recipe(DEMO)), {"keep_checkpoints": 3}, ceilings, "digits/convnet")
 
 

@@ -52,7 +52,7 @@ def test_a_written_name_is_the_same_data_as_in_python(tmp_path: Path) -> None:
     [
         ("digit", ["did you mean 'digits'"]),
         (3, ["a name or a mapping"]),
-        ({}, ["data needs one of digits, arrays, table, sql, images, text, got nothing"]),
+        ({}, ["data needs one of digits, arrays, table, sql, images, sequences, text, got nothing"]),
         ({"array": "train.npz"}, ["did you mean 'arrays'"]),
         ({"digits": None, "arrays": "train.npz"}, ["both 'digits' and 'arrays'"]),
         ({"digits": 3}, ["digits takes no value"]),

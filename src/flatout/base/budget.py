@@ -74,7 +74,7 @@ class Budget:
     def counted(self) -> bool:
         return self.unit in COUNTED
 
-    def samples(self, epoch_samples: int, batch: int, tokens_per_sample: int) -> int:
+    def samples(self, epoch_samples: int, batch: float, tokens_per_sample: float) -> int:
         """The number of samples a counted budget allows: exact, and the same wherever it runs."""
         per_unit = {"epochs": epoch_samples, "steps": batch, "samples": 1, "tokens": 1 / max(tokens_per_sample, 1)}
         return max(1, round(self.amount * per_unit[self.unit]))

@@ -73,8 +73,13 @@ class Data:
         """One training row as it is stored."""
         return sum(column.row_bytes for column in self.train.schema.values())
 
+    def typical_batch(self, batch: int) -> tuple[int, dict[str, Column]]:
+        """Rows and columns of a training batch of middling size, as the model gets them."""
+        rows, columns = self.train.typical_batch(batch)
+        return rows, describe_all(self.transforms(), columns)
+
     @property
-    def tokens_per_row(self) -> int:
+    def tokens_per_row(self) -> float:
         return self.train.tokens_per_row
 
     def sampler(self, seed: int) -> Sampler:
@@ -122,6 +127,8 @@ class Data:
 
 def _check_draw(data: Data) -> None:
     schema = data.train.schema
+    if data.train.shapes_vary and (isinstance(data.draw, Tensor) or data.draw != "shuffle"):
+        raise DataError("a budget of tokens makes batches of rows of like length: leave draw out, or leave tokens out")
     if isinstance(data.draw, Tensor):
         rows = len(data.train)
         if len(check_weights(data.draw)) != rows:

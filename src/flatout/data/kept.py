@@ -17,7 +17,7 @@ from flatout.data.transforms import parse_transforms
 class Described(Source):
     """Training rows that are not here: how many there were, and their columns."""
 
-    def __init__(self, rows: int, schema: Mapping[str, Column], tokens_per_row: int, fingerprint: str) -> None:
+    def __init__(self, rows: int, schema: Mapping[str, Column], tokens_per_row: float, fingerprint: str) -> None:
         self._rows, self._schema, self._tokens, self._fingerprint = rows, dict(schema), tokens_per_row, fingerprint
 
     @property
@@ -28,7 +28,7 @@ class Described(Source):
         return self._rows
 
     @property
-    def tokens_per_row(self) -> int:
+    def tokens_per_row(self) -> float:
         return self._tokens
 
     def read(self, rows: Tensor) -> Batch:

@@ -88,8 +88,26 @@ class Source(ABC):
         return ""
 
     @property
-    def tokens_per_row(self) -> int:
+    def tokens_per_row(self) -> float:
+        """On average, padding not counted."""
         return 1
+
+    @property
+    def shapes_vary(self) -> bool:
+        """Whether batches differ in their shapes."""
+        return False
+
+    def rows_per_batch(self, batch: int) -> float:
+        """On average, of a training batch of at most so many."""
+        return batch
+
+    def stored_rows(self, batch: int) -> int:
+        """How many of at most so many to take at a time in the order they are stored."""
+        return batch
+
+    def typical_batch(self, batch: int) -> tuple[int, Schema]:
+        """Rows and columns of a training batch of middling size."""
+        return batch, self.schema
 
     @property
     def epoch_rows(self) -> int | None:

@@ -133,6 +133,12 @@ def _text(main: Any, base_folder: Path, cache: Path | None, **options: Any) -> D
     return text(located(main, base_folder), cache=cache, **options)
 
 
+def _sequences(main: Any, base_folder: Path, cache: Path | None, **options: Any) -> Data:
+    from flatout.data.texts.buckets import sequences
+
+    return sequences(located(main, base_folder), **options)
+
+
 def _images(main: Any, base_folder: Path, cache: Path | None, **options: Any) -> Data:
     from flatout.data.photos.images import images
 
@@ -162,6 +168,13 @@ def _check_text(main: Any, base_folder: Path) -> list[str]:
     paths = [main] if isinstance(main, str) else main
     if not isinstance(paths, list) or not paths or not all(isinstance(path, str) for path in paths):
         return [f"text is a path, a glob, 'module:NAME', or a list of them, got {main!r}"]
+    return [problem for path in paths if (problem := _said(partial(find_files, located(path, base_folder))))]
+
+
+def _check_sequences(main: Any, base_folder: Path) -> list[str]:
+    paths = [main] if isinstance(main, str) else main
+    if not isinstance(paths, list) or not paths or not all(isinstance(path, str) for path in paths):
+        return [f"sequences is a file of JSON lines, a glob, or a list of them, got {main!r}"]
     return [problem for path in paths if (problem := _said(partial(find_files, located(path, base_folder))))]
 
 
@@ -245,6 +258,17 @@ KINDS: dict[str, Kind] = {
         _check_images,
         {"size": "a size, the pixels of a side that the model sees: such as size: 224"},
         ("validation", "test"),
+    ),
+    "sequences": Kind(
+        _sequences,
+        {
+            "tokens": count, "tokenizer": text_value, "field": text_value, "label": text_value, "vocabulary": count,
+            "classes": count, "pad": amount, "holdout": share, "validation": any_value, "draw": text_value, "seed": seed,
+            "on_bad": _ON_BAD,
+        },
+        _check_sequences,
+        {},
+        ("validation", "tokenizer"),
     ),
     "text": Kind(
         _text,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from flatout.base.events import EventLog
 from flatout.base.units import parse_seconds
+from flatout.data.serving.bucketed import BucketFeed
 from flatout.data.serving.feed import EvalFeed, Feed, IterableFeed, PinnedFeed, ResidentFeed, StoredFeed
 from flatout.data.serving.feed import feed as make_feed
 from flatout.data.source import Source
@@ -19,7 +21,7 @@ from flatout.engine.graph import GraphStep
 from flatout.engine.job import Job
 from flatout.engine.memory import start_counting
 from flatout.engine.optimizers import build_optimizer, decay_groups
-from flatout.engine.progress import BudgetMeter
+from flatout.engine.progress import BudgetMeter, Progress
 from flatout.engine.recompute import recompute_blocks
 from flatout.engine.records import Interval
 from flatout.engine.saver import Saver
@@ -51,7 +53,8 @@ class Assembly:
         if not settings.graph:
             return
         if not isinstance(self.feed, ResidentFeed | PinnedFeed):
-            why = "a graph reads its batch from one place, and the shapes of a stream are not known ahead"
+            what = "of a stream are not known ahead" if isinstance(self.feed, IterableFeed) else "of these batches differ"
+            why = f"a graph reads its batch from one place, and the shapes {what}"
             events.emit("degraded", what="graph", value=False, why=why)
             return
         graph = GraphStep(self.step, self.feed, job.batch, LOG_SLOTS)
@@ -63,6 +66,11 @@ class Assembly:
             events.emit(
                 "degraded", what="graph", value=False, why=f"the step can't be captured, it is launched piece by piece: {why}"
             )
+
+    def next_size(self, progress: Progress) -> int:
+        """Rows of the next batch."""
+        most = self.budget.next_size(progress)
+        return self.feed.next_size(most) if isinstance(self.feed, BucketFeed) else most
 
     def say_degraded(self, events: EventLog) -> None:
         """What has become worse about the data since the last time: each reason once."""
@@ -126,7 +134,16 @@ def assemble(job: Job, settings: Settings, folder: RunFolder, events: EventLog, 
     def on_split(before: int, after: int, reason: str) -> None:
         events.emit("degraded", what="micro_batch", value=after, why=f"out of memory at {before} samples at a time: {reason}")
 
-    step = Step(model, job.objective, optimizer, settings, clip=job.clip, average=average, on_split=on_split)
+    step = Step(
+        model,
+        job.objective,
+        optimizer,
+        settings,
+        clip=job.clip,
+        average=average,
+        on_split=on_split,
+        shapes_vary=job.data.train.shapes_vary,
+    )
     step.warm(job.batch)
     compression = "none" if settings.cache_compression == "auto" else settings.cache_compression  # nobody chose
     kept = None if cache is None else Cache(cache, disk_bytes(cache, settings.disk_budget), compression)
@@ -143,7 +160,8 @@ def assemble(job: Job, settings: Settings, folder: RunFolder, events: EventLog, 
     if job.data.validation is not None:
         rows = settings.evaluation_batch or job.batch
         served = "pinned" if isinstance(feed, StoredFeed) and feed.moved else settings.tier
-        evaluation = EvalFeed(job.data.validation, job.data.prepare, rows, device, served, keep=True, cache=kept)
+        options: Any = {"keep": True, "cache": kept, "any_order": True}
+        evaluation = EvalFeed(job.data.validation, job.data.prepare, rows, device, served, **options)
     if kept is not None and (too_much := kept.trim()):  # now that what this run uses is open
         events.emit("degraded", what="disk_budget", why=too_much)
     meters = Meters(device)
@@ -159,6 +177,8 @@ def assemble(job: Job, settings: Settings, folder: RunFolder, events: EventLog, 
             epoch_samples=job.epoch_samples(job.budget),
             batch=job.batch,
             tokens_per_sample=job.data.train.tokens_per_row,
+            rows_per_step=job.rows_per_step,
+            steps=feed if isinstance(feed, BucketFeed) else None,
             price_per_hour=job.price_per_hour,
             read_energy_j=lambda: meters.read().energy_j,
             energy_reason=meters.why_unavailable,
@@ -171,4 +191,4 @@ def evaluation_interval(job: Job) -> int | None:
     """In samples; None: only at the end."""
     if job.evaluate_every is None or job.data.validation is None:
         return None
-    return job.evaluate_every.samples(job.epoch_samples(job.evaluate_every), job.batch, job.data.train.tokens_per_row)
+    return job.evaluate_every.samples(job.epoch_samples(job.evaluate_every), job.rows_per_step, job.data.train.tokens_per_row)

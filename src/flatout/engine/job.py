@@ -48,5 +48,10 @@ class Job:
         return len(self.data.train) if rows is None and counted.unit == "epochs" else rows or 0
 
     @property
+    def rows_per_step(self) -> float:
+        """The batch, or what is in one on average where batches differ."""
+        return self.data.train.rows_per_batch(self.batch)
+
+    @property
     def unit(self) -> str:
         return "tokens" if self.data.train.tokens_per_row > 1 else "samples"

@@ -116,7 +116,7 @@ class Loop:
                 self.save()
                 progress = self.progress
 
-            size = budget.next_size(progress)
+            size = parts.next_size(progress)
             if parts.graph is not None and size == self.job.batch:
                 parts.graph.feed.bring()
                 ledger.lap("data")

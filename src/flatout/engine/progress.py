@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from flatout.base.budget import Budget
 from flatout.base.errors import MachineError, UsageError
@@ -35,8 +35,19 @@ class Progress:
         return asdict(self)
 
 
+class Steps(Protocol):
+    """Where batches differ in size: which step ends where."""
+
+    def samples_after(self, steps: int) -> int: ...
+
+    def steps_until(self, samples: int) -> int: ...
+
+
 class BudgetMeter:
-    """Turns a budget into batch sizes, a share done and an end."""
+    """Turns a budget into batch sizes, a share done and an end.
+
+    Where batches have fewer rows than `batch`: `rows_per_step` is how many on average, and `steps` tells exactly.
+    """
 
     def __init__(
         self,
@@ -44,7 +55,9 @@ class BudgetMeter:
         *,
         epoch_samples: int,
         batch: int,
-        tokens_per_sample: int,
+        tokens_per_sample: float,
+        rows_per_step: float | None = None,
+        steps: Steps | None = None,
         price_per_hour: float | None = None,
         read_energy_j: Callable[[], float | None] = lambda: None,
         energy_reason: str = "",
@@ -54,10 +67,13 @@ class BudgetMeter:
         self.batch = batch
         self.total_samples: int | None = None
         self._price_per_hour = price_per_hour
+        self._steps = steps
         self._read_energy_j = read_energy_j
         self._clock = clock
         if budget.counted:
-            self.total_samples = budget.samples(epoch_samples, batch, tokens_per_sample)
+            self.total_samples = budget.samples(epoch_samples, rows_per_step or batch, tokens_per_sample)
+            if steps is not None and budget.unit == "steps":
+                self.total_samples = steps.samples_after(max(1, round(budget.amount)))
         if budget.unit == "usd" and not price_per_hour:
             raise UsageError(f"the budget {budget} needs a price: set price_per_hour to what this machine costs in USD an hour")
         if budget.unit == "wh" and read_energy_j() is None:
@@ -76,7 +92,9 @@ class BudgetMeter:
 
     @property
     def total_steps(self) -> int | None:
-        return None if self.total_samples is None else -(-self.total_samples // self.batch)
+        if self.total_samples is None:
+            return None
+        return -(-self.total_samples // self.batch) if self._steps is None else self._steps.steps_until(self.total_samples)
 
     def spend(self, progress: Progress) -> None:
         """Read the clock (every step) into the progress."""

@@ -48,7 +48,9 @@ class Step:
         clip: float | None = None,
         average: Average | None = None,
         on_split: Callable[[int, int, str], None] = lambda before, after, reason: None,
+        shapes_vary: bool = False,
     ) -> None:
+        """`shapes_vary`: batches come in many shapes, and what is compiled is to serve them all."""
         self.model = model
         self.optimizer = optimizer
         self.device = torch.device(settings.device)
@@ -68,7 +70,8 @@ class Step:
         self._parameters = [p for p in model.parameters() if id(p) in trained]  # in the model's order, as a norm is summed
         self._loss = loss
         self._compiled_rows = 0  # until `warm` says how many rows a batch has, nothing takes the compiled path
-        compiled = _compiler(settings.compile)
+        self._shapes_vary = shapes_vary
+        compiled = _compiler(settings.compile, shapes_vary)
         self._compiled_mean, self._compiled_sum = compiled(self._mean_of), compiled(self._sum_of)
         # groups of one factor share the tensor that a graph reads its rate from
         self.device_rates = {g["factor"]: g["lr"] for g in optimizer.param_groups if isinstance(g["lr"], Tensor)}
@@ -121,8 +124,11 @@ class Step:
         """Batches of this many rows take the compiled path; any other size (the last of a budget) runs eagerly."""
         self._compiled_rows = min(rows, self.micro_batch) if self.micro_batch else rows
 
+    def _compiles(self, rows: int) -> bool:
+        return self._shapes_vary or rows == self._compiled_rows
+
     def _whole(self, batch: Batch, rows: int) -> Loss:
-        mean = self._compiled_mean if rows == self._compiled_rows else self._mean_of
+        mean = self._compiled_mean if self._compiles(rows) else self._mean_of
         loss, weight = self._forward(mean, batch)
         self.phases.mark("forward")
         self._backward(loss)
@@ -134,7 +140,7 @@ class Step:
         weight: Tensor | float = 0.0
         for start in range(0, rows, micro):
             part = {name: column[start : start + micro] for name, column in batch.items()}
-            whole = min(micro, rows - start) == self._compiled_rows
+            whole = self._compiles(min(micro, rows - start))
             loss_sum, part_weight = self._forward(self._compiled_sum if whole else self._sum_of, part)
             self._backward(loss_sum / rows)
             total = total + loss_sum.detach()
@@ -212,8 +218,8 @@ class Step:
         self._on_split(before, self.micro_batch, reason)
 
 
-def _compiler(how: str) -> Callable[[Compute], Compute]:
+def _compiler(how: str, shapes_vary: bool) -> Callable[[Compute], Compute]:
     if how == "off":
         return lambda compute: compute
     mode = "max-autotune-no-cudagraphs" if how == "max-autotune" else "default"
-    return lambda compute: torch.compile(compute, dynamic=False, mode=mode)
+    return lambda compute: torch.compile(compute, dynamic=shapes_vary, mode=mode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from flatout.base.errors import RecipeError
 from flatout.base.units import show_count, show_seconds
 from flatout.data.datasets.iterables import IterableSource
+from flatout.data.stores.device import fills
 from flatout.data.stores.tiers import choose_tier
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings, conflicts
@@ -41,14 +43,15 @@ class Situation:
     def epochs(self) -> float | None:
         steps = self.total_steps
         rows = self.job.data.epoch_rows
-        return None if steps is None or not rows else steps * self.job.batch / rows
+        return None if steps is None or not rows else steps * self.job.rows_per_step / rows
 
     @property
     def total_steps(self) -> int | None:
         job = self.job
         if not job.budget.counted:
             return None
-        return -(-job.budget.samples(job.epoch_samples(job.budget), job.batch, job.data.tokens_per_row) // job.batch)
+        samples = job.budget.samples(job.epoch_samples(job.budget), job.rows_per_step, job.data.tokens_per_row)
+        return math.ceil(samples / job.rows_per_step)
 
     @property
     def expected_s(self) -> float | None:
@@ -90,7 +93,7 @@ def choose(job: Job, pins: Mapping[str, Any], ceilings: Ceilings | None, label: 
         machine=device_name(device),
         unit=job.unit,
         per_sample=job.data.tokens_per_row,
-        batch=job.batch,
+        batch=round(job.rows_per_step),
         settings=settings,
         choices=tuple(choices),
         rejected=tuple(rejected),
@@ -120,7 +123,7 @@ def _tier(s: Situation, values: Mapping[str, Any]) -> Decisions:
         s.device,
         s.ceilings,
         epochs=s.epochs,
-        needed_rows_s=s.job.batch / s.plain.step_s if s.plain.step_s else None,
+        needed_rows_s=s.job.rows_per_step / s.plain.step_s if s.plain.step_s else None,
         cache=s.cache,
         disk_budget=str(s.pins.get("disk_budget", "auto")),
     )
@@ -170,7 +173,9 @@ def _graph(s: Situation, values: Mapping[str, Any]) -> Decisions:
         yield Choice("graph", False, "the optimizer is your own: not known to be capturable")
     elif s.total_steps is not None and s.total_steps < _GRAPH_PAYS_STEPS:
         yield Choice("graph", False, f"{s.total_steps} steps are too few to pay for the capture")
-    elif values["tier"] != "resident" and getattr(s.job.data.train, "piece_rows", None):
+    elif s.job.data.train.shapes_vary:
+        yield Choice("graph", False, "needs batches of one shape, and a budget of tokens makes many")
+    elif (values["tier"] != "resident" or fills(s.job.data.train, s.device)) and getattr(s.job.data.train, "piece_rows", None):
         yield Choice("graph", True, "one launch a step: threads that decode hold up a loop that launches kernel by kernel")
     elif s.plain.bound != "launching kernels":
         yield Choice("graph", False, f"not launch-bound: bound by {s.plain.bound}")

@@ -50,7 +50,7 @@ class Plan:
     model: str
     machine: str
     unit: str
-    per_sample: int  # units a sample: tokens of a window, else 1
+    per_sample: float  # units a sample: tokens of a window, else 1
     batch: int
     settings: Settings
     choices: tuple[Choice, ...]

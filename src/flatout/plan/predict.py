@@ -19,10 +19,10 @@ _UPDATE_PASSES = 7  # fused AdamW reads weight, gradient and two moments, and wr
 
 def predict(job: Job, settings: Settings, ceilings: Ceilings | None) -> Prediction:
     try:
-        counts = count_batch(job)
+        counts, rows = count_batch(job)
     except Exception as error:  # a forward that looks at its data can't be traced without any: no prediction, said so
         return Prediction(reason=f"the model can't be traced without data ({type(error).__name__})")
-    flops_per_sample = counts.flops / job.batch
+    flops_per_sample = counts.flops / rows
     if ceilings is None:
         return Prediction(flops_per_sample=flops_per_sample, reason="this machine has not been probed: flatout probe")
     matmul = ceilings.matmul_flops.get(settings.precision) or ceilings.matmul_flops.get("fp32")
@@ -43,17 +43,15 @@ def predict(job: Job, settings: Settings, ceilings: Ceilings | None) -> Predicti
     return Prediction(step_s or None, flops_per_sample, ceiling, bound, share)
 
 
-def count_batch(job: Job) -> Counts:
-    """Forward and backward of one batch without computing it, and the update's traffic."""
+def count_batch(job: Job) -> tuple[Counts, int]:
+    """Forward and backward of a typical batch without computing it, and the update's traffic; and the rows it has."""
     model = job.model
     state = {
         name: torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
         for name, tensor in (*model.named_parameters(), *model.named_buffers())
     }
-    batch = {
-        name: torch.zeros((job.batch, *column.shape), dtype=column.dtype, device="meta")
-        for name, column in job.data.schema().items()
-    }
+    rows, columns = job.data.typical_batch(job.batch)
+    batch = {name: torch.zeros((rows, *col.shape), dtype=col.dtype, device="meta") for name, col in columns.items()}
 
     def step() -> None:
         loss_sum, weight = job.objective(_OnMeta(model, state), batch)
@@ -65,7 +63,7 @@ def count_batch(job: Job) -> Counts:
     finally:
         model.train(was_training)
     parameter_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    return Counts(counts.flops, counts.bytes + _UPDATE_PASSES * parameter_bytes, counts.operators)
+    return Counts(counts.flops, counts.bytes + _UPDATE_PASSES * parameter_bytes, counts.operators), rows
 
 
 class _OnMeta(nn.Module):

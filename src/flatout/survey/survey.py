@@ -133,7 +133,7 @@ def _choice(plan: Plan | None, name: str) -> Choice | None:
 def _unit(data: Data) -> str:
     if "pixels" in data.train.schema or len(data.schema()["x"].shape) == 3:
         return "images"
-    return "windows" if data.tokens_per_row > 1 else "rows"
+    return "windows" if data.tokens_per_row > 1 and "length" not in data.train.schema else "rows"
 
 
 def _parts(data: Data) -> Iterator[PartSize]:

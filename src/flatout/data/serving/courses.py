@@ -13,14 +13,13 @@ from torch import Tensor
 
 from flatout.base.errors import DataError, UsageError
 from flatout.data.datasets.iterables import IterableFeed
-from flatout.data.keyed import Keys
-from flatout.data.permutations import to_device
+from flatout.data.serving.bucketed import Bucketed
 from flatout.data.serving.pinned import PinnedFeed
 from flatout.data.serving.ranks import Share
 from flatout.data.serving.resident import ResidentFeed, move
 from flatout.data.source import Batch
-from flatout.data.texts.buckets import Buckets, SequenceSource
-from flatout.data.transforms import Transform, apply
+from flatout.data.texts.buckets import SequenceSource
+from flatout.data.transforms import Transform
 
 
 class Course(Protocol):
@@ -96,23 +95,17 @@ class BucketCourse:
         rank: int,
         world: int,
     ) -> None:
-        self._buckets = Buckets(source.lengths, tokens * world, seed, rows=batch * world)
+        buckets, stored = source.buckets(batch, seed, world, tokens), move(source.stored(), device)
+        self._made = Bucketed(source, buckets, device, transforms, seed, stored)
+        self._buckets = self._made.buckets
         self.batches = self._buckets.epoch_batches
         self.degraded: list[str] = []
-        self._source, self._device, self._stored = source, device, move(source.stored(), device)
-        self._transforms, self._seed, self._rank, self._world = tuple(transforms), seed, rank, world
+        self._rank, self._world = rank, world
         self._form = {"batch": batch * world, "tokens": tokens * world}  # what the plan of an epoch follows from
-        self._plan = 0, self._buckets.plan(0)
 
     def get(self, epoch: int, number: int) -> Batch:
-        if self._plan[0] != epoch:
-            self._plan = epoch, self._buckets.plan(epoch)
-        planned = self._plan[1][number]
-        rows = to_device(self._part(planned.rows), self._device)
-        batch = self._source.padded(self._stored, rows, planned.length)
-        if not self._transforms:
-            return batch
-        return apply(self._transforms, batch, Keys(self._seed, torch.full_like(rows, epoch), rows))
+        planned = self._made.plan(epoch)[number]
+        return self._made.make(epoch, self._part(planned.rows), planned.length)
 
     def mark(self, epoch: int, number: int) -> dict[str, Any]:
         return {"epoch": epoch, "samples": number, **self._form}

@@ -1,4 +1,4 @@
-"""All rows of a source once, in the order they are stored: what evaluation and prediction read."""
+"""All rows of a source once, in the order they are stored unless any will do: what evaluation and prediction read."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from flatout.base.errors import UsageError, did_you_mean
 from flatout.data.keyed import Keys
 from flatout.data.order import Sequential
 from flatout.data.serving.ahead import Ahead
+from flatout.data.serving.bucketed import Bucketed
 from flatout.data.serving.pinned import spans
 from flatout.data.serving.resident import move
 from flatout.data.serving.tuning import Budget, depth_for
@@ -20,6 +21,7 @@ from flatout.data.source import Batch, Source
 from flatout.data.stores.cache import Cache
 from flatout.data.stores.device import DeviceStore, Placed, fills
 from flatout.data.stores.filling import FillingSource, place
+from flatout.data.texts.buckets import SequenceSource
 from flatout.data.transforms import Transform, apply, rehearse
 
 TIERS = ("resident", "pinned", "mapped", "streamed")  # where the bytes live: the device, host memory, a cache file, the source
@@ -28,7 +30,8 @@ TIERS = ("resident", "pinned", "mapped", "streamed")  # where the bytes live: th
 class EvalFeed:
     """Iterate as often as needed: what the resident tier put on the device stays there. The last batch may be short.
 
-    With `keep`, rows that take long to read are read once and kept where the tier keeps them: in memory, or in `cache`.
+    With `keep`, rows that take long to read are read once and kept where the tier keeps them: in memory, or in `cache`. With
+    `any_order`, rows of differing lengths come in batches of like length, which takes far less padding.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class EvalFeed:
         stored: Mapping[str, Tensor] | None = None,
         keep: bool = False,
         cache: Cache | None = None,
+        any_order: bool = False,
     ) -> None:
         if batch < 1:
             raise UsageError(f"batch must be 1 or more, got {batch}")
@@ -53,6 +57,7 @@ class EvalFeed:
         self._prepare = tuple(prepare)
         self._device = torch.device(device)
         self._stored: dict[str, Tensor] | None = None
+        self._sequences = source if any_order and isinstance(source, SequenceSource) and source.shapes_vary else None
         self._kept: DeviceStore | None = None
         if tier == "resident" and stored is None and fills(source, self._device):
             self._kept = DeviceStore(cast(Placed, source), self._device)
@@ -66,15 +71,24 @@ class EvalFeed:
         rehearse(self._prepare, move(first, self._device))
 
     def __len__(self) -> int:
+        if self._sequences is not None:
+            return self._sequences.buckets(self.batch).epoch_batches
         return -(-len(self._source) // self.batch)
 
     def __iter__(self) -> Iterator[Batch]:
+        if self._sequences is not None:
+            return self._by_length(self._sequences)
         return self._from_device(self._stored) if self._stored is not None else self._from_host()
 
     def close(self) -> None:
         """What was read into a cache stays there."""
         if isinstance(self._source, FillingSource):
             self._source.close()
+
+    def _by_length(self, source: SequenceSource) -> Iterator[Batch]:
+        made = Bucketed(source, source.buckets(self.batch), self._device, self._prepare, 0, stored=self._stored)
+        for planned in made.plan(0):
+            yield made.make(0, planned.rows, planned.length)
 
     def _from_device(self, stored: Mapping[str, Tensor]) -> Iterator[Batch]:
         for start, stop in spans(0, len(self._source), self.batch):

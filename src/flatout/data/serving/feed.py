@@ -10,6 +10,7 @@ import torch
 from flatout.base.errors import UsageError, did_you_mean
 from flatout.data.data import Data
 from flatout.data.datasets.iterables import IterableFeed, IterableSource
+from flatout.data.serving.bucketed import BucketFeed
 from flatout.data.serving.evaluation import TIERS, EvalFeed, eval_batches
 from flatout.data.serving.pinned import PinnedFeed
 from flatout.data.serving.resident import ResidentFeed
@@ -17,6 +18,7 @@ from flatout.data.source import Batch, Source
 from flatout.data.stores.cache import Cache
 from flatout.data.stores.device import DeviceStore, Placed, fills
 from flatout.data.stores.filling import FillingSource, place
+from flatout.data.texts.buckets import SequenceSource
 
 __all__ = ["TIERS", "EvalFeed", "Feed", "IterableFeed", "PinnedFeed", "ResidentFeed", "StoredFeed", "eval_batches", "feed"]
 
@@ -73,6 +75,9 @@ def feed(
         raise UsageError(f"unknown tier {tier!r}; {did_you_mean(tier, TIERS)}")
     if isinstance(data.train, IterableSource):
         return IterableFeed(data.train, batch, device, transforms=data.transforms(), seed=seed)
+    if isinstance(data.train, SequenceSource) and data.train.shapes_vary:
+        options: Any = {"transforms": data.transforms(), "seed": seed}
+        return BucketFeed(data.train, batch, device, **options, resident=tier == "resident")
     moved: list[str] = []
     kept: DeviceStore | None = None
     if tier == "resident":

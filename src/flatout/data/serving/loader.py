@@ -66,6 +66,8 @@ def loader(
     where = _device(device)
     own_rank, ranks = rank_and_world(rank, world)
     transforms = whole.transforms() if part == "train" else whole.prepare
+    if tokens is None and part == "train":
+        tokens = getattr(source, "batch_tokens", None)
     course: Course
     if isinstance(source, IterableSource):
         if ranks > 1 or tokens is not None:

@@ -81,7 +81,7 @@ class FillingSource(Source):
         return self.source.column(name)
 
     @property
-    def tokens_per_row(self) -> int:
+    def tokens_per_row(self) -> float:
         return self.source.tokens_per_row
 
     @property

@@ -25,13 +25,14 @@ from flatout.data.data import Data
 from flatout.data.files import Array, to_tensor
 from flatout.data.keyed import hash32, keyed
 from flatout.data.order import Order
-from flatout.data.source import Batch, Column, Source, hash_tensors
+from flatout.data.source import Batch, Column, Schema, Source, hash_tensors
 from flatout.data.split import hash_strings, held_out
 from flatout.data.texts.packing import IGNORED, Stream, as_tensor, widen
 from flatout.data.texts.tokenizer import Tokenizer
 from flatout.data.texts.tokens import Part, check_vocabulary, find_files, json_rows, kind_of, text_field
 
 _LEAST_MIX, _MOST_MIX, _BUCKETS = 2, 16, 64
+_MULTIPLE = 8  # of tokens: what matrix units like
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Buckets:
         tokens: int,
         seed: int = 0,
         *,
-        multiple: int = 8,
+        multiple: int = _MULTIPLE,
         mix: int | None = None,
         rows: int | None = None,
     ) -> None:
@@ -149,12 +150,24 @@ class SequenceSource(Source):
     Columns: x, `length`, and y. Without a y of its own, the target of each token is the next one of its row.
     """
 
-    def __init__(self, tokens: Tensor, lengths: Tensor, y: Tensor | None = None, pad: int = 0) -> None:
-        """`tokens` as `packing.as_tensor` makes them."""
+    def __init__(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        y: Tensor | None = None,
+        pad: int = 0,
+        *,
+        longest: int | None = None,
+        batch_tokens: int | None = None,
+    ) -> None:
+        """`tokens` as `packing.as_tensor` makes them; `longest` is that of all parts of the data. With `batch_tokens` a
+        training batch has no more tokens than that, padding included."""
+        self.batch_tokens = batch_tokens
+        self._buckets: tuple[tuple[int, ...], Buckets] | None = None  # those asked for last
         self._stored = {"tokens": tokens, "start": lengths.cumsum(0) - lengths, "length": lengths}
         if y is not None:
             self._stored["y"] = y
-        self._longest, self._pad = int(lengths.max()), pad
+        self._longest, self._pad = longest or int(lengths.max()), pad
 
     @property
     def in_memory(self) -> bool:
@@ -174,8 +187,40 @@ class SequenceSource(Source):
         return len(self.lengths)
 
     @property
-    def tokens_per_row(self) -> int:
-        return self._longest
+    def tokens_per_row(self) -> float:
+        return float(self.lengths.double().mean())
+
+    @property
+    def shapes_vary(self) -> bool:
+        return self.batch_tokens is not None
+
+    def rows_per_batch(self, batch: int) -> float:
+        return batch if self.batch_tokens is None else len(self) / self.buckets(batch).epoch_batches
+
+    def stored_rows(self, batch: int) -> int:
+        return batch if self.batch_tokens is None else min(batch, max(1, self.batch_tokens // self._longest))
+
+    def typical_batch(self, batch: int) -> tuple[int, Schema]:
+        if self.batch_tokens is None:
+            return batch, self.schema
+        buckets = self.buckets(batch)
+        rows = len(self) / buckets.epoch_batches
+        length = max(1, round(int(self.lengths.sum()) / (1 - buckets.padding) / len(self)))
+        whole, cut = (self._longest,), (length,)
+        columns = {name: Column(col.dtype, cut) if col.shape == whole else col for name, col in self.schema.items()}
+        return max(1, round(rows)), columns
+
+    def buckets(self, batch: int, seed: int = 0, world: int = 1, tokens: int | None = None) -> Buckets:
+        """Of at most `batch` rows, and `tokens` tokens if others than its own are asked for, on each of so many processes."""
+        most = tokens
+        if most is None:
+            assert self.batch_tokens is not None
+            padded = -(-int(self.lengths.max()) // _MULTIPLE) * _MULTIPLE
+            most = max(self.batch_tokens, padded)  # of rows to validate on one may be longer
+        asked = batch, seed, world, most
+        if self._buckets is None or self._buckets[0] != asked:
+            self._buckets = asked, Buckets(self.lengths, most * world, seed, rows=batch * world)
+        return self._buckets[1]
 
     @property
     def stored_bytes(self) -> int:
@@ -204,7 +249,8 @@ class SequenceSource(Source):
         return {"x": x, "length": lengths, "y": torch.where(inside, wide, IGNORED)[:, 1:].contiguous()}
 
     def fingerprint(self) -> str:
-        return f"{hash_tensors(self._stored)}-{self._pad}"
+        tokens = "" if self.batch_tokens is None else f"-{self.batch_tokens}"
+        return f"{hash_tensors(self._stored)}-{self._pad}{tokens}"
 
 
 def sequences(
@@ -217,6 +263,7 @@ def sequences(
     vocabulary: int | None = None,
     classes: int | None = None,
     pad: int = 0,
+    tokens: int | None = None,
     holdout: float = 0.0,
     validation: Any = None,
     draw: str | Any = "shuffle",
@@ -225,9 +272,10 @@ def sequences(
 ) -> Data:
     """Rows of token ids as a list of sequences; or files of JSON lines whose `field` holds ids, or text.
 
-    Text is encoded by the `tokenizer`, or as its bytes. y is one label or number a row, in files the field `label`; without it
-    the target of each token is the next one. `holdout` sets a share of the rows aside, the same ones in whatever order they
-    come; `validation` is other rows, files, or a pair (rows, y).
+    Text is encoded by the `tokenizer`, or as its bytes. With `tokens`, training batches are of rows of like length, as many as
+    that many tokens allow, padding included; without, every row is padded to the longest. y is one label or number a row, in
+    files the field `label`; without it the target of each token is the next one. `holdout` sets a share of the rows aside, the
+    same ones in whatever order they come; `validation` is other rows, files, or a pair (rows, y).
     """
     if holdout and validation is not None:
         raise DataError("holdout and validation are two ways to say the same: give one of them")
@@ -253,12 +301,27 @@ def sequences(
     vocabulary = check_vocabulary(ids, vocabulary)
     if not 0 <= pad < vocabulary:
         raise DataError(f"pad is a token id, 0 to {vocabulary - 1}, got {pad}")
+    if tokens is not None:
+        if tokens != int(tokens) or tokens < 1:
+            raise DataError(f"tokens is a number of tokens, that of a batch, 1 or more; got {tokens!r}")
+        tokens = int(tokens)
+        _check_lengths(train.lengths(), tokens, _MULTIPLE)
     names: list[str] = []
     targets = _targets([part.y for part in both], names)
     labelled = [{} if target is None else {"y": target} for target in targets]
     count = check_labels(labelled[0], labelled[1] if held is not None else None, classes, names)
+    longest = max(int(part.lengths().max()) for part in both)
+    if tokens is not None:
+        longest = -(-longest // _MULTIPLE) * _MULTIPLE  # what a plan may pad to
     sources = [
-        SequenceSource(as_tensor(Stream([part], vocabulary).slice(0, len(part))), torch.from_numpy(read.lengths()), target, pad)
+        SequenceSource(
+            as_tensor(Stream([part], vocabulary).slice(0, len(part))),
+            torch.from_numpy(read.lengths()),
+            target,
+            pad,
+            longest=longest,
+            batch_tokens=tokens,
+        )
         for part, read, target in zip(ids, both, targets, strict=True)
     ]
     return Data(

@@ -59,7 +59,7 @@ class TextSource(Source):
         return True
 
     @property
-    def tokens_per_row(self) -> int:
+    def tokens_per_row(self) -> float:
         return self._window
 
     @property
@@ -110,7 +110,7 @@ class NarrowText(Source):
         return True
 
     @property
-    def tokens_per_row(self) -> int:
+    def tokens_per_row(self) -> float:
         return self._length - 1
 
     @property
