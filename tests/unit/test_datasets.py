@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -468,6 +469,16 @@ def test_a_pool_that_was_closed_says_so() -> None:
     assert taken == [3]
     with pytest.raises(DataError, match="the workers were closed"):
         pool.run([Errand(3, lambda reply, memory: taken.append(reply), str)])
+
+
+def test_the_thread_of_a_worker_has_ended_when_it_is_closed() -> None:
+    """One that goes on while the interpreter goes down, and lets go of tensors, would take the process with it."""
+    before = set(threading.enumerate())
+    worker = ThreadWorker(lambda job, memory: job, Layout({}, 0), 1)
+    assert worker.call(3, str)[0] == 3
+    assert set(threading.enumerate()) - before
+    worker.close()
+    assert not set(threading.enumerate()) - before
 
 
 # Processes that end

@@ -85,7 +85,9 @@ class ThreadWorker:
                 return answered(self._runner.answers.get(timeout=patience.look_again_s())), memory
             except queue.Empty:
                 if patience.over():
-                    where, self._runner = self._runner.where(), None
+                    where = self._runner.where()
+                    self._runner.abandon()
+                    self._runner = None
                     raise hung(memory.sample, self._timeout_s, where) from None
 
     def close(self, at_once: bool = False) -> None:
@@ -100,11 +102,23 @@ class _Runner:
         self._thread = threading.Thread(target=_run, args=(task, memory, self.jobs, self.answers), daemon=True)
         self._thread.name = "flatout-samples"
         self._thread.start()
-        weakref.finalize(self, self.jobs.put, None)  # the thread does not know us, and ends when we are forgotten
+        self._end = weakref.finalize(self, _end, self.jobs, self._thread)  # the thread does not know us
+
+    def abandon(self) -> None:
+        """It hangs: nobody waits for it any more."""
+        self._end.detach()
+        self.jobs.put(None)
 
     def where(self) -> str:
         frame = sys._current_frames().get(self._thread.ident or 0)
         return own_line(traceback.extract_stack(frame)) if frame is not None else "no known line"
+
+
+def _end(jobs: queue.SimpleQueue[Any], thread: threading.Thread) -> None:
+    """Waits for it: a thread that lets go of tensors while the interpreter goes down takes the process with it."""
+    jobs.put(None)
+    if thread is not threading.current_thread():
+        thread.join(_END_S)
 
 
 def _run(task: Task, memory: Memory, jobs: queue.SimpleQueue[Any], answers: queue.SimpleQueue[Answer]) -> None:
