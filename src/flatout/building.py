@@ -31,6 +31,7 @@ from flatout.models.build import source_hash
 from flatout.models.finetune import freeze, load_weights, rates
 from flatout.objectives.build import build as build_objective
 from flatout.objectives.custom import Custom
+from flatout.objectives.regress import Regress
 from flatout.recipe import Recipe
 
 
@@ -39,6 +40,8 @@ def build_job(recipe: Recipe, cache: Path | None = None, data: Data | None = Non
     data = recipe.load_data(cache) if data is None else data
     inputs = recipe.inputs if "inputs" in recipe.model_fields_set else list(data.inputs)
     objective = build_objective(recipe.objective, inputs)
+    if isinstance(objective, Regress) and data.target_scale is not None:
+        objective = objective.scaled(*data.target_scale)
     target = data.target()
     outputs = objective.outputs_for(
         classes=data.classes, target_shape=target.shape if target else (), vocabulary=data.vocabulary

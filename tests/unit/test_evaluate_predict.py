@@ -182,6 +182,19 @@ def test_numbers_of_classes_that_do_not_count_from_0_are_names(desk: Path, flato
     assert [{"3": 0, "7": 1}[name] for name in names(found)] == list(found["prediction"])
 
 
+def test_a_number_is_learned_and_predicted_whatever_its_size(desk: Path, flatout: Command) -> None:
+    columns = people()
+    pay = 30_000.5 + 500 * columns["age"] + 9_000 * (columns["job"] == "nurse")
+    write_csv(desk / "people.csv", {**columns, "answer": pay})
+    run = trained(flatout, RECIPE.replace("batch:", "objective: regress\nbatch:"))
+    assert run.result["metrics"]["r2"] > 0.9 and run.result["metrics"]["loss"] < 0.1
+    assert fo.evaluate(run)["rmse"] == pytest.approx(run.result["metrics"]["rmse"], rel=1e-4)
+    (desk / "people.csv").unlink()  # what the run kept is enough
+    found = fo.predict(run, {"age": [30.0, 60.0], "job": ["cook", "nurse"]})["prediction"]
+    assert isinstance(found, torch.Tensor)
+    torch.testing.assert_close(found, torch.tensor([45_000.0, 69_000.0]), rtol=0.1, atol=0.0)
+
+
 def test_classes_that_are_numbers_stay_numbers(desk: Path, flatout: Command) -> None:
     columns = people()
     write_csv(desk / "people.csv", {**columns, "answer": (columns["answer"] == "yes").astype(int)})

@@ -80,6 +80,19 @@ def test_regress(columns: int | None, offset: float) -> None:
     assert found["r2"] == pytest.approx(sklearn_metrics.r2_score(target.double(), output.double()), abs=1e-6)
 
 
+def test_what_a_model_says_in_units_of_its_own_is_measured_and_predicted_in_those_of_the_data() -> None:
+    target = torch.randn(300) * 4e4 + 2e5
+    output = (target - 2e5) / 4e4 + torch.randn(300) * 0.3
+    objective = build({"regress": {"centre": 2e5, "spread": 4e4}})
+    real = output * 4e4 + 2e5
+    found = measured(objective, output, target)
+    assert found["rmse"] == pytest.approx(math.sqrt(sklearn_metrics.mean_squared_error(target, real)), rel=1e-5)
+    assert found["r2"] == pytest.approx(sklearn_metrics.r2_score(target.double(), real.double()), abs=1e-6)
+    assert found["loss"] == pytest.approx(((real - target) / 4e4).square().mean().item(), rel=1e-4)
+    torch.testing.assert_close(objective.decode(output[:, None])["prediction"], real)
+    assert objective.scaled(1.0, 2.0) is objective and build("regress").scaled(1.0, 2.0).spread == 2.0
+
+
 def test_r2_of_constant_targets_is_that_of_scikit_learn() -> None:
     target = torch.ones(100)
     for output in (target, target + 1):

@@ -70,6 +70,7 @@ def gradients(objective: Objective, model: nn.Module, batches: list[dict[str, Te
         "regress",
         {"regress": "mae"},
         {"regress": "huber"},
+        {"regress": {"centre": 5.0, "spread": 2.0}},
         "next_token",
         pinball,
     ],
@@ -98,6 +99,7 @@ def test_a_split_batch_gives_the_same_gradient(written: object) -> None:
         ("regress", F.mse_loss),
         ({"regress": "mae"}, F.l1_loss),
         ({"regress": {"error": "huber"}}, F.huber_loss),
+        ({"regress": {"centre": 5.0, "spread": 2.0}}, lambda o, y: F.mse_loss(o, (y - 5) / 2)),
         ("next_token", lambda o, y: F.cross_entropy(o.flatten(0, 1), y.flatten())),
     ],
 )
@@ -318,6 +320,7 @@ def test_wrong_inputs_are_said() -> None:
         ({"classify": {"smoothing": 0.1}}, "no option 'smoothing'; did you mean 'label_smoothing'"),
         ({"classify": {"label_smoothing": 1.5}}, "label_smoothing is a share from 0 to below 1, got 1.5"),
         ({"regress": "mean"}, "unknown regress error 'mean'"),
+        ({"regress": {"spread": 0}}, "spread is more than 0, got 0"),
         (f"{__name__}:REALS", "must be a function .* got Tensor"),
         (f"{__name__}:nothing", "has no 'nothing'"),
         ({f"{__name__}:pinball": {"shar": 1}}, "no option 'shar'; did you mean 'share'"),

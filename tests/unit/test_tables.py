@@ -179,6 +179,17 @@ def test_labels_are_classes_by_name_or_numbers(wrote: Any) -> None:
     )
 
 
+def test_the_scale_of_a_number_is_that_of_the_training_rows_wherever_it_lies(wrote: Any) -> None:
+    random = np.random.default_rng(0)
+    values = 1e9 + 3 * random.standard_normal(5000)
+    data = table(wrote({"n": random.standard_normal(5000), "y": values}), label="y", holdout=0.2)
+    seen = _all(data.train)["y"].double().numpy()
+    assert data.target_scale is not None and len(seen) == 4000
+    kept = values[np.isin(values.astype(np.float32), seen.astype(np.float32))]
+    assert data.target_scale[0] == pytest.approx(kept.mean(), rel=1e-6) and data.target_scale[1] == pytest.approx(3, rel=0.1)
+    assert table(wrote({"n": [1, 2], "y": ["a", "b"]}), label="y").target_scale is None
+
+
 @pytest.mark.parametrize("values", [["a"] * 4, [3] * 4, [2.5] * 4])
 def test_a_constant_label_is_refused(wrote: Any, values: Any) -> None:
     with pytest.raises(DataError, match=r"label 'y' is .* in all 4 training rows: nothing to learn"):

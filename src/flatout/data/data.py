@@ -44,6 +44,7 @@ class Data:
     vocabulary: int | None = None
     labels: tuple[str, ...] | None = None
     alphabet: str | None = None
+    target_scale: tuple[float, float] | None = None  # mean and deviation of a y that is a number, over the training rows
 
     def __post_init__(self) -> None:
         self.schema()  # transforms that don't fit the data are said here, not in the first step

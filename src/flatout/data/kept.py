@@ -63,6 +63,7 @@ def recall(kept: Mapping[str, Any]) -> Data:
         train=Described(kept["train_rows"], schema, kept["tokens_per_row"], kept["fingerprint"]),
         prepare=parse_transforms(kept["prepare"]) if preparation is None else (preparation.device,),
         training=None if kept["training"] is None else parse_transforms(kept["training"]),
+        target_scale=None if preparation is None else preparation.label.scale,
         inputs=tuple(kept["inputs"]),
         cardinalities=tuple(kept["cardinalities"]),
         preparation=preparation,

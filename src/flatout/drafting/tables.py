@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from flatout.base.errors import DataError, FlatoutError
 from flatout.base.units import show_count
@@ -17,7 +14,7 @@ from flatout.drafting.kinds import Given, relative, split_by_name
 from flatout.drafting.labels import choose_label, label_words, target_of
 from flatout.drafting.rare import holdout
 from flatout.drafting.sample import Sample, sample_of
-from flatout.drafting.sizes import for_table, scaled_lr
+from flatout.drafting.sizes import for_table
 from flatout.drafting.writing import Entry
 
 _ONE = {"numbers": "number", "categories": "category", "dates": "date"}
@@ -39,8 +36,6 @@ def draft_table(found: Sequence[Given], asked: str | None, folder: Path, known: 
     others, aside = _held_out(held, sample, label, target)
     share = 0.0 if "validation" in others else 0.2 if sample.rows < 200_000 else 0.1
     size = for_table(sample.rows, round(sample.rows * (1 - share)))
-    if target == "number":
-        size = replace(size, lr=scaled_lr(size.lr, float(np.sqrt(np.mean(label.numbers**2)))))
     entries = [
         Entry("table", _written(training, folder), "a file, a glob, a folder, or a list of them"),
         *(Entry(name, value, sample.seen.get(name, "")) for name, value in sample.options.items()),

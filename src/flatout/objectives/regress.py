@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flatout.base.errors import ModelError
+from flatout.base.errors import ModelError, UsageError
 from flatout.base.specs import pick
 from flatout.objectives.inputs import Batch
 from flatout.objectives.metrics import Spread, SumMeter, accumulator, ratio
@@ -22,9 +22,15 @@ LOSSES: Mapping[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "mae": F.l1_lo
 
 @dataclass(frozen=True)
 class Regress(Objective):
-    """Values [rows] or [rows, columns]; a last axis of 1 on either side is fine. The loss is the mean over columns."""
+    """Values [rows] or [rows, columns]; a last axis of 1 on either side is fine. The loss is the mean over columns.
+
+    With `centre` and `spread` the model says (y - centre) / spread: the loss is of that, predictions and the other metrics are
+    in the units of y. None: what the data says of its training rows (tables do), else 0 and 1.
+    """
 
     error: str = "mse"
+    centre: float | None = None
+    spread: float | None = None
 
     name: ClassVar[str] = "regress"
     metric: ClassVar[str] = "rmse"
@@ -32,9 +38,17 @@ class Regress(Objective):
 
     def __post_init__(self) -> None:
         pick(LOSSES, self.error, "regress error")
+        if self.spread is not None and not self.spread > 0:
+            raise UsageError(f"regress: spread is more than 0, got {self.spread}")
+
+    def scaled(self, centre: float, spread: float) -> Regress:
+        """With these, unless it has its own."""
+        return replace(self, centre=centre, spread=spread) if self.centre is None and self.spread is None else self
 
     def loss(self, output: Tensor, batch: Batch) -> Loss:
         values, target = _aligned(output, batch)
+        if self._is_scaled:
+            target = (target - self._centre) / self._spread
         return LOSSES[self.error](values, target, reduction="sum"), float(target.numel())
 
     def check(self, output: Any, batch: Batch, outputs: int | None = None) -> None:
@@ -52,19 +66,37 @@ class Regress(Objective):
         return math.prod(target_shape)
 
     def meter(self, device: torch.device) -> Meter:
-        return _RegressMeter(device)
+        return _RegressMeter(device, self._real)
 
     def decode(self, output: Tensor) -> dict[str, Tensor]:
-        return {"prediction": full_precision(output).reshape(_without_last_one(output))}
+        return {"prediction": self._real(full_precision(output).reshape(_without_last_one(output)))}
+
+    @property
+    def _centre(self) -> float:
+        return self.centre or 0.0
+
+    @property
+    def _spread(self) -> float:
+        return self.spread or 1.0
+
+    @property
+    def _is_scaled(self) -> bool:
+        return (self._centre, self._spread) != (0.0, 1.0)
+
+    def _real(self, values: Tensor) -> Tensor:
+        """What the model says, in the units of y."""
+        return values * self._spread + self._centre if self._is_scaled else values
 
 
 class _RegressMeter:
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, real: Callable[[Tensor], Tensor]) -> None:
         self._sums = SumMeter(device, _measure, _finish)
+        self._real = real
         self._residual: Tensor | None = None
         self._spread = Spread()
 
     def update(self, output: Tensor, loss_sum: Tensor, weight: float | Tensor, batch: Batch) -> None:
+        output = self._real(full_precision(output))
         self._sums.update(output, loss_sum, weight, batch)
         values, target = (side.flatten(1) if side.dim() > 1 else side[:, None] for side in _aligned(output, batch))
         residual = (values - target).to(accumulator(target.device)).square().sum(0)

@@ -23,14 +23,21 @@ MISSING, UNKNOWN = -1, -2
 
 @dataclass(frozen=True)
 class Label:
-    """`classes` are the names of the classes, in the order of their ids; None where the label is a number."""
+    """`classes` are the names of the classes, in the order of their ids; None where the label is a number, which has a `mean`
+    and a `deviation` over the training rows."""
 
     name: str
     classes: tuple[str, ...] | None
+    mean: float | None = None
+    deviation: float | None = None
 
     @property
     def class_count(self) -> int | None:
         return None if self.classes is None else len(self.classes)
+
+    @property
+    def scale(self) -> tuple[float, float] | None:
+        return None if self.mean is None or self.deviation is None else (self.mean, self.deviation)
 
     def encode(self, batch: Any) -> Array:
         """int64 class ids, MISSING or UNKNOWN where there is none; or float32, NaN where missing."""
@@ -46,7 +53,8 @@ class Label:
 
     @classmethod
     def from_dict(cls, written: Mapping[str, Any]) -> Label:
-        return cls(written["name"], None if written["classes"] is None else tuple(written["classes"]))
+        classes = None if written["classes"] is None else tuple(written["classes"])
+        return cls(written["name"], classes, written.get("mean"), written.get("deviation"))
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -70,15 +78,17 @@ class LabelFit:
         self._as_class = target == "class" or (target == "auto" and (self._whole or not self._numbers))
         self._counts: dict[str, int] = {}
         self._low, self._high, self._rows = np.inf, -np.inf, 0
+        self._mean, self._squares = 0.0, 0.0  # of the rows so far, and their squared distances from it
 
     def add(self, batch: Any) -> None:
         values = ArrowValues(batch)
-        self._rows += values.rows
+        before, self._rows = self._rows, self._rows + values.rows
         if not values.rows:
             return
         if self._numbers:
             numbers = values.numbers(self._name)
             self._low, self._high = min(self._low, float(numbers.min())), max(self._high, float(numbers.max()))
+            self._spread_of(numbers.astype(np.float64), before)
         if self._target == "number":
             return
         if not self._as_class and len(self._counts) > MOST_AUTO_CLASSES:
@@ -92,6 +102,13 @@ class LabelFit:
         if self._as_class and len(self._counts) > MOST_CLASSES:
             raise DataError(f"label {self._name!r} has more than {MOST_CLASSES} distinct values: is that the label?")
 
+    def _spread_of(self, numbers: Array, before: int) -> None:
+        """Block by block, as Chan, Golub and LeVeque merge two parts: exact also for numbers far from zero."""
+        mean, count = float(numbers.mean()), len(numbers)
+        apart, total = mean - self._mean, before + count
+        self._squares += float(np.square(numbers - mean).sum()) + apart * apart * before * count / total
+        self._mean += apart * count / total
+
     def done(self, classes: int | None, notes: list[str]) -> Label:
         if not self._rows:
             raise DataError("no row is left to train on")
@@ -103,7 +120,8 @@ class LabelFit:
             if self._target == "auto" and len(self._counts) <= 20:
                 notes.append(f"label {self._name!r} is a number to predict; it has {len(self._counts)} distinct values: "
                              "say target='class' if they are classes")  # fmt: skip
-            return Label(self._name, None)
+            deviation = (self._squares / self._rows) ** 0.5
+            return Label(self._name, None, self._mean, deviation) if deviation > 0 else Label(self._name, None)
         names = sorted(self._counts, key=float if self._numbers else str)
         if len(names) < 2:
             raise DataError(f"label {self._name!r} is {names[0]!r} in all {self._rows} training rows: nothing to learn")

@@ -129,6 +129,7 @@ def table(
         draw=draw if drawn is None else torch.from_numpy(drawn),
         classes=fitted.label.class_count,
         labels=fitted.label.classes,
+        target_scale=fitted.label.scale,
         inputs=("x", "categories") if preparation.device.cardinalities else ("x",),
         cardinalities=tuple(preparation.device.cardinalities),
         test=others["test"],
