@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout import __version__
-from flatout.base.errors import Diverged, FlatoutError, Stopped, StoreError, UsageError
+from flatout.base.errors import DataError, Diverged, FlatoutError, Stopped, StoreError, UsageError
 from flatout.base.events import Event, EventLog, Observer, read_events
 from flatout.base.tree import Doc, to_text
 from flatout.building import build_job, check_columns, check_job, first_output, identity
@@ -156,6 +156,7 @@ def evaluate(
     """
     if data is None:
         job = build_job(run.recipe, cache)
+        _check_unchanged(run, job.data)
         source = own_part(run.name, job.data, "validation" if part is None else part)
     elif part is None:
         job = _job_to_use(run)
@@ -191,6 +192,19 @@ def predict(run: Run, data: OtherData, *, device: str = "auto", cache: Path | No
             for name, column in job.objective.predict(model, batch).items():
                 pieces.setdefault(name, []).append(column.cpu())
     return with_names({name: torch.cat(columns) for name, columns in pieces.items()}, job)
+
+
+def _check_unchanged(run: Run, data: Data) -> None:
+    """What prepares rows is fitted on them: from others than it was trained on, the model would be judged by other inputs."""
+    try:
+        kept = run.folder.read("data.json")["fingerprint"]
+    except StoreError:  # a run from before it was kept
+        return
+    if kept != data.fingerprint():
+        raise DataError(
+            f"the data of {run.name} is not what it was trained on any more: its files were changed. Bring them back, or name "
+            "files to evaluate on with --data (in Python data=), which are prepared as the run's own were"
+        )
 
 
 def _job_to_use(run: Run) -> Job:

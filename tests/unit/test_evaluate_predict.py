@@ -87,6 +87,20 @@ def test_each_part_of_a_run_can_be_evaluated(desk: Path, flatout: Command) -> No
     )
 
 
+def test_files_that_were_changed_since_are_not_taken_for_those_it_was_trained_on(desk: Path, flatout: Command) -> None:
+    write_csv(desk / "people.csv", people())
+    run = trained(flatout, RECIPE)
+    before = metrics(flatout("evaluate", "last", "--json"))
+    columns = people()
+    columns["age"][0] += 1
+    write_csv(desk / "people.csv", columns)
+    answer = flatout("evaluate", "last")
+    assert answer.code == 1 and "mine-1 is not what it was trained on any more" in answer.err and "--data" in answer.err
+    assert 0 <= metrics(flatout("evaluate", "last", "--data", "people.csv", "--json"))["accuracy"] <= 1
+    write_csv(desk / "people.csv", people())
+    assert fo.evaluate(run) == pytest.approx(before)
+
+
 def test_the_train_part_is_evaluated_without_augmentation(desk: Path, flatout: Command) -> None:
     _write_photos(desk)
     run = trained(flatout, PHOTOS.replace("size: 16", "size: 16, holdout: 0.2, augment: [random_resized_crop, flip]"))

@@ -434,6 +434,25 @@ def test_a_cache_serves_the_next_loader_and_a_closed_one_goes_on(tmp_path: Path)
         loader(_scattered(), 20, device="cpu", tier="mapped")
 
 
+def test_a_cache_stays_within_its_budget_and_is_compressed_as_asked(tmp_path: Path) -> None:
+    expected = [batch["x"] for batch in loader(_scattered(), 20, device="cpu", tier="streamed")]
+
+    def bytes_after(folder: str, **options: Any) -> tuple[int, list[str]]:
+        given: dict[str, Any] = {"device": "cpu", "tier": "mapped", "cache": tmp_path / folder, **options}
+        with loader(_scattered(), 20, **given) as served:
+            assert all(batch["x"].equal(x) for batch, x in zip(served, expected, strict=True))
+            said = served.degraded
+        return sum(path.stat().st_size for path in (tmp_path / folder).rglob("*") if path.is_file()), said
+
+    whole, said = bytes_after("whole")
+    assert not said
+    small, said = bytes_after("small", disk_budget="1 kB")
+    assert small < whole and any("takes no more rows" in why for why in said)
+    bytes_after("packed", cache_compression="zstd")
+    with pytest.raises(UsageError, match="unknown compression 'zip'"):
+        loader(_scattered(), 20, device="cpu", tier="mapped", cache=tmp_path / "x", cache_compression="zip")
+
+
 # other kinds of data
 
 

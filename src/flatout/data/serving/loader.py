@@ -21,7 +21,7 @@ from flatout.data.serving.pinned import PinnedFeed
 from flatout.data.serving.ranks import Share, rank_and_world
 from flatout.data.serving.resident import ResidentFeed
 from flatout.data.source import Batch, Source
-from flatout.data.stores.cache import Cache
+from flatout.data.stores.cache import Cache, disk_bytes
 from flatout.data.stores.device import DeviceStore, Placed, fills
 from flatout.data.stores.filling import FillingSource, place
 from flatout.data.stores.memory import free_host_bytes
@@ -44,6 +44,8 @@ def loader(
     workers: int | str = "auto",
     tokens: int | None = None,
     cache: str | os.PathLike[str] | None = None,
+    disk_budget: str = "auto",
+    cache_compression: str = "none",
 ) -> Loader:
     """Shuffled batches of `data`, prepared and augmented: a dict of tensors on `device` each.
 
@@ -53,7 +55,8 @@ def loader(
     ranks would get unequal parts, or without it with `drop_last`. Validation and test come in the order they are stored.
 
     `tier` is where rows are kept: "resident" on the device, "pinned" in host memory, "mapped" in the folder `cache`,
-    "streamed" nowhere. A run with the same `cache` reads what a loader has kept there, and the other way round. `workers`
+    "streamed" nowhere. A run with the same `cache` reads what a loader has kept there, and the other way round. It takes at
+    most `disk_budget`, by default half of what it and the free space are, and is written as `cache_compression` says. `workers`
     threads read what is not in memory ahead of its use, by default as many as it turns out to take. With `tokens`, sequences
     of differing lengths come in batches of at most so many tokens, padding included, and at most `batch` rows.
     """
@@ -68,6 +71,7 @@ def loader(
     transforms = whole.transforms() if part == "train" else whole.prepare
     if tokens is None and part == "train":
         tokens = getattr(source, "batch_tokens", None)
+    said: list[str] = []
     course: Course
     if isinstance(source, IterableSource):
         if ranks > 1 or tokens is not None:
@@ -80,7 +84,7 @@ def loader(
         sampler = whole.sampler(seed) if part == "train" else Sequential(len(source))
         share = Share(sampler, batch, own_rank, ranks, drop_last)
         order: Sampler = share if ranks > 1 or drop_last else sampler
-        kept = None if cache is None else Cache(Path(cache))
+        kept = None if cache is None else Cache(Path(cache), disk_bytes(Path(cache), disk_budget), cache_compression)
         tier = _tier(source, where, kept) if tier == "auto" else tier
         filled = DeviceStore(cast(Placed, source), where) if tier == "resident" and fills(source, where) else None
         if tier == "resident" and filled is None:
@@ -100,7 +104,9 @@ def loader(
                 kept=filled,
             )
         course = RowCourse(feed, share, batch, ranks)
-    return Loader(whole, source, course, part, seed)
+        if kept is not None and (too_much := kept.trim()):  # now that what it uses is open
+            said.append(too_much)
+    return Loader(whole, source, course, part, seed, said)
 
 
 class Loader:
@@ -110,8 +116,9 @@ class Loader:
     the batch after. Threads that read ahead end with `close()`, at the end of a `with`, or when the loader is forgotten.
     """
 
-    def __init__(self, data: Data, source: Source, course: Course, part: str, seed: int) -> None:
+    def __init__(self, data: Data, source: Source, course: Course, part: str, seed: int, said: Sequence[str] = ()) -> None:
         self.epoch = 0
+        self._said = tuple(said)  # what was wrong from the start
         self._data, self._source, self._course, self._part, self._seed = data, source, course, part, seed
         self._served = 0  # batches of this epoch
         self._placed = True  # whether the next loop starts at (epoch, served), or with the epoch after
@@ -166,7 +173,7 @@ class Loader:
     @property
     def degraded(self) -> list[str]:
         """What is not as it should be, in words."""
-        return [*getattr(self._source, "degraded", ()), *self._course.degraded]
+        return [*self._said, *getattr(self._source, "degraded", ()), *self._course.degraded]
 
     def close(self) -> None:
         """End the threads, and keep what was read where a cache outlives this. A next loop starts them again."""
