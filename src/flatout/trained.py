@@ -107,6 +107,9 @@ def read_like(recipe: Recipe, job: Job, path: str, targets: bool, cache: Path | 
             raise DataError(f"{path} has characters that the training text has not: {' '.join(map(repr, strange[:10]))}")
         if (found.vocabulary or 0) > (job.data.vocabulary or 0):
             raise DataError(f"{path} has tokens up to {(found.vocabulary or 0) - 1}, the model knows {job.data.vocabulary}")
+    elif "sequences" in written:
+        options = {name: value for name, value in written.items() if name != "holdout" and (targets or name != "label")}
+        found = parse_data({**options, "validation": str(Path(path).absolute())}, recipe.folder, cache)
     elif targets and "arrays" in written and job.data.labels:
         written.pop("holdout", None)
         found = parse_data({**written, "validation": path}, recipe.folder)

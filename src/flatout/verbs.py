@@ -202,8 +202,9 @@ def _check_unchanged(run: Run, data: Data) -> None:
         return
     if kept != data.fingerprint():
         raise DataError(
-            f"the data of {run.name} is not what it was trained on any more: its files were changed. Bring them back, or name "
-            "files to evaluate on with --data (in Python data=), which are prepared as the run's own were"
+            f"the data of {run.name} is not what it was trained on any more: its files were changed, or another version of "
+            "flatout prepares them otherwise. Bring them back, or name files to evaluate on with --data (in Python data=), "
+            "which are prepared as the run's own were"
         )
 
 

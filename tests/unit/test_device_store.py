@@ -19,7 +19,7 @@ from flatout.data.photos import source as photo_source
 from flatout.data.serving.feed import StoredFeed
 from flatout.data.serving.pinned import PinnedFeed
 from flatout.data.source import Batch
-from flatout.data.stores.device import DeviceStore, fills
+from flatout.data.stores.device import DeviceStore, filled_by
 from flatout.data.stores.tiers import choose_tier
 
 PHOTOS, BATCH = 70, 20
@@ -101,13 +101,40 @@ def test_what_stands_in_for_a_bad_photo_is_shown_in_every_epoch(folder: Path, wo
     assert data.train.bad.count == other.train.bad.count == 3  # type: ignore[attr-defined]
 
 
+def test_a_photo_that_turns_out_bad_while_its_batch_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may find that out: what was read is then not what the row shows any more."""
+    data, other = photos(folder, on_bad="skip"), photos(folder, on_bad="skip")
+    kept = kept_feed(data, workers=0)
+    victim = int(data.sampler(5).rows(0, 1)[0])
+    source, read = data.train, type(data.train).read_with
+    found: list[int] = []
+
+    def and_then_it_is_bad(self: object, rows: torch.Tensor, take: object) -> Batch:
+        batch: Batch = read(self, rows, take)  # type: ignore[arg-type]
+        if self is source and not found:
+            found.append(victim)
+            source._replace(victim, "the disk says so")  # type: ignore[attr-defined]
+        return batch
+
+    monkeypatch.setattr(type(source), "read", lambda self, rows: and_then_it_is_bad(self, rows, _own_room))
+    other.train._replace(victim, "the disk says so")  # type: ignore[attr-defined]
+    plain = plain_feed(other)
+    for _ in range(14):
+        assert equal(kept.next(), plain.next())
+    assert found == [victim]
+
+
+def _own_room(name: str, length: int) -> torch.Tensor:
+    return torch.empty(length, dtype=torch.uint8 if name == "pixels" else torch.int64)
+
+
 def test_small_photos_and_other_sources_are_put_on_the_device_beforehand(folder: Path) -> None:
     small = photos(folder).train
-    assert not fills(small, "cuda") and not fills(small, "cpu")
+    assert filled_by(small, "cuda") is None and filled_by(small, "cpu") is None
     large = fo.data.images(folder, size=256).train
     large.sizes[:] = 1 << 20  # type: ignore[attr-defined]
-    assert fills(large, "cuda") and not fills(large, "cpu")
-    assert not fills(fo.data.digits().train, "cuda")
+    assert filled_by(large, "cuda") is large and filled_by(large, "cpu") is None
+    assert filled_by(fo.data.digits().train, "cuda") is None
 
 
 def test_nothing_speaks_against_a_device_that_is_filled_on_the_way() -> None:

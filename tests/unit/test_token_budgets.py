@@ -112,6 +112,11 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert equal(weights(resumed), weights(whole)) and resumed.result["steps"] == 30
 
 
+def test_evaluations_come_at_the_steps_asked_for(tmp_path: Path) -> None:
+    run = train(tmp_path, asked(budget="25 steps", evaluate="7 steps"))
+    assert [event["step"] for event in kinds(run, "evaluation")] == [7, 14, 21, 25]
+
+
 def test_compiled_once_for_all_shapes(tmp_path: Path) -> None:
     plain = train(tmp_path / "plain", asked(model=Summer, budget="12 steps"))
     compiled = train(tmp_path / "compiled", asked(model=Summer, budget="12 steps", settings={"compile": "on"}))
@@ -190,6 +195,9 @@ settings: {device: cpu}
     (tmp_path / "recipe.yaml").write_text(written)
     run = train(tmp_path / "runs", read_recipe(tmp_path / "recipe.yaml"))
     assert run.result["samples"] == 3 * 48 and run.result["metrics"]["loss"] < 5
+    (tmp_path / "more.jsonl").write_text("\n".join(lines[:9]))
+    assert fo.evaluate(run, str(tmp_path / "more.jsonl"))["loss"] < 5
+    assert len(fo.predict(run, str(tmp_path / "more.jsonl"))["prediction"]) == 9
     graph = next(choice for choice in run.result["plan"]["choices"] if choice["name"] == "graph")
     assert graph["value"] is False
 

@@ -113,6 +113,7 @@ class Data:
             "vocabulary": self.vocabulary,
             "labels": None if self.labels is None else list(self.labels),
             "alphabet": self.alphabet,
+            **({} if self.target_scale is None else {"target_scale": list(self.target_scale)}),
         }
 
     @cached_property

@@ -67,10 +67,15 @@ class Assembly:
                 "degraded", what="graph", value=False, why=f"the step can't be captured, it is launched piece by piece: {why}"
             )
 
+    @property
+    def steps(self) -> BucketFeed | None:
+        """Which step ends where, if batches differ in size."""
+        return self.feed if isinstance(self.feed, BucketFeed) else None
+
     def next_size(self, progress: Progress) -> int:
         """Rows of the next batch."""
         most = self.budget.next_size(progress)
-        return self.feed.next_size(most) if isinstance(self.feed, BucketFeed) else most
+        return most if self.steps is None else self.steps.next_size(most)
 
     def say_degraded(self, events: EventLog) -> None:
         """What has become worse about the data since the last time: each reason once."""

@@ -68,7 +68,7 @@ class Loop:
         self.log = Logbook(job, self.parts, events, settings.log_every)
         self.evaluate_every = evaluation_interval(job)
         self.save_every = Budget.parse(settings.checkpoint_every)
-        self.progress = Progress(next_evaluation=self.evaluate_every or 0)
+        self.progress = Progress(next_evaluation=self.evaluation_after(0))
         self.saved_step, self.saved_s = -1, 0.0
         self.phases = DevicePhases() if self.device.type == "cuda" else HostPhases(self.ledger)
 
@@ -195,6 +195,16 @@ class Loop:
     def evaluation_due(self) -> bool:
         return self.evaluate_every is not None and self.progress.samples >= self.progress.next_evaluation
 
+    def evaluation_after(self, samples: int) -> int:
+        """Where the next one is due; 0 where none is."""
+        every = self.job.evaluate_every
+        if self.evaluate_every is None or every is None:
+            return 0
+        if every.unit == "steps" and (steps := self.parts.steps) is not None:
+            count = max(1, round(every.amount))
+            return steps.samples_after((steps.steps_until(samples) // count + 1) * count)
+        return (samples // self.evaluate_every + 1) * self.evaluate_every
+
     def evaluate(self) -> None:
         if self.log.behind(self.progress):
             self.read_log()
@@ -214,8 +224,7 @@ class Loop:
         if metrics is None:
             return  # a signal came: the evaluation is due again after the resume
         progress = self.progress
-        while self.evaluate_every and progress.next_evaluation <= progress.samples:
-            progress.next_evaluation += self.evaluate_every
+        progress.next_evaluation = self.evaluation_after(progress.samples)
         is_best = note_evaluation(self.job, progress, metrics)
         self.events.emit("evaluation", step=progress.step, samples=progress.samples, metrics=metrics, best=is_best)
         if is_best:

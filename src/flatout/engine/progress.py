@@ -66,14 +66,16 @@ class BudgetMeter:
         self.budget = budget
         self.batch = batch
         self.total_samples: int | None = None
+        self.total_steps: int | None = None
         self._price_per_hour = price_per_hour
-        self._steps = steps
         self._read_energy_j = read_energy_j
         self._clock = clock
         if budget.counted:
             self.total_samples = budget.samples(epoch_samples, rows_per_step or batch, tokens_per_sample)
             if steps is not None and budget.unit == "steps":
                 self.total_samples = steps.samples_after(max(1, round(budget.amount)))
+            samples = self.total_samples
+            self.total_steps = -(-samples // batch) if steps is None else steps.steps_until(samples)
         if budget.unit == "usd" and not price_per_hour:
             raise UsageError(f"the budget {budget} needs a price: set price_per_hour to what this machine costs in USD an hour")
         if budget.unit == "wh" and read_energy_j() is None:
@@ -89,12 +91,6 @@ class BudgetMeter:
         self._resumed_s, self._resumed_j = progress.elapsed_s, progress.energy_j
         self._began_s = self._clock()
         self._began_j = self._read_energy_j() or 0.0
-
-    @property
-    def total_steps(self) -> int | None:
-        if self.total_samples is None:
-            return None
-        return -(-self.total_samples // self.batch) if self._steps is None else self._steps.steps_until(self.total_samples)
 
     def spend(self, progress: Progress) -> None:
         """Read the clock (every step) into the progress."""

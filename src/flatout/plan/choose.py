@@ -13,7 +13,7 @@ import torch
 from flatout.base.errors import RecipeError
 from flatout.base.units import show_count, show_seconds
 from flatout.data.datasets.iterables import IterableSource
-from flatout.data.stores.device import fills
+from flatout.data.stores.device import filled_by
 from flatout.data.stores.tiers import choose_tier
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings, conflicts
@@ -175,12 +175,20 @@ def _graph(s: Situation, values: Mapping[str, Any]) -> Decisions:
         yield Choice("graph", False, f"{s.total_steps} steps are too few to pay for the capture")
     elif s.job.data.train.shapes_vary:
         yield Choice("graph", False, "needs batches of one shape, and a budget of tokens makes many")
-    elif (values["tier"] != "resident" or fills(s.job.data.train, s.device)) and getattr(s.job.data.train, "piece_rows", None):
+    elif _is_decoded_beside(s, str(values["tier"])):
         yield Choice("graph", True, "one launch a step: threads that decode hold up a loop that launches kernel by kernel")
     elif s.plain.bound != "launching kernels":
         yield Choice("graph", False, f"not launch-bound: bound by {s.plain.bound}")
     else:
         yield Choice("graph", True, "launch-bound: the whole step becomes one launch")
+
+
+def _is_decoded_beside(s: Situation, tier: str) -> bool:
+    """Whether threads decode rows while training goes on."""
+    train = s.job.data.train
+    if getattr(train, "piece_rows", None) is None:
+        return False
+    return tier != "resident" or filled_by(train, s.device) is not None
 
 
 def _fused(s: Situation, values: Mapping[str, Any]) -> Decisions:

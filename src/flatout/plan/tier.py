@@ -12,7 +12,7 @@ from flatout.data.serving.tuning import Budget
 from flatout.data.source import Source
 from flatout.data.stores.cache import Cache, disk_bytes
 from flatout.data.stores.compression import SAMPLE_BYTES, choose_compression
-from flatout.data.stores.device import fills
+from flatout.data.stores.device import filled_by
 from flatout.data.stores.mapped import cached_compression, cached_rows
 from flatout.data.stores.memory import free_host_bytes
 from flatout.data.stores.records import Array, Layout, bytes_of
@@ -45,7 +45,7 @@ def surroundings(
         device_free_bytes=free_bytes(device),
         host_free_bytes=free_bytes(torch.device("cpu")),
         disk_free_bytes=disk_bytes(cache, disk_budget),
-        fills=fills(train, device),
+        fills=filled_by(train, device) is not None,
         on_host=on_host,
         cached=not train.in_memory and cache is not None and _is_cached(train.compact()[0], cache),
         epochs=epochs,

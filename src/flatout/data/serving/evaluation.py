@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from flatout.data.serving.tuning import Budget, depth_for
 from flatout.data.serving.uplink import Uplink, next_sent, piece_rows
 from flatout.data.source import Batch, Source
 from flatout.data.stores.cache import Cache
-from flatout.data.stores.device import DeviceStore, Placed, fills
+from flatout.data.stores.device import DeviceStore, filled_by
 from flatout.data.stores.filling import FillingSource, place
 from flatout.data.texts.buckets import SequenceSource
 from flatout.data.transforms import Transform, apply, rehearse
@@ -59,8 +58,9 @@ class EvalFeed:
         self._stored: dict[str, Tensor] | None = None
         self._sequences = source if any_order and isinstance(source, SequenceSource) and source.shapes_vary else None
         self._kept: DeviceStore | None = None
-        if tier == "resident" and stored is None and fills(source, self._device):
-            self._kept = DeviceStore(cast(Placed, source), self._device)
+        placed = filled_by(source, self._device) if tier == "resident" and stored is None else None
+        if placed is not None:
+            self._kept = DeviceStore(placed, self._device)
         elif tier == "resident":
             self._stored = move(source.stored() if stored is None else stored, self._device)
         else:

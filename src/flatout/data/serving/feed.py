@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 
@@ -16,7 +16,7 @@ from flatout.data.serving.pinned import PinnedFeed
 from flatout.data.serving.resident import ResidentFeed
 from flatout.data.source import Batch, Source
 from flatout.data.stores.cache import Cache
-from flatout.data.stores.device import DeviceStore, Placed, fills
+from flatout.data.stores.device import DeviceStore, filled_by
 from flatout.data.stores.filling import FillingSource, place
 from flatout.data.texts.buckets import SequenceSource
 
@@ -77,19 +77,21 @@ def feed(
         return IterableFeed(data.train, batch, device, transforms=data.transforms(), seed=seed)
     if isinstance(data.train, SequenceSource) and data.train.shapes_vary:
         options: Any = {"transforms": data.transforms(), "seed": seed}
-        return BucketFeed(data.train, batch, device, **options, resident=tier == "resident")
+        try:
+            return BucketFeed(data.train, batch, device, **options, resident=tier == "resident")
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            made = BucketFeed(data.train, batch, device, **options, resident=False)
+            made.degraded.append(_without_room(error, device))
+            return made
     moved: list[str] = []
     kept: DeviceStore | None = None
     if tier == "resident":
         try:
-            if not fills(data.train, device):
+            if (placed := filled_by(data.train, device)) is None:
                 return ResidentFeed(data.train, data.sampler(seed), batch, device, transforms=data.transforms(), seed=seed)
-            kept = DeviceStore(cast(Placed, data.train), device)
+            kept = DeviceStore(placed, device)
         except (torch.OutOfMemoryError, MemoryError) as error:
-            if torch.device(device).type == "cuda":
-                torch.cuda.empty_cache()
-            moved = [f"the data did not fit on the device, it is copied from host memory instead: {_first_line(error)}"]
-            tier = "pinned"
+            moved, tier = [_without_room(error, device)], "pinned"
     narrow, widen = data.train.compact()
     return StoredFeed(
         place(narrow, tier, cache),  # where the device keeps them, the source itself
@@ -104,5 +106,8 @@ def feed(
     )
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
+def _without_room(error: BaseException, device: torch.device | str) -> str:
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
+    why = str(error).strip().partition("\n")[0]
+    return f"the data did not fit on the device, it is copied from host memory instead: {why}"

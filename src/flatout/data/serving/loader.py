@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -22,7 +21,7 @@ from flatout.data.serving.ranks import Share, rank_and_world
 from flatout.data.serving.resident import ResidentFeed
 from flatout.data.source import Batch, Source
 from flatout.data.stores.cache import Cache, disk_bytes
-from flatout.data.stores.device import DeviceStore, Placed, fills
+from flatout.data.stores.device import DeviceStore, filled_by
 from flatout.data.stores.filling import FillingSource, place
 from flatout.data.stores.memory import free_host_bytes
 from flatout.data.stores.tiers import Surroundings, choose_tier
@@ -86,8 +85,8 @@ def loader(
         order: Sampler = share if ranks > 1 or drop_last else sampler
         kept = None if cache is None else Cache(Path(cache), disk_bytes(Path(cache), disk_budget), cache_compression)
         tier = _tier(source, where, kept) if tier == "auto" else tier
-        filled = DeviceStore(cast(Placed, source), where) if tier == "resident" and fills(source, where) else None
-        if tier == "resident" and filled is None:
+        placed = filled_by(source, where) if tier == "resident" else None
+        if tier == "resident" and placed is None:
             feed: ResidentFeed | PinnedFeed = ResidentFeed(source, order, batch, where, transforms=transforms, seed=seed)
         else:
             narrow, widen = source.compact()
@@ -101,7 +100,7 @@ def loader(
                 seed=seed,
                 workers=workers,
                 epoch_rows=share.epoch_rows,
-                kept=filled,
+                kept=None if placed is None else DeviceStore(placed, where),
             )
         course = RowCourse(feed, share, batch, ranks)
         if kept is not None and (too_much := kept.trim()):  # now that what it uses is open
@@ -244,13 +243,8 @@ def _tier(source: Source, device: torch.device, cache: Cache | None) -> str:
         in_memory=source.in_memory,
         device_free_bytes=host_bytes if on_host else torch.get_device_module(device).mem_get_info(device)[0],
         host_free_bytes=host_bytes,
-        disk_free_bytes=0 if cache is None else _free_below(cache.folder),
-        fills=fills(source, device),
+        disk_free_bytes=0 if cache is None else cache.limit_bytes or 0,
+        fills=filled_by(source, device) is not None,
         on_host=on_host,
     )
     return choose_tier(around).tier
-
-
-def _free_below(folder: Path) -> int:
-    """On the disk of a folder that may not be there yet."""
-    return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free

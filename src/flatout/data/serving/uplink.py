@@ -44,8 +44,10 @@ class Sent:
 class Planned:
     """A batch that is to be sent, and `sent` once all its pieces are read: those of the `wanted` rows."""
 
-    def __init__(self, span: Span, rows: Tensor, visits: Tensor, wanted: Tensor, pieces: int) -> None:
-        self.span, self.rows, self.visits, self.wanted, self.pieces = span, rows, visits, wanted, pieces
+    def __init__(self, span: Span, rows: Tensor, visits: Tensor, pieces: int) -> None:
+        self.span, self.rows, self.visits, self.pieces = span, rows, visits, pieces
+        self.wanted = rows
+        self.photos = self.wanted_photos = rows  # where the device keeps them: what rows show, and what the wanted ones do
         self.sent: Sent | None = None
         self.lock = threading.Lock()
         self.slot: Slot | None = None
@@ -187,14 +189,24 @@ class Uplink:
     def _plan(self, span: Span, pieces: int) -> Planned:
         """Cheap, and best called in order: rows are made by the 64k."""
         with self._lock:
-            rows = self._ahead.rows(*span)
-            wanted = rows if self._kept is None else self._kept.missing(rows)
-            return Planned(span, rows, self._ahead.visits(*span), wanted, pieces)
+            planned = Planned(span, self._ahead.rows(*span), self._ahead.visits(*span), pieces)
+        self._look_up(planned)
+        return planned
+
+    def _look_up(self, planned: Planned) -> None:
+        """What the device lacks."""
+        if self._kept is not None:
+            planned.photos = self._kept.photos(planned.rows)
+            planned.wanted, planned.wanted_photos = self._kept.missing(planned.rows, planned.photos)
+
+    def _is_outdated(self, planned: Planned) -> bool:
+        """Whether a photo turned out bad meanwhile: then nobody knows which one was read."""
+        return self._kept is not None and not torch.equal(self._kept.photos(planned.rows), planned.photos)
 
     def _whole(self, planned: Planned) -> Sent:
         if self._slots is None:
             began_s = time.perf_counter()
-            columns = self._read(planned)
+            columns = self._read_surely(planned, lambda: self._read(planned))
             self._count(len(planned.wanted), time.perf_counter() - began_s)
             return self._here(planned, columns)
         slot = self._slots.borrow()
@@ -248,10 +260,9 @@ class Uplink:
         with self._lock:
             self._under_way.discard(batch)
         assert batch.room is not None
-        if batch.resized and self._kept is not None:
-            batch.wanted = self._kept.missing(batch.rows)  # what stands in for another may be there
+        batch.resized = batch.resized or self._is_outdated(batch)
         if batch.slot is None:
-            columns = self._read(batch) if batch.resized else batch.room
+            columns = self._read_surely(batch, lambda: self._read(batch)) if batch.resized else batch.room
             return self._here(batch, columns)
         assert self._slots is not None
         try:
@@ -265,17 +276,26 @@ class Uplink:
     def _through(self, slot: Slot, planned: Planned) -> Sent:
         self._note_copy(slot)
         began_s = time.perf_counter()
-        filled = self._read_into(slot, planned)
+        filled = self._read_surely(planned, lambda: self._read_into(slot, planned))
         self._count(len(planned.wanted), time.perf_counter() - began_s)
         return self._upload(slot, planned, filled)
+
+    def _read_surely(self, planned: Planned, read: Callable[[], Batch]) -> Batch:
+        """Again, if a photo turned out bad on the way."""
+        while True:
+            if self._is_outdated(planned):
+                self._look_up(planned)
+            columns = read()
+            if not self._is_outdated(planned):
+                return columns
 
     def _upload(self, slot: Slot, planned: Planned, filled: Batch) -> Sent:
         with self._module.stream(self._stream):
             slot.began = self._event()
             slot.copied_bytes = sum(column.nbytes for column in filled.values())
             if self._kept is not None:
-                self._kept.put(planned.wanted, filled)
-                filled = self._kept.gather(planned.rows, slot.take)
+                self._kept.put(planned.wanted_photos, filled)
+                filled = self._kept.gather(planned.photos, slot.take)
             filled[_ROWS] = slot.take(_ROWS, len(planned.rows)).copy_(planned.rows)
             filled[_VISITS] = slot.take(_VISITS, len(planned.rows)).copy_(planned.visits)
             uploaded = {name: column.to(self._device, non_blocking=True) for name, column in filled.items()}
@@ -288,8 +308,8 @@ class Uplink:
 
     def _here(self, planned: Planned, columns: Batch) -> Sent:
         if self._kept is not None:
-            self._kept.put(planned.wanted, columns)
-            columns = self._kept.gather(planned.rows)
+            self._kept.put(planned.wanted_photos, columns)
+            columns = self._kept.gather(planned.photos)
         if self._finish_batch is not None:
             columns = self._finish_batch(columns, planned.rows, planned.visits)
         return Sent(columns, planned.rows, planned.visits, None, planned.span)

@@ -6,8 +6,9 @@ A store in host memory would be written and read again for every photo; this one
 from __future__ import annotations
 
 from threading import Lock
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,34 +19,34 @@ _LARGE_BYTES = 64 << 10  # a row. Batches of smaller ones come faster than a hos
 _FLAT = "pixels"
 
 
+@runtime_checkable
 class Placed(Protocol):
-    """A source of ragged rows whose sizes are known before they are read."""
+    """A source of ragged rows, photos, whose sizes are known before they are read."""
 
     sizes: Tensor
 
     def __len__(self) -> int: ...
 
     def shown(self, rows: Tensor) -> Tensor:
-        """The row whose content each shows: itself, or what stands in for it."""
+        """The photo that each shows: its own, or what stands in for it. Changes when a photo turns out bad, never back."""
         ...
 
-    def row_sizes(self, rows: Tensor) -> Tensor: ...
-
     def laid_out(self, pixels: Tensor, start: Tensor) -> dict[str, Tensor]:
-        """What `gather` picks rows from when they begin there in `pixels`."""
+        """What `gather` picks photos from when they begin there in `pixels`."""
         ...
 
     def gather(self, stored: dict[str, Tensor], rows: Tensor) -> Batch: ...
 
 
-def fills(source: Source, device: torch.device | str) -> bool:
-    """Whether a device does well to be filled row by row, and not beforehand."""
-    row_bytes = source.stored_bytes / max(1, len(source))
-    return torch.device(device).type == "cuda" and hasattr(source, "laid_out") and row_bytes >= _LARGE_BYTES
+def filled_by(source: Source, device: torch.device | str) -> Placed | None:
+    """The source, if a device does well to be filled with it photo by photo, and not beforehand."""
+    if torch.device(device).type != "cuda" or not isinstance(source, Placed):
+        return None
+    return source if source.stored_bytes / max(1, len(source)) >= _LARGE_BYTES else None
 
 
 class DeviceStore:
-    """Rows lie in the order they came: a batch of new ones is one copy. OutOfMemoryError where there is no room for all."""
+    """Photos lie in the order they came: a batch of new ones is one copy. OutOfMemoryError where there is no room for all."""
 
     def __init__(self, source: Placed, device: torch.device | str) -> None:
         self._source = source
@@ -55,25 +56,47 @@ class DeviceStore:
         self._here = torch.zeros(len(source), dtype=torch.bool)
         self._used = 0
         self._one_at_a_time = Lock()
+        self._module = None if self._pixels.device.type == "cpu" else torch.get_device_module(self._pixels.device)
+        self._written: Any = None if self._module is None else self._module.current_stream().record_event()
 
-    def missing(self, rows: Tensor) -> Tensor:
-        """Those of the rows that are to be read, each once and in no order."""
-        here = self._here.index_select(0, self._source.shown(rows))
-        return torch.unique(rows[~here])  # type: ignore[no-any-return,no-untyped-call,unused-ignore]
+    def photos(self, rows: Tensor) -> Tensor:
+        """What each row shows as of now."""
+        return self._source.shown(rows)
 
-    def put(self, rows: Tensor, batch: Batch) -> None:
-        """Rows as they were read, copied in the order of the current stream. Nobody waits."""
-        if not len(rows):
+    def missing(self, rows: Tensor, photos: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the rows, and their photos, that are to be read: each once and in no order."""
+        wanted = ~self._here.index_select(0, photos)
+        _, first = np.unique(rows[wanted].numpy(), return_index=True)
+        return rows[wanted][first], photos[wanted][first]
+
+    def put(self, photos: Tensor, batch: Batch) -> None:
+        """As they were read, copied in the order of the current stream. Nobody waits."""
+        if not len(photos):
             return
-        shown, begins, pixels = self._source.shown(rows), batch[START], batch[_FLAT]
+        begins, pixels = batch[START], batch[_FLAT]
         with self._one_at_a_time:
-            if bool(self._here[shown].any()) or len(set(shown.tolist())) < len(shown):  # some came by another batch meanwhile
-                sizes = self._source.row_sizes(rows).tolist()
-                for photo, begin, size in zip(shown.tolist(), begins.tolist(), sizes, strict=True):
+            self._after_what_was_written()
+            if bool(self._here[photos].any()) or len(set(photos.tolist())) < len(
+                photos
+            ):  # some came by another batch meanwhile
+                sizes = self._source.sizes.index_select(0, photos).tolist()
+                for photo, begin, size in zip(photos.tolist(), begins.tolist(), sizes, strict=True):
                     if not self._here[photo]:
-                        self._append(shown.new_tensor([photo]), shown.new_zeros(1), pixels[begin : begin + size])
+                        self._append(photos.new_tensor([photo]), photos.new_zeros(1), pixels[begin : begin + size])
             else:
-                self._append(shown, begins, pixels)
+                self._append(photos, begins, pixels)
+            if self._module is not None:
+                stream = self._module.current_stream(self._pixels.device)
+                self._pixels.record_stream(stream)  # not this stream's: its memory is not to be reused before the copy
+                self._written = stream.record_event()
+
+    def gather(self, photos: Tensor, take: Take | None = None) -> Batch:
+        """Photos that are all here: the pixels whole, the rest on the host, written to where `take` says."""
+        self._after_what_was_written()
+        batch = self._source.gather(self._stored, photos)
+        if take is None:
+            return batch
+        return {name: column if name == _FLAT else take(name, len(photos)).copy_(column) for name, column in batch.items()}
 
     def _append(self, photos: Tensor, begins: Tensor, pixels: Tensor) -> None:
         end = self._used + len(pixels)
@@ -82,9 +105,7 @@ class DeviceStore:
         self._here[photos] = True
         self._used = end
 
-    def gather(self, rows: Tensor, take: Take | None = None) -> Batch:
-        """Rows that are all here: the pixels whole, the rest on the host, written to where `take` says."""
-        batch = self._source.gather(self._stored, self._source.shown(rows))
-        if take is None:
-            return batch
-        return {name: column if name == _FLAT else take(name, len(rows)).copy_(column) for name, column in batch.items()}
+    def _after_what_was_written(self) -> None:
+        """By whatever stream: the current one goes on after it."""
+        if self._module is not None:
+            self._module.current_stream(self._pixels.device).wait_event(self._written)
