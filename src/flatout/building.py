@@ -19,8 +19,10 @@ from flatout.base.specs import Spec
 from flatout.data.data import Data
 from flatout.data.datasets.iterables import IterableSource
 from flatout.data.keyed import Keys
+from flatout.data.serving.bucketed import BucketFeed
 from flatout.data.serving.evaluation import EvalFeed
 from flatout.data.source import Batch, Source
+from flatout.data.texts.buckets import SequenceSource
 from flatout.data.transforms import apply, describe_all
 from flatout.engine.job import Job
 from flatout.engine.progress import BudgetMeter
@@ -40,8 +42,8 @@ def build_job(recipe: Recipe, cache: Path | None = None, data: Data | None = Non
     data = recipe.load_data(cache) if data is None else data
     inputs = recipe.inputs if "inputs" in recipe.model_fields_set else list(data.inputs)
     objective = build_objective(recipe.objective, inputs)
-    if isinstance(objective, Regress) and data.target_scale is not None:
-        objective = objective.scaled(*data.target_scale)
+    if isinstance(objective, Regress):
+        objective = _to_regress(objective, data)
     target = data.target()
     outputs = objective.outputs_for(
         classes=data.classes, target_shape=target.shape if target else (), vocabulary=data.vocabulary
@@ -54,7 +56,7 @@ def build_job(recipe: Recipe, cache: Path | None = None, data: Data | None = Non
     if recipe.freeze:
         freeze(model, recipe.freeze)
     rows = data.epoch_rows
-    if rows is not None and recipe.batch > rows:
+    if rows is not None and recipe.batch > rows and not data.train.shapes_vary:
         raise DataError(f"batch is {recipe.batch} and there are {rows} training samples: set batch to at most that")
     return Job(
         model=model,
@@ -74,6 +76,16 @@ def build_job(recipe: Recipe, cache: Path | None = None, data: Data | None = Non
         price_per_hour=recipe.price_per_hour,
         seed=recipe.seed,
     )
+
+
+def _to_regress(objective: Regress, data: Data) -> Regress:
+    if data.preparation is not None and data.classes is not None:
+        label = data.preparation.label.name
+        raise UsageError(
+            f"regress is for a number, and the label {label!r} was read as {data.classes} classes, whose ids it would learn: "
+            "set target: number under data, or objective: classify"
+        )
+    return objective if data.target_scale is None else objective.scaled(*data.target_scale)
 
 
 def check_job(job: Job, device: torch.device) -> None:
@@ -118,6 +130,9 @@ def _few_rows(data: Data, device: torch.device) -> Batch:
         blank = {name: torch.zeros((2, *column.shape), dtype=column.dtype, device=device) for name, column in columns}
         none = torch.zeros(2, dtype=torch.int64, device=device)
         return apply(data.transforms(), blank, Keys(0, none, none))
+    if isinstance(data.train, SequenceSource) and data.train.shapes_vary:  # the shortest: who counts on one length fails here
+        feed = BucketFeed(data.train, 2, device, transforms=data.transforms())
+        return feed.shortest()
     source = data.train if data.validation is None else data.validation
     return next(iter(EvalFeed(source, data.prepare, min(2, len(source)), device, tier="pinned")))
 

@@ -326,12 +326,22 @@ def _other_source(run: Run, job: Job, data: OtherData, *, targets: bool, cache: 
         source = read_like(run.recipe, job, str(data if query else located(str(data), Path.cwd())), targets, cache)
     elif tabular and not isinstance(data, Data):
         source = read_given(job, data, targets)
+    elif "length" in job.data.train.schema and not isinstance(data, Mapping):
+        source = _other_sequences(job, data)
     else:
         own = run.recipe.data
         layout = own.get("layout") if isinstance(own, Mapping) else None
         source = (data if isinstance(data, Data) else arrays(data, layout=layout)).train
     check_columns(job, source, str(data) if isinstance(data, str | Path) else "the data")
     return source
+
+
+def _other_sequences(job: Job, data: Any) -> Source:
+    """Rows of tokens, padded as those that the model was trained on."""
+    from flatout.data.texts.buckets import SequenceSource, sequences
+
+    source = (data if isinstance(data, Data) else sequences(data, vocabulary=job.data.vocabulary)).train
+    return source.padded_to(job.data.shapes_x()[0]) if isinstance(source, SequenceSource) else source
 
 
 def _tier(source: Source, planned: str = "resident") -> str:

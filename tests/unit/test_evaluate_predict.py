@@ -209,6 +209,15 @@ def test_a_number_is_learned_and_predicted_whatever_its_size(desk: Path, flatout
     torch.testing.assert_close(found, torch.tensor([45_000.0, 69_000.0]), rtol=0.1, atol=0.0)
 
 
+def test_a_label_read_as_classes_is_no_number(desk: Path, flatout: Command) -> None:
+    columns = people()
+    write_csv(desk / "people.csv", {**columns, "answer": 10 * (columns["age"] // 10)})
+    Path("mine.yaml").write_text(RECIPE.replace("batch:", "objective: regress\nbatch:"))
+    answer = flatout("run", "mine.yaml")
+    assert answer.code != 0 and "was read as 5 classes" in answer.err and "target: number" in answer.err
+    assert not Path("runs").exists()
+
+
 def test_classes_that_are_numbers_stay_numbers(desk: Path, flatout: Command) -> None:
     columns = people()
     write_csv(desk / "people.csv", {**columns, "answer": (columns["answer"] == "yes").astype(int)})

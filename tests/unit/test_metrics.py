@@ -90,7 +90,9 @@ def test_what_a_model_says_in_units_of_its_own_is_measured_and_predicted_in_thos
     assert found["r2"] == pytest.approx(sklearn_metrics.r2_score(target.double(), real.double()), abs=1e-6)
     assert found["loss"] == pytest.approx(((real - target) / 4e4).square().mean().item(), rel=1e-4)
     torch.testing.assert_close(objective.decode(output[:, None])["prediction"], real)
-    assert objective.scaled(1.0, 2.0) is objective and build("regress").scaled(1.0, 2.0).spread == 2.0
+    assert objective.scaled(1.0, 2.0) == objective and build("regress").scaled(1.0, 2.0).spread == 2.0
+    half = build({"regress": {"centre": 7.0}}).scaled(1.0, 2.0)
+    assert (half.centre, half.spread) == (7.0, 2.0)
 
 
 def test_r2_of_constant_targets_is_that_of_scikit_learn() -> None:

@@ -181,13 +181,15 @@ def test_labels_are_classes_by_name_or_numbers(wrote: Any) -> None:
 
 def test_the_scale_of_a_number_is_that_of_the_training_rows_wherever_it_lies(wrote: Any) -> None:
     random = np.random.default_rng(0)
-    values = 1e9 + 3 * random.standard_normal(5000)
+    values = 1e6 + 30 * random.standard_normal(5000)
     data = table(wrote({"n": random.standard_normal(5000), "y": values}), label="y", holdout=0.2)
     seen = _all(data.train)["y"].double().numpy()
     assert data.target_scale is not None and len(seen) == 4000
     kept = values[np.isin(values.astype(np.float32), seen.astype(np.float32))]
-    assert data.target_scale[0] == pytest.approx(kept.mean(), rel=1e-6) and data.target_scale[1] == pytest.approx(3, rel=0.1)
+    assert data.target_scale[0] == pytest.approx(kept.mean(), rel=1e-6) and data.target_scale[1] == pytest.approx(30, rel=0.1)
     assert table(wrote({"n": [1, 2], "y": ["a", "b"]}), label="y").target_scale is None
+    with pytest.raises(DataError, match=r"label 'y' is about 1e\+09 and differs by .* steps of 64: take a constant off it"):
+        table(wrote({"n": range(50), "y": 1e9 + np.linspace(0, 1, 50)}), label="y")
 
 
 @pytest.mark.parametrize("values", [["a"] * 4, [3] * 4, [2.5] * 4])

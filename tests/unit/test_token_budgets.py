@@ -14,7 +14,7 @@ from test_engine_kit import equal, kinds, recipe, train, weights
 from torch import Tensor, nn
 
 import flatout as fo
-from flatout.base.errors import DataError, RecipeError, Stopped, UsageError
+from flatout.base.errors import DataError, ModelError, RecipeError, Stopped, UsageError
 from flatout.data.data import Data
 from flatout.data.serving.bucketed import BucketFeed
 from flatout.data.serving.evaluation import EvalFeed
@@ -202,11 +202,35 @@ settings: {device: cpu}
     assert graph["value"] is False
 
 
+def test_other_rows_of_tokens_are_predicted(tmp_path: Path) -> None:
+    run = train(tmp_path, asked(budget="2 epochs"))
+    _seen.clear()
+    given = [[5, 150, 151], [6] * 30, [7]]
+    listed = fo.predict(run, given)
+    held = fo.predict(run, fo.data.sequences(given, [False, True, False], vocabulary=200, tokens=64))
+    assert len(listed["prediction"]) == 3
+    assert all(np.array_equal(listed[name], held[name]) for name in listed)
+    with pytest.raises(DataError, match="a row of x is"):
+        fo.predict(run, [[5] * 900])
+
+
+def test_more_rows_asked_for_than_there_are(tmp_path: Path) -> None:
+    assert train(tmp_path, asked(batch=500, budget="1 epoch")).result["samples"] == 72
+
+
+def test_a_model_of_one_length_fails_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="failed on its first batch"):
+        train(tmp_path / "runs", asked(model="mlp"))
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
+
+
 def test_what_can_not_be_is_said(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"row 1 has 30 tokens, 32 when padded .* a batch may have 31: raise tokens"):
         fo.data.sequences([[1], [2] * 30], tokens=31)
     with pytest.raises(DataError, match="tokens is a number of tokens"):
         fo.data.sequences([[1], [2]], tokens=0)
+    with pytest.raises(DataError, match="every row has one token"):
+        fo.data.sequences([[1], [2]], tokens=8)
     with pytest.raises(DataError, match="rows of like length: leave draw out"):
         sentences(draw="balanced")
     (tmp_path / "lines.jsonl").write_text('{"text": "ab"}\n' * 4)

@@ -69,6 +69,11 @@ def show_share(share: float) -> str:
     return f"{100 * share:.2g}%" if share < 0.1 else f"{share:.0%}"
 
 
+def show_metric(value: float) -> str:
+    """Four decimals where they say something, else four digits."""
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e7 else f"{value:.4g}"
+
+
 def show_bytes(value: float) -> str:
     for scale, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if abs(value) >= scale:

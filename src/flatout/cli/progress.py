@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 from flatout.base.events import Event, Observer
-from flatout.base.units import show_bytes, show_count, show_rate, show_seconds, show_share
+from flatout.base.units import show_bytes, show_count, show_metric, show_rate, show_seconds, show_share
 
 _PLAIN_EVERY_S = 2.0
 _BAR_COLUMNS, _BAR_FROM_COLUMNS = 20, 110
@@ -29,7 +29,7 @@ class View:
         """What matters most first: a narrow terminal shows as many as fit."""
         parts = [f"step {event['step']}"]
         if event.get("loss") is not None:
-            parts.append(f"loss {event['loss']:.4f}")
+            parts.append(f"loss {show_metric(event['loss'])}")
         parts.append(show_rate(event["samples_per_s"] * self.about.get("per_sample", 1), self.about.get("unit", "samples")))
         if event.get("skipped"):
             parts.append(f"{event['skipped']} steps skipped")
@@ -50,7 +50,7 @@ class View:
         if kind == "resumed":
             return f"resumed at step {event['step']} ({show_count(event['samples'])} samples)"
         if kind == "evaluation":
-            metrics = ", ".join(f"{name} {value:.4f}" for name, value in event["metrics"].items())
+            metrics = ", ".join(f"{name} {show_metric(value)}" for name, value in event["metrics"].items())
             return f"step {event['step']}: {metrics}{' (best)' if event.get('best') else ''}"
         if kind == "degraded":
             return f"degraded: {event['what']}: {event['why']}"

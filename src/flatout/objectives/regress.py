@@ -38,12 +38,19 @@ class Regress(Objective):
 
     def __post_init__(self) -> None:
         pick(LOSSES, self.error, "regress error")
+        for name, value in (("centre", self.centre), ("spread", self.spread)):
+            if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
+                raise UsageError(f"regress: {name} is a number, got {value!r}")
         if self.spread is not None and not self.spread > 0:
             raise UsageError(f"regress: spread is more than 0, got {self.spread}")
 
     def scaled(self, centre: float, spread: float) -> Regress:
-        """With these, unless it has its own."""
-        return replace(self, centre=centre, spread=spread) if self.centre is None and self.spread is None else self
+        """With these, as far as it has none of its own."""
+        return replace(
+            self,
+            centre=centre if self.centre is None else self.centre,
+            spread=spread if self.spread is None else self.spread,
+        )
 
     def loss(self, output: Tensor, batch: Batch) -> Loss:
         values, target = _aligned(output, batch)

@@ -93,6 +93,11 @@ class BucketFeed:
         self.position += size
         return self._made.make(epoch, rows[:size], length)
 
+    def shortest(self) -> Batch:
+        """The batch of the shortest rows of the first epoch; the position stays."""
+        planned = min(self._made.plan(0), key=lambda batch: batch.length)
+        return self._made.make(0, planned.rows, planned.length)
+
     def seek(self, position: int) -> None:
         self.position = position
 

@@ -18,6 +18,7 @@ Array = np.ndarray[Any, Any]
 TARGETS = ("auto", "class", "number")
 MOST_AUTO_CLASSES = 100
 MOST_CLASSES = 100_000
+_COARSE = 0.01  # of a label's deviation: as far as float32 may round it
 MISSING, UNKNOWN = -1, -2
 
 
@@ -121,6 +122,12 @@ class LabelFit:
                 notes.append(f"label {self._name!r} is a number to predict; it has {len(self._counts)} distinct values: "
                              "say target='class' if they are classes")  # fmt: skip
             deviation = (self._squares / self._rows) ** 0.5
+            step = float(np.spacing(np.float32(max(abs(self._low), abs(self._high)))))  # labels are kept in float32
+            if deviation > 0 and step > _COARSE * deviation:
+                raise DataError(
+                    f"label {self._name!r} is about {self._mean:.6g} and differs by {deviation:.3g} from row to row, where "
+                    f"float32 has steps of {step:.3g}: take a constant off it, such as its smallest value, {self._low:.17g}"
+                )
             return Label(self._name, None, self._mean, deviation) if deviation > 0 else Label(self._name, None)
         names = sorted(self._counts, key=float if self._numbers else str)
         if len(names) < 2:

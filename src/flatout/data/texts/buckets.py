@@ -210,6 +210,13 @@ class SequenceSource(Source):
         columns = {name: Column(col.dtype, cut) if col.shape == whole else col for name, col in self.schema.items()}
         return max(1, round(rows)), columns
 
+    def padded_to(self, longest: int) -> SequenceSource:
+        """The same rows beside a model that takes so many tokens; those that are longer stay so, and don't fit."""
+        tokens, lengths, y = (self._stored.get(name) for name in ("tokens", "length", "y"))
+        assert tokens is not None and lengths is not None
+        longest = max(longest, int(lengths.max()))
+        return SequenceSource(tokens, lengths, y, self._pad, longest=longest, batch_tokens=self.batch_tokens)
+
     def buckets(self, batch: int, seed: int = 0, world: int = 1, tokens: int | None = None) -> Buckets:
         """Of at most `batch` rows, and `tokens` tokens if others than its own are asked for, on each of so many processes."""
         most = tokens
@@ -311,6 +318,8 @@ def sequences(
     labelled = [{} if target is None else {"y": target} for target in targets]
     count = check_labels(labelled[0], labelled[1] if held is not None else None, classes, names)
     longest = max(int(part.lengths().max()) for part in both)
+    if targets[0] is None and int(train.lengths().max()) == 1:
+        raise DataError("every row has one token, and none after it to learn: give rows of more tokens, or a label")
     if tokens is not None:
         longest = -(-longest // _MULTIPLE) * _MULTIPLE  # what a plan may pad to
     sources = [
