@@ -65,7 +65,7 @@ def test_split_quantity() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0, "0"), (587_123, "587k"), (39.8e6, "39.8M"), (999_600, "1M"), (999.4, "999"), (1.5e13, "15T"), (0.0123, "0.0123"),
-     (float("inf"), "inf"), (-2500, "-2.5k")],
+     (float("inf"), "inf"), (-2500, "-2.5k"), (1.5e16, "1.5e+16"), (2e-9, "2e-09")],
 )  # fmt: skip
 def test_show_count(value: float, text: str) -> None:
     assert show_count(value) == text

@@ -45,6 +45,8 @@ def show_count(value: float, digits: int = 3) -> str:
     """587123 -> "587k", 39.8e6 -> "39.8M"; three significant digits are as many as a timing carries."""
     if not math.isfinite(value):
         return str(value)
+    if value and not 1e-6 <= abs(value) < 1e15:
+        return f"{value:.{digits}g}"
     for scale, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         # 999,600 shown with three digits is 1.00M, not 1000k
         if abs(value) >= scale * (1 - 0.5 * 10**-digits):

@@ -156,4 +156,4 @@ def bad_labels(batch: Any, name: str) -> tuple[Array, str]:
     if is_number(column.type):
         with np.errstate(invalid="ignore"):
             missing = missing | ~(np.abs(values.numbers(name)) <= LARGEST)
-    return missing, f"the label {name!r} is missing or not finite"
+    return missing, f"the label {name!r} is missing, not finite, or more than float32 can hold"
