@@ -22,7 +22,7 @@ from flatout.data.keyed import Keys
 from flatout.data.serving.bucketed import BucketFeed
 from flatout.data.serving.evaluation import EvalFeed
 from flatout.data.source import Batch, Source
-from flatout.data.texts.buckets import SequenceSource
+from flatout.data.texts.sequence_source import SequenceSource
 from flatout.data.transforms import apply, describe_all
 from flatout.engine.job import Job
 from flatout.engine.progress import BudgetMeter

@@ -24,7 +24,7 @@ import yaml
 from pages import GUIDE, PAGES, README, ROOT, Page, first_column
 
 import flatout
-from flatout.base.budget import Budget
+from flatout.base.budget import COUNTED, SPENT, Budget
 from flatout.cli.main import app
 from flatout.data.arrays import arrays
 from flatout.data.datasets.dataset import dataset
@@ -34,7 +34,7 @@ from flatout.data.specs import KINDS, parse_data
 from flatout.data.tables.scan import scan
 from flatout.data.tables.steps import CATEGORY_STEPS, DATE_STEPS, NUMBER_STEPS
 from flatout.data.tables.table import table
-from flatout.data.texts.buckets import sequences
+from flatout.data.texts.sequences import sequences
 from flatout.data.texts.text import text
 from flatout.data.transforms import TRANSFORMS
 from flatout.engine.optimizers import OPTIMIZERS
@@ -291,8 +291,8 @@ def test_options_of_transforms() -> None:
 
 
 def test_budgets() -> None:
-    for written in first_column(GUIDE.section("Budgets")):
-        Budget.parse(written)
+    written = first_column(GUIDE.section("Budgets"))
+    assert {Budget.parse(budget).unit for budget in written} == {*COUNTED, *SPENT}
 
 
 def test_events() -> None:

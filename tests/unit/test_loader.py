@@ -34,7 +34,7 @@ from flatout.data.serving.ranks import Share
 from flatout.data.serving.slots import Slots
 from flatout.data.serving.tuning import Budget
 from flatout.data.source import Batch, Column, Schema, Source
-from flatout.data.texts.buckets import sequences
+from flatout.data.texts.sequences import sequences
 
 AUGMENT = ["flip", {"crop": 2}, {"cutout": 3}]
 

@@ -18,7 +18,7 @@ from flatout.base.errors import DataError, ModelError, RecipeError, Stopped, Usa
 from flatout.data.data import Data
 from flatout.data.serving.bucketed import BucketFeed
 from flatout.data.serving.evaluation import EvalFeed
-from flatout.data.texts.buckets import SequenceSource
+from flatout.data.texts.sequence_source import SequenceSource
 from flatout.engine.evaluation import evaluate
 from flatout.objectives.build import build as build_objective
 from flatout.reading import read_recipe

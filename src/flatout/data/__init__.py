@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from flatout.data.datasets.dataset import dataset as dataset
     from flatout.data.photos.images import images as images
     from flatout.data.tables.table import table as table
-    from flatout.data.texts.buckets import sequences as sequences
+    from flatout.data.texts.sequences import sequences as sequences
     from flatout.data.texts.text import text as text
 
 __all__ = ["Data", "Source", "arrays", "dataset", "digits", "images", "sequences", "table", "text"]
@@ -22,7 +22,7 @@ __all__ = ["Data", "Source", "arrays", "dataset", "digits", "images", "sequences
 _HOMES = {  # of the kinds that have much code of their own: it loads when the kind is first used
     "dataset": "flatout.data.datasets.dataset",
     "images": "flatout.data.photos.images",
-    "sequences": "flatout.data.texts.buckets",
+    "sequences": "flatout.data.texts.sequences",
     "table": "flatout.data.tables.table",
     "text": "flatout.data.texts.text",
 }

@@ -134,7 +134,7 @@ def _text(main: Any, base_folder: Path, cache: Path | None, **options: Any) -> D
 
 
 def _sequences(main: Any, base_folder: Path, cache: Path | None, **options: Any) -> Data:
-    from flatout.data.texts.buckets import sequences
+    from flatout.data.texts.sequences import sequences
 
     return sequences(located(main, base_folder), **options)
 

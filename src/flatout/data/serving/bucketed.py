@@ -13,7 +13,8 @@ from flatout.data.keyed import Keys
 from flatout.data.permutations import to_device
 from flatout.data.serving.resident import move
 from flatout.data.source import Batch
-from flatout.data.texts.buckets import Buckets, Planned, SequenceSource
+from flatout.data.texts.buckets import Buckets, Planned
+from flatout.data.texts.sequence_source import SequenceSource
 from flatout.data.transforms import Transform, apply
 
 

@@ -18,7 +18,7 @@ from flatout.data.serving.pinned import PinnedFeed
 from flatout.data.serving.ranks import Share
 from flatout.data.serving.resident import ResidentFeed, move
 from flatout.data.source import Batch
-from flatout.data.texts.buckets import SequenceSource
+from flatout.data.texts.sequence_source import SequenceSource
 from flatout.data.transforms import Transform
 
 

@@ -20,7 +20,7 @@ from flatout.data.source import Batch, Source
 from flatout.data.stores.cache import Cache
 from flatout.data.stores.device import DeviceStore, filled_by
 from flatout.data.stores.filling import FillingSource, place
-from flatout.data.texts.buckets import SequenceSource
+from flatout.data.texts.sequence_source import SequenceSource
 from flatout.data.transforms import Transform, apply, rehearse
 
 TIERS = ("resident", "pinned", "mapped", "streamed")  # where the bytes live: the device, host memory, a cache file, the source

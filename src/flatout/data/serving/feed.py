@@ -18,7 +18,7 @@ from flatout.data.source import Batch, Source
 from flatout.data.stores.cache import Cache
 from flatout.data.stores.device import DeviceStore, filled_by
 from flatout.data.stores.filling import FillingSource, place
-from flatout.data.texts.buckets import SequenceSource
+from flatout.data.texts.sequence_source import SequenceSource
 
 __all__ = ["TIERS", "EvalFeed", "Feed", "IterableFeed", "PinnedFeed", "ResidentFeed", "StoredFeed", "eval_batches", "feed"]
 
