@@ -15,6 +15,8 @@ from flatout.store.tensors import read_tensors
 
 ROWS, TOKENS, BATCH = 400, 640, 48
 
+pytestmark = pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # fp32 is asked for
+
 
 class Mean(nn.Module):
     """Two classes from the mean of what a row's tokens mean, padding left out."""
