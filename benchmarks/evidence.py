@@ -8,7 +8,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from flatout.machine.facts import read_facts
 from flatout.measure.stats import Summary, compare_paired, summarize
 
 RESULTS = Path(__file__).parent / "results"
+BEGAN_S = time.monotonic()
 NEEDS_GPU = 2
 
 
@@ -29,6 +30,7 @@ def options(claim: str | None, repeats: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=claim)
     parser.add_argument("--out", type=Path, help="folder for the JSON; by default benchmarks/results, or nowhere with --quick")
     parser.add_argument("--repeats", type=int, default=repeats, help=f"of every arm, taking turns (default {repeats})")
+    parser.add_argument("--within", type=float, help="seconds: no round begins that would end later, if one is done")
     parser.add_argument("--quick", action="store_true", help="a few short repeats, to see that it runs; proves nothing")
     parser.add_argument("--smoke", action="store_true", help=argparse.SUPPRESS)  # tiny sizes on a CPU, for the code path alone
     return parser
@@ -44,10 +46,21 @@ def gpu_or_leave(smoke: bool) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def take_turns(arms: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+def rounds(repeats: int, within_s: float | None) -> Iterator[int]:
+    """Numbers of rounds; fewer where the next, as long as the last, would go past that many seconds from the start."""
+    for number in range(repeats):
+        began_s = time.monotonic()
+        yield number
+        now_s = time.monotonic()
+        if within_s is not None and 2 * now_s - began_s - BEGAN_S > within_s and number + 1 < repeats:
+            print(f"{number + 1} of {repeats} rounds done: no time for another within {within_s:g} s", file=sys.stderr)
+            return
+
+
+def take_turns(arms: Mapping[str, Callable[[], float]], repeats: int, within_s: float | None = None) -> dict[str, list[float]]:
     """`repeats` values of every arm. A round runs all arms, every other one backwards: a slow spell of the machine hits all."""
     values: dict[str, list[float]] = {name: [] for name in arms}
-    for number in range(repeats):
+    for number in rounds(repeats, within_s):
         names = list(arms)[:: -1 if number % 2 else 1]
         for name in names:
             values[name].append(arms[name]())

@@ -165,7 +165,7 @@ def main() -> int:
         }
         take_turns(arms, 1)  # compiling and autotuning
         notes[WHOLE_RUN].clear()
-        for name, values in take_turns(arms, repeats).items():
+        for name, values in take_turns(arms, repeats, asked.within).items():
             report.arm(name, "tokens/s", values)
     report.arm(WHOLE_RUN, "tokens/s", notes.pop(WHOLE_RUN))
     report.conditions = {"steps": steps, **notes, "seconds": round(time.perf_counter() - began_s, 1)}

@@ -135,7 +135,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             arms = arms_of(task, device, Path(folder), notes)
             take_turns(arms, 1)  # compiling and autotuning
-            for name, values in take_turns(arms, repeats).items():
+            for name, values in take_turns(arms, repeats, asked.within).items():
                 report.arm(name, "samples/s", values)
         ours = max((arm for arm in arms if "flatout" in arm), key=lambda arm: float(report.arms[arm]["median"]))
         report.bar(f"{task.name}: flatout, the faster of both", ours, task.bar)

@@ -48,7 +48,7 @@ def with_bytecode(folder: str) -> dict[str, str]:
     return {**kept, "PYTHONPYCACHEPREFIX": folder}
 
 
-def measure(report: Report, repeats: int, environment: Mapping[str, str]) -> None:
+def measure(report: Report, repeats: int, within_s: float | None, environment: Mapping[str, str]) -> None:
     def seconds(program: str) -> Callable[[], float]:
         return lambda: float(output_of(program, environment))
 
@@ -57,7 +57,7 @@ def measure(report: Report, repeats: int, environment: Mapping[str, str]) -> Non
     if help_is_light:
         arms["flatout --help (without Python's start)"] = seconds(HELP)
     take_turns(arms, 1)  # from here on everything is there as bytecode, and in the page cache
-    for name, values in take_turns(arms, repeats).items():
+    for name, values in take_turns(arms, repeats, within_s).items():
         report.arm(name, "s", values)
     report.bar("import flatout beyond torch, s", "import flatout, beyond torch", 0.3, at_least=False)
     report.bars.append(Bar("times that flatout --help imports torch", 0.0 if help_is_light else 1.0, 0.0, at_least=False))
@@ -67,7 +67,7 @@ def main() -> int:
     asked = options(__doc__, repeats=11).parse_args()
     report = Report("import_time", str(__doc__), torch.device("cpu"))
     with tempfile.TemporaryDirectory() as bytecode:
-        measure(report, 2 if asked.quick or asked.smoke else asked.repeats, with_bytecode(bytecode))
+        measure(report, 2 if asked.quick or asked.smoke else asked.repeats, asked.within, with_bytecode(bytecode))
     return report.finish(asked)
 
 

@@ -72,7 +72,7 @@ def main() -> int:
     for workers, served in theirs.items():
         arms[other(workers)] = lambda served=served: passes(lambda: served, rows, 1)  # type: ignore[misc]
     take_turns(arms, 1)  # threads and worker processes are there from here on
-    values = take_turns(arms, repeats)
+    values = take_turns(arms, repeats, asked.within)
     for name, found in values.items():
         report.arm(name, UNIT, found)
     best = max((other(workers) for workers in WORKERS), key=lambda name: report.arms[name]["median"])

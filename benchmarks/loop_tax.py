@@ -170,7 +170,7 @@ def main() -> int:
 
             report.conditions["lightning"] = lightning_version
         take_turns(arms, 1)  # threads, caches and the machine's ceilings are there from here on
-        for name, values in take_turns(arms, repeats).items():
+        for name, values in take_turns(arms, repeats, asked.within).items():
             report.arm(name, UNIT, values)
     report.ratio("flatout over the bare loop with the same optimizer", OURS, BARE_FUSED, at_least=0.90)
     report.ratio("flatout over the bare loop with default AdamW", OURS, BARE_DEFAULT, at_least=1.1)

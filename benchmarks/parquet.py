@@ -105,7 +105,7 @@ def main() -> int:
             arms[other(workers)] = clock.timed(other(workers), partial(pandas_arm, path, workers))
         take_turns(arms, 1)  # libraries are loaded and the file is in the page cache from here on
         clock.cpu_s.clear()
-        for name, values in take_turns(arms, repeats).items():
+        for name, values in take_turns(arms, repeats, asked.within).items():
             report.arm(name, UNIT, values)
         for name, values in clock.cpu_s.items():
             report.arm(f"{name}: CPU time", CPU_UNIT, values)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from _data import spending, spread_photos
-from evidence import Report, options, take_turns
+from evidence import Report, options, rounds, take_turns
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
@@ -148,7 +148,7 @@ def main() -> int:
         began_s = time.perf_counter()
         take_turns(turns, 1)  # libraries are loaded and the files are in the page cache from here on
         arms.cpu_ms.clear()
-        for name, values in in_order(turns, repeats).items():
+        for name, values in in_order(turns, repeats, asked.within).items():
             report.arm(name, UNIT, values)
     for name, values in arms.cpu_ms.items():
         report.arm(f"{name}: CPU time", CPU_UNIT, values)
@@ -169,12 +169,12 @@ def main() -> int:
     return report.finish(asked)
 
 
-def in_order(turns: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+def in_order(turns: dict[str, Callable[[], float]], repeats: int, within_s: float | None) -> dict[str, list[float]]:
     """As `take_turns`, but the second epoch is always the one after the first: every other round begins with flatout."""
     values: dict[str, list[float]] = {name: [] for name in turns}
     ours = {OURS_FIRST: turns[OURS_FIRST], OURS_SECOND: turns[OURS_SECOND]}
     theirs = {THEIRS: turns[THEIRS]}
-    for number in range(repeats):
+    for number in rounds(repeats, within_s):
         for part in (theirs, ours) if number % 2 else (ours, theirs):
             for name, arm in part.items():
                 values[name].append(arm())

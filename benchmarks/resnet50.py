@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from _data import made_photos
 from _hand_written import fast_products
-from evidence import Report, gpu_or_leave, options
+from evidence import Report, gpu_or_leave, options, rounds
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -229,7 +229,7 @@ def main() -> int:
         alone = decoding(size, Path(scratch) / "photos", asked.decoder)
         files = from_files(size, Path(scratch) / "photos", device, asked.decoder, asked.tier, notes)
         ceiling.images_per_s(4)  # compiling; every other arm leaves its own out
-        for number in range(repeats):
+        for number in rounds(repeats, asked.within):
             rates = {CEILING: ceiling.images_per_s(4 * size.log_every)}
             print(f"round {number + 1} of {repeats}: {CEILING} {rates[CEILING]:,.0f}", flush=True)
             rates[RESIDENT] = resident()
@@ -238,8 +238,8 @@ def main() -> int:
             print(f"  {DECODING} {rates[DECODING]:,.0f}", flush=True)
             rates[FIRST], rates[LATER] = files()
             print(f"  {FIRST} {rates[FIRST]:,.0f}, {LATER} {rates[LATER]:,.0f}", flush=True)
-            for name, found in rates.items():
-                values[name].append(found)
+            for name, value in rates.items():
+                values[name].append(value)
     for name, found in values.items():
         report.arm(name, "images/s", found)
     report.conditions = {

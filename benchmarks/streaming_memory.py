@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import torch
 from _data import spread_photos
-from evidence import Bar, Report, options
+from evidence import Bar, Report, options, rounds
 
 import flatout as fo
 from flatout.data.serving.feed import feed
@@ -175,7 +175,7 @@ def main() -> int:
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in CASES}
     with tempfile.TemporaryDirectory() as scratch:
         made = make_files(Path(scratch), size)
-        for number in range(repeats):
+        for number in rounds(repeats, asked.within):
             for name in CASES:
                 found[name].append(in_child(name, Path(scratch), asked.smoke))
             shown = ", ".join(f"{name} {growth(runs[-1]['peaks']):+.2%}" for name, runs in found.items())

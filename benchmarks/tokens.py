@@ -67,7 +67,7 @@ def main() -> int:
         recipes = {tier: recipe_of(size, steps, tokens, device, tier=tier) for tier in ("resident", *asked.tiers)}
         arms = {tier: arm(recipe, size, Path(folder) / "cache", notes) for tier, recipe in recipes.items()}
         take_turns(arms, 1)  # compiling and autotuning; the cache of the mapped tier is filled
-        for name, values in take_turns(arms, repeats).items():
+        for name, values in take_turns(arms, repeats, asked.within).items():
             report.arm(name, "tokens/s", values)
     report.conditions = {
         "steps": steps,
