@@ -13,6 +13,7 @@ from flatout.base.errors import DataError
 from flatout.data import Data, arrays, digits, text
 from flatout.data.draws import Balanced, Weighted
 from flatout.data.order import Order
+from flatout.data.permutations import floor_divide
 from flatout.data.serving.feed import EvalFeed, PinnedFeed, ResidentFeed, feed
 from flatout.data.serving.lookahead import block_rows
 from flatout.data.source import ArraySource, Batch
@@ -52,13 +53,27 @@ def _datasets() -> list[Data]:
     ]
 
 
-@pytest.mark.parametrize("n", [1, 2, 97, 50_000, 65_537])
+@pytest.mark.parametrize("n", [1, 2, 49, 97, 50_000, 65_537, 1_003_598])
 def test_order_is_that_of_the_host(n: int) -> None:
     for sampler in (Order(3, (n,)), Weighted(3, torch.ones(n)), Balanced(3, torch.arange(n) % 2)):
         for start, stop in ((0, 1000), (n - 1, n + 70_000)):
             rows = sampler.rows(start, stop, "cuda")
             assert rows.is_cuda and rows.cpu().equal(sampler.rows(start, stop))
             assert sampler.visits(start, stop, "cuda").cpu().equal(sampler.visits(start, stop))
+
+
+def test_division_is_exact() -> None:
+    for by in (*range(1, 1200), 1_003_598, 2**31 - 1):
+        multiples = torch.arange(1, 200, device="cuda") * by
+        assert floor_divide(multiples, by).equal(torch.arange(1, 200, device="cuda"))
+        assert floor_divide(multiples - 1, by).equal(torch.arange(199, device="cuda"))
+
+
+def test_windows_at_any_token_are_those_of_the_host() -> None:
+    data = text("module:argparse", window=32, stride=1)
+    here, there = feed(data, "resident", 512, "cpu", seed=1), feed(data, "resident", 512, "cuda", seed=1)
+    for _ in range(200):
+        assert _same(here.next(), {name: column.cpu() for name, column in there.next().items()})
 
 
 @pytest.mark.parametrize("data", _datasets(), ids=["shuffled", "balanced", "weighted", "text"])
