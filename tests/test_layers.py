@@ -25,11 +25,12 @@ LAYERS = {
     "reading": 6,
     "trained": 6,
     "plan": 6,
-    "verbs": 7,
-    "drill": 8,
-    "survey": 8,  # needs the plan that verbs makes
-    "cli": 10,
-    "testing": 9,
+    "planned": 7,
+    "verbs": 8,
+    "drill": 9,
+    "survey": 9,  # needs the plan that verbs makes
+    "cli": 11,
+    "testing": 10,
 }
 FREE = {"__init__", "__main__"}  # the package's front door hands out names; it holds no code
 

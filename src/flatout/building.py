@@ -75,6 +75,7 @@ def build_job(recipe: Recipe, cache: Path | None = None, data: Data | None = Non
         early_stop=recipe.early_stopping(objective.metric),
         price_per_hour=recipe.price_per_hour,
         seed=recipe.seed,
+        turns={knob.name: knob.turn for knob in recipe.own_knobs},
     )
 
 

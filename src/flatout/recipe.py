@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,13 +18,13 @@ from torch import nn
 
 from flatout.base.budget import COUNTED, Budget
 from flatout.base.errors import FlatoutError, RecipeError, UsageError, did_you_mean
-from flatout.base.specs import Spec, pick
+from flatout.base.specs import Spec, import_named, pick
 from flatout.data.data import Data
 from flatout.data.specs import check_data, parse_data
 from flatout.engine.job import EarlyStop
 from flatout.engine.optimizers import check_optimizer
 from flatout.engine.schedules import parse_schedule
-from flatout.engine.settings import parse_pins
+from flatout.engine.settings import Settings, parse_pins
 from flatout.models.build import BUILDERS
 from flatout.models.build import describe as describe_model
 from flatout.objectives.build import build as build_objective
@@ -32,6 +33,7 @@ from flatout.objectives.inputs import Inputs
 
 _FROM_DATA = ("input_shape", "outputs", "vocabulary", "window", "cardinalities")  # what a model is told about the data
 FOLDER: ContextVar[Path] = ContextVar("folder", default=Path())  # of the file that makes recipes just now
+_KNOB = ("name", "off", "lossy", "risky", "meets", "default", "candidates", "turn")
 SPECS = ("model", "objective", "optimizer", "schedule")  # written as a name, or as a name with options
 _EXAMPLES = {"data": "digits", "model": "mlp", "batch": "64", "lr": "1e-3", "budget": "3 epochs"}
 
@@ -135,6 +137,7 @@ class Recipe(BaseModel):
     price_per_hour: Annotated[Number, Field(gt=0)] | None = None
     seed: Whole = 0
     settings: dict[str, Any] = Field(default_factory=dict)
+    knobs: tuple[Any, ...] = ()
     name: str | None = None
 
     _folder: Path = PrivateAttr(default_factory=Path)
@@ -146,6 +149,11 @@ class Recipe(BaseModel):
         _validate(self, given)
 
     # ---- parts ----
+
+    @property
+    def own_knobs(self) -> tuple[Any, ...]:
+        """Knobs that it brings along: `package.module:Name` is imported, a class is called."""
+        return tuple(_own_knob(knob) for knob in self.knobs)
 
     def load_data(self, cache: Path | None = None) -> Data:
         """Read once; everything that is wrong with the data is said here. `cache` keeps what takes long to make."""
@@ -191,18 +199,19 @@ class Recipe(BaseModel):
 
     def written(self) -> dict[str, Any]:
         """As JSON: what a run folder keeps, and what makes two recipes the same."""
-        fields = {name: getattr(self, name) for name in type(self).model_fields}
-        fields["data"] = self.data if not isinstance(self.data, Data) else self.data.describe()
-        fields["model"] = describe_model(self.model)
-        fields["objective"] = describe_objective(self.objective)
+        written = {name: getattr(self, name) for name in type(self).model_fields}
+        written["data"] = self.data if not isinstance(self.data, Data) else self.data.describe()
+        written["model"] = describe_model(self.model)
+        written["objective"] = describe_objective(self.objective)
         if callable(self.optimizer):
-            fields["optimizer"] = (
+            written["optimizer"] = (
                 f"{self.optimizer.__module__}:{getattr(self.optimizer, '__qualname__', type(self.optimizer).__qualname__)}"
             )
-        fields["init_from"] = str(self.init_from) if isinstance(self.init_from, Path) else self.init_from
+        written["knobs"] = [knob if isinstance(knob, str) else _own_knob(knob).name for knob in self.knobs] or None
+        written["init_from"] = str(self.init_from) if isinstance(self.init_from, Path) else self.init_from
         if "inputs" not in self.model_fields_set:
-            del fields["inputs"]  # the data says
-        return {name: value for name, value in fields.items() if value is not None}
+            del written["inputs"]  # the data says
+        return {name: value for name, value in written.items() if value is not None}
 
 
 def _validate(recipe: Recipe, given: dict[str, Any]) -> None:
@@ -221,9 +230,9 @@ def _validate(recipe: Recipe, given: dict[str, Any]) -> None:
     elif "data" in given and not isinstance(given["data"], Data):
         came = type(given["data"]).__name__
         problems.append(f"data: expected what fo.data.arrays(...) and its like return, or a written form; got {came}")
-    pins = given.get("settings")
-    if isinstance(pins, Mapping):
-        problems += parse_pins(pins)[1]
+    pins, own = given.get("settings"), _own_names(() if stored else given.get("knobs", ()), problems)
+    if isinstance(pins, Mapping) and not stored:
+        problems += parse_pins(pins, own)[1]
     if problems:
         raise RecipeError(problems, where)
     recipe._folder = folder
@@ -248,6 +257,24 @@ def _problem(detail: Any) -> str:
         return f"{place}: {detail['msg'].removeprefix('Value error, ')}"
     words = _WORDS[kind].format(**detail.get("ctx", {})) if kind in _WORDS else detail["msg"]
     return f"{place}: {words}, got {detail['input']!r}"
+
+
+def _own_knob(written: Any) -> Any:
+    found = import_named(written, "knob") if isinstance(written, str) else written
+    made = found() if isinstance(found, type) else found
+    if lacks := [part for part in _KNOB if not hasattr(made, part)]:
+        raise UsageError(f"knob {written!r} has no {', '.join(lacks)}: see docs/extend.md")
+    if made.name in {one.name for one in fields(Settings)}:
+        raise UsageError(f"knob {written!r}: {made.name} is a setting of flatout's own; give it another name")
+    return made
+
+
+def _own_names(knobs: Any, problems: list[str]) -> list[str]:
+    try:
+        return [_own_knob(knob).name for knob in knobs]
+    except FlatoutError as error:
+        problems.append(f"knobs: {error}")
+        return []
 
 
 def _early_stop(written: Any, metric: str) -> EarlyStop:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from flatout import __version__
 from flatout.base.errors import DataError, Diverged, FlatoutError, Stopped, StoreError, UsageError
 from flatout.base.events import Event, EventLog, Observer, read_events
 from flatout.base.tree import Doc, to_text
+from flatout.base.units import parse_seconds
 from flatout.building import build_job, check_columns, check_job, first_output, identity
 from flatout.data.arrays import arrays
 from flatout.data.data import Data
@@ -28,14 +30,12 @@ from flatout.engine.evaluation import evaluate as evaluate_model
 from flatout.engine.job import Job
 from flatout.engine.loop import train
 from flatout.engine.precision import autocast
-from flatout.engine.settings import parse_pins
-from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import pick_device
 from flatout.machine.facts import read_facts
-from flatout.machine.probe import probe
-from flatout.plan.choose import choose
+from flatout.measure.receipt import Receipt
 from flatout.plan.explain import explain as explain_plan
 from flatout.plan.plan import Plan
+from flatout.planned import checked_plan
 from flatout.reading import read_recipe, recipe_from
 from flatout.recipe import Recipe
 from flatout.store.run_folder import RunFolder, create, find, find_unfinished
@@ -50,6 +50,7 @@ class Frame(Protocol):
 
 OtherData = Data | str | Path | Mapping[str, Any] | np.ndarray | Tensor | Frame
 CACHE = Path.home() / ".cache" / "flatout"
+PLANNING = "5 min"
 
 
 class Run:
@@ -86,9 +87,17 @@ class Run:
     def events(self) -> Iterator[Event]:
         return read_events(self.folder.events_path)
 
+    @property
+    def receipt(self) -> Receipt | None:
+        """What was tried before it began; None where nothing was asked to be."""
+        try:
+            return Receipt.from_dict(self.folder.read("receipt.json"))
+        except StoreError:
+            return None
+
     def explain_doc(self) -> Doc:
         degraded = tuple(event for event in self.events() if event["kind"] == "degraded")
-        return explain_plan(self.plan, self.result, degraded)
+        return explain_plan(self.plan, self.result, degraded, self.receipt)
 
     def explain(self) -> str:
         """The plan with its reasons, predicted and measured."""
@@ -109,31 +118,51 @@ def run(
     fresh: bool = False,
     observers: Sequence[Observer] = (),
     cache: Path | None = CACHE,
+    planning: str = PLANNING,
 ) -> Run:
-    """Plan and train. An unfinished run of the same recipe, code and data is resumed, unless `fresh`."""
+    """Plan and train. An unfinished run of the same recipe, code and data is resumed, unless `fresh`.
+
+    `planning` is the most that trials of settings may take, such as "2 min"; "off": none are made.
+    """
+    limit_s = _planning_limit(planning)
     job = build_job(recipe, cache)
     key = identity(recipe, job)
     folder = None if fresh else find_unfinished(Path(runs), key)
     if folder is None:
-        plan = _checked_plan(recipe, job, cache)
+        plan, receipt = _planned(recipe, job, cache, limit_s, observers)
         folder = create(Path(runs), recipe.stem, key, __version__)
         begun = False
     else:
         begun = folder.begun
-        plan = Plan.from_dict(folder.read("plan.json")) if begun else _checked_plan(recipe, job, cache)
         if begun:
+            plan, receipt = Plan.from_dict(folder.read("plan.json")), None
             check_job(job, pick_device(plan.settings.device))
+        else:
+            plan, receipt = _planned(recipe, job, cache, limit_s, observers)
     with _said(folder), folder.locked():
         if not begun:
-            _write_beginning(folder, recipe, plan, job)
+            _write_beginning(folder, recipe, plan, job, receipt)
         with EventLog(folder.events_path, tuple(observers)) as events:
             _train(job, plan, folder, events, cache)
     return Run(folder, recipe)
 
 
-def explain(recipe: Recipe, *, cache: Path | None = CACHE) -> Doc:
-    """The plan as it would be, with reasons and predictions. Trains no step."""
-    return explain_plan(_checked_plan(recipe, build_job(recipe, cache), cache))
+def explain(
+    recipe: Recipe,
+    *,
+    cache: Path | None = CACHE,
+    analyze: bool = False,
+    planning: str = PLANNING,
+    say: Callable[[str], None] = lambda line: None,
+) -> Doc:
+    """The plan as it would be, with reasons and predictions, and what trials before earlier runs measured. Trains no step.
+
+    `analyze` tries the settings out, in copies of the model, and puts what was measured beside what was predicted.
+    """
+    job = build_job(recipe, cache)
+    how: dict[str, Any] = {"analyze": True, "say": say} if analyze else {"recall": True}
+    plan, receipt = checked_plan(recipe, job, cache, limit_s=_planning_limit(planning), **how)
+    return explain_plan(plan, receipt=receipt)
 
 
 def load(name: str | Path, *, runs: Path | str = "runs", recipe: Recipe | None = None) -> Run:
@@ -216,22 +245,22 @@ def _job_to_use(run: Run) -> Job:
         return build_job(run.recipe)
 
 
-def _checked_plan(recipe: Recipe, job: Job, cache: Path | None) -> Plan:
-    """Checked first: what does not fit is said before this machine is measured."""
-    pins, _ = parse_pins(recipe.settings)
-    check_job(job, pick_device(str(pins.get("device", "auto"))))
-    return make_plan(recipe, job, cache)
+def _planned(
+    recipe: Recipe, job: Job, cache: Path | None, limit_s: float, observers: Sequence[Observer]
+) -> tuple[Plan, Receipt | None]:
+    """Observers are told of the trials; there is no run yet whose events they could be."""
+
+    def say(line: str) -> None:
+        for observer in observers:
+            observer({"kind": "planning", "t": 0.0, "at": round(time.time(), 3), "line": line})
+
+    return checked_plan(recipe, job, cache, limit_s=limit_s, say=say)
 
 
-def make_plan(recipe: Recipe, job: Job, cache: Path | None) -> Plan:
-    pins, _ = parse_pins(recipe.settings)
-    device = pick_device(str(pins.get("device", "auto")))
-    return choose(job, pins, ceilings_of(device, cache), f"{_data_name(recipe)}/{_model_name(job)}", cache)
-
-
-def ceilings_of(device: torch.device, cache: Path | None) -> Ceilings | None:
-    """What this machine was measured to do; measured in a few seconds the first time, then kept."""
-    return probe(device, cache, quick=True).ceilings
+def _planning_limit(written: str) -> float:
+    if written == "off":
+        return 0.0
+    return parse_seconds(written)
 
 
 def _train(job: Job, plan: Plan, folder: RunFolder, events: EventLog, cache: Path | None) -> None:
@@ -290,7 +319,7 @@ def _write_result(folder: RunFolder, result: dict[str, Any]) -> None:
         folder.write("result.json", result)
 
 
-def _write_beginning(folder: RunFolder, recipe: Recipe, plan: Plan, job: Job) -> None:
+def _write_beginning(folder: RunFolder, recipe: Recipe, plan: Plan, job: Job, receipt: Receipt | None) -> None:
     python = recipe.source is not None and recipe.source.suffix == ".py"
     objects = (
         isinstance(recipe.data, Data) or callable(recipe.model) or callable(recipe.objective) or callable(recipe.optimizer)
@@ -305,6 +334,8 @@ def _write_beginning(folder: RunFolder, recipe: Recipe, plan: Plan, job: Job) ->
         assert recipe.source is not None
         shutil.copyfile(recipe.source, folder.path / "recipe.py")
     folder.write("environment.json", read_facts().to_dict())
+    if receipt is not None:
+        folder.write("receipt.json", receipt.to_dict())
     folder.write("plan.json", plan.to_dict())  # the last one: with it a run has begun
 
 
@@ -353,14 +384,3 @@ def _tier(source: Source, planned: str = "resident") -> str:
 def _precision(run: Run, device: torch.device) -> str:
     planned = run.plan.settings
     return planned.precision if torch.device(planned.device).type == device.type else "fp32"
-
-
-def _data_name(recipe: Recipe) -> str:
-    if isinstance(recipe.data, Mapping):
-        kind, value = next(iter(recipe.data.items()))
-        return Path(value).name.partition(".")[0] if isinstance(value, str) else str(kind)
-    return recipe.data if isinstance(recipe.data, str) else "data"
-
-
-def _model_name(job: Job) -> str:
-    return type(job.model).__name__.lower()

@@ -12,12 +12,18 @@ import flatout.cli
 from flatout.base.tree import to_json, to_text
 from flatout.building import build_job
 from flatout.machine.ceilings import Ceilings, Measured
-from flatout.measure.counts import Counts
+from flatout.measure.counts import Counts, Operation
+from flatout.measure.receipt import KEPT, REJECTED, UNTRIED, Entry, Receipt
 from flatout.plan import choose as choosing
 from flatout.plan import predict as predicting
 from flatout.plan import tier
 from flatout.plan.explain import explain
+from flatout.plan.knobs import untried
+from flatout.plan.knobs.all import KNOBS
 from flatout.plan.plan import Plan
+from flatout.plan.planning import with_receipt
+from flatout.plan.receipt_view import receipt_doc
+from flatout.plan.work import Work
 from flatout.reading import read_recipe
 
 HERE = Path(__file__).parent
@@ -43,14 +49,22 @@ DONE = {"samples_per_s": 40_000.0}
 DEGRADED = ({"what": "checkpoint copy", "why": "no room for a second copy on the device: the loop waits for the host"},)
 
 
+def work_of_the_demo(rows: int) -> Work:
+    products = [Operation("convolution", "convolutions", torch.float32, 32_500_000, ((0, 250_000),), ())] * 4
+    others = [Operation("relu", "element by element", torch.float32, 0, ((0, 175_000),), ((0, 175_000),))] * 36
+    done = tuple(products + others)
+    return Work(Counts(130_000_000, sum(one.bytes for one in done), len(done), done), rows, 1.0, (), 0)
+
+
 def plan_on(machine: str, monkeypatch: pytest.MonkeyPatch) -> Plan:
     device, name, free_bytes, ceilings = MACHINES[machine]
     monkeypatch.setattr(choosing, "pick_device", lambda asked: torch.device(device))
     monkeypatch.setattr(choosing, "device_name", lambda device: name)
+    monkeypatch.setattr(untried, "device_name", lambda device: name)
     monkeypatch.setattr(tier, "free_bytes", lambda device: int(free_bytes))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     # what torch counts differs a little between its versions; how it is shown does not
-    monkeypatch.setattr(predicting, "count_batch", lambda job: (Counts(130_000_000, 13_000_000, 40), job.batch))
+    monkeypatch.setattr(predicting, "work_of", lambda job, settings: work_of_the_demo(job.batch))
     return choosing.choose(build_job(read_recipe(DEMO)), {"keep_checkpoints": 3}, ceilings, "digits/convnet")
 
 
@@ -72,6 +86,50 @@ def test_the_plan_for_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_plan_after_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     check("explain_laptop_done.txt", to_text(explain(plan_on("laptop", monkeypatch), DONE, DEGRADED)))
+
+
+AGREES = {"passed": True, "why": "one step agrees within bf16: cosine of each gradient at least 0.9981", "figures": {}}
+PAIRED = {
+    "passed": True, "why": "the mean loss is 0.0012 above the reference's, at most 0.0061 with 95% confidence", "margin": 0.018,
+    "n": 40, "power": 0.99, "test": "one-sided t on the means of ten blocks", "figures": {},
+}  # fmt: skip
+
+
+def receipt_on_the_server(plan: Plan) -> Receipt:
+    numbers = {"n": 7, "against_s": 0.004, "first_s": 0.6, "peak_bytes": 10**9, "check": AGREES, "took_s": 3.0}
+    gained, pays = "what stood before; gradients agree", "costs 600 ms once, pays in 400 steps"
+    no_gain, untold = "no gain above the noise: 1.00x [0.99, 1.01], n=7", "should save 3 s of this run, a trial costs 42 s"
+    entries = (
+        Entry("precision", "bf16", "fp32", KEPT, f"2.00x {gained}", 2.2, 2.0, 1.97, 2.03, step_s=0.002, **numbers),
+        Entry("graph", True, False, KEPT, f"4.00x {gained}; {pays}", 5.0, 4.0, 3.9, 4.1, step_s=0.0005, **numbers),
+        Entry("channels_last", True, False, REJECTED, no_gain, 1.5, 1.0, 0.99, 1.01, step_s=0.0005, **numbers),
+        Entry("compile", "on", "off", UNTRIED, untold, 1.3),
+    )
+    settings = {**plan.settings.to_dict(), "precision": "bf16", "graph": True, "compile": "off", "channels_last": False}
+    return Receipt(
+        reference=plan.settings.to_dict(),
+        settings=settings,
+        entries=entries,
+        reference_step_s=0.004,
+        step_s=0.0005,
+        paired=PAIRED,
+        stopped="the rest can't pay",
+        took_s=21.5,
+        machine="A made-up GPU",
+        versions={"flatout": "1.0", "torch": "2.13.0"},
+        at="2026-11-15T12:00:00Z",
+    )
+
+
+def test_the_plan_after_trials_and_their_receipt(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_on("server", monkeypatch)
+    receipt = receipt_on_the_server(plan)
+    _, _, _, ceilings = MACHINES["server"]
+    situation = choosing.situation_of(build_job(read_recipe(DEMO)), {}, ceilings)
+    tried = with_receipt(plan, receipt, situation, KNOBS, "measured")
+    check("explain_server_tried.txt", to_text(explain(tried, receipt=receipt)))
+    check("receipt_server.txt", to_text(receipt_doc("digits-1", receipt)))
+    assert Plan.from_dict(tried.to_dict()) == tried
 
 
 def test_a_stored_plan_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

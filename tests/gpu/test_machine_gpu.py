@@ -13,6 +13,7 @@ from flatout.machine.ceilings import Ceilings, measure_ceilings
 from flatout.machine.device import device_name, pick_device
 from flatout.machine.meters import Meters
 from flatout.machine.probe import doc, probe
+from flatout.machine.rates import share_name, typical_kernels
 from flatout.measure.clock import Stopwatch, time_repeats
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -47,9 +48,20 @@ def test_memory_links_and_launches_are_within_reason(ceilings: Ceilings) -> None
     assert ceilings.launch_s is not None and 1e-6 < ceilings.launch_s.value < 1e-4
 
 
+def test_kernels_and_calls_are_within_reason(ceilings: Ceilings) -> None:
+    assert ceilings.launch_s is not None and ceilings.operator_s is not None and ceilings.kernel_s is not None
+    assert ceilings.kernel_s.value < ceilings.operator_s.value < 1e-3 and ceilings.kernel_s.value < 2e-5
+    missing = {share_name(*kernel) for kernel in typical_kernels(torch.device("cuda"))} - set(ceilings.kernel_shares)
+    assert missing <= set(ceilings.unavailable)
+    for name in ("matrix products", "matrix products tf32", "convolutions bf16", "attention bf16", "random numbers"):
+        assert 0.01 < ceilings.kernel_shares[name].value < 2, name
+
+
 def test_measuring_leaves_precision_and_randomness_alone(device: torch.device) -> None:
     before, state = torch.backends.cuda.matmul.fp32_precision, torch.cuda.get_rng_state(device)
+    convolving = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
     measure_ceilings(device, quick=True)
+    assert (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark) == convolving
     assert torch.backends.cuda.matmul.fp32_precision == before
     assert torch.equal(state, torch.cuda.get_rng_state(device))
 

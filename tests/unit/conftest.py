@@ -18,11 +18,11 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder a person works in: table.yaml and train.npz; nothing is measured and nothing is kept outside of it."""
     import torch
 
-    from flatout import verbs
+    from flatout import planned
     from flatout.machine.ceilings import Ceilings, Measured
 
     made_up = Ceilings("cpu", {"fp32": Measured(1e11, 1e11, 1e11, 5)}, launch_s=Measured(2e-6, 2e-6, 2e-6, 5))
-    monkeypatch.setattr(verbs, "ceilings_of", lambda device, cache: made_up)
+    monkeypatch.setattr(planned, "ceilings_of", lambda device, cache: made_up)
     monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

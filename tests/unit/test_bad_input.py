@@ -97,7 +97,7 @@ def test_unknown_key(refused: Callable[..., None], argument: str, words: tuple[s
         ("rates.x=much", ("rates.x: expected a number, got 'much'",)),
         ("settings=fast", ("settings: expected keys and values, got 'fast'",)),
         ("settings.tier=disk", ("expected one of resident, pinned, mapped, streamed, got 'disk'",)),
-        ("settings.checkpoint_every=1 epoch", ("settings.checkpoint_every: expected a time or steps", "'1 epoch'")),
+        ("settings.checkpoint_every=1 epoch", ("settings.checkpoint_every: expected auto, a time or steps", "'1 epoch'")),
         ("settings.grace=long", ("settings.grace: expected a time, such as 30 s, got 'long'",)),
         ("settings.nonfinite_limit=0", ("settings.nonfinite_limit: expected 1 or more",)),
         ("data.holdout=3", ("data: holdout: expected a share", "got 3")),

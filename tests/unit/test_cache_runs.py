@@ -18,7 +18,7 @@ from test_engine_data import stopped_at
 from test_engine_kit import equal, kinds, quick, recipe, weights
 
 import flatout as fo
-from flatout import verbs
+from flatout import planned
 from flatout.base.errors import RecipeError, Stopped
 from flatout.base.tree import to_json, to_text
 from flatout.data.serving.feed import feed
@@ -44,7 +44,7 @@ def machine(disk_bytes_s: float, free_bytes: int, step_s: float = 1e-6) -> Itera
     ceilings = Ceilings("cpu", {"fp32": measured(1e11)}, disk_read_bytes_per_s=measured(disk_bytes_s))
     with (
         quick(),
-        patch.object(verbs, "ceilings_of", lambda device, cache: ceilings),
+        patch.object(planned, "ceilings_of", lambda device, cache: ceilings),
         patch.object(tier, "free_bytes", lambda device: free_bytes),
         patch.object(choose, "predict", lambda job, settings, ceilings: Prediction(step_s=step_s)),
     ):

@@ -16,7 +16,10 @@ from torch import Tensor, nn
 
 import flatout as fo
 from flatout.base.errors import DamagedCheckpoint, Stopped, StoreError
+from flatout.base.events import EventLog
+from flatout.base.units import parse_seconds
 from flatout.drill.difference import differing_bits
+from flatout.engine.saver import Saver
 from flatout.store import checkpoints as checkpoints_module
 from flatout.store.checkpoints import Checkpoints
 from flatout.store.tensors import decode, encode, write_tensors
@@ -359,3 +362,24 @@ def test_channels_last_survives_a_resume(tmp_path: Path) -> None:
     assert not kept["model"]["conv.weight"].is_contiguous()
     run = train(tmp_path / "cut", asked)
     assert differing_bits(calm.folder, run.folder)[0] == 0
+
+
+def test_saves_are_as_far_apart_as_what_they_take_and_failures_make_worth(tmp_path: Path) -> None:
+    saver = Saver(Checkpoints(tmp_path), EventLog(None), torch.device("cpu"))
+    assert saver.best_interval_s(86_400) == 120  # nothing is known yet
+    saver.times.count, saver.times.whole_s = 2, 6.0
+    assert saver.best_interval_s(86_400) == pytest.approx((2 * 3 * 86_400) ** 0.5)
+    assert saver.best_interval_s(3_600) == pytest.approx((2 * 3 * 3_600) ** 0.5)
+    saver.times.whole_s = 1e-9
+    assert saver.best_interval_s(86_400) == 10
+
+
+def test_a_run_saves_by_itself_as_often_as_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_with(interval_s: float, failure_every: str) -> int:
+        asked: list[float] = []
+        monkeypatch.setattr(Saver, "best_interval_s", lambda saver, every_s: asked.append(every_s) or interval_s)
+        run = train(tmp_path, fresh=True, budget="40 steps", evaluate=None, settings={"failure_every": failure_every})
+        assert set(asked) == {parse_seconds(failure_every)}
+        return len(kinds(run, "checkpoint_saved"))
+
+    assert run_with(0.0, "2 h") > run_with(1e9, "30 min") == 2  # the first and the last

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flatout as fo
-from flatout import verbs
+from flatout import planned, verbs
 from flatout.data.order import Order
 from flatout.engine.saver import Saver
 from flatout.engine.sync import inside_sync_point
@@ -91,7 +91,7 @@ def quick() -> Iterator[None]:
     torch.set_num_threads(1)
     try:
         with (
-            patch.object(verbs, "ceilings_of", lambda device, cache: None),
+            patch.object(planned, "ceilings_of", lambda device, cache: None),
             patch.object(verbs, "read_facts", _facts),
             patch.object(Saver, "busy", False),
             patch.object(choose, "predict", lambda job, settings, ceilings: Prediction(reason="not asked for")),

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from flatout.base.tree import to_data, to_json, to_text
 from flatout.machine import probe as probing
+from flatout.machine import rates
 from flatout.machine.advice import advise
 from flatout.machine.ceilings import RATES, Ceilings, Measured, measure_ceilings
 from flatout.machine.facts import CpuFacts, Facts
 from flatout.machine.nvml import GpuFacts
 from flatout.machine.probe import doc, probe
-from flatout.machine.rates import MATMUL_DTYPES, Unavailable, disk_bytes_per_s
+from flatout.machine.rates import MATMUL_DTYPES, Unavailable, disk_bytes_per_s, share_name, typical_kernels
 from flatout.machine.world import NullWorld
 
 CPU = torch.device("cpu")
@@ -37,7 +39,7 @@ ON_GPU = Ceilings("cuda:0", {"fp32": RATE, "bf16": RATE}, RATE, RATE, RATE, RATE
 ON_CPU = replace(ON_GPU, device="cpu")
 
 
-def with_gpu(**changes: object) -> Facts:
+def with_gpu(**changes: Any) -> Facts:
     return replace(HEALTHY, gpus=(replace(GPU, **changes),))
 
 
@@ -74,7 +76,14 @@ def test_advice_says_how_much_a_link_loses() -> None:
 
 
 def test_ceilings_survive_json() -> None:
-    assert Ceilings.from_dict(json.loads(json.dumps(ON_GPU.to_dict()))) == ON_GPU
+    whole = replace(ON_GPU, operator_s=RATE, kernel_s=RATE, kernel_shares={"attention": RATE, "attention bf16": RATE})
+    for ceilings in (ON_GPU, whole):
+        assert Ceilings.from_dict(json.loads(json.dumps(ceilings.to_dict()))) == ceilings
+
+
+def test_ceilings_from_before_kernels_were_measured_are_read() -> None:
+    older = {name: value for name, value in ON_GPU.to_dict().items() if name not in ("operator_s", "kernel_s", "kernel_shares")}
+    assert Ceilings.from_dict(older) == ON_GPU
 
 
 # the probe
@@ -141,6 +150,14 @@ def test_a_damaged_cache_is_said_and_measured_again(measurer: Measurer, tmp_path
     assert probe(CPU, tmp_path).cached
 
 
+def test_ceilings_kept_in_an_older_format_are_measured_again(measurer: Measurer, tmp_path: Path) -> None:
+    probe(CPU, tmp_path)
+    (entry,) = tmp_path.iterdir()
+    entry.write_text(json.dumps({**json.loads(entry.read_text()), "format": 1}))
+    again = probe(CPU, tmp_path)
+    assert not again.cached and again.notes == () and measurer.calls == 2
+
+
 def test_a_folder_that_cannot_be_written_is_said_and_not_fatal(measurer: Measurer, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     probed = probe(CPU, tmp_path / "file" / "cache")
@@ -155,20 +172,49 @@ def test_a_cpu_is_measured_quickly_and_reads_well(tmp_path: Path, monkeypatch: p
     ceilings = measure_ceilings(CPU, quick=True, folder=tmp_path, world=NullWorld(size=2))
     assert torch.equal(state, torch.random.get_rng_state())
     assert list(tmp_path.iterdir()) == []
-    for name in ("copy_bytes_per_s", "launch_s", "disk_read_bytes_per_s", "network_bytes_per_s"):
-        measured = getattr(ceilings, name)
+    found = [
+        getattr(ceilings, name)
+        for name in ("copy_bytes_per_s", "launch_s", "operator_s", "disk_read_bytes_per_s", "network_bytes_per_s")
+    ]
+    for measured in (*found, *ceilings.kernel_shares.values()):
         assert 0 < measured.low <= measured.value <= measured.high
     assert ceilings.matmul_flops["fp32"].value > 1e8 and ceilings.matmul_flops["bf16"].n >= 5
     assert set(ceilings.unavailable) >= {"matmul tf32", "matmul fp8", "host_to_device_pinned_bytes_per_s", "peer_bytes_per_s"}
+    assert "CUDA" in ceilings.unavailable["kernel_s"]
+    kernels = {share_name(*kernel) for kernel in typical_kernels(CPU)}
+    assert {"matrix products", "attention", "convolutions bf16", "random numbers"} < kernels
+    assert kernels == {*ceilings.kernel_shares} | {name for name in ceilings.unavailable if name in kernels}
 
     probed = probing.Probe(replace(HEALTHY, gpus=(), why_no_gpus="no driver answers", driver=None), ceilings, (), cached=False)
     text, data = to_text(doc(probed)), to_data(doc(probed))
     assert "unavailable" in text and "no accelerator" in text and "none: no driver answers" in text
     assert "Nothing is mis-set" in text
     rows = {row["name"]: row for row in data["ceilings"]}
-    assert set(rows) == {*RATES, *(f"matmul {name}" for name in MATMUL_DTYPES)}
-    assert rows["launch_s"]["value"] == ceilings.launch_s.value and rows["peer_bytes_per_s"]["value"] is None
+    assert set(rows) == {*RATES, *(f"matmul {name}" for name in MATMUL_DTYPES), *kernels}
+    assert rows["convolutions"]["note"] == "of matmul fp32" and rows["random numbers"]["note"] == "of memory copy"
+    assert (
+        ceilings.launch_s and rows["launch_s"]["value"] == ceilings.launch_s.value and rows["peer_bytes_per_s"]["value"] is None
+    )
     assert json.loads(to_json(doc(probed)))["facts"]["python"] == "3.11.7"
+
+
+def test_kernels_without_a_ceiling_or_a_kernel_are_unavailable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuses(name: str, device: torch.device, limit_s: float, largest: int) -> list[float]:
+        if name == "bf16":
+            raise Unavailable("no such units")
+        return [1e11]
+
+    def fails(*given: object, **named: object) -> torch.Tensor:
+        raise RuntimeError("not here\nat all")
+
+    monkeypatch.setattr(rates, "matmul_flops_per_s", refuses)
+    monkeypatch.setattr(torch.nn.functional, "conv2d", fails)
+    ceilings = measure_ceilings(CPU, quick=True, folder=tmp_path)
+    assert ceilings.unavailable["attention bf16"] == "matmul bf16 could not be measured"
+    assert ceilings.unavailable["convolutions"] == "not here"
+    assert {"attention", "curved functions bf16"} <= set(ceilings.kernel_shares)
+    rows = {row["name"]: row for row in to_data(doc(probing.Probe(HEALTHY, ceilings, (), cached=False)))["ceilings"]}
+    assert rows["convolutions"]["value"] is None and rows["convolutions"]["note"] == "not here"
 
 
 def test_a_disk_that_cannot_be_written_is_unavailable(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One tree, several renderers. A view is built once as a Doc; text for people and JSON for programs come from it."""
+"""One tree, several renderers. A view is built once as a Doc; text and pages for people and JSON for programs come from it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,15 @@ class Table:
     in_json: bool = True
 
 
-Node = Line | Fields | Table
+@dataclass(frozen=True)
+class Picture:
+    """An SVG image, for pages only."""
+
+    svg: str
+    caption: str
+
+
+Node = Line | Fields | Table | Picture
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ def to_text(doc: Doc) -> str:
 
 def _table_lines(table: Table) -> list[str]:
     shown = [column for column in table.columns if column.shown]
-    cells = [[_text(row.get(column.key)) for column in shown] for row in table.rows]
+    cells = [[shown_text(row.get(column.key)) for column in shown] for row in table.rows]
     if cells:
         shown_cells = [[column.title for column in shown], *cells]
         widths = [max(len(row[i]) for row in shown_cells) for i in range(len(shown))]
@@ -110,7 +118,7 @@ def _value(value: Any) -> Any:
     return value.value if isinstance(value, Cell) else value
 
 
-def _text(value: Any) -> str:
+def shown_text(value: Any) -> str:
     if isinstance(value, Cell):
         return value.text
     if value is None:

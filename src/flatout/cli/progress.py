@@ -47,6 +47,10 @@ class View:
         if kind == "planned":
             self.about = event
             return f"run {event['run']}: {event['model']} on {event['machine']}"
+        if kind == "compiled":
+            return f"step {event['step']}: compiled in {show_seconds(event['seconds'])}"
+        if kind == "planning":
+            return str(event["line"])
         if kind == "resumed":
             return f"resumed at step {event['step']} ({show_count(event['samples'])} samples)"
         if kind == "evaluation":

@@ -26,6 +26,9 @@ Sets = Annotated[list[str] | None, typer.Option("--set", help="Pin a setting: --
 Offs = Annotated[list[str] | None, typer.Option("--off", help="Switch a setting off: --off compile. May be repeated.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 RunName = Annotated[str, typer.Argument(help="A run's name, its folder, or `last`.", show_default=False)]
+Planning = Annotated[
+    str, typer.Option("--planning", help="The most that trials of settings may take, such as '2 min'; off: none are made.")
+]
 DeviceName = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
 
 NEXT_STEPS = {
@@ -44,6 +47,7 @@ def run(
     sets: Sets = None,
     offs: Offs = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew, even if an unfinished run could be resumed.")] = False,
+    planning: Planning = "5 min",
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
 ) -> None:
@@ -53,7 +57,7 @@ def run(
 
     asked = read_asked(recipe, overrides, sets, offs)
     with progress_view(quiet) as observers:
-        done = verbs.run(asked, runs=runs, fresh=fresh, observers=observers, cache=cache_folder())
+        done = verbs.run(asked, runs=runs, fresh=fresh, observers=observers, cache=cache_folder(), planning=planning)
     print_json(done.result) if as_json else _print_outcome(done)
 
 
@@ -62,13 +66,43 @@ def explain(
     overrides: Overrides = None,
     sets: Sets = None,
     offs: Offs = None,
+    analyze: Annotated[
+        bool, typer.Option("--analyze", help="Try the settings out and show what was measured beside what was predicted.")
+    ] = False,
+    planning: Planning = "5 min",
     as_json: Json = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with the plan and its roofline to this file.")
+    ] = None,
 ) -> None:
     """Say how a recipe would be trained here and why, without training a step."""
     from flatout import verbs
     from flatout.base.tree import to_data, to_text
 
-    doc = verbs.explain(read_asked(recipe, overrides, sets, offs), cache=cache_folder())
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    asked = read_asked(recipe, overrides, sets, offs)
+    doc = verbs.explain(asked, cache=cache_folder(), analyze=analyze, planning=planning, say=say)
+    if html is not None:
+        from flatout.base.html import to_html
+
+        html.write_text(to_html(doc, f"Plan for {recipe.name}"))
+    print_json(to_data(doc)) if as_json else print(to_text(doc))
+
+
+def receipt(run: RunName, runs: Runs = Path("runs"), as_json: Json = False) -> None:
+    """What was tried before a run, kept and rejected, with both arms' numbers and the proof."""
+    from flatout import verbs
+    from flatout.base.tree import to_data, to_text
+    from flatout.plan.receipt_view import receipt_doc
+
+    found = verbs.load(run, runs=runs)
+    if found.receipt is None:
+        raise UsageError(
+            f"{found.name} has no receipt: no setting was to be tried (--planning off, or a run of unknown length)"
+        )
+    doc = receipt_doc(found.name, found.receipt)
     print_json(to_data(doc)) if as_json else print(to_text(doc))
 
 

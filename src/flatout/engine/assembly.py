@@ -16,13 +16,12 @@ from flatout.data.serving.feed import EvalFeed, Feed, IterableFeed, PinnedFeed, 
 from flatout.data.serving.feed import feed as make_feed
 from flatout.data.source import Source
 from flatout.data.stores.cache import Cache, disk_bytes
-from flatout.engine.ema import Average
+from flatout.engine.compiling import Compiling, is_compilers, why_not
 from flatout.engine.graph import GraphStep
 from flatout.engine.job import Job
+from flatout.engine.making import make_step
 from flatout.engine.memory import start_counting
-from flatout.engine.optimizers import build_optimizer, decay_groups
 from flatout.engine.progress import BudgetMeter, Progress
-from flatout.engine.recompute import recompute_blocks
 from flatout.engine.records import Interval
 from flatout.engine.saver import Saver
 from flatout.engine.settings import Settings
@@ -44,6 +43,7 @@ class Assembly:
     saver: Saver
     budget: BudgetMeter
     meters: Meters
+    compiling: Compiling
     graph: GraphStep | None = None
     said: set[str] = field(default_factory=set)
     lost: str | None = None
@@ -57,15 +57,27 @@ class Assembly:
             why = f"a graph reads its batch from one place, and the shapes {what}"
             events.emit("degraded", what="graph", value=False, why=why)
             return
-        graph = GraphStep(self.step, self.feed, job.batch, LOG_SLOTS)
         try:
-            graph.capture(self.state.copies, self.state.put_back)
-            self.graph = graph
+            self.graph = self._captured(self.feed, job.batch)
         except RuntimeError as error:
             why = str(error).strip().partition("\n")[0]
             events.emit(
                 "degraded", what="graph", value=False, why=f"the step can't be captured, it is launched piece by piece: {why}"
             )
+
+    def _captured(self, feed: ResidentFeed | PinnedFeed, rows: int) -> GraphStep:
+        graph = GraphStep(self.step, feed, rows, LOG_SLOTS)
+        try:
+            graph.capture(self.state.copies, self.state.put_back)
+        except RuntimeError as error:
+            if not self.step.compiled or not is_compilers(error):
+                raise
+            why = why_not(error)
+        else:
+            self.step.say_eager()
+            return graph
+        self.step.go_eager(why)
+        return self._captured(feed, rows)
 
     @property
     def steps(self) -> BucketFeed | None:
@@ -125,30 +137,16 @@ def assemble(job: Job, settings: Settings, folder: RunFolder, events: EventLog, 
     """`cache` is where rows may be kept that take long to read."""
     device = torch.device(settings.device)
     start_counting(device)
-    model = job.model.to(device).train()
-    if settings.channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if settings.activation_checkpointing and not recompute_blocks(model):
-        events.emit("degraded", what="activation_checkpointing", why="the model has no list of like blocks to recompute")
-    groups = decay_groups(model, job.weight_decay, job.rates)
-    optimizer = build_optimizer(
-        job.optimizer, groups, job.lr, fused=settings.fused_optimizer, graph=settings.graph, device=device
-    )
-    average = Average(model, job.ema) if job.ema else None
 
     def on_split(before: int, after: int, reason: str) -> None:
         events.emit("degraded", what="micro_batch", value=after, why=f"out of memory at {before} samples at a time: {reason}")
 
-    step = Step(
-        model,
-        job.objective,
-        optimizer,
-        settings,
-        clip=job.clip,
-        average=average,
-        on_split=on_split,
-        shapes_vary=job.data.train.shapes_vary,
-    )
+    compiling = Compiling(settings, folder.path, events)
+    compiling.begin()
+    made = make_step(job, job.model, settings, on_split=on_split, on_eager=compiling.give_up)
+    if made.lacks_blocks:
+        events.emit("degraded", what="activation_checkpointing", why="the model has no list of like blocks to recompute")
+    step = made.step
     step.warm(job.batch)
     compression = "none" if settings.cache_compression == "auto" else settings.cache_compression  # nobody chose
     kept = None if cache is None else Cache(cache, disk_bytes(cache, settings.disk_budget), compression)
@@ -175,7 +173,7 @@ def assemble(job: Job, settings: Settings, folder: RunFolder, events: EventLog, 
         source=job.data.train,
         feed=feed,
         evaluation=evaluation,
-        state=TrainState(model, optimizer, average, step.scale, device, job.data.train.made_by),
+        state=TrainState(step.model, made.optimizer, made.average, step.scale, device, job.data.train.made_by),
         saver=Saver(folder.checkpoints(settings.keep_checkpoints), events, device, parse_seconds(settings.grace)),
         budget=BudgetMeter(
             job.budget,
@@ -189,6 +187,7 @@ def assemble(job: Job, settings: Settings, folder: RunFolder, events: EventLog, 
             energy_reason=meters.why_unavailable,
         ),
         meters=meters,
+        compiling=compiling,
     )
 
 

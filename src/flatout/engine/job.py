@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
@@ -13,6 +14,8 @@ from flatout.data import Data
 from flatout.engine.optimizers import OptimizerLike
 from flatout.engine.schedules import Schedule, parse_schedule
 from flatout.objectives.objective import Objective
+
+Turn = Callable[[nn.Module, Any], None]
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Job:
     early_stop: EarlyStop | None = None
     price_per_hour: float | None = None
     seed: int = 0
+    turns: Mapping[str, Turn] = field(default_factory=dict)  # what the recipe's own knobs do to the model
 
     def epoch_samples(self, counted: Budget) -> int:
         """Rows in an epoch, for what counts them. A stream without a known end refuses those that count epochs."""

@@ -67,7 +67,7 @@ class Loop:
         self.parts.say_degraded(events)
         self.log = Logbook(job, self.parts, events, settings.log_every)
         self.evaluate_every = evaluation_interval(job)
-        self.save_every = Budget.parse(settings.checkpoint_every)
+        self.save_every = None if settings.checkpoint_every == "auto" else Budget.parse(settings.checkpoint_every)
         self.progress = Progress(next_evaluation=self.evaluation_after(0))
         self.saved_step, self.saved_s = -1, 0.0
         self.phases = DevicePhases() if self.device.type == "cuda" else HostPhases(self.ledger)
@@ -80,7 +80,9 @@ class Loop:
         if found is not None:
             self.restore(found[1])
             self.ledger.add(self.progress.ledger)
+        self.ledger.lap("setup")
         self.parts.capture(self.job, self.settings, self.events)
+        self.ledger.lap("compile" if self.parts.step.compiled else "setup")
         self.parts.budget.begin(self.progress)
         self.log.start_at(self.progress)
         budget = self.parts.budget
@@ -172,6 +174,7 @@ class Loop:
         if self.device.type == "cuda" or self.settings.compile != "off":
             with sync_point():
                 synchronize(self.device)
+            self.parts.compiling.report(self.progress.step)
             self.ledger.lap("compile")
             self.progress.untimed_samples += size
         self.parts.step.phases = self.phases if self.parts.graph is None else NoPhases()
@@ -180,6 +183,7 @@ class Loop:
         skipped = self.log.read(self.progress)
         self.parts.say_degraded(self.events)
         self.ledger.lap("device wait")
+        self.parts.compiling.report(self.progress.step)
         self.phases.collect()
         progress = self.progress
         if progress.nonfinite_in_row >= self.settings.nonfinite_limit:
@@ -234,6 +238,9 @@ class Loop:
         progress = self.progress
         if progress.step == self.saved_step or progress.nonfinite_in_row or self.parts.saver.busy:
             return False
+        if self.save_every is None:
+            failure_every_s = parse_seconds(self.settings.failure_every)
+            return progress.elapsed_s - self.saved_s >= self.parts.saver.best_interval_s(failure_every_s)
         if self.save_every.unit == "seconds":
             return progress.elapsed_s - self.saved_s >= self.save_every.amount
         return progress.step - self.saved_step >= self.save_every.amount

@@ -25,6 +25,8 @@ from flatout.store.checkpoints import Checkpoints
 from flatout.store.tensors import encode
 
 _STAGE_BYTES = 64 << 20
+_FIRST_INTERVAL_S = 120.0  # while nobody knows what a save takes
+_SHORTEST_S, _LONGEST_S = 10.0, 3600.0
 
 
 @dataclass
@@ -47,6 +49,13 @@ class Saver:
         self._grace_s = grace_s
         self._copies: dict[str, Tensor] = {}
         self._thread: threading.Thread | None = None
+
+    def best_interval_s(self, failure_every_s: float) -> float:
+        """Young's: as much time goes into saves as is lost by failures. A save is taken to cost the loop all that it takes."""
+        if not self.times.count:
+            return _FIRST_INTERVAL_S
+        save_s = self.times.whole_s / self.times.count
+        return min(max(math.sqrt(2 * save_s * failure_every_s), _SHORTEST_S), _LONGEST_S)
 
     @property
     def busy(self) -> bool:

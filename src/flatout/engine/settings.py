@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from flatout.base.budget import Budget
@@ -13,7 +13,7 @@ from flatout.data.serving.evaluation import TIERS
 from flatout.data.stores.compression import COMPRESSIONS
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-COMPILES = ("off", "on", "max-autotune")
+COMPILES = ("off", "on", "reduce-overhead", "max-autotune")
 ATTENTIONS = ("auto", "flash", "cudnn", "efficient", "math")
 
 
@@ -35,13 +35,18 @@ class Settings:
     deterministic: bool = True
     log_every: int = 0  # steps; 0: about twice a second
     evaluation_batch: int = 0  # 0: as the training batch
-    checkpoint_every: str = "2 min"  # or "500 steps"
+    checkpoint_every: str = "auto"  # from what a save takes; or "2 min", "500 steps"
+    failure_every: str = "24 h"  # how long a run goes on average until something kills it
     keep_checkpoints: int = 2
     nonfinite_limit: int = 10  # skipped steps in a row before rolling back
     grace: str = "30 s"  # how long a scheduler waits between SIGTERM and SIGKILL
+    own: Mapping[str, Any] = field(default_factory=dict)  # of knobs that the recipe brings along
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+_NAMES = frozenset(one.name for one in fields(Settings) if one.name != "own")
 
 
 def conflicts(settings: Settings) -> list[str]:
@@ -50,6 +55,10 @@ def conflicts(settings: Settings) -> list[str]:
     found = []
     if settings.graph and on != "cuda":
         found.append(f"graph=on needs a CUDA device and the run is on {on}: --off graph")
+    if settings.graph and settings.compile == "reduce-overhead":
+        found.append(
+            "compile=reduce-overhead makes CUDA graphs of its own, which can't be inside of graph=on: --set compile=on"
+        )
     if settings.precision == "fp16" and not settings.fused_optimizer:
         found.append("fp16 needs a fused optimizer, which can skip a step that overflowed: --set precision=bf16")
     return found
@@ -63,12 +72,26 @@ _ON = {"on", "true", "yes", "1"}
 _OFF = {"off", "false", "no", "0"}
 
 
-def parse_pins(pins: Mapping[str, object]) -> tuple[dict[str, Any], list[str]]:
-    """What the user pinned, typed, and all the mistakes in it at once."""
-    known = {field.name: field for field in fields(Settings)}
+def value_of(settings: Settings, name: str) -> Any:
+    """Of a setting, or of a knob that the recipe brings along."""
+    return getattr(settings, name) if name in _NAMES else settings.own.get(name)
+
+
+def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    own = {name: value for name, value in values.items() if name not in _NAMES}
+    known = {name: value for name, value in values.items() if name in _NAMES}
+    return replace(settings, **known, own={**settings.own, **own})
+
+
+def parse_pins(pins: Mapping[str, object], own: Collection[str] = ()) -> tuple[dict[str, Any], list[str]]:
+    """What the user pinned, typed, and all the mistakes in it at once. `own`: names of knobs that the recipe brings along."""
+    known = {one.name: one for one in fields(Settings) if one.name != "own"}
     parsed: dict[str, Any] = {}
     problems: list[str] = []
     for name, written in pins.items():
+        if name in own:
+            parsed[name] = written
+            continue
         if name not in known:
             problems.append(f"settings.{name}: no such setting; {did_you_mean(name, known)}")
             continue
@@ -81,7 +104,7 @@ def parse_pins(pins: Mapping[str, object]) -> tuple[dict[str, Any], list[str]]:
 
 def off_value(name: str) -> Any:
     """What `--off NAME` pins."""
-    known = {field.name: field for field in fields(Settings)}
+    known = {one.name: one for one in fields(Settings) if one.name != "own"}
     if name not in known:
         raise UsageError(f"--off {name}: no such setting; {did_you_mean(name, known)}")
     plain: dict[str, Any] = {
@@ -117,14 +140,14 @@ def _typed(name: str, kind: str, written: object) -> Any:
             raise UsageError("expected 1 or more, got 0")
         return number
     text = str(written)
-    if name == "grace" and _or_none(parse_seconds, text) is None:
+    if name in ("grace", "failure_every") and _or_none(parse_seconds, text) is None:
         raise UsageError(f"expected a time, such as 30 s, got {written!r}")
     if name == "disk_budget" and text != "auto" and _or_none(parse_bytes, text) is None:
         raise UsageError(f"expected auto or a size, such as 50 GB, got {written!r}")
-    if name == "checkpoint_every":
+    if name == "checkpoint_every" and text != "auto":
         every = _or_none(Budget.parse, text)
         if every is None or every.target or every.unit not in ("seconds", "steps"):
-            raise UsageError(f"expected a time or steps, such as 2 min or 500 steps, got {written!r}")
+            raise UsageError(f"expected auto, a time or steps, such as 2 min or 500 steps, got {written!r}")
     return text
 
 

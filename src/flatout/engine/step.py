@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from flatout.base.errors import OutOfMemory, UsageError
+from flatout.engine.compiling import Before, compiler, for_all_shapes, is_compilers, why_not
 from flatout.engine.ema import Average
 from flatout.engine.fused import FusedUpdate, can_fuse
 from flatout.engine.memory import is_out_of_memory, release_cached
@@ -48,9 +49,13 @@ class Step:
         clip: float | None = None,
         average: Average | None = None,
         on_split: Callable[[int, int, str], None] = lambda before, after, reason: None,
+        on_eager: Callable[[str], None] | None = None,
         shapes_vary: bool = False,
     ) -> None:
-        """`shapes_vary`: batches come in many shapes, and what is compiled is to serve them all."""
+        """`shapes_vary`: batches come in many shapes, and what is compiled is to serve them all.
+
+        `on_eager` is told why, where a step could not be compiled and was done eagerly; without it the error is raised.
+        """
         self.model = model
         self.optimizer = optimizer
         self.device = torch.device(settings.device)
@@ -64,6 +69,7 @@ class Step:
         self._clip = clip
         self._average = average
         self._on_split = on_split
+        self._on_eager = on_eager
         self._attention = settings.attention
         self._plain = settings.precision in ("fp32", "tf32") and settings.attention == "auto"
         trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -71,7 +77,11 @@ class Step:
         self._loss = loss
         self._compiled_rows = 0  # until `warm` says how many rows a batch has, nothing takes the compiled path
         self._shapes_vary = shapes_vary
-        compiled = _compiler(settings.compile, shapes_vary)
+        self._own_graphs = settings.compile == "reduce-overhead"
+        self._went_well: set[object] = set()  # shapes that were compiled
+        self._why_eager: str | None = None
+        self._updating = False  # from here on a step can't be done again
+        compiled: Callable[[Compute], Compute] = compiler(settings.compile, shapes_vary)
         self._compiled_mean, self._compiled_sum = compiled(self._mean_of), compiled(self._sum_of)
         # groups of one factor share the tensor that a graph reads its rate from
         self.device_rates = {g["factor"]: g["lr"] for g in optimizer.param_groups if isinstance(g["lr"], Tensor)}
@@ -96,24 +106,71 @@ class Step:
             rate.fill_(lr * factor)
 
     def __call__(self, batch: Batch) -> None:
-        """One update. Out of memory splits the batch and tries again: same samples, same loss."""
+        """One update. Out of memory splits the batch and tries again: same samples, same loss.
+
+        So does a failure of the compiler: the step is done again without it, from where it began.
+        """
         rows = len(next(iter(batch.values())))
         while True:
+            before = self._before_compiling(batch)
             try:
-                return self.attempt(batch, rows)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
+                self.attempt(batch, rows)
+                break
+            except Exception as error:
+                out_of_memory = is_out_of_memory(error)
+                if not out_of_memory and not self._can_go_eager(error, before):
                     raise
-                reason = str(error).partition("\n")[0]
+                reason = str(error).partition("\n")[0] if out_of_memory else why_not(error)
             # outside the except block, where the traceback no longer holds the failed step's tensors
-            self._split_further(rows, reason)
+            if before is not None:
+                before.put_back()
+            if out_of_memory:
+                self._split_further(rows, reason)
+            else:
+                self.go_eager(reason)
+        if before is not None:
+            self._went_well.add(self._shapes(batch))
+        self.say_eager()
 
     def attempt(self, batch: Batch, rows: int) -> None:
+        if self._own_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
         self._forget_gradients()
+        self._updating = False
         micro = self.micro_batch or rows
         loss, weight = self._whole(batch, rows) if rows <= micro else self._in_parts(batch, rows, micro)
+        self._updating = True
         norm = self._update(loss)
-        self.records.add(loss, weight, norm)
+        self.records.add(self._to_keep(loss), self._to_keep(weight), norm)
+
+    def mean_loss(self, batch: Batch) -> Tensor:
+        """Of a batch, without a step; computed as a step does, with gradients, so that nothing is compiled for this alone."""
+        rows = len(next(iter(batch.values())))
+        micro = self.micro_batch or rows
+        if rows <= micro:
+            return self._forward(self._compiled_mean if self._compiles(rows) else self._mean_of, batch)[0].detach()
+        total: Tensor | float = 0.0
+        weight: Tensor | float = 0.0
+        for start in range(0, rows, micro):
+            part = {name: column[start : start + micro] for name, column in batch.items()}
+            whole = self._compiles(min(micro, rows - start))
+            loss_sum, part_weight = self._forward(self._compiled_sum if whole else self._sum_of, part)
+            total, weight = total + loss_sum.detach(), weight + part_weight
+        assert isinstance(total, Tensor)
+        return total / weight
+
+    def go_eager(self, why: str) -> None:
+        """Nothing is compiled any more. `why` is said once a step has gone well that way: else the model was to blame."""
+        self.compiled, self._own_graphs, self._why_eager = False, False, why
+        self._compiled_mean, self._compiled_sum = self._mean_of, self._sum_of
+        if self._fused is not None:
+            self._fused = FusedUpdate(self.optimizer, self.device)
+            self._skip = self._fused.skip
+
+    def say_eager(self) -> None:
+        if self._why_eager is not None and self._on_eager is not None:
+            self._on_eager(self._why_eager)
+        self._why_eager = None
 
     def state_loaded(self) -> None:
         """Call after the optimizer's state was loaded."""
@@ -126,6 +183,25 @@ class Step:
 
     def _compiles(self, rows: int) -> bool:
         return self._shapes_vary or rows == self._compiled_rows
+
+    def _shapes(self, batch: Batch) -> object:
+        return (self.micro_batch, *(column.shape for column in batch.values()))
+
+    def _before_compiling(self, batch: Batch) -> Before | None:
+        """To go back to if the compiler fails. It may wherever it meets shapes for the first time."""
+        if not self.compiled or self._shapes(batch) in self._went_well:
+            return None
+        return Before(self.model, self.device)
+
+    def _can_go_eager(self, error: Exception, before: Before | None) -> bool:
+        """What goes wrong the first time is taken for the compiler's doing: if it is not, it goes wrong eagerly too."""
+        if not self.compiled or self._on_eager is None or self._updating:
+            return False
+        return before is not None or is_compilers(error)
+
+    def _to_keep(self, scalar: Any) -> Any:
+        """The compiler's own graphs write the next step's over it."""
+        return scalar.clone() if self._own_graphs and isinstance(scalar, Tensor) else scalar
 
     def _whole(self, batch: Batch, rows: int) -> Loss:
         mean = self._compiled_mean if self._compiles(rows) else self._mean_of
@@ -156,6 +232,8 @@ class Step:
     def _forward(self, compute: Compute, batch: Batch) -> Loss:
         if self._channels_last:
             batch = {k: v.contiguous(memory_format=torch.channels_last) if v.ndim == 4 else v for k, v in batch.items()}
+        if self._shapes_vary and self.compiled:
+            for_all_shapes(batch)
         if self._plain:
             return compute(batch)
         with autocast(self._precision, self.device), self._attention_kernel():
@@ -216,10 +294,3 @@ class Step:
         self.micro_batch = (before + 1) // 2
         self._compiled_rows = min(self._compiled_rows, self.micro_batch)
         self._on_split(before, self.micro_batch, reason)
-
-
-def _compiler(how: str, shapes_vary: bool) -> Callable[[Compute], Compute]:
-    if how == "off":
-        return lambda compute: compute
-    mode = "max-autotune-no-cudagraphs" if how == "max-autotune" else "default"
-    return lambda compute: torch.compile(compute, dynamic=shapes_vary, mode=mode)

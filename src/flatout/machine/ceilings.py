@@ -48,6 +48,9 @@ class Ceilings:
     network_bytes_per_s: Measured | None = None
     launch_s: Measured | None = None
     disk_read_bytes_per_s: Measured | None = None
+    operator_s: Measured | None = None
+    kernel_s: Measured | None = None
+    kernel_shares: Mapping[str, Measured] = field(default_factory=dict)  # of typical kernels, of their ceiling
     unavailable: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -57,18 +60,20 @@ class Ceilings:
     def from_dict(cls, written: Mapping[str, Any]) -> Ceilings:
         known = dict(written)
         known["matmul_flops"] = {name: Measured(**rate) for name, rate in written["matmul_flops"].items()}
+        known["kernel_shares"] = {name: Measured(**share) for name, share in written.get("kernel_shares", {}).items()}
         for name in RATES:
-            known[name] = None if written[name] is None else Measured(**written[name])
+            known[name] = None if written.get(name) is None else Measured(**written[name])
         return cls(**known)
 
 
-RATES = tuple(one.name for one in fields(Ceilings) if one.name not in ("device", "matmul_flops", "unavailable"))
+_NO_RATES = ("device", "matmul_flops", "kernel_shares", "unavailable")
+RATES = tuple(one.name for one in fields(Ceilings) if one.name not in _NO_RATES)
 
 
 def measure_ceilings(
     device: torch.device, quick: bool = False, *, folder: Path | None = None, world: World | None = None
 ) -> Ceilings:
-    """`quick` takes fewer repeats on smaller sizes: under 3 s on two CPU cores, else under 20. `folder` is the disk to read."""
+    """`quick` takes fewer repeats on smaller sizes: under 4 s on two CPU cores, else under 25. `folder` is the disk to read."""
     limit_s = 0.1 if quick else 1.0
     largest = 8192 if device.type != "cpu" else 1024 if quick else 2048
     unavailable: dict[str, str] = {}
@@ -88,11 +93,21 @@ def measure_ceilings(
         name: measured(f"matmul {name}", partial(rates.matmul_flops_per_s, name, device, limit_s, largest))
         for name in rates.MATMUL_DTYPES
     }
+    copy = measured("copy_bytes_per_s", lambda: rates.copy_bytes_per_s(device, limit_s))
+
+    def share(kind: str, named: str) -> tuple[list[float], str]:
+        ceiling, words = (products[named], f"matmul {named}") if kind in rates.COMPUTING else (copy, "memory copy")
+        if ceiling is None:
+            raise Unavailable(f"{words} could not be measured")
+        return [rate / ceiling.value for rate in rates.kernel_per_s(kind, named, device, limit_s / 2)], f"of {words}"
+
+    kernels = {rates.share_name(*kernel): kernel for kernel in rates.typical_kernels(device)}
+    shares = {name: measured(name, partial(share, *kernel)) for name, kernel in kernels.items()}
     disk_folder, disk_bytes = folder or Path(tempfile.gettempdir()), 2**25 if quick else 2**28
     return Ceilings(
         device=str(device),
         matmul_flops={name: rate for name, rate in products.items() if rate is not None},
-        copy_bytes_per_s=measured("copy_bytes_per_s", lambda: rates.copy_bytes_per_s(device, limit_s)),
+        copy_bytes_per_s=copy,
         host_to_device_pinned_bytes_per_s=link("host_to_device_pinned_bytes_per_s", pinned=True, to_device=True),
         host_to_device_pageable_bytes_per_s=link("host_to_device_pageable_bytes_per_s", pinned=False, to_device=True),
         device_to_host_bytes_per_s=link("device_to_host_bytes_per_s", pinned=True, to_device=False),
@@ -100,6 +115,9 @@ def measure_ceilings(
         network_bytes_per_s=measured("network_bytes_per_s", lambda: _network_bytes_per_s(device, world or NullWorld())),
         launch_s=measured("launch_s", lambda: rates.launch_seconds(device, limit_s)),
         disk_read_bytes_per_s=measured("disk_read_bytes_per_s", lambda: rates.disk_bytes_per_s(disk_folder, disk_bytes, 3)),
+        operator_s=measured("operator_s", lambda: rates.operator_seconds(device, limit_s)),
+        kernel_s=measured("kernel_s", lambda: rates.kernel_seconds(device, limit_s)),
+        kernel_shares={name: found for name, found in shares.items() if found is not None},
         unavailable=unavailable,
     )
 

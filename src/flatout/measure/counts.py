@@ -1,23 +1,81 @@
-"""What one step computes and moves: floating-point operations, and bytes that its operators read and write."""
+"""What one step computes and moves: floating-point operations, and bytes that its operators read and write.
+
+Each operator is kept with the memory that it touches, so that the work can be added up by group, and so that it is known which
+bytes a compiler would save: those that are written and read again within a chain of operators that it makes one of.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from flatout.measure.groups import (
+    ATTENTION,
+    CONVOLUTIONS,
+    ELEMENTWISE,
+    LOSS,
+    MOVEMENT,
+    NORMALISATION,
+    OTHER,
+    PRODUCTS,
+    group_of,
+)
 
 aten = torch.ops.aten
 
-# they hand out memory without touching it
-_ALLOCATIONS = frozenset({aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided})
+# they hand out memory, or the same memory in another shape, without touching it
+_UNTOUCHED = frozenset(
+    {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten._unsafe_view}
+)
 # they read the rows that an index names, not the whole table
 _GATHERS = frozenset({aten.embedding, aten.gather, aten.index, aten.index_select})
+_IN_A_LOSS = frozenset({ELEMENTWISE, NORMALISATION, MOVEMENT, OTHER})
+_NEVER_FUSED = frozenset({PRODUCTS, CONVOLUTIONS, ATTENTION})
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *given: Any, out_shape: Any = None, **named: Any) -> Any:
+    return sdpa_flop_count(query, key, value)  # type: ignore[no-untyped-call]
+
+
+def _attention_backward_flops(
+    gradient: Any, query: Any, key: Any, value: Any, *given: Any, out_shape: Any = None, **named: Any
+) -> Any:
+    return sdpa_backward_flop_count(gradient, query, key, value)  # type: ignore[no-untyped-call]
+
+
+_MORE_FLOPS = {
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+}
+
+Touched = tuple[tuple[int, int], ...]  # (a number for a block of memory, bytes of it)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One launched operator. `dtype` is that of the numbers it computes with; `parts` are the operators that it was made of."""
+
+    name: str
+    group: str
+    dtype: torch.dtype
+    flops: int
+    reads: Touched
+    writes: Touched
+    backward: bool = False
+    parts: tuple[Operation, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for _, size in (*self.reads, *self.writes))
 
 
 @dataclass(frozen=True)
@@ -27,36 +85,108 @@ class Counts:
     flops: int
     bytes: int
     operators: int = 0  # launched one by one; views launch nothing
+    operations: tuple[Operation, ...] = ()
 
 
 def count_step(fn: Callable[[], object]) -> Counts:
     """Call `fn` once, eagerly, and count. With fake or meta tensors nothing is computed and nothing allocated."""
-    flops = FlopCounterMode(display=False)
-    moved = _ByteCounter()
-    with flops, moved:
+    with Counter() as counter:
         fn()
-    return Counts(int(flops.get_total_flops()), moved.total_bytes, moved.operators)
+    return counter.counts()
 
 
-class _ByteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what is called within. Whoever knows that the loss is being computed, and not the model, sets `in_loss`."""
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.total_bytes = 0
-        self.operators = 0
+        self.in_loss = False
+        self._done: list[Operation] = []
+        self._memory: dict[int, tuple[int, StorageWeakRef]] = {}  # a reference keeps its address from being given away
+        self._flops = FlopCounterMode(display=False, custom_mapping=_MORE_FLOPS)
+
+    def __enter__(self) -> Counter:
+        self._flops.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._flops.__exit__(*error)
 
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        before = self._flops.get_total_flops()
         result = func(*args, **kwargs)
-        if not func.is_view and func.namespace != "prim" and func.overloadpacket not in _ALLOCATIONS:
-            self.operators += 1
-            written_bytes = _touched_bytes((result, _changed_in_place(func, args, kwargs)))
-            if func.overloadpacket in _GATHERS:
-                self.total_bytes += 2 * written_bytes + _touched_bytes((args[1:], kwargs))
-            else:
-                self.total_bytes += written_bytes + _touched_bytes((args, kwargs))
+        if not func.is_view and func.namespace != "prim" and func.overloadpacket not in _UNTOUCHED:
+            self._note(func, args, kwargs, result, int(self._flops.get_total_flops() - before))
         return result
+
+    def counts(self) -> Counts:
+        done = tuple(self._done)
+        return Counts(sum(one.flops for one in done), sum(one.bytes for one in done), len(done), done)
+
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, flops: int) -> None:
+        written = _tensors((result, _changed_in_place(func, args, kwargs)))
+        writes = self._touched(written)
+        if func.overloadpacket in _GATHERS:
+            rows = [(number, size) for (number, _), (_, size) in zip(self._touched(_tensors(args[0])), writes, strict=False)]
+            reads = (*rows, *self._touched(_tensors((args[1:], kwargs))))
+        else:
+            reads = self._touched(_tensors((args, kwargs)))
+        group = group_of(func, flops)
+        if self.in_loss and group in _IN_A_LOSS:
+            group = LOSS
+        dtype = _computes_with((*_tensors(args), *written))
+        backward = torch._C._current_graph_task_id() >= 0
+        self._done.append(Operation(str(func.overloadpacket), group, dtype, flops, reads, writes, backward))
+
+    def _touched(self, tensors: Iterable[torch.Tensor]) -> Touched:
+        return tuple((self._number(tensor), _tensor_bytes(tensor)) for tensor in tensors)
+
+    def _number(self, tensor: torch.Tensor) -> int:
+        if tensor.layout is not torch.strided:
+            return -id(tensor)
+        memory = StorageWeakRef(tensor.untyped_storage())
+        return self._memory.setdefault(memory.cdata, (len(self._memory), memory))[0]
+
+
+def fuse(operations: Iterable[Operation]) -> list[Operation]:
+    """As a compiler would run them: neighbours without FLOPs become one, which reads what came from before it and writes what
+    is read after it, both once."""
+    chains = [list(chain) for _, chain in groupby(operations, key=_chain_key())]
+    last_read = {number: place for place, chain in enumerate(chains) for one in chain for number, _ in one.reads}
+    return [_as_one(chain, last_read, place) if len(chain) > 1 else chain[0] for place, chain in enumerate(chains)]
+
+
+def _chain_key() -> Callable[[Operation], tuple[int, bool]]:
+    """Equal for neighbours that may become one, different for all others. Forward and backward are compiled apart."""
+    place = 0
+
+    def key(one: Operation) -> tuple[int, bool]:
+        nonlocal place
+        if one.group in _NEVER_FUSED:
+            place += 2
+            return place - 1, one.backward
+        return place, one.backward
+
+    return key
+
+
+def _as_one(chain: list[Operation], last_read: Mapping[int, int], place: int) -> Operation:
+    reads: dict[int, int] = {}
+    writes: dict[int, int] = {}
+    for one in chain:
+        for number, size in one.reads:
+            if number not in writes:
+                reads[number] = max(size, reads.get(number, 0))
+        writes |= dict(one.writes)
+    read_inside = {number for one in chain for number, _ in one.reads}
+    kept = {number: size for number, size in writes.items() if last_read.get(number, -1) > place or number not in read_inside}
+    heaviest = max(chain, key=lambda one: one.bytes)
+    return replace(heaviest, reads=tuple(reads.items()), writes=tuple(kept.items()), parts=tuple(chain))
 
 
 def _changed_in_place(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[object]:
@@ -69,10 +199,13 @@ def _changed_in_place(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
     ]
 
 
-def _touched_bytes(tree: object) -> int:
-    """Bytes of all tensors in `tree`, each counted once: an in-place operator returns the tensor that it changed."""
-    distinct = {id(leaf): leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)}
-    return sum(_tensor_bytes(tensor) for tensor in distinct.values())
+def _tensors(tree: object) -> list[torch.Tensor]:
+    """All tensors in `tree`, each once: an in-place operator returns the tensor that it changed."""
+    return list({id(leaf): leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)}.values())
+
+
+def _computes_with(tensors: Iterable[torch.Tensor]) -> torch.dtype:
+    return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
 
 
 def _tensor_bytes(tensor: torch.Tensor) -> int:

@@ -5,26 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flatout.base.tree import Cell, Column, Doc, Fields, Line, Table
-from flatout.base.units import show_flops, show_rate, show_share
+from flatout.base.tree import Cell, Column, Doc, Fields, Line, Node, Table
+from flatout.base.units import show_flops, show_rate, show_seconds, show_share
+from flatout.measure.receipt import UNTRIED, Receipt
 from flatout.plan.plan import Choice, Plan
+from flatout.plan.roofline import roofline
 
-_COLUMNS = (
-    Column("name", "setting"),
-    Column("value", "value"),
-    Column("why", "why"),
-    Column("source", "source", shown=False),
-    Column("predicted", "predicted", right=True, shown=False),
-    Column("measured", "measured", right=True, shown=False),
-)
 _HEAVY = (
     "device", "tier", "cache_compression", "precision", "compile", "graph", "fused_optimizer", "channels_last",
     "deterministic", "micro_batch",
 )  # fmt: skip
 
 
-def explain(plan: Plan, result: Mapping[str, Any] | None = None, degraded: tuple[Mapping[str, Any], ...] = ()) -> Doc:
-    """`degraded`: what had to be done otherwise than planned, from the run's events."""
+def explain(
+    plan: Plan,
+    result: Mapping[str, Any] | None = None,
+    degraded: tuple[Mapping[str, Any], ...] = (),
+    receipt: Receipt | None = None,
+) -> Doc:
+    """`degraded`: what had to be done otherwise than planned, from the run's events. `receipt`: of the trials before it."""
     predicted = plan.prediction.rate(plan.batch)
     measured = (result or {}).get("samples_per_s")
     rate = measured or predicted
@@ -37,10 +36,28 @@ def explain(plan: Plan, result: Mapping[str, Any] | None = None, degraded: tuple
             Line(),
             Fields({"model": plan.model, "machine": plan.machine, "rate": _per_unit(plan, rate), "unit": plan.unit}),
             Fields({"bound": plan.prediction.bound, "ceiling_share": share}),
-            Table("settings", _COLUMNS, [_row(c) for c in shown], fold=[_row(c) for c in folded], fold_note=_names(folded)),
+            Table(
+                "settings", _columns(plan), [_row(c) for c in shown], fold=[_row(c) for c in folded], fold_note=_names(folded)
+            ),
+            *_unforeseen(plan),
             *_rejected(plan),
+            *_trials(receipt),
             *_degraded(degraded),
+            *_roofline(plan),
         )
+    )
+
+
+def _columns(plan: Plan) -> tuple[Column, ...]:
+    """Factors have columns where there are any; programs get them always."""
+    tried = any(choice.measured is not None for choice in plan.choices)
+    return (
+        Column("name", "setting"),
+        Column("value", "value"),
+        Column("why", "why"),
+        Column("source", "source", shown=False),
+        Column("predicted", "predicted", right=True, shown=tried),
+        Column("measured", "measured", right=True, shown=tried),
     )
 
 
@@ -52,7 +69,7 @@ def _headline(plan: Plan, predicted: float | None, measured: float | None, share
             of_ceiling = f", {show_share(share)} of its {show_flops(plan.prediction.ceiling_flops or 0)}"
         parts.append(f"{show_rate(measured * plan.per_sample, plan.unit)} measured{of_ceiling}")
     if predicted:
-        parts.append(f"at most {show_rate(predicted * plan.per_sample, plan.unit)}, bound by {plan.prediction.bound}")
+        parts.append(f"{show_rate(predicted * plan.per_sample, plan.unit)} predicted, bound by {plan.prediction.bound}")
     elif plan.prediction.reason:
         parts.append(f"no prediction: {plan.prediction.reason}")
     return " · ".join(parts)
@@ -64,19 +81,46 @@ def _row(choice: Choice) -> dict[str, Any]:
         "value": Cell(choice.value, _shown_value(choice)),
         "why": choice.why,
         "source": choice.source,
-        "predicted": choice.predicted,
-        "measured": choice.measured,
+        "predicted": _factor(choice.predicted),
+        "measured": _factor(choice.measured, " *" if choice.unforeseen else ""),
     }
 
 
+def _factor(value: float | None, mark: str = "") -> Cell | None:
+    return None if value is None else Cell(value, f"{value:.2f}x{mark}")
+
+
+def _unforeseen(plan: Plan) -> list[Line]:
+    marked = any(choice.unforeseen for choice in plan.choices)
+    return [Line("* its own gain differs from the predicted one by more than the noise")] if marked else []
+
+
+def _trials(receipt: Receipt | None) -> list[Line | Fields]:
+    if receipt is None:
+        return []
+    if receipt.gain is None:
+        return [Line(), Line(f"no setting was tried: {receipt.stopped}")]
+    tried = sum(1 for entry in receipt.entries if entry.verdict != UNTRIED)
+    learned = f"{receipt.paired['n']} steps side by side learn the same; " if receipt.paired else ""
+    line = f"trials: {tried} in {show_seconds(receipt.took_s)}, {receipt.gain:.2f}x the plain step; {learned}{receipt.stopped}"
+    return [Line(), Line(line), *(Line(note) for note in receipt.notes)]
+
+
+def _roofline(plan: Plan) -> list[Node]:
+    found = roofline(plan.prediction)
+    return [Line(), *found] if found else []
+
+
+def _on_or_off(value: Any) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
 def _shown_value(choice: Choice) -> str:
-    if isinstance(choice.value, bool):
-        return "on" if choice.value else "off"
     if choice.name in ("micro_batch", "evaluation_batch") and choice.value == 0:
         return "whole"
     if choice.name == "log_every" and choice.value == 0:
         return "auto"
-    return str(choice.value)
+    return _on_or_off(choice.value)
 
 
 def _names(choices: list[Choice]) -> str:
@@ -87,7 +131,7 @@ def _rejected(plan: Plan) -> list[Line | Fields]:
     fields = Fields({"rejected": [{"name": r.name, "value": r.value, "why": r.why} for r in plan.rejected]})
     if not plan.rejected:
         return [fields]
-    text = "; ".join(f"{r.name.replace('_', ' ')} {r.value} ({r.why})" for r in plan.rejected)
+    text = "; ".join(f"{r.name.replace('_', ' ')} {_on_or_off(r.value)} ({r.why})" for r in plan.rejected)
     return [Line(), Line(f"rejected: {text}"), fields]
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flatout.engine.settings import Settings
+from flatout.plan.prediction import Prediction as Prediction
 
 SOURCES = ("default", "measured", "pinned", "cached")
 
@@ -21,6 +22,7 @@ class Choice:
     source: str = "default"
     predicted: float | None = None
     measured: float | None = None
+    unforeseen: bool = False  # what it gained differs from what was predicted by more than the noise
 
 
 @dataclass(frozen=True)
@@ -28,21 +30,6 @@ class Rejected:
     name: str
     value: Any
     why: str
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """From counted work over measured ceilings. `reason` says why there is none."""
-
-    step_s: float | None = None
-    flops_per_sample: float | None = None
-    ceiling_flops: float | None = None
-    bound: str = "unknown"
-    share: float | None = None
-    reason: str = ""
-
-    def rate(self, batch: int) -> float | None:
-        return batch / self.step_s if self.step_s else None
 
 
 @dataclass(frozen=True)

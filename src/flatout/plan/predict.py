@@ -1,77 +1,95 @@
-"""What a step should take: its work, counted on tensors without data, over what this machine was measured to do."""
+"""What a step should take: its work, counted on tensors without data, over what this machine was measured to do.
+
+An operator takes as long as its arithmetic or its bytes, whichever is longer, and it has to be called. On a CPU the host calls
+and computes by turns. On a GPU it calls ahead while the device computes, batches are copied and rows are read: the longest of
+the four is the step.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
 
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings
 from flatout.machine.ceilings import Ceilings
-from flatout.measure.counts import Counts, count_step
-from flatout.plan.plan import Prediction
+from flatout.measure.counts import Operation, fuse
+from flatout.measure.groups import GROUPS
+from flatout.plan.costs import Cost, Rates
+from flatout.plan.prediction import BOUNDS, COMPUTE, INPUT, LAUNCH, MEMORY, TRANSFER, Group, Prediction
+from flatout.plan.work import Work, work_of
 
-_UPDATE_PASSES = 7  # fused AdamW reads weight, gradient and two moments, and writes three of them
+Times = dict[str, float]  # seconds by bound
 
 
-def predict(job: Job, settings: Settings, ceilings: Ceilings | None) -> Prediction:
+def predict(job: Job, settings: Settings, ceilings: Ceilings | None, *, input_rows_per_s: float | None = None) -> Prediction:
+    """`input_rows_per_s`: how fast rows come from where they are read, where somebody measured it."""
     try:
-        counts, rows = count_batch(job)
+        work = work_of(job, settings)
     except Exception as error:  # a forward that looks at its data can't be traced without any: no prediction, said so
         return Prediction(reason=f"the model can't be traced without data ({type(error).__name__})")
-    flops_per_sample = counts.flops / rows
     if ceilings is None:
-        return Prediction(flops_per_sample=flops_per_sample, reason="this machine has not been probed: flatout probe")
-    matmul = ceilings.matmul_flops.get(settings.precision) or ceilings.matmul_flops.get("fp32")
-    times = {
-        "compute": counts.flops / matmul.value if matmul else 0.0,
-        "memory bandwidth": counts.bytes / ceilings.copy_bytes_per_s.value if ceilings.copy_bytes_per_s else 0.0,
-        "launching kernels": counts.operators * ceilings.launch_s.value if ceilings.launch_s else 0.0,
-    }
-    if settings.graph:
-        times["launching kernels"] = 0.0
-    bound = max(times, key=lambda name: times[name])
-    if torch.device(settings.device).type == "cpu":  # the host launches and computes by turns
-        step_s = times["launching kernels"] + max(times["compute"], times["memory bandwidth"])
-    else:
-        step_s = max(times.values())
-    ceiling = matmul.value if matmul else None
-    share = counts.flops / step_s / ceiling if step_s and ceiling else None
-    return Prediction(step_s or None, flops_per_sample, ceiling, bound, share)
+        return Prediction(flops_per_sample=work.flops_per_sample, reason="this machine has not been probed: flatout probe")
+    groups, device, calls_s = _add_up(work, settings, ceilings)
+    input_s = work.rows * work.parts / input_rows_per_s if input_rows_per_s else 0.0
+    lanes: list[Times] = [device, {LAUNCH: calls_s}, {TRANSFER: _transfer_s(work, settings, ceilings)}, {INPUT: input_s}]
+    longest = max(lanes, key=lambda lane: sum(lane.values()))
+    step_s = sum(longest.values())
+    if not step_s:
+        return Prediction(flops_per_sample=work.flops_per_sample, reason="no ceiling of this machine could be measured")
+    shares = {bound: longest.get(bound, 0.0) / step_s for bound in BOUNDS}
+    ceiling = ceilings.matmul_flops.get(settings.precision) or ceilings.matmul_flops.get("fp32")
+    return Prediction(
+        step_s=step_s,
+        flops_per_sample=work.flops_per_sample,
+        ceiling_flops=ceiling.value if ceiling else None,
+        bound=max(shares, key=lambda bound: shares[bound]),
+        share=work.counts.flops * work.parts / step_s / ceiling.value if ceiling else None,
+        ceiling_bytes_per_s=ceilings.copy_bytes_per_s.value if ceilings.copy_bytes_per_s else None,
+        shares=shares,
+        groups=groups,
+    )
 
 
-def count_batch(job: Job) -> tuple[Counts, int]:
-    """Forward and backward of a typical batch without computing it, and the update's traffic; and the rows it has."""
-    model = job.model
-    state = {
-        name: torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
-    }
-    rows, columns = job.data.typical_batch(job.batch)
-    batch = {name: torch.zeros((rows, *col.shape), dtype=col.dtype, device="meta") for name, col in columns.items()}
-
-    def step() -> None:
-        loss_sum, weight = job.objective(_OnMeta(model, state), batch)
-        (loss_sum / weight).backward()
-
-    was_training = model.training
-    try:
-        counts = count_step(step)
-    finally:
-        model.train(was_training)
-    parameter_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    return Counts(counts.flops, counts.bytes + _UPDATE_PASSES * parameter_bytes, counts.operators), rows
+def _add_up(work: Work, settings: Settings, ceilings: Ceilings) -> tuple[tuple[Group, ...], Times, float]:
+    """By group; on the device by bound; and what calling takes where the host does it ahead, else 0."""
+    rates = Rates.of(ceilings, settings)
+    totals = {name: _Total() for name in GROUPS}
+    repeated = work.counts.operations if settings.compile == "off" else fuse(work.counts.operations)
+    for one in repeated:
+        totals[one.group].add(one, rates.cost(one), work.parts)
+    for one in work.around:
+        totals[one.group].add(one, rates.cost(one))
+    calls_s = rates.entry_s * work.parts + sum(total.call_s for total in totals.values())
+    device = {bound: sum(total.times[bound] for total in totals.values()) for bound in (COMPUTE, MEMORY, LAUNCH)}
+    by_turns = torch.device(settings.device).type == "cpu"
+    groups = tuple(total.group(name, by_turns) for name, total in totals.items() if total.operators)
+    if by_turns:
+        device[LAUNCH] += calls_s
+    return groups, device, 0.0 if by_turns else calls_s
 
 
-class _OnMeta(nn.Module):
-    """The model with its tensors swapped for ones that have a shape and no data."""
+class _Total:
+    def __init__(self) -> None:
+        self.flops = self.bytes = self.operators = self.call_s = 0.0
+        self.times = {COMPUTE: 0.0, MEMORY: 0.0, LAUNCH: 0.0}
 
-    def __init__(self, model: nn.Module, state: dict[str, Tensor]) -> None:
-        super().__init__()
-        self._call: Any = lambda *given, **named: functional_call(model, state, given, named)
+    def add(self, one: Operation, cost: Cost, times: float = 1.0) -> None:
+        self.flops += times * one.flops
+        self.bytes += times * one.bytes
+        self.operators += times
+        self.call_s += times * cost.call_s
+        for bound, seconds in ((COMPUTE, cost.compute_s), (MEMORY, cost.memory_s), (LAUNCH, cost.start_s)):
+            self.times[bound] += times * seconds
 
-    def forward(self, *given: Any, **named: Any) -> Any:
-        return self._call(*given, **named)
+    def group(self, name: str, by_turns: bool) -> Group:
+        times = self.times | {LAUNCH: self.times[LAUNCH] + (self.call_s if by_turns else 0.0)}
+        bound = max(times, key=lambda which: times[which])
+        return Group(name, self.flops, self.bytes, self.operators, sum(times.values()), bound)
+
+
+def _transfer_s(work: Work, settings: Settings, ceilings: Ceilings) -> float:
+    """A batch that doesn't live on the device is copied there, ahead of its step."""
+    link = ceilings.host_to_device_pinned_bytes_per_s or ceilings.host_to_device_pageable_bytes_per_s
+    if settings.tier == "resident" or link is None:
+        return 0.0
+    return work.batch_bytes / link.value

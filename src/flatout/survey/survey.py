@@ -24,6 +24,7 @@ from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import device_name, pick_device
 from flatout.measure.clock import Stopwatch
 from flatout.plan.plan import Choice, Plan, Rejected
+from flatout.planned import ceilings_of, default_plan
 from flatout.recipe import Recipe
 from flatout.survey.columns import ColumnWords, LabelWords, columns_of, label_of
 from flatout.survey.speeds import Speeds
@@ -88,7 +89,7 @@ def survey(recipe: Recipe, *, seconds: float = 5.0, cache: Path | None = verbs.C
         parsed=_is_text(recipe.data),
         host_free_bytes=free_host_bytes(),
         disk_free_bytes=shutil.disk_usage(recipe.folder).free,
-        **_ceilings(verbs.ceilings_of(device, cache)),
+        **_ceilings(ceilings_of(device, cache)),
     )
     notes = [*data.notes]
     bad = getattr(data.train, "bad", None)
@@ -115,7 +116,7 @@ def survey(recipe: Recipe, *, seconds: float = 5.0, cache: Path | None = verbs.C
 def _plan(recipe: Recipe, cache: Path | None) -> tuple[Plan | None, str | None]:
     """The data may be fine where the model is not."""
     try:
-        return verbs.make_plan(recipe, build_job(recipe), cache), None
+        return default_plan(recipe, build_job(recipe), cache), None
     except FlatoutError as error:
         return None, str(error)
 

@@ -1,0 +1,170 @@
+"""Records every knob on five models: seconds, memory, failures, one step compared, training side by side. Tests replay it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from _small_models import written
+from gpt2 import Size as GptSize
+from gpt2 import recipe_of as gpt2_recipe
+from resnet50 import LR, MOMENTUM, WEIGHT_DECAY, network
+from resnet50 import Size as PhotoSize
+from torch import nn
+
+import flatout as fo
+from flatout.building import build_job
+from flatout.engine.settings import conflicts
+from flatout.machine.ceilings import Ceilings
+from flatout.machine.device import device_name, pick_device
+from flatout.machine.probe import probe
+from flatout.measure.receipt import KEPT
+from flatout.models.gpt import gpt
+from flatout.plan.choose import choose, situation_of
+from flatout.plan.knobs.all import KNOBS
+from flatout.plan.search import Search
+from flatout.plan.trials.bench import Bench
+from flatout.plan.trials.recording import Recording
+from flatout.plan.trials.reports import Ask
+
+REPLAYS = Path(__file__).parent.parent / "tests" / "replays"
+STEPS = 20_000  # of the run that is planned for
+
+
+def gpt2(smoke: bool) -> fo.Recipe:
+    if smoke:
+        return shakespeare(smoke)
+    path = Path(tempfile.mkdtemp()) / "tokens.bin"
+    import numpy as np
+
+    np.random.default_rng(0).integers(0, 50257, 20_000_000, dtype=np.uint16).tofile(path)
+    made = gpt2_recipe(GptSize(), STEPS, path, pick_device("auto"))
+    return made.model_copy(update={"settings": {}})
+
+
+def resnet50(smoke: bool) -> fo.Recipe:
+    size = PhotoSize()
+    rows, pixels, batch = (64, 32, 16) if smoke else (1024, size.pixels, size.batch)
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (rows, 3, pixels, pixels), dtype=torch.uint8, generator=draw)
+    y = torch.randint(0, size.classes, (rows,), generator=draw)
+    normalize = {"scale": 1 / 255, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+    data = fo.data.arrays(x, y, layout="chw", classes=size.classes, normalize=normalize)
+    optimizer = {"sgd": {"momentum": MOMENTUM}}
+    return _recipe(data, lambda: network(size), batch, LR, weight_decay=WEIGHT_DECAY, optimizer=optimizer)
+
+
+def cnn(smoke: bool) -> fo.Recipe:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (20_000, 1, 28, 28), dtype=torch.uint8, generator=draw)
+    data = fo.data.arrays(x, torch.randint(0, 10, (20_000,), generator=draw), layout="chw", normalize="auto")
+    return _recipe(data, "convnet", 256, 1e-3)
+
+
+def mlp(smoke: bool) -> fo.Recipe:
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(100_000, 39, generator=draw), torch.randint(0, 2, (100_000,), generator=draw)
+    return _recipe(fo.data.arrays(x, y), {"mlp": {"hidden": [512, 256]}}, 1024 if smoke else 8192, 1e-3)
+
+
+def shakespeare(smoke: bool) -> fo.Recipe:
+    layers, width, window, batch = (2, 64, 32, 8) if smoke else (6, 384, 256, 64)
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 65, (20_000, window), generator=draw)
+
+    def model() -> nn.Module:
+        return gpt(65, window, layers=layers, heads=2 if smoke else 6, width=width, dropout=0.2)
+
+    return _recipe(written(x, vocabulary=65), model, batch, 1e-3, objective="next_token", clip=1.0)
+
+
+MODELS: dict[str, Callable[[bool], fo.Recipe]] = {
+    "mlp": mlp, "cnn": cnn, "shakespeare": shakespeare, "resnet50": resnet50, "gpt2": gpt2,
+}  # fmt: skip
+
+
+def _recipe(data: Any, model: Any, batch: int, lr: float, **more: Any) -> fo.Recipe:
+    return fo.Recipe(data=data, model=model, batch=batch, lr=lr, budget=f"{STEPS} steps", evaluate=None, **more)
+
+
+def record(name: str, smoke: bool, limit_s: float, ceilings: Ceilings, device: torch.device) -> dict[str, Any]:
+    """The search as a long run would make it, then each knob by itself and each left out of what was found."""
+    recipe = MODELS[name](smoke)
+    job = build_job(recipe)
+    began_s = time.monotonic()
+    plan = choose(job, {}, ceilings, name)
+    s = situation_of(job, {}, ceilings)
+    bench = Bench(job, device)
+    recording = Recording(None, bench)
+    search = Search(s, plan.settings, KNOBS, recording, steps_left=STEPS, limit_s=limit_s, analyze=True, say=_say)
+    receipt = search.run()
+    best = replace(plan.settings, **receipt.settings)
+    reference = search.reference.to_dict()
+    asked = 0
+    for standing in (search.reference, best):
+        for knob in KNOBS:
+            others = [candidate.value for candidate in knob.candidates(s, standing)]
+            if standing == best and getattr(best, knob.name) != knob.off:
+                others.append(knob.off)
+            for value in others:
+                settings = replace(standing, **{knob.name: value})
+                if conflicts(settings) or time.monotonic() - began_s > limit_s:
+                    continue
+                report = recording.attempt(Ask(settings.to_dict(), standing.to_dict(), reference))
+                asked += 1
+                _say(f"  {knob.name}={value}: {report.failure or f'{min(report.steps_s):.6f} s'} {report.why[:100]}")
+    bench.close()
+    return {
+        "model": name,
+        "device": device_name(device),
+        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        "batch": job.batch,
+        "steps_left": STEPS,
+        "took_s": round(time.monotonic() - began_s, 1),
+        "plain": s.plain.step_s,
+        "kept": [f"{entry.name}={entry.value}" for entry in receipt.entries if entry.verdict == KEPT],
+        "recording": recording.to_dict(),
+        "receipt": receipt.to_dict(),
+    }
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=REPLAYS)
+    parser.add_argument("--only", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--limit", type=float, default=150.0, help="seconds for each model, about")
+    parser.add_argument("--smoke", action="store_true", help="small sizes, for the code path alone")
+    asked = parser.parse_args()
+    device = pick_device("auto")
+    ceilings = probe(device, None, quick=True).ceilings
+    asked.out.mkdir(parents=True, exist_ok=True)
+    kind = device_name(device).lower().replace(" ", "-") if device.type == "cuda" else "cpu"
+    (asked.out / f"ceilings-{kind}.json").write_text(json.dumps(ceilings.to_dict(), indent=1) + "\n")
+    for name in asked.only:
+        _say(f"{name}:")
+        found = record(name, asked.smoke, asked.limit, ceilings, device)
+        (asked.out / f"{name}-{kind}.json").write_text(json.dumps(found, indent=1) + "\n")
+        print(
+            f"{name}: kept {', '.join(found['kept']) or 'nothing'}; {found['receipt']['stopped']}; {found['took_s']} s",
+            flush=True,
+        )
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

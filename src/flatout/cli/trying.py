@@ -1,0 +1,37 @@
+"""The process that trials run in: reads the recipe as the run did, builds its job, and serves trials until nobody asks.
+
+python -m flatout.cli.trying RECIPE.json READ WRITE
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from flatout.building import build_job
+from flatout.engine.determinism import own_random_state
+from flatout.plan.trials.bench import Bench
+from flatout.plan.trials.process import serve
+from flatout.reading import read_recipe
+
+
+def main(asked: Path, read_from: int, write_to: int) -> None:
+    given = json.loads(asked.read_text())
+    sys.path[:] = given["path"]
+    torch.set_num_threads(given["threads"])
+    device = torch.device(given["device"])
+    recipe = read_recipe(Path(given["recipe"]), given["overrides"], given["pins"])
+    with own_random_state(recipe.seed, device):
+        job = build_job(recipe, None if given["cache"] is None else Path(given["cache"]))
+        bench = Bench(job, device)
+        try:
+            serve(bench, read_from, write_to)
+        finally:
+            bench.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,272 @@
+"""How one training step differs from another: faults in what must be equal, and the size of what rounding may change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_RESOLUTION = 2.0**-23  # of a float32 weight: an update is the difference of two of them
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one step did, from one state and one batch, dropout off. Tensors are floats, by the model's names."""
+
+    losses: tuple[float, ...]  # mean loss of the step's batch, then of further batches from the same state
+    loss_dtype: str  # "float32": of the scalar that backward was called on
+    weight: float  # samples or tokens that the loss speaks for
+    norm: float | None  # of all gradients, before clipping; None: not clipped, not known
+    gradients: Mapping[str, Tensor | None]  # as the optimizer saw them, after clipping
+    updates: Mapping[str, Tensor]  # weight after minus before
+    expected: Mapping[str, Tensor]  # what plain torch's optimizer, in fp32, makes of exactly these gradients
+    buffers: Mapping[str, Tensor]  # after the step
+    before: Mapping[str, Tensor] = field(default_factory=dict)  # weights and buffers before it: where given, more can be told
+
+    def to(self, device: torch.device | str) -> Snapshot:
+        def moved(tensors: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: None if tensor is None else tensor.to(device) for name, tensor in tensors.items()}
+
+        gradients, updates, expected = moved(self.gradients), moved(self.updates), moved(self.expected)
+        return replace(
+            self,
+            gradients=gradients,
+            updates=updates,
+            expected=expected,
+            buffers=moved(self.buffers),
+            before=moved(self.before),
+        )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`size` is 0 where nothing differs. Kinds: loss, norm (of the whole gradient), length and angle (of one gradient;
+    |ln(ratio)| and radians), update, buffer (as shares)."""
+
+    kind: str
+    at: str
+    size: float
+    words: str
+    is_noise: bool = False  # too small beside the model's other gradients to be held against anyone
+
+
+# what must be equal
+
+
+def faults(reference: Snapshot, other: Snapshot) -> Iterator[str]:
+    yield from not_finite(other, reference.buffers)
+    if other.weight != reference.weight:
+        yield (
+            f"the loss speaks for {other.weight:.10g} samples or tokens, the reference's for {reference.weight:.10g}: "
+            "part of the batch was left out or added"
+        )
+    yield from _loss_faults(reference, other)
+    if (other.norm is None) != (reference.norm is None):
+        told, silent = ("the reference", "the candidate") if other.norm is None else ("the candidate", "the reference")
+        yield f"{told} tells a gradient norm and {silent} none: clip both or neither"
+    yield from _missing(reference, other)
+    yield from _misshapen(reference, other)
+    yield from _not_moved(reference, other)
+
+
+def not_finite(snapshot: Snapshot, known_buffers: Mapping[str, Tensor]) -> Iterator[str]:
+    """A buffer may hold infinities of its own, as masks do: only those that the reference has not are a fault."""
+    if not snapshot.losses or not all(map(math.isfinite, snapshot.losses)):
+        yield f"the loss is not finite: {', '.join(map(str, snapshot.losses)) or 'none was given'}"
+    if snapshot.norm is not None and not math.isfinite(snapshot.norm):
+        yield f"the gradient norm is not finite: {snapshot.norm}"
+    for what, tensors in (("gradient", snapshot.gradients), ("update", snapshot.updates)):
+        for name, tensor in tensors.items():
+            if tensor is not None and not math.isfinite(length(tensor)):
+                yield f"the {what} of {name} is not finite"
+    for name, buffer in snapshot.buffers.items():
+        known = known_buffers.get(name)
+        if buffer.isnan().any() or (buffer.isinf().any() and (known is None or not torch.equal(buffer.isinf(), known.isinf()))):
+            yield f"the buffer {name} is not finite"
+
+
+def _loss_faults(reference: Snapshot, other: Snapshot) -> Iterator[str]:
+    if len(other.losses) != len(reference.losses):
+        yield f"{len(other.losses)} losses came where the reference has {len(reference.losses)}"
+    if other.loss_dtype != reference.loss_dtype:
+        yield f"the loss was computed in {other.loss_dtype}, the reference's in {reference.loss_dtype}"
+        return
+    for short in (torch.bfloat16, torch.float16):
+        if _all_fit(other.losses, short) and not _all_fit(reference.losses, short):
+            yield f"the loss was computed in {str(short).removeprefix('torch.')} and widened after: its values fit that format"
+            return
+
+
+def _all_fit(losses: tuple[float, ...], dtype: torch.dtype) -> bool:
+    wide = torch.tensor(losses, dtype=torch.float64)
+    return bool(wide.isfinite().all()) and torch.equal(wide.to(dtype).double(), wide)
+
+
+def _missing(reference: Snapshot, other: Snapshot) -> Iterator[str]:
+    for name in sorted(reference.gradients.keys() | other.gradients.keys()):
+        asked, got = reference.gradients.get(name), other.gradients.get(name)
+        if asked is not None and got is None:
+            yield f"{name} has no gradient, the reference has one: was the parameter skipped?"
+        elif asked is None and got is not None:
+            yield f"{name} has a gradient, the reference has none"
+    for what, wanted, given in (("update", reference.updates, other.updates), ("buffer", reference.buffers, other.buffers)):
+        for name in sorted(wanted.keys() ^ given.keys()):
+            yield f"the {what} of {name} is known for the {'reference' if name in wanted else 'candidate'} alone"
+    for name in sorted(other.updates.keys() ^ other.expected.keys()):
+        yield f"the update of {name} has nothing to be held against: both updates and expected need it"
+
+
+def _misshapen(reference: Snapshot, other: Snapshot) -> Iterator[str]:
+    kinds: tuple[tuple[str, Mapping[str, Tensor | None], Mapping[str, Tensor | None]], ...] = (
+        ("gradient", other.gradients, reference.gradients),
+        ("update", other.updates, other.expected),
+        ("buffer", other.buffers, reference.buffers),
+    )
+    for what, given, wanted in kinds:
+        for name in sorted(given.keys() & wanted.keys()):
+            got, asked = given[name], wanted[name]
+            if got is not None and asked is not None and got.shape != asked.shape:
+                yield f"the {what} of {name} has the shape {tuple(got.shape)}, {tuple(asked.shape)} was expected"
+
+
+def _not_moved(reference: Snapshot, other: Snapshot) -> Iterator[str]:
+    for name, after, asked in _both(other.buffers, reference.buffers):
+        before = other.before.get(name)
+        if torch.equal(after, asked):
+            continue
+        if before is not None and torch.equal(after, before):
+            yield f"the buffer {name} is stale: the step left it as it was, the reference's moved"
+        elif not asked.is_floating_point():
+            yield f"the buffer {name} is not the reference's, and whole numbers must be equal: was it left stale?"
+    for name, update, expected in _both(other.updates, other.expected):
+        if not update.any() and length(expected) > rounding(other, name):
+            yield f"{name} did not move, and the optimizer should have moved it: is its parameter group frozen?"
+
+
+# what rounding may change
+
+
+def differences(reference: Snapshot, other: Snapshot, noise: float) -> list[Difference]:
+    """What is missing or not finite has no size; it is a fault already."""
+    found = (
+        *_loss_differences(reference, other),
+        *_gradient_differences(reference, other, noise),
+        *(_update_difference(other, name, update, expected) for name, update, expected in _both(other.updates, other.expected)),
+        *_buffer_differences(reference, other),
+    )
+    return [difference for difference in found if math.isfinite(difference.size)]
+
+
+def _loss_differences(reference: Snapshot, other: Snapshot) -> Iterator[Difference]:
+    typical = sum(map(abs, reference.losses)) / len(reference.losses)
+    for batch, (asked, got) in enumerate(zip(reference.losses, other.losses, strict=False)):
+        off = _share(abs(got - asked), max(abs(asked), typical))
+        words = f"the loss is {got:.6g} where the reference has {asked:.6g}: off by {percent(off)}"
+        yield Difference("loss", f"batch {batch}", off, words)
+    if reference.norm is not None and other.norm is not None:
+        ratio = _share(other.norm, reference.norm)
+        words = (
+            f"the gradient norm before clipping is {ratio:.4g} times the reference's ({other.norm:.4g}, {reference.norm:.4g})"
+        )
+        yield Difference("norm", "all parameters", _log_ratio(other.norm, reference.norm), words)
+
+
+def _gradient_differences(reference: Snapshot, other: Snapshot, noise: float) -> Iterator[Difference]:
+    """Where a true gradient is zero (a key bias in attention) only noise is left, and noise has any direction: a difference
+    that is small beside the model's typical element is marked. Zeros don't count there: an embedding has a gradient in the
+    rows that were read."""
+    known = [gradient for gradient in reference.gradients.values() if gradient is not None]
+    elements = sum(int(gradient.count_nonzero()) for gradient in known)
+    typical = math.hypot(*map(length, known)) / math.sqrt(max(elements, 1))
+    for name, got, asked in _both(other.gradients, reference.gradients):
+        apart, theirs, ours = length(got - asked), length(asked), length(got)
+        is_noise = apart <= noise * typical * math.sqrt(asked.numel())
+        angle = _angle(theirs, ours, apart)
+        longer = f"the gradient of {name} is {_share(ours, theirs):.4g} times as long as the reference's"
+        yield Difference("length", name, _log_ratio(ours, theirs), longer, is_noise)
+        elsewhere = f"the gradient of {name} points elsewhere: cosine {math.cos(angle):.4f}"
+        yield Difference("angle", name, angle, elsewhere, is_noise)
+
+
+def _update_difference(snapshot: Snapshot, name: str, update: Tensor, expected: Tensor) -> Difference:
+    """Held against the candidate's own gradients, so their noise is in both and the limit can be tight."""
+    rest = update - expected
+    off = _share(max(length(rest) - rounding(snapshot, name), 0.0), length(expected))
+    words = f"the update of {name} is not what the optimizer makes of its gradient: off by {percent(off)}"
+    return Difference("update", name, off, words + _likely_cause(update, expected, rest, snapshot.before.get(name)))
+
+
+def _likely_cause(update: Tensor, expected: Tensor, rest: Tensor, weight: Tensor | None) -> str:
+    if weight is not None and _alike(rest, weight) > 0.9:
+        return ", along the weight itself (weight decay that differs)"
+    if _alike(update, expected) > 0.9999:
+        return f", {_share(length(update), length(expected)):.3g} times as far (a learning rate that differs)"
+    return ""
+
+
+def _buffer_differences(reference: Snapshot, other: Snapshot) -> Iterator[Difference]:
+    for name, got, asked in _both(other.buffers, reference.buffers):
+        if asked.is_floating_point() and not torch.equal(got, asked):
+            off = _share(
+                length((got - asked).nan_to_num(0.0, math.inf, math.inf)), _buffer_scale(name, asked, reference.buffers)
+            )
+            yield Difference("buffer", name, off, f"the buffer {name} is off by {percent(off)} of its size")
+
+
+def _buffer_scale(name: str, buffer: Tensor, buffers: Mapping[str, Tensor]) -> float:
+    """A running mean may be near zero: what it is a mean of varies by the running variance."""
+    size = length(buffer[buffer.isfinite()])
+    variance = buffers.get(name.removesuffix("running_mean") + "running_var") if name.endswith("running_mean") else None
+    return size if variance is None else max(size, 0.1 * length(variance.clamp(min=0).sqrt()))
+
+
+# geometry
+
+
+def length(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+
+
+def rounding(snapshot: Snapshot, name: str) -> float:
+    """How long an update may be that is nothing but the rounding of its weights; unknown weights count as 1."""
+    weight = snapshot.before.get(name)
+    return _RESOLUTION * (length(weight) if weight is not None else math.sqrt(snapshot.expected[name].numel()))
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.2g}%" if share < 10 else f"{share:.3g} times"
+
+
+def _both(
+    given: Mapping[str, Tensor] | Mapping[str, Tensor | None], wanted: Mapping[str, Tensor] | Mapping[str, Tensor | None]
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    for name, got in given.items():
+        asked = wanted.get(name)
+        if got is not None and asked is not None and got.shape == asked.shape:
+            yield name, got, asked
+
+
+def _angle(a: float, b: float, apart: float) -> float:
+    """By the law of cosines, which keeps its digits where the two are almost equal."""
+    if not a or not b:
+        return math.pi / 2 if a or b else 0.0
+    lost = (apart**2 - (a - b) ** 2) / (2 * a * b)
+    return math.acos(1 - min(max(lost, 0.0), 2.0))
+
+
+def _alike(a: Tensor, b: Tensor) -> float:
+    """|cosine|."""
+    whole = length(a) * length(b)
+    return abs(float((a.double() * b.double()).sum())) / whole if whole else 0.0
+
+
+def _share(part: float, whole: float) -> float:
+    return part / max(whole, 1e-30)
+
+
+def _log_ratio(a: float, b: float) -> float:
+    return abs(math.log(max(a, 1e-30) / max(b, 1e-30)))

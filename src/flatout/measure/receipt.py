@@ -1,0 +1,60 @@
+"""The receipt: what was tried, kept and rejected, both arms' numbers and the proof. Frozen, stored with the run, printable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+KEPT, REJECTED, UNTRIED = "kept", "rejected", "untried"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One change, tried from where the search stood then. Factors are on the rate: 2.0 is twice as fast."""
+
+    name: str
+    value: Any
+    instead_of: Any
+    verdict: str
+    why: str
+    predicted: float | None = None
+    measured: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+    step_s: float | None = None
+    against_s: float | None = None
+    first_s: float | None = None
+    peak_bytes: int | None = None
+    check: Mapping[str, Any] | None = None
+    took_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Receipt:
+    reference: Mapping[str, Any]  # settings with every knob off
+    settings: Mapping[str, Any]  # what came out
+    entries: tuple[Entry, ...]
+    reference_step_s: float | None = None
+    step_s: float | None = None
+    paired: Mapping[str, Any] | None = None  # of training on the same data, the whole of the changes against the reference
+    isolated: bool = True
+    stopped: str = ""  # why the search ended
+    notes: tuple[str, ...] = ()
+    took_s: float = 0.0
+    machine: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    at: str = ""
+
+    @property
+    def gain(self) -> float | None:
+        return self.reference_step_s / self.step_s if self.reference_step_s and self.step_s else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, written: Mapping[str, Any]) -> Receipt:
+        entries = tuple(Entry(**entry) for entry in written["entries"])
+        return cls(**{**written, "entries": entries, "notes": tuple(written["notes"])})

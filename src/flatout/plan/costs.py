@@ -1,0 +1,132 @@
+"""What one operator costs on a machine: computing, moving bytes, being called.
+
+Kernels of a kind reach a share of the ceilings, which are those of large products and large copies. The probe measures what a
+call costs and the shares of those kinds where that foretold steps better. Those written here serve for the rest: on a CPU they
+come from single operators on one thread of a Xeon, on a GPU from steps of GPT-2, ResNet-50 and two small models on an H200.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from flatout.engine.settings import Settings
+from flatout.machine.ceilings import Ceilings, Measured
+from flatout.machine.rates import COMPUTING, CURVED, RANDOM, share_name
+from flatout.measure.counts import Operation
+from flatout.measure.groups import ATTENTION, CONVOLUTIONS, NORMALISATION, PRODUCTS
+
+_FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8"}
+_POOLING, _PLAIN = "pooling", "plain"
+_NAMES = {
+    _POOLING: ("pool",),
+    RANDOM: ("bernoulli", "dropout", "uniform", "normal_", "rand"),
+    CURVED: ("gelu", "tanh", "sigmoid", "silu", "exp", "log", "erf", "softmax", "pow", "sin", "cos"),
+}
+_CPU_SHARES = {
+    PRODUCTS: 0.9, CONVOLUTIONS: 0.8, ATTENTION: 0.35, NORMALISATION: 0.6, CURVED: 0.4, RANDOM: 0.06,
+    _POOLING: 0.2, _PLAIN: 0.9,
+}  # fmt: skip
+_GPU_SHARES = {
+    PRODUCTS: 0.8, CONVOLUTIONS: 0.42, ATTENTION: 0.45, NORMALISATION: 0.6, CURVED: 0.8, RANDOM: 0.8,
+    _POOLING: 0.8, _PLAIN: 0.8,
+}  # fmt: skip
+# Of the same share by format: slow units are easier to feed, tf32 reads twice what it computes with, and small products do not
+# fill the matrix unit of a CPU.
+_CPU_FORMATS = {"bf16": 0.4, "fp16": 0.4}
+_GPU_FORMATS = {"fp32": 1.2, "tf32": 0.75}
+# In bare operators, as the launch ceiling is measured: one within a step (autograd, views, Python around it), one in compiled
+# code, entering compiled code both ways, and on the device the start and end of any kernel.
+_CPU_CALLS = (7.0, 3.0, 120.0, 0.0)
+_GPU_CALLS = (3.3, 1.0, 30.0, 0.5)
+# Passes over what a convolution reads and writes to turn it into the order of its kernels and back, outside of channels_last.
+_REORDERED, _REORDERED_HALF = 2, 6
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds. `start_s` is on the device, `call_s` on the host."""
+
+    compute_s: float = 0.0
+    memory_s: float = 0.0
+    start_s: float = 0.0
+    call_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the operators of one way of running get of a machine."""
+
+    products: Mapping[str, float]  # FLOP/s by format
+    plain_format: str  # what float32 products are done in
+    bytes_per_s: float
+    own: Mapping[str, float]  # shares as this machine was measured, by name
+    shares: Mapping[str, float]  # of other machines, by kind
+    call_s: float
+    start_s: float
+    entry_s: float  # once a step
+    channels_last: bool
+    on_cpu: bool
+
+    @classmethod
+    def of(cls, ceilings: Ceilings, settings: Settings) -> Rates:
+        on_cpu = torch.device(settings.device).type == "cpu"
+        eager, compiled, entry, start = _CPU_CALLS if on_cpu else _GPU_CALLS
+        is_compiled = settings.compile != "off"
+        launch_s = _value(ceilings.launch_s)
+        operator_s = _value(ceilings.operator_s) or launch_s * eager
+        return cls(
+            products={name: rate.value for name, rate in ceilings.matmul_flops.items()},
+            plain_format="fp32" if settings.precision == "fp32" else "tf32",
+            bytes_per_s=ceilings.copy_bytes_per_s.value if ceilings.copy_bytes_per_s else float("inf"),
+            own={name: share.value for name, share in ceilings.kernel_shares.items()},
+            shares=_CPU_SHARES if on_cpu else _GPU_SHARES,
+            call_s=0.0 if settings.graph else launch_s * compiled if is_compiled else operator_s,
+            start_s=_value(ceilings.kernel_s) or launch_s * start,
+            entry_s=launch_s * entry if is_compiled and not settings.graph else 0.0,
+            channels_last=settings.channels_last,
+            on_cpu=on_cpu,
+        )
+
+    def cost(self, one: Operation) -> Cost:
+        moved_s = one.bytes / self.bytes_per_s
+        if one.group not in COMPUTING:
+            compute_s = sum(self._arithmetic_s(part) for part in one.parts or (one,))
+            return Cost(compute_s, moved_s / self._share(_PLAIN, one.dtype), self.start_s, self.call_s)
+        compute_s = one.flops / self._flops_per_s(one)
+        reordered_s = self._turns(one) * moved_s
+        if compute_s >= moved_s:
+            return Cost(compute_s, reordered_s, self.start_s, self.call_s)
+        return Cost(0.0, moved_s + reordered_s, self.start_s, self.call_s)
+
+    def _flops_per_s(self, one: Operation) -> float:
+        wanted = _FORMATS.get(one.dtype, self.plain_format)
+        named = wanted if wanted in self.products else "fp32"
+        of_format = (_CPU_FORMATS if self.on_cpu else _GPU_FORMATS).get(named, 1.0)
+        share = self.own.get(share_name(one.group, named)) or self.shares[one.group] * of_format
+        return self.products.get(named, float("inf")) * share
+
+    def _turns(self, one: Operation) -> int:
+        if one.group != CONVOLUTIONS or self.channels_last:
+            return 0
+        return _REORDERED if one.dtype == torch.float32 else _REORDERED_HALF
+
+    def _arithmetic_s(self, one: Operation) -> float:
+        """What it takes beyond moving its bytes: it stays where a compiler saves the bytes."""
+        slower = 1 / self._share(_kind(one), one.dtype) - 1 / self._share(_PLAIN, one.dtype)
+        return max(0.0, slower) * one.bytes / self.bytes_per_s
+
+    def _share(self, kind: str, dtype: torch.dtype) -> float:
+        return self.own.get(share_name(kind, _FORMATS.get(dtype, "fp32"))) or self.own.get(kind) or self.shares[kind]
+
+
+def _value(measured: Measured | None) -> float:
+    return measured.value if measured else 0.0
+
+
+def _kind(one: Operation) -> str:
+    if one.group == NORMALISATION:
+        return one.group
+    return next((kind for kind, names in _NAMES.items() if any(name in one.name for name in names)), _PLAIN)

@@ -1,0 +1,35 @@
+"""Which kernel computes scaled dot-product attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flatout.engine.settings import Settings
+from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.plan import Choice
+from flatout.plan.situation import Situation
+
+name = "attention"
+off = "auto"
+lossy = True
+risky = False
+meets: tuple[str, ...] = ("precision",)
+
+_FACTORS = {"cudnn": 1.05, "flash": 1.02, "efficient": 1.01}  # over torch's own choice, on GPT-2 with bf16
+
+
+def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
+    yield Choice(name, "auto", "torch's own choice of kernel")
+
+
+def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
+    if s.device.type != "cuda" or now.attention != "auto" or not _attends(s):
+        return
+    for value, factor in _FACTORS.items():
+        if value == "efficient" or now.precision in ("bf16", "fp16"):  # flash and cuDNN take no float32
+            yield Candidate(value, "a kernel of its own for attention", factor)
+
+
+def _attends(s: Situation) -> bool:
+    return any(group.name == "attention" for group in s.plain.groups)

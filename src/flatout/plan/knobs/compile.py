@@ -1,0 +1,43 @@
+"""torch.compile of the loss, forward and backward: pays back over the steps that are left, or does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flatout.base.units import show_seconds
+from flatout.engine.settings import Settings
+from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.plan import Choice
+from flatout.plan.situation import Situation
+
+name = "compile"
+off = "off"
+lossy = True
+risky = True
+meets: tuple[str, ...] = ("precision", "channels_last", "graph")
+
+COST_S = {"cpu": 30.0, "cuda": 40.0}  # cold, of a mid-sized model; a trial says what it is here
+_AUTOTUNE_COST_S = 240.0
+_AUTOTUNE_FACTOR = 1.02  # what it gained beyond the default on GPT-2 and ResNet-50
+_FACTOR_ON_HOST = 1.15  # 0.83x to 1.22x on small models: worth a trial in a long run, never taken untried
+
+
+def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
+    cost_s = COST_S.get(s.device.type, COST_S["cuda"])
+    if s.device.type == "cpu":
+        yield Choice(name, "off", "on a CPU it gains or loses a fifth and costs 10 to 30 s: not without measuring")
+    elif s.expected_s is None or s.expected_s < 3 * cost_s:
+        took = "unknown" if s.expected_s is None else show_seconds(s.expected_s)
+        yield Choice(name, "off", f"costs about {cost_s:.0f} s once; the run is {took}")
+    else:
+        yield Choice(name, "on", f"costs about {cost_s:.0f} s once; the run is {show_seconds(s.expected_s)} without it")
+
+
+def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
+    cost_s = COST_S.get(s.device.type, COST_S["cuda"])
+    if now.compile == "off":
+        factor = _FACTOR_ON_HOST if s.device.type == "cpu" else None
+        yield Candidate("on", f"costs about {cost_s:.0f} s once", factor, cost_s)
+    elif now.compile == "on" and s.device.type == "cuda":
+        yield Candidate("max-autotune", "tries more kernels for each product", _AUTOTUNE_FACTOR, _AUTOTUNE_COST_S)

@@ -1,0 +1,62 @@
+"""The whole step as one CUDA graph: pays where launching kernels takes longer than running them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flatout.data.datasets.iterables import IterableSource
+from flatout.data.stores.device import filled_by
+from flatout.engine.settings import Settings
+from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.plan import Choice
+from flatout.plan.situation import Situation
+
+name = "graph"
+off = False
+lossy = False
+risky = True
+meets: tuple[str, ...] = ("precision", "compile", "fused_optimizer")
+
+_PAYS_STEPS = 200
+_COST_S = 3.0
+_BESIDE = "one launch a step: threads that decode hold up a loop that launches kernel by kernel"
+
+
+def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
+    if (refused := _refused(s)) is not None:
+        yield Choice(name, False, refused)
+    elif s.total_steps is not None and s.total_steps < _PAYS_STEPS:
+        yield Choice(name, False, f"{s.total_steps} steps are too few to pay for the capture")
+    elif _is_decoded_beside(s, str(values["tier"])):
+        yield Choice(name, True, _BESIDE)
+    elif s.plain.bound != "launching kernels":
+        yield Choice(name, False, f"not launch-bound: bound by {s.plain.bound}")
+    else:
+        yield Choice(name, True, "launch-bound: the whole step becomes one launch")
+
+
+def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
+    if not now.graph and _refused(s) is None:
+        beside = _is_decoded_beside(s, now.tier)
+        yield Candidate(True, _BESIDE if beside else "the whole step becomes one launch", None, _COST_S, unless_slower=beside)
+
+
+def _refused(s: Situation) -> str | None:
+    if s.device.type != "cuda":
+        return "CUDA only"
+    if isinstance(s.job.data.train, IterableSource):
+        return "needs batches of one shape, and a stream's are not known ahead"
+    if callable(s.job.optimizer):
+        return "the optimizer is your own: not known to be capturable"
+    if s.job.data.train.shapes_vary:
+        return "needs batches of one shape, and a budget of tokens makes many"
+    return None
+
+
+def _is_decoded_beside(s: Situation, tier: str) -> bool:
+    """Whether threads decode rows while training goes on."""
+    train = s.job.data.train
+    if getattr(train, "piece_rows", None) is None:
+        return False
+    return tier != "resident" or filled_by(train, s.device) is not None

@@ -1,0 +1,54 @@
+"""The format of matrix products and convolutions. Weights, optimizer state and loss stay in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from flatout.engine.settings import Settings
+from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.plan import Choice, Rejected
+from flatout.plan.situation import Situation
+
+name = "precision"
+off = "fp32"
+lossy = True
+risky = False
+meets: tuple[str, ...] = ("channels_last", "compile")
+
+
+def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
+    measured = _measured(s, "bf16")
+    if s.device.type == "cpu":
+        yield Choice(name, "fp32", "the safe one on a CPU")
+        yield Rejected(name, "bf16", f"{measured}, but unproven for a whole step on a CPU: try --set precision=bf16")
+    elif _has_bf16(s.device):
+        yield Choice(name, "bf16", f"{measured}; weights, optimizer and loss stay fp32")
+        yield Rejected(name, "fp16", "needs loss scaling where bf16 needs none")
+    else:
+        yield Choice(name, "fp32", "no bf16 units on this device")
+
+
+def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
+    for value in ("bf16", "tf32", "fp16"):
+        if value == now.precision or _gain(s, value) is None or (value == "tf32" and now.precision != "fp32"):
+            continue
+        if value == "fp16" and (s.device.type == "cpu" or _has_bf16(s.device) or not now.fused_optimizer):
+            continue
+        yield Candidate(value, _measured(s, value))
+
+
+def _has_bf16(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _gain(s: Situation, value: str) -> float | None:
+    rates = s.ceilings.matmul_flops if s.ceilings else {}
+    return rates[value].value / rates["fp32"].value if value in rates and "fp32" in rates else None
+
+
+def _measured(s: Situation, value: str) -> str:
+    gain = _gain(s, value)
+    return f"measured {gain:.3g}x fp32 in matrix products here" if gain else "not measured: flatout probe"

@@ -1,0 +1,81 @@
+"""From defaults to a plan that was tried: what the search found becomes the plan's settings, each with its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flatout.engine.settings import Settings, value_of
+from flatout.measure.receipt import KEPT, REJECTED, Entry, Receipt
+from flatout.plan.knobs.knob import Knob
+from flatout.plan.plan import Choice, Plan, Rejected
+from flatout.plan.predict import predict
+from flatout.plan.situation import Situation
+
+
+def steps_to_come(s: Situation) -> float | None:
+    """Of the run as asked for; None: nobody can say."""
+    if s.total_steps is not None:
+        return float(s.total_steps)
+    if s.expected_s is not None and s.plain.step_s:
+        return s.expected_s / s.plain.step_s
+    return None
+
+
+def with_receipt(plan: Plan, receipt: Receipt, s: Situation, knobs: Sequence[Knob], source: str) -> Plan:
+    """The plan with the settings that were proven; as it was, where nothing could be measured."""
+    if receipt.step_s is None:
+        return plan
+    searched = {knob.name for knob in knobs if knob.name not in s.pins}
+    settings = Settings(**receipt.settings)
+    cumulative = _cumulative(receipt)
+    choices = tuple(
+        _tried(choice, receipt, cumulative, source) if choice.name in searched else choice for choice in plan.choices
+    )
+    told = [Rejected(entry.name, entry.value, entry.why) for entry in receipt.entries if entry.verdict != KEPT]
+    rejected = (*(r for r in plan.rejected if r.name not in searched), *told)
+    prediction = predict(s.job, settings, s.ceilings)
+    return replace(plan, settings=settings, choices=choices, rejected=rejected, prediction=prediction)
+
+
+def _cumulative(receipt: Receipt) -> dict[str, tuple[float, float]]:
+    """Of each knob that was kept, predicted and measured: the factor on the plain rate once it was added."""
+    found: dict[str, tuple[float, float]] = {}
+    predicted = measured = 1.0
+    for entry in receipt.entries:
+        if entry.verdict == KEPT:
+            predicted *= entry.predicted or 1.0
+            measured *= entry.measured or 1.0
+            found[entry.name] = (predicted, measured)
+    return found
+
+
+def _tried(choice: Choice, receipt: Receipt, cumulative: Mapping[str, tuple[float, float]], source: str) -> Choice:
+    value: Any = value_of(Settings(**receipt.settings), choice.name)
+    entries = [entry for entry in receipt.entries if entry.name == choice.name]
+    kept = [entry for entry in entries if entry.verdict == KEPT and entry.value == value]
+    if kept:
+        predicted, measured = cumulative[choice.name]
+        return Choice(choice.name, value, kept[-1].why, source, predicted, measured, _unforeseen(kept[-1]))
+    tried = [entry for entry in entries if entry.verdict == REJECTED]
+    if tried:
+        return Choice(choice.name, value, f"{_shown(tried[-1])} was tried: {tried[-1].why}", source)
+    if entries:
+        return Choice(choice.name, value, entries[-1].why, source)
+    return (
+        replace(choice, value=value)
+        if value == choice.value
+        else Choice(choice.name, value, "nothing else applies here", source)
+    )
+
+
+def _unforeseen(entry: Entry) -> bool:
+    """Of the knob's own factor: the columns multiply it with those before it."""
+    if entry.predicted is None or entry.low is None or entry.high is None:
+        return False
+    return not entry.low <= entry.predicted <= entry.high
+
+
+def _shown(entry: Entry) -> str:
+    return {True: "on", False: "off"}.get(entry.value, str(entry.value)) if isinstance(entry.value, bool) else str(entry.value)

@@ -1,0 +1,104 @@
+"""A receipt as a tree: what was tried, from where, both arms' numbers, and the proof that the result is the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatout.base.tree import Cell, Column, Doc, Fields, Line, Table
+from flatout.base.units import show_bytes, show_seconds
+from flatout.measure.receipt import KEPT, Entry, Receipt
+
+_COLUMNS = (
+    Column("name", "tried"),
+    Column("value", "value"),
+    Column("instead_of", "instead of"),
+    Column("verdict", "verdict"),
+    Column("predicted", "predicted", right=True),
+    Column("measured", "measured", right=True),
+    Column("interval", "95% interval", right=True),
+    Column("n", "n", right=True),
+    Column("step_s", "step", right=True),
+    Column("against_s", "beside", right=True),
+    Column("first_s", "once", right=True),
+    Column("peak_bytes", "memory", right=True),
+    Column("why", "why", shown=False),
+    Column("check", "check", shown=False),
+)
+
+
+def receipt_doc(name: str, receipt: Receipt) -> Doc:
+    return Doc(
+        (
+            Line(_headline(name, receipt), strong=True),
+            Line(_where(receipt)),
+            Line(),
+            Table("entries", _COLUMNS, [_row(entry) for entry in receipt.entries]),
+            Line(),
+            *(Line(f"{_shown(entry)}: {entry.verdict}: {entry.why}{_checked(entry)}") for entry in receipt.entries),
+            *_paired(receipt),
+            *(Line(note) for note in receipt.notes),
+            Line(f"The search ended after {show_seconds(receipt.took_s)}: {receipt.stopped}."),
+            Fields({"run": name, **{key: value for key, value in receipt.to_dict().items() if key != "entries"}}),
+            Fields({"gain": receipt.gain}),
+        )
+    )
+
+
+def _headline(name: str, receipt: Receipt) -> str:
+    if receipt.gain is None:
+        return f"Receipt of {name}: no setting was tried"
+    kept = sum(1 for entry in receipt.entries if entry.verdict == KEPT)
+    assert receipt.reference_step_s is not None and receipt.step_s is not None
+    plain, turned = show_seconds(receipt.reference_step_s), show_seconds(receipt.step_s)
+    arms = f"{plain} a step with every knob off, {turned} with {kept} turned"
+    return f"Receipt of {name}: {receipt.gain:.2f}x · {arms}"
+
+
+def _where(receipt: Receipt) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in receipt.versions.items())
+    how = "each trial in a process of its own" if receipt.isolated else "not isolated: in the process of the run"
+    return f"{receipt.machine} · {versions} · {how} · {receipt.at}"
+
+
+def _paired(receipt: Receipt) -> list[Line]:
+    if receipt.paired is None:
+        return []
+    found = receipt.paired
+    figures = f"{found['test']}, n={found['n']}, margin {found['margin']:.3g}, power {found['power']:.2f}"
+    return [Line(), Line(f"Training side by side: {figures}: {found['why']}")]
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    interval = None if entry.low is None or entry.high is None else f"{entry.low:.2f} to {entry.high:.2f}"
+    return {
+        "name": Cell(entry.name, entry.name.replace("_", " ")),
+        "value": Cell(entry.value, _value(entry.value)),
+        "instead_of": Cell(entry.instead_of, _value(entry.instead_of)),
+        "verdict": entry.verdict,
+        "predicted": _factor(entry.predicted),
+        "measured": _factor(entry.measured),
+        "interval": interval,
+        "n": entry.n or None,
+        "step_s": None if entry.step_s is None else Cell(entry.step_s, show_seconds(entry.step_s)),
+        "against_s": None if entry.against_s is None else Cell(entry.against_s, show_seconds(entry.against_s)),
+        "first_s": None if entry.first_s is None else Cell(entry.first_s, show_seconds(entry.first_s)),
+        "peak_bytes": None if entry.peak_bytes is None else Cell(entry.peak_bytes, show_bytes(entry.peak_bytes)),
+        "why": entry.why,
+        "check": entry.check,
+    }
+
+
+def _factor(value: float | None) -> Cell | None:
+    return None if value is None else Cell(value, f"{value:.2f}x")
+
+
+def _value(value: Any) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+def _checked(entry: Entry) -> str:
+    return f" ({entry.check['why']})" if entry.verdict == KEPT and entry.check else ""
+
+
+def _shown(entry: Entry) -> str:
+    return f"{entry.name.replace('_', ' ')} {_value(entry.value)}"

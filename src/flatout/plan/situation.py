@@ -1,0 +1,48 @@
+"""What the choices look at: the job, the machine, what the user pinned, how long the run is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatout.engine.job import Job
+from flatout.machine.ceilings import Ceilings
+from flatout.plan.plan import Prediction
+
+
+@dataclass(frozen=True)
+class Situation:
+    job: Job
+    device: torch.device
+    pins: Mapping[str, Any]
+    ceilings: Ceilings | None
+    plain: Prediction  # of the run with nothing switched on
+    cache: Path | None = None  # where decoded and prepared rows may be kept
+
+    @property
+    def epochs(self) -> float | None:
+        steps = self.total_steps
+        rows = self.job.data.epoch_rows
+        return None if steps is None or not rows else steps * self.job.rows_per_step / rows
+
+    @property
+    def total_steps(self) -> int | None:
+        job = self.job
+        if not job.budget.counted:
+            return None
+        samples = job.budget.samples(job.epoch_samples(job.budget), job.rows_per_step, job.data.tokens_per_row)
+        return math.ceil(samples / job.rows_per_step)
+
+    @property
+    def expected_s(self) -> float | None:
+        """How long the run would take as plain PyTorch."""
+        if job_seconds := (self.job.budget.amount if self.job.budget.unit == "seconds" else None):
+            return job_seconds
+        if self.total_steps is None or self.plain.step_s is None:
+            return None
+        return self.total_steps * self.plain.step_s

@@ -1,0 +1,201 @@
+"""One arm: a copy of the model under one set of settings, stepped on batches that it is given."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from flatout.base.specs import Spec
+from flatout.engine.determinism import deterministic_kernels, own_random_state
+from flatout.engine.graph import GraphStep
+from flatout.engine.job import Job
+from flatout.engine.making import make_step
+from flatout.engine.memory import start_counting
+from flatout.engine.optimizers import build_optimizer, decay_groups
+from flatout.engine.precision import matmul_precision
+from flatout.engine.settings import Settings
+from flatout.engine.state import TrainState
+from flatout.measure.clock import synchronize
+from flatout.measure.proof import Snapshot
+from flatout.plan.trials.quiet import NoDropout
+
+Batch = dict[str, Tensor]
+_SLOTS = 4096
+_SKIPS = 24  # fp16 starts from a large scale: so many steps may overflow until it fits
+
+
+class Held:
+    """Batches that lie on the device, one after the other, for a step that reads its batch from one place."""
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self.batch = len(next(iter(batches[0].values())))
+        self.position = 0
+        self._batches = batches
+        self._static: Batch = {}
+
+    def load(self) -> None:
+        if not self._static:
+            self._static = {name: column.clone() for name, column in self._batches[0].items()}
+
+    def seek(self, position: int) -> None:
+        self.position = position
+
+    def bring(self) -> None:
+        for name, column in self._batches[self.position // self.batch % len(self._batches)].items():
+            self._static[name].copy_(column, non_blocking=True)
+
+    def capture_next(self) -> Batch:
+        return self._static
+
+    def replayed(self) -> None:
+        self.position += self.batch
+
+
+class Arm:
+    def __init__(self, job: Job, pristine: nn.Module, settings: Settings, batches: Sequence[Batch], *, quiet: bool) -> None:
+        """`quiet`: dropout off."""
+        self.job, self.settings, self.batches = job, settings, batches
+        self.device = torch.device(settings.device)
+        self._quiet = quiet
+        start_counting(self.device)
+        made = make_step(job, copy.deepcopy(pristine), settings)
+        self.step, self.optimizer, self.model = made.step, made.optimizer, made.step.model
+        self._state = TrainState(self.model, made.optimizer, made.average, made.step.scale, self.device)
+        self._graph: GraphStep | None = None
+        self._done = 0
+        self.step.warm(len(next(iter(batches[0].values()))))
+
+    @contextmanager
+    def surroundings(self, seed: int = 0) -> Iterator[None]:
+        """What holds for the whole process while this arm works; put back afterwards."""
+        with ExitStack() as stack:
+            stack.enter_context(own_random_state(seed, self.device))
+            stack.enter_context(deterministic_kernels(self.settings.deterministic))
+            stack.enter_context(matmul_precision(self.settings.precision))
+            stack.enter_context(NoDropout() if self._quiet else nullcontext())
+            yield
+
+    def prepare(self) -> None:
+        """Capture, where the settings ask for a graph."""
+        if self.settings.graph:
+            held: Any = Held(self.batches)
+            graph = GraphStep(self.step, held, held.batch, _SLOTS)
+            graph.capture(self._state.copies, self._state.put_back)
+            self._graph = graph
+
+    def advance(self, rate: float) -> None:
+        """One step on the next batch, queued and not waited for."""
+        if self._graph is not None:
+            self._graph.feed.bring()
+            self._graph(lambda ahead: rate, known_ahead=False)
+            if self._graph.records.filled == _SLOTS:
+                self._graph.records.drain()
+        else:
+            self.step.set_rate(rate)
+            batch = self.batches[self._done % len(self.batches)]
+            self.step.attempt(batch, len(next(iter(batch.values()))))
+        self._done += 1
+
+    def replace_batch(self, batch: Batch) -> None:
+        """The next step takes this one; of an arm that was made with one batch of the same shapes."""
+        if self._graph is not None:
+            for name, column in self.batches[0].items():
+                column.copy_(batch[name])
+        else:
+            self.batches = [batch]
+
+    def drain(self) -> tuple[list[float], list[float], list[float]]:
+        """Losses, weights and gradient norms since the last call. Waits for the device."""
+        found = (self._graph.records if self._graph is not None else self.step.records).drain()
+        return found.losses, found.weights, found.norms
+
+    def seconds(self, steps: int) -> float:
+        """Of that many steps, waited for once at the end."""
+        synchronize(self.device)
+        began_s = time.perf_counter()
+        for _ in range(steps):
+            self.advance(self.job.lr)
+        synchronize(self.device)
+        return time.perf_counter() - began_s
+
+    def snapshot(self, others: int = 2) -> Snapshot:
+        """The first step, looked at from all sides. `others`: further batches whose loss is taken before it."""
+        losses, dtype = self._losses_before(others)
+        self.prepare()
+        before = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
+        held = {name: _copy(tensor) for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers())}
+        for _ in range(_SKIPS if self.step.scale is not None else 1):
+            if self._graph is None:
+                self._done = 0
+            self.advance(self.job.lr)
+            step_losses, weights, norms = self.drain()
+            changed = any(not parameter.detach().equal(before[name]) for name, parameter in self.model.named_parameters())
+            if changed:
+                break
+        gradients = {name: _copy(parameter.grad) for name, parameter in self.model.named_parameters()}
+        return Snapshot(
+            losses=(step_losses[0], *losses),
+            loss_dtype=dtype,
+            weight=weights[0],
+            norm=norms[0] if norms else None,
+            gradients=gradients,
+            updates={name: _difference(p, before[name]) for name, p in self.model.named_parameters() if p.requires_grad},
+            expected=_expected(self.job, self.model, before),
+            buffers={name: _copy(buffer) for name, buffer in self.model.named_buffers()},
+            before=held,
+        )
+
+    def _losses_before(self, others: int) -> tuple[list[float], str]:
+        """From the state that the step starts from; running statistics are put back."""
+        kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        losses = [self.step.mean_loss(batch) for batch in self.batches[1 : 1 + others]]
+        with torch.no_grad():
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(kept[name])
+        return [float(loss) for loss in losses], str(losses[0].dtype).removeprefix("torch.") if losses else "float32"
+
+
+def _copy(tensor: Tensor | None) -> Any:
+    if tensor is None:
+        return None
+    found = tensor.detach()
+    return (found.float() if found.is_floating_point() and found.dtype != torch.float64 else found).clone()
+
+
+def _difference(after: Tensor, before: Tensor) -> Tensor:
+    found: Tensor = _copy(after.detach() - before)
+    return found
+
+
+def _expected(job: Job, model: nn.Module, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What torch's own optimizer, one parameter after the other, makes of the gradients that are there."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = decay_groups(model, job.weight_decay, job.rates)
+    copies: dict[str, nn.Parameter] = {}
+    for group in groups:
+        fresh = []
+        for parameter in group["params"]:
+            name = names[id(parameter)]
+            copies[name] = nn.Parameter(before[name].clone())
+            copies[name].grad = None if parameter.grad is None else parameter.grad.detach().clone()
+            fresh.append(copies[name])
+        group["params"] = fresh
+        group["lr"] = job.lr * group["factor"]
+    plain(job, groups).step()
+    return {name: _difference(parameter, before[name]) for name, parameter in copies.items()}
+
+
+def plain(job: Job, groups: list[dict[str, Any]]) -> Optimizer:
+    """The optimizer without any of the forms that a setting may give it."""
+    made = build_optimizer(job.optimizer, groups, job.lr, fused=False, graph=False, device=torch.device("cpu"))
+    if isinstance(job.optimizer, Spec):
+        for group in made.param_groups:
+            group["foreach"] = False
+    return made

@@ -1,0 +1,233 @@
+"""The bench: arms are built, proven on one step, and timed by turns with the arm that they want to replace.
+
+All start from the same weights and see the same batches. These weights have been trained for a few steps: as they are drawn,
+those of a deep net turn rounding into noise, and nothing could be told apart. An arm that fails leaves a report, not an error.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from flatout.data.serving.feed import feed as make_feed
+from flatout.engine.job import Job
+from flatout.engine.memory import is_out_of_memory, peak_bytes, release_cached
+from flatout.engine.settings import Settings
+from flatout.measure.proof import Snapshot, check_step
+from flatout.plan.tier import free_bytes
+from flatout.plan.trials.arm import Arm, Batch
+from flatout.plan.trials.reports import FAILED, OUT_OF_MEMORY, SLOW, Ask, Held, Losses, Report
+
+_BATCHES = 4
+_BATCHES_OF_ALL_SHAPES = 16
+_PAIRS = 7  # fewer could not tell a difference at 95%
+_WARM_STEPS, _WARM_ROWS = 40, 32
+_CHUNK_S = 0.03  # timed at once: long beside what starting and stopping a clock takes
+_TIMES_SLOWER = 3.0
+
+
+class TooSlow(Exception):
+    """A step took so much longer than the arm it is compared with that the rest is not worth waiting for."""
+
+
+class InputChanged(Exception):
+    """Arms share their batches; a model that writes to them gives the next one another batch."""
+
+
+class Bench:
+    def __init__(self, job: Job, device: torch.device) -> None:
+        self._job, self._device = job, device
+        self._pristine = copy.deepcopy(job.model).cpu()
+        self._served = make_feed(
+            job.data, "streamed" if not job.data.train.in_memory else "pinned", job.batch, device, job.seed
+        )
+        count = _BATCHES_OF_ALL_SHAPES if job.data.train.shapes_vary else _BATCHES
+        self._batches = [self._next() for _ in range(count)]
+        self._reference: tuple[Mapping[str, Any], Snapshot, Snapshot | None, bool] | None = None
+        self._standing: tuple[dict[str, Any], Arm] | None = None
+        self._is_warm = False
+
+    def close(self) -> None:
+        self._served.close()
+
+    def attempt(self, ask: Ask) -> Report:
+        """One trial. Whatever goes wrong in it is said in the report."""
+        began_s = time.perf_counter()
+        settings = Settings(**ask.settings)
+        try:
+            self._warm()
+            found = self._tried(settings, ask)
+        except Exception as error:
+            release(self._device)
+            found = Report(dict(ask.settings), *reason(error))
+        return Report(**{**asdict(found), "took_s": time.perf_counter() - began_s})
+
+    def losses(self, settings: Mapping[str, Any], steps: int, seed: int) -> Losses:
+        """Train that many steps from the start, on the job's own batches. The rate rises from nothing to the job's own."""
+        began_s = time.perf_counter()
+        try:
+            self._warm()
+            self._standing = None
+            blank = {name: column.clone() for name, column in self._batches[0].items()}
+            arm = self._arm(Settings(**settings), quiet=False, batches=[blank])
+            found: list[float] = []
+            with arm.surroundings(seed):
+                self._served.seek(0)
+                arm.prepare()
+                for number in range(steps):
+                    arm.replace_batch(self._next())
+                    arm.advance(self._job.lr * (number + 1) / steps)
+                    if number % 16 == 15 or number == steps - 1:
+                        found += arm.drain()[0]
+        except Exception as error:
+            release(self._device)
+            return Losses(dict(settings), (), *reason(error), took_s=time.perf_counter() - began_s)
+        return Losses(dict(settings), tuple(found), took_s=time.perf_counter() - began_s)
+
+    def held(self, settings: Mapping[str, Any], rows: int) -> Held:
+        """The memory of two steps on so many rows: in the second the optimizer's state is there too."""
+        self._standing = None
+        release(self._device)
+        try:
+            batch = {name: column[:rows] for name, column in self._widest().items()}
+            arm = self._arm(Settings(**settings), quiet=False, batches=[batch])
+            with arm.surroundings(self._job.seed):
+                for _ in range(2):
+                    arm.advance(self._job.lr)
+                arm.drain()
+            peak, room = peak_bytes(self._device), free_bytes(self._device)
+        except Exception as error:
+            release(self._device)
+            return Held(rows, 0, 0, *reason(error))
+        held = torch.accelerator.memory_allocated(self._device) if self._device.type != "cpu" else 0
+        return Held(rows, peak, room + held)
+
+    def _widest(self) -> Batch:
+        """The batch whose rows are longest: what is not held by it is held by none."""
+        return max(self._batches, key=lambda batch: max(column[0].numel() for column in batch.values()))
+
+    def _tried(self, settings: Settings, ask: Ask) -> Report:
+        first, again, draws = self._proven_by(ask.reference)
+        if self._device.type != "cpu":
+            self._standing = None  # two arms may not fit, and a device's clock needs no turns
+            release(self._device)
+        began_s = time.perf_counter()
+        arm = self._arm(settings, quiet=draws)
+        with arm.surroundings(self._job.seed):
+            snapshot = arm.snapshot()
+        there = self._device
+        check = check_step(first.to(there), snapshot, settings.precision, again.to(there) if again else None)
+        del snapshot
+        if draws:  # the arm that was looked at had no dropout: another one is timed
+            arm = self._arm(settings, quiet=False)
+            with arm.surroundings(self._job.seed):
+                arm.prepare()
+                arm.advance(self._job.lr)
+                arm.drain()
+        first_s = time.perf_counter() - began_s
+        steps_s, against_s = self._timed(arm, ask)
+        held = peak_bytes(self._device)
+        self._standing = (settings.to_dict(), arm)
+        return Report(dict(ask.settings), "", "", first_s, steps_s, against_s, held, asdict(check))
+
+    def _timed(self, arm: Arm, ask: Ask) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        other = self._other(ask.against) if self._device.type == "cpu" and ask.against is not None else None
+        once_s = _seconds(arm, 1)
+        if ask.slowest_step_s is not None and once_s > ask.slowest_step_s and _seconds(arm, 1) > ask.slowest_step_s:
+            raise TooSlow(f"a step takes {once_s:.3g} s, more than {_TIMES_SLOWER:g} times what it is compared with")
+        steps = max(1, math.ceil(_CHUNK_S / max(once_s, 1e-6)))
+        arms = [arm] if other is None else [arm, other]
+        repeats = max(_PAIRS, min(3 * _PAIRS, int(ask.measure_s / max(1e-6, len(arms) * steps * once_s))))
+        found: dict[int, list[float]] = {id(one): [] for one in arms}
+        for one in arms:
+            _seconds(one, steps)
+        for number in range(repeats):
+            for one in arms[:: -1 if number % 2 else 1]:
+                found[id(one)].append(_seconds(one, steps) / steps)
+        return tuple(found[id(arm)]), () if other is None else tuple(found[id(other)])
+
+    def _other(self, settings: Mapping[str, Any]) -> Arm:
+        """The arm that stands, built anew if it is not the one that was tried last."""
+        if self._standing is not None and self._standing[0] == dict(settings):
+            return self._standing[1]
+        arm = self._arm(Settings(**settings), quiet=False)
+        with arm.surroundings(self._job.seed):
+            arm.prepare()
+            arm.advance(self._job.lr)
+            arm.drain()
+        return arm
+
+    def _proven_by(self, reference: Mapping[str, Any]) -> tuple[Snapshot, Snapshot | None, bool]:
+        """A step of the reference, a second one where it differs from the first, and whether the model draws dropout."""
+        if self._reference is None or self._reference[0] != dict(reference):
+            settings = Settings(**reference)
+            given = {name: column.clone() for name, column in self._batches[0].items()}
+            draws = self._loss_of(settings, 1) != self._loss_of(settings, 2)
+            if changed := [name for name, column in self._batches[0].items() if not torch.equal(column, given[name])]:
+                raise InputChanged(
+                    f"the model changes its input in place ({', '.join(changed)}), so no two arms see the same batch: "
+                    "let it compute a new tensor"
+                )
+            one, other = (self._looked_at(settings, draws, self._job.seed + more) for more in (0, 1))
+            again = None if one.losses == other.losses else other
+            self._reference = dict(reference), one, again, draws
+        return self._reference[1:]
+
+    def _warm(self) -> None:
+        """On a few rows of each batch, plainly and with a rising rate. Weights that were lost on the way are not taken."""
+        if self._is_warm:
+            return
+        self._is_warm = True
+        plain = Settings(device=str(self._device), fused_optimizer=False)
+        arm = self._arm(plain, quiet=False, batches=[_rows(batch, _WARM_ROWS) for batch in self._batches])
+        with arm.surroundings(self._job.seed):
+            for number in range(_WARM_STEPS):
+                arm.advance(self._job.lr * (number + 1) / _WARM_STEPS)
+            losses = arm.drain()[0]
+        if math.isfinite(losses[-1]) and losses[-1] < 2 * losses[0]:
+            self._pristine.load_state_dict(arm.model.state_dict())
+
+    def _loss_of(self, settings: Settings, seed: int) -> float:
+        arm = self._arm(settings, quiet=False)
+        with arm.surroundings(seed):
+            arm.advance(0.0)
+            return arm.drain()[0][0]
+
+    def _looked_at(self, settings: Settings, quiet: bool, seed: int) -> Snapshot:
+        arm = self._arm(settings, quiet=quiet)
+        with arm.surroundings(seed):
+            return arm.snapshot().to("cpu")  # it stays: what an arm takes of a device is its own
+
+    def _arm(self, settings: Settings, *, quiet: bool, batches: Sequence[Batch] | None = None) -> Arm:
+        return Arm(self._job, self._pristine, settings, self._batches if batches is None else batches, quiet=quiet)
+
+    def _next(self) -> Batch:
+        return {name: column.clone() for name, column in self._served.next().items()}
+
+
+def _rows(batch: Batch, rows: int) -> Batch:
+    return {name: column[:rows].clone() for name, column in batch.items()}
+
+
+def _seconds(arm: Arm, steps: int) -> float:
+    with arm.surroundings():
+        return arm.seconds(steps)
+
+
+def reason(error: BaseException) -> tuple[str, str]:
+    """What kind of failure it is, and its first line."""
+    kind = OUT_OF_MEMORY if is_out_of_memory(error) else SLOW if isinstance(error, TooSlow) else FAILED
+    text = str(error).strip().partition("\n")[0]
+    return kind, text if kind != FAILED else f"{type(error).__name__}: {text}"
+
+
+def release(device: torch.device) -> None:
+    gc.collect()
+    release_cached(device)

@@ -1,0 +1,155 @@
+"""Trials in a process of their own: it may run out of memory, crash in a compiler or hang, and the run goes on without it.
+
+One process serves trial after trial, so that only the first one pays for its start; after a failure a new one takes over.
+Questions and answers are lines of JSON on two pipes that nothing else writes to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from types import TracebackType
+from typing import IO, Any
+
+from flatout.base.units import show_seconds
+from flatout.plan.trials.bench import Bench
+from flatout.plan.trials.reports import CRASHED, FAILED, HUNG, Ask, Held, Losses, Report
+
+_LOOK_S = 0.2
+_LAST_BYTES = 4000
+TRIAL_LIMIT_S = 180.0
+
+
+class TrialProcess:
+    """`command` starts a process that calls `serve`; two file descriptors are put at its end, to read from and to write to."""
+
+    def __init__(self, command: Sequence[str], limit_s: float = TRIAL_LIMIT_S) -> None:
+        self._command, self._limit_s = list(command), limit_s
+        self._running: _Running | None = None
+
+    def __enter__(self) -> TrialProcess:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop()
+
+    def attempt(self, ask: Ask) -> Report:
+        began_s = time.monotonic()
+        answer, failure, why = self._asked({"attempt": asdict(ask)})
+        if answer is None:
+            return Report(dict(ask.settings), failure, why, took_s=time.monotonic() - began_s)
+        return Report.from_dict(answer)
+
+    def losses(self, settings: Mapping[str, Any], steps: int, seed: int) -> Losses:
+        began_s = time.monotonic()
+        answer, failure, why = self._asked({"losses": {"settings": dict(settings), "steps": steps, "seed": seed}})
+        if answer is None:
+            return Losses(dict(settings), (), failure, why, time.monotonic() - began_s)
+        return Losses.from_dict(answer)
+
+    def held(self, settings: Mapping[str, Any], rows: int) -> Held:
+        answer, failure, why = self._asked({"held": {"settings": dict(settings), "rows": rows}})
+        return Held(rows, 0, 0, failure, why) if answer is None else Held(**answer)
+
+    def _asked(self, question: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str, str]:
+        if self._running is None:
+            self._running = _Running(self._command)
+        try:
+            answer = self._running.ask(question, self._limit_s)
+        except TimeoutError:
+            self._stop()
+            return None, HUNG, f"no answer within {show_seconds(self._limit_s)}"
+        except EOFError:
+            why = self._running.last_words()
+            self._stop()
+            return None, CRASHED, why
+        except BaseException:  # an interrupt: nothing is left behind
+            self._stop()
+            raise
+        return (None, FAILED, answer["error"]) if "error" in answer else (answer, "", "")
+
+    def _stop(self) -> None:
+        if self._running is not None:
+            self._running.kill()
+            self._running = None
+
+
+class _Running:
+    def __init__(self, command: Sequence[str]) -> None:
+        asked_from, self._asks = os.pipe()
+        self._answers, answered_to = os.pipe()
+        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._buffer = b""
+        self._process = subprocess.Popen(
+            [*command, str(asked_from), str(answered_to)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._words,
+            stderr=self._words,
+            pass_fds=(asked_from, answered_to),
+            start_new_session=True,  # Ctrl-C is for the run, which ends this in its own time
+        )
+        os.close(asked_from)
+        os.close(answered_to)
+
+    def ask(self, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        try:
+            os.write(self._asks, json.dumps(question).encode() + b"\n")
+        except BrokenPipeError:
+            raise EOFError from None
+        ends_s = time.monotonic() + limit_s
+        while b"\n" not in self._buffer:
+            if time.monotonic() > ends_s:
+                raise TimeoutError
+            if select.select([self._answers], [], [], _LOOK_S)[0]:
+                piece = os.read(self._answers, 1 << 16)
+                if not piece:
+                    raise EOFError
+                self._buffer += piece
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def last_words(self) -> str:
+        """How it ended, and the last line that it wrote."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+        code = self._process.returncode
+        how = "ended" if code is None else f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        self._words.seek(max(0, self._words.seek(0, os.SEEK_END) - _LAST_BYTES))
+        lines = [line.strip() for line in self._words.read().decode(errors="replace").splitlines() if line.strip()]
+        return f"the trial's process was {how}" + (f": {lines[-1][:300]}" if lines else "")
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for end in (self._asks, self._answers):
+            os.close(end)
+        self._words.close()
+
+
+def serve(bench: Bench, asked_from: int, answered_to: int) -> None:
+    """Answer until nobody asks any more."""
+    with os.fdopen(asked_from) as questions, os.fdopen(answered_to, "w") as answers:
+        for line in questions:
+            answers.write(json.dumps(_answer(bench, json.loads(line))) + "\n")
+            answers.flush()
+
+
+def _answer(bench: Bench, question: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        if "attempt" in question:
+            return bench.attempt(Ask(**question["attempt"])).to_dict()
+        if "held" in question:
+            return asdict(bench.held(**question["held"]))
+        return asdict(bench.losses(**question["losses"]))
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"}

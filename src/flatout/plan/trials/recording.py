@@ -1,0 +1,116 @@
+"""Measurements that replay: what a bench answered, kept under what was asked. A cache between runs, and test data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from flatout.base.files import write_bytes
+from flatout.engine.settings import Settings
+from flatout.plan.trials.reports import HUNG, INTERRUPTED, NOT_RECORDED, Ask, Held, Losses, Report
+
+_FORMAT = 1
+_NOT_OF_THE_STEP = frozenset(
+    {
+        "tier", "reader_threads", "disk_budget", "cache_compression", "log_every", "evaluation_batch", "checkpoint_every",
+        "failure_every", "keep_checkpoints", "nonfinite_limit", "grace",
+    }
+)  # fmt: skip
+_PASSING = (HUNG, INTERRUPTED)  # of that moment: asked again, it may go otherwise
+
+
+class Recording:
+    """`live` answers what is not recorded yet, and is recorded; without one, that is a failed trial."""
+
+    def __init__(self, written: Mapping[str, Any] | None = None, live: Any = None) -> None:
+        self._reports: dict[str, dict[str, Any]] = dict((written or {}).get("reports", {}))
+        self._losses: dict[str, dict[str, Any]] = dict((written or {}).get("losses", {}))
+        self._held: dict[str, dict[str, Any]] = dict((written or {}).get("held", {}))
+        self._live = live
+        self.asked_live = 0
+
+    def attempt(self, ask: Ask) -> Report:
+        alone = shown(ask.settings)
+        beside = f"{alone} beside {shown(ask.against or {})}"
+        known = self._reports.get(beside) or self._reports.get(alone)
+        if known is not None:
+            return Report.from_dict(known)
+        if self._live is None:
+            return Report(dict(ask.settings), NOT_RECORDED)
+        self.asked_live += 1
+        report: Report = self._live.attempt(ask)
+        if report.failure not in _PASSING:
+            self._reports[beside if report.against_s else alone] = report.to_dict()
+        return report
+
+    def losses(self, settings: Mapping[str, Any], steps: int, seed: int) -> Losses:
+        key = f"{shown(settings)}; {steps} steps, seed {seed}"
+        if key not in self._losses:
+            if self._live is None:
+                return Losses(dict(settings), (), NOT_RECORDED)
+            self.asked_live += 1
+            found: Losses = self._live.losses(settings, steps, seed)
+            if found.failure in _PASSING:
+                return found
+            self._losses[key] = asdict(found)
+        return Losses.from_dict(self._losses[key])
+
+    def held(self, settings: Mapping[str, Any], rows: int) -> Held:
+        key = f"{shown(settings)}; {rows} rows"
+        if key not in self._held:
+            if self._live is None:
+                return Held(rows, 0, 0, NOT_RECORDED)
+            self.asked_live += 1
+            found: Held = self._live.held(settings, rows)
+            if found.failure in _PASSING:
+                return found
+            self._held[key] = asdict(found)
+        return Held(**self._held[key])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"reports": self._reports, "losses": self._losses, "held": self._held}
+
+
+class Trove:
+    """Recordings of earlier runs in a folder, one file a job and device. Those of other versions are not used."""
+
+    def __init__(self, folder: Path | None, key: str, versions: Mapping[str, str]) -> None:
+        self._path = None if folder is None else folder / "trials" / f"{key}.json"
+        self._versions = dict(versions)
+        self.note = ""
+
+    def read(self) -> dict[str, Any] | None:
+        if self._path is None or not self._path.is_file():
+            return None
+        try:
+            kept = json.loads(self._path.read_text())
+            if kept["format"] != _FORMAT or kept["versions"] != self._versions:
+                was = ", ".join(
+                    f"{name} {value}" for name, value in kept["versions"].items() if self._versions.get(name) != value
+                )
+                self.note = f"measurements of earlier runs are not used: they were made with {was or 'another format'}"
+                return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.note = f"measurements of earlier runs can't be read ({type(error).__name__}) and are made again"
+            return None
+        found: dict[str, Any] = kept["recording"]
+        return found
+
+    def write(self, recording: Recording) -> None:
+        if self._path is not None:
+            document = {"format": _FORMAT, "versions": self._versions, "recording": recording.to_dict()}
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                write_bytes(self._path, json.dumps(document).encode())
+            except OSError as error:
+                self.note = f"measurements could not be kept for later runs: {error.strerror or error}"
+
+
+def shown(settings: Mapping[str, Any]) -> str:
+    """Settings in words: those that an arm can tell apart, where they are not the plain ones."""
+    plain = vars(Settings())
+    told = {name: value for name, value in settings.items() if name not in _NOT_OF_THE_STEP and plain.get(name) != value}
+    return ", ".join(f"{name}={value}" for name, value in sorted(told.items())) or "plain"

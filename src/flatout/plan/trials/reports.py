@@ -1,0 +1,89 @@
+"""What is asked of a bench and what it answers: plain data, so that it can be sent, stored and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+OUT_OF_MEMORY, CRASHED, HUNG, SLOW, FAILED, INTERRUPTED, NOT_RECORDED = (
+    "out of memory", "crashed", "hung", "too slow", "failed", "interrupted", "not recorded",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Try `settings` beside `against`, where the search stands; `reference` is what both are proven by."""
+
+    settings: Mapping[str, Any]
+    against: Mapping[str, Any] | None
+    reference: Mapping[str, Any]
+    measure_s: float = 2.0  # for timing, about
+    slowest_step_s: float | None = None  # a step that takes longer ends it
+
+
+@dataclass(frozen=True)
+class Report:
+    """One trial. `failure` is empty, or one of the words above; `why` has its details."""
+
+    settings: Mapping[str, Any]
+    failure: str = ""
+    why: str = ""
+    first_s: float | None = None  # building, compiling, capturing, the first step
+    steps_s: tuple[float, ...] = ()  # seconds a step, repeat by repeat
+    against_s: tuple[float, ...] = ()  # of the other arm, taken in turns with these; empty: not in turns
+    peak_bytes: int | None = None
+    check: Mapping[str, Any] | None = None  # of one step, against the reference
+    took_s: float = 0.0
+
+    @property
+    def ran(self) -> bool:
+        return not self.failure
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, written: Mapping[str, Any]) -> Report:
+        return cls(**{**written, "steps_s": tuple(written["steps_s"]), "against_s": tuple(written["against_s"])})
+
+
+@dataclass(frozen=True)
+class Held:
+    """The most memory that a step on so many rows of the longest batch held, and how much there is."""
+
+    rows: int
+    peak_bytes: int = 0
+    room_bytes: int = 0
+    failure: str = ""
+    why: str = ""
+
+
+_MARGIN = 0.08  # of the room: other batches, fragments, what libraries take for themselves
+
+
+def fitting_rows(probes: Sequence[Held], batch: int) -> int:
+    """Rows at a time that fit, from two probes: memory is a + b * rows. The batch, or a half, a quarter, ... of it."""
+    small, large = probes[0], probes[-1]
+    a_row = (large.peak_bytes - small.peak_bytes) / max(1, large.rows - small.rows)
+    fixed = small.peak_bytes - a_row * small.rows
+    rows = batch
+    while rows > large.rows and fixed + a_row * rows > (1 - _MARGIN) * large.room_bytes:
+        rows = (rows + 1) // 2
+    return rows
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The loss of every step of an arm that trained from the start."""
+
+    settings: Mapping[str, Any]
+    losses: tuple[float, ...] = ()
+    failure: str = ""
+    why: str = ""
+    took_s: float = 0.0
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, written: Mapping[str, Any]) -> Losses:
+        return cls(**{**written, "losses": tuple(written["losses"])})

@@ -1,0 +1,148 @@
+"""The work of a step, operator by operator: traced once on tensors without data, then kept for as long as the model lives.
+
+The trace runs a copy of the model, so nothing of it stays behind in the model. It depends on the precision, the rows at a time
+and recomputing; all other settings change how the same work is carried out.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
+
+from flatout.base.specs import Spec
+from flatout.data.source import Column
+from flatout.engine.job import Job
+from flatout.engine.precision import autocast
+from flatout.engine.recompute import recompute_blocks
+from flatout.engine.settings import Settings
+from flatout.measure.counts import Counter, Counts, Operation
+from flatout.measure.groups import MOVEMENT, UPDATE
+from flatout.objectives.objective import Objective
+
+
+@dataclass(frozen=True)
+class Work:
+    """Forward and backward of `rows` samples, `parts` times a step, and `around` them: fetching the batch, the update."""
+
+    counts: Counts
+    rows: int
+    parts: float
+    around: tuple[Operation, ...]
+    batch_bytes: int  # as they are stored
+
+    @property
+    def flops_per_sample(self) -> float:
+        return self.counts.flops / self.rows
+
+
+# (times that a fused update reads or writes all weights, times that one operator after the other does, how many operators)
+_UPDATES = {"adamw": (7, 22, 11), "adam": (7, 20, 10), "sgd": (5, 7, 3)}
+_TENSOR_CALLS = 0.5  # a CPU takes one by one the tensors that a GPU takes in one launch, each for so much of a call
+_GUARD = 4  # operators that keep a fused update from taking a step that is not finite
+_SCALE_PASSES = 3  # clipping and averaging read the weights or their like twice and write them once
+
+_TRACED: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], tuple[Objective, Counts]]] = WeakKeyDictionary()
+
+
+def work_of(job: Job, settings: Settings) -> Work:
+    """Raises what the model raises where it can't run without data."""
+    whole, columns = job.data.typical_batch(job.batch)
+    rows = min(settings.micro_batch or whole, whole)
+    stored_bytes = sum(column.row_bytes for column in job.data.train.typical_batch(job.batch)[1].values())
+    return Work(
+        counts=_counted(job, settings, rows, columns),
+        rows=rows,
+        parts=whole / rows,
+        around=(_moved("fetch", MOVEMENT, 2 * whole * stored_bytes), *_update(job, settings)),
+        batch_bytes=whole * stored_bytes,
+    )
+
+
+def _counted(job: Job, settings: Settings, rows: int, columns: Mapping[str, Column]) -> Counts:
+    shapes = tuple((name, column.shape, column.dtype) for name, column in columns.items())
+    key = (_trace_device(settings), settings.precision, settings.activation_checkpointing, rows, shapes)
+    traced = _TRACED.setdefault(job.model, {})
+    if key not in traced or traced[key][0] is not job.objective:
+        traced[key] = (job.objective, trace(job, settings, rows, columns))
+    return traced[key][1]
+
+
+def trace(job: Job, settings: Settings, rows: int, columns: Mapping[str, Column]) -> Counts:
+    """Forward and backward without computing them: each tensor knows its shape, format and device, and has no data."""
+    device = _trace_device(settings)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with FakeCopyMode(fake):
+        model = copy.deepcopy(job.model).train()
+    if settings.activation_checkpointing:
+        recompute_blocks(model)
+    with fake:
+        state = {
+            name: torch.empty_like(tensor, device=device).requires_grad_(tensor.requires_grad)
+            for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        }
+        batch = {name: torch.empty((rows, *col.shape), dtype=col.dtype, device=device) for name, col in columns.items()}
+        with Counter() as counter:
+            with autocast(settings.precision, device):
+                loss_sum, weight = job.objective(_Traced(model, state, counter), batch)
+            (loss_sum / weight).backward()
+    return counter.counts()
+
+
+class _Traced(nn.Module):
+    """The model with its tensors swapped for ones without data. What happens outside of it, either way, is the loss."""
+
+    def __init__(self, model: nn.Module, state: dict[str, Tensor], counter: Counter) -> None:
+        super().__init__()
+        self._call: Any = lambda *given, **named: functional_call(model, state, given, named)
+        self._counter = counter
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        self._counter.in_loss = False
+        output = self._call(*given, **named)
+        self._counter.in_loss = True
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                leaf.register_hook(self._reached)
+        return output
+
+    def _reached(self, gradient: Tensor) -> None:
+        self._counter.in_loss = False
+
+
+def _trace_device(settings: Settings) -> torch.device:
+    """An accelerator that isn't here can't even be imagined: its kernels are then taken to be those of the CPU."""
+    device = torch.device(settings.device)
+    present = device.type == "cpu" or (torch.accelerator.is_available() and _accelerator() == device.type)
+    return device if present else torch.device("cpu")
+
+
+def _accelerator() -> str:
+    found = torch.accelerator.current_accelerator()
+    return "" if found is None else found.type
+
+
+def _update(job: Job, settings: Settings) -> list[Operation]:
+    trained = [p for p in job.model.parameters() if p.requires_grad]
+    weight_bytes = sum(p.numel() * p.element_size() for p in trained)
+    name = job.optimizer.name if isinstance(job.optimizer, Spec) else "adamw"
+    fused_passes, passes, operators = _UPDATES.get(name, _UPDATES["adamw"])
+    if settings.fused_optimizer and isinstance(job.optimizer, Spec):
+        passes, operators = fused_passes, 1 + _GUARD
+    elif torch.device(settings.device).type == "cpu":
+        operators = round(operators * max(1.0, _TENSOR_CALLS * len(trained)))
+    scaled = (job.clip is not None) + (job.ema is not None)
+    total_bytes = (passes + scaled * _SCALE_PASSES) * weight_bytes
+    return [_moved("update", UPDATE, total_bytes // operators)] * operators
+
+
+def _moved(name: str, group: str, size_bytes: int) -> Operation:
+    return Operation(name, group, torch.float32, 0, ((-1, size_bytes),), ())

@@ -1,0 +1,215 @@
+"""A recipe's plan: defaults from what is known, then trials where they pay, with a receipt of what was tried."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatout import __version__
+from flatout.base.source import source_text
+from flatout.building import check_job
+from flatout.data.datasets.iterables import IterableSource
+from flatout.engine.job import Job
+from flatout.engine.settings import parse_pins
+from flatout.machine.ceilings import Ceilings
+from flatout.machine.device import device_name, pick_device
+from flatout.machine.facts import read_facts
+from flatout.machine.probe import probe
+from flatout.measure.receipt import Receipt
+from flatout.models.build import source_hash
+from flatout.plan.choose import choose, situation_of
+from flatout.plan.knobs.all import KNOBS
+from flatout.plan.knobs.knob import Knob
+from flatout.plan.plan import Plan
+from flatout.plan.planning import steps_to_come, with_receipt
+from flatout.plan.search import LIMIT_S, Search, Tries
+from flatout.plan.trials.bench import Bench
+from flatout.plan.trials.process import TrialProcess
+from flatout.plan.trials.recording import Recording, Trove
+from flatout.recipe import Recipe
+
+Say = Callable[[str], None]
+# of a recipe, what no trial depends on
+_NOT_OF_A_TRIAL = (
+    "budget",
+    "lr",
+    "schedule",
+    "seed",
+    "name",
+    "evaluate",
+    "early_stop",
+    "price_per_hour",
+    "settings",
+    "init_from",
+)
+
+
+def checked_plan(
+    recipe: Recipe,
+    job: Job,
+    cache: Path | None,
+    *,
+    limit_s: float = LIMIT_S,
+    analyze: bool = False,
+    recall: bool = False,
+    say: Say = lambda line: None,
+) -> tuple[Plan, Receipt | None]:
+    """Checked first: what does not fit is said before this machine is measured. `limit_s` of 0: no trials.
+
+    `analyze` tries what this run would be too short to try. `recall`: no trial is made, those of earlier runs count.
+    """
+    pins = _pins(recipe)
+    check_job(job, pick_device(str(pins.get("device", "auto"))))
+    plan = default_plan(recipe, job, cache)
+    if limit_s <= 0:
+        return plan, None
+    return tried_plan(recipe, job, plan, cache, limit_s=limit_s, analyze=analyze, recall=recall, say=say)
+
+
+def default_plan(recipe: Recipe, job: Job, cache: Path | None) -> Plan:
+    pins = _pins(recipe)
+    device = pick_device(str(pins.get("device", "auto")))
+    label = f"{_data_name(recipe)}/{_model_name(job)}"
+    return choose(job, pins, ceilings_of(device, cache), label, cache, knobs_of(recipe))
+
+
+def ceilings_of(device: torch.device, cache: Path | None) -> Ceilings | None:
+    """What this machine was measured to do; measured in a few seconds the first time, then kept."""
+    return probe(device, cache, quick=True).ceilings
+
+
+def tried_plan(
+    recipe: Recipe, job: Job, plan: Plan, cache: Path | None, *, limit_s: float, analyze: bool, recall: bool, say: Say
+) -> tuple[Plan, Receipt | None]:
+    pins = _pins(recipe)
+    device = pick_device(str(pins.get("device", "auto")))
+    s = situation_of(job, pins, ceilings_of(device, cache), cache)
+    steps, knobs = steps_to_come(s), knobs_of(recipe)
+    if steps is None:
+        return plan, None
+    isolated = recipe.source is not None
+    if not isolated and isinstance(job.data.train, IterableSource):
+        return plan, None  # a trial would take samples from the run
+    trove = Trove(cache, _key(recipe, job, device), _versions())
+    kept = trove.read()
+    if recall and kept is None:
+        return plan, None
+    with _tries(recipe, job, device, cache, limit_s) as live:
+        recording = Recording(kept, None if recall else live)
+        search = Search(
+            s, plan.settings, knobs, recording, steps_left=steps, limit_s=limit_s, isolated=isolated, analyze=analyze, say=say
+        )
+        receipt = search.run()
+    if recording.asked_live:
+        trove.write(recording)
+    receipt = replace(
+        receipt,
+        notes=tuple(note for note in (trove.note,) if note),
+        machine=device_name(device),
+        versions=_versions(),
+        at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )
+    return with_receipt(plan, receipt, s, knobs, "measured" if recording.asked_live else "cached"), receipt
+
+
+def knobs_of(recipe: Recipe) -> tuple[Knob, ...]:
+    """flatout's, and those that the recipe brings along."""
+    return (*KNOBS, *recipe.own_knobs)
+
+
+def _pins(recipe: Recipe) -> dict[str, Any]:
+    return parse_pins(recipe.settings, [knob.name for knob in recipe.own_knobs])[0]
+
+
+@contextmanager
+def _tries(recipe: Recipe, job: Job, device: torch.device, cache: Path | None, limit_s: float) -> Iterator[Tries]:
+    """A process of their own for recipes from a file; for Python objects, which only this process has, this one."""
+    if recipe.source is None:
+        with _InProcess(job, device) as here:
+            yield here
+        return
+    with tempfile.TemporaryDirectory(prefix="flatout-trials-") as folder:
+        asked = Path(folder) / "recipe.json"
+        asked.write_text(json.dumps(_for_another_process(recipe, device, cache)))
+        with TrialProcess([sys.executable, "-m", "flatout.cli.trying", str(asked)], min(limit_s, LIMIT_S)) as process:
+            yield process
+
+
+def _for_another_process(recipe: Recipe, device: torch.device, cache: Path | None) -> dict[str, Any]:
+    assert recipe.source is not None
+    overrides, pins = recipe.given
+    return {
+        "recipe": str(recipe.source.resolve()),
+        "overrides": list(overrides),
+        "pins": dict(pins),
+        "device": str(device),
+        "cache": None if cache is None else str(cache),
+        "threads": torch.get_num_threads(),
+        "path": sys.path,
+    }
+
+
+class _InProcess:
+    """A bench that is made when the first trial is asked for."""
+
+    def __init__(self, job: Job, device: torch.device) -> None:
+        self._job, self._device = job, device
+        self._made: Bench | None = None
+
+    def __enter__(self) -> _InProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._made is not None:
+            self._made.close()
+
+    def attempt(self, ask: Any) -> Any:
+        return self._bench().attempt(ask)
+
+    def losses(self, settings: Any, steps: int, seed: int) -> Any:
+        return self._bench().losses(settings, steps, seed)
+
+    def held(self, settings: Any, rows: int) -> Any:
+        return self._bench().held(settings, rows)
+
+    def _bench(self) -> Bench:
+        if self._made is None:
+            self._made = Bench(self._job, self._device)
+        return self._made
+
+
+def _key(recipe: Recipe, job: Job, device: torch.device) -> str:
+    """What a measurement depends on: the model, the shapes of its batch, what is computed with it, the device, its threads."""
+    asked = {name: value for name, value in recipe.written().items() if name not in _NOT_OF_A_TRIAL and name != "data"}
+    shapes = {name: [list(column.shape), str(column.dtype)] for name, column in job.data.schema().items()}
+    own = [source_hash(recipe.model), *(source_text(part) for part in (recipe.objective, recipe.optimizer) if callable(part))]
+    place = [device_name(device), torch.get_num_threads() if device.type == "cpu" else 0, read_facts().cpu.model]
+    told = json.dumps([asked, shapes, own, place, job.rows_per_step], sort_keys=True, default=str)
+    return hashlib.sha256(told.encode()).hexdigest()[:24]
+
+
+def _versions() -> dict[str, str]:
+    cuda = torch.version.cuda or "none"
+    return {"flatout": __version__, "torch": torch.__version__, "cuda": cuda, "python": platform.python_version()}
+
+
+def _data_name(recipe: Recipe) -> str:
+    if isinstance(recipe.data, Mapping):
+        kind, value = next(iter(recipe.data.items()))
+        return Path(value).name.partition(".")[0] if isinstance(value, str) else str(kind)
+    return recipe.data if isinstance(recipe.data, str) else "data"
+
+
+def _model_name(job: Job) -> str:
+    return type(job.model).__name__.lower()

@@ -1,0 +1,251 @@
+"""The search on measurements that are made up: what it tries, keeps, takes back, and when it stops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import flatout as fo
+from flatout.building import build_job
+from flatout.engine.settings import Settings
+from flatout.measure.receipt import KEPT, REJECTED, UNTRIED, Receipt
+from flatout.plan.knobs import channels_last, compile, fused_optimizer, precision
+from flatout.plan.knobs.knob import Candidate, Knob
+from flatout.plan.plan import Prediction
+from flatout.plan.search import Search
+from flatout.plan.situation import Situation
+from flatout.plan.trials.recording import Recording
+from flatout.plan.trials.reports import CRASHED, OUT_OF_MEMORY, Ask, Losses, Report
+
+STEP_S = 0.01
+NOISE = (0.0, 0.004, -0.003, 0.002, -0.002, 0.001, -0.001, 0.003)
+FINE = {"passed": True, "why": "gradients agree", "figures": {}}
+Times = Callable[[Mapping[str, Any]], float]
+
+
+class Turn:
+    """A knob of two values, made for a test."""
+
+    def __init__(self, name: str, value: Any, factor: float, off: Any = False, **given: Any) -> None:
+        self.name, self.off, self._value, self._factor = name, off, value, factor
+        self.lossy, self.risky = given.pop("lossy", False), given.pop("risky", False)
+        self.meets: tuple[str, ...] = given.pop("meets", ())
+        self._given = given
+
+    def default(self, s: Situation, values: Mapping[str, Any]) -> Iterator[Any]:
+        return iter(())
+
+    def candidates(self, s: Situation, now: Settings) -> Iterator[Candidate]:
+        if getattr(now, self.name) != self._value:
+            yield Candidate(self._value, "made up", self._factor, **self._given)
+
+
+class Machine:
+    """Answers as a bench would: seconds from a function of the settings, a little noise, and what is planted."""
+
+    def __init__(self, times: Times, **planted: Any) -> None:
+        self.times, self.asked, self.trained = times, [], []
+        self.reports: dict[tuple[str, Any], dict[str, Any]] = planted.pop("reports", {})
+        self.losses_of: Callable[[Mapping[str, Any]], float] = planted.pop("losses_of", lambda settings: 0.0)
+        self.interrupt_at: int | None = planted.pop("interrupt_at", None)
+
+    def attempt(self, ask: Ask) -> Report:
+        self.asked.append(ask)
+        if self.interrupt_at == len(self.asked):
+            raise KeyboardInterrupt
+        for (name, value), wrong in self.reports.items():
+            if ask.settings[name] == value:
+                report = Report(dict(ask.settings), **wrong)
+                if not report.ran:
+                    return report
+        step_s = self.times(ask.settings)
+        repeats = tuple(step_s * (1 + noise) for noise in NOISE)
+        against = () if ask.against is None else tuple(self.times(ask.against) * (1 - noise) for noise in NOISE)
+        check = next((w["check"] for (n, v), w in self.reports.items() if ask.settings[n] == v and "check" in w), FINE)
+        return Report(dict(ask.settings), "", "", 0.5, repeats, against, 1000, check, 1.0)
+
+    def losses(self, settings: Mapping[str, Any], steps: int, seed: int) -> Losses:
+        self.trained.append(dict(settings))
+        worse = self.losses_of(settings)
+        draw = torch.Generator().manual_seed(0)
+        base = [2.0 - 0.02 * step + 0.05 * float(torch.randn((), generator=draw)) for step in range(steps)]
+        return Losses(dict(settings), tuple(loss * (1 + worse) for loss in base))
+
+
+def situation(**pins: Any) -> Situation:
+    job = build_job(fo.Recipe(data="digits", model="convnet", batch=64, lr=1e-3, budget="40 steps"))
+    return Situation(job, torch.device("cpu"), pins, None, Prediction(step_s=STEP_S))
+
+
+def search(machine: Any, knobs: list[Knob], steps: float = 1e5, **given: Any) -> Receipt:
+    pins = given.pop("pins", {})
+    start = Settings(**{"fused_optimizer": False, **pins})
+    return Search(situation(**pins), start, knobs, machine, steps_left=steps, **given).run()
+
+
+def verdicts(receipt: Receipt) -> dict[tuple[str, Any], str]:
+    return {(entry.name, entry.value): entry.verdict for entry in receipt.entries}
+
+
+FUSED, LAST = Turn("fused_optimizer", True, 1.3), Turn("channels_last", True, 1.2)
+
+
+def times(**factors: float) -> Times:
+    """Settings that are on divide the step's time by their factor."""
+    return lambda settings: STEP_S / math.prod(f for name, f in factors.items() if settings[name] not in (False, "off", "fp32"))
+
+
+def test_a_gain_is_kept_and_a_loss_is_not() -> None:
+    receipt = search(Machine(times(fused_optimizer=1.25, channels_last=0.9)), [FUSED, LAST])
+    assert verdicts(receipt) == {("fused_optimizer", True): KEPT, ("channels_last", True): REJECTED}
+    assert receipt.settings["fused_optimizer"] is True and receipt.settings["channels_last"] is False
+    assert receipt.gain == pytest.approx(1.25, rel=0.01)
+    (kept,) = [entry for entry in receipt.entries if entry.verdict == KEPT]
+    assert kept.low is not None and kept.high is not None and kept.low < 1.25 < kept.high and kept.n == len(NOISE)
+
+
+def test_the_most_promising_is_tried_first() -> None:
+    machine = Machine(times())
+    search(machine, [LAST, FUSED])
+    assert [ask.settings["fused_optimizer"] for ask in machine.asked] == [False, True, False]
+
+
+def test_what_is_within_the_noise_is_not_kept_unless_it_is_good_for_something_else() -> None:
+    machine = Machine(times(fused_optimizer=1.001))
+    assert "no gain above the noise" in search(machine, [FUSED]).entries[0].why
+    kept = search(machine, [Turn("fused_optimizer", True, 1.3, unless_slower=True)])
+    assert kept.settings["fused_optimizer"] is True
+
+
+def test_what_computes_something_else_is_rejected_whatever_its_speed() -> None:
+    wrong = {("channels_last", True): {"check": {"passed": False, "why": "gradient of head.bias: norm 2.00x", "figures": {}}}}
+    receipt = search(Machine(times(channels_last=3.0), reports=wrong), [LAST])
+    assert receipt.settings["channels_last"] is False and "head.bias: norm 2.00x" in receipt.entries[0].why
+
+
+@pytest.mark.parametrize("failure", [OUT_OF_MEMORY, CRASHED])
+def test_a_trial_that_dies_is_a_rejection_and_the_search_goes_on(failure: str) -> None:
+    dead = {("fused_optimizer", True): {"failure": failure, "why": "killed by SIGKILL"}}
+    receipt = search(Machine(times(channels_last=1.2), reports=dead), [FUSED, LAST])
+    assert verdicts(receipt) == {("fused_optimizer", True): REJECTED, ("channels_last", True): KEPT}
+    assert receipt.entries[0].why == f"{failure}: killed by SIGKILL"
+
+
+def test_what_does_not_learn_as_well_is_taken_back() -> None:
+    lossy = Turn("precision", "bf16", 2.0, off="fp32", lossy=True)
+    machine = Machine(
+        times(precision=2.0, channels_last=1.2), losses_of=lambda settings: 0.05 * (settings["precision"] == "bf16")
+    )
+    receipt = search(machine, [lossy, LAST])
+    assert receipt.settings["precision"] == "fp32" and receipt.settings["channels_last"] is True
+    assert verdicts(receipt)[("precision", "bf16")] == REJECTED
+    assert receipt.paired is not None and receipt.paired["passed"] and receipt.gain == pytest.approx(1.2, rel=0.01)
+
+
+def test_the_receipt_states_the_test_its_margin_n_and_power() -> None:
+    receipt = search(Machine(times(channels_last=1.2)), [LAST])
+    assert receipt.paired is not None and receipt.paired["n"] >= 12 and receipt.paired["power"] > 0.8
+    assert receipt.paired["margin"] > 0 and receipt.paired["test"]
+    assert Receipt.from_dict(receipt.to_dict()) == receipt
+
+
+def test_a_pinned_knob_is_never_turned() -> None:
+    machine = Machine(times(channels_last=5.0, fused_optimizer=1.2))
+    receipt = search(machine, [LAST, FUSED], pins={"channels_last": False})
+    assert all(ask.settings["channels_last"] is False for ask in machine.asked) and receipt.settings["fused_optimizer"] is True
+
+
+def test_a_short_run_waits_for_no_trial() -> None:
+    machine = Machine(times(channels_last=1.2))
+    receipt = search(machine, [LAST], steps=100)
+    assert not machine.asked and receipt.step_s is None and "would cost" in receipt.stopped
+
+
+def test_what_costs_once_must_pay_in_the_steps_left() -> None:
+    costly = Turn("compile", "on", 1.5, off="off", cost_s=30.0)
+    machine = Machine(times(compile=1.5))
+    paid = search(machine, [costly], steps=1e5)
+    assert paid.settings["compile"] == "on" and "pays in 150 steps" in paid.entries[0].why
+    unpaid = search(machine, [costly, FUSED], steps=5000)  # saves 17 s
+    assert verdicts(unpaid)[("compile", "on")] == UNTRIED and unpaid.settings["compile"] == "off"
+
+
+def test_in_vain_alone_and_tried_again_beside_what_it_meets() -> None:
+    def together(settings: Mapping[str, Any]) -> float:
+        factor = 1.5 if settings["channels_last"] else 1.0
+        return STEP_S / (factor * (1.4 if settings["channels_last"] and settings["fused_optimizer"] else 1.0))
+
+    meeting = Turn("fused_optimizer", True, 1.3, meets=("channels_last",))
+    receipt = search(Machine(together), [meeting, LAST])
+    assert [(entry.name, entry.verdict) for entry in receipt.entries] == [
+        ("fused_optimizer", REJECTED), ("channels_last", KEPT), ("fused_optimizer", KEPT),
+    ]  # fmt: skip
+
+
+def test_interrupted_it_goes_on_with_what_is_proven() -> None:
+    lossy = Turn("precision", "bf16", 2.0, off="fp32", lossy=True)
+    machine = Machine(times(precision=2.0, channels_last=1.2), interrupt_at=3)
+    receipt = search(machine, [lossy, LAST])
+    assert receipt.settings["precision"] == "bf16" and receipt.settings["channels_last"] is False
+    assert receipt.stopped.startswith("interrupted") and receipt.paired is not None
+
+
+def test_interrupted_what_was_not_tried_yet_is_as_by_default() -> None:
+    machine = Machine(times(fused_optimizer=1.2, channels_last=1.3), interrupt_at=3)
+    start = Settings(fused_optimizer=True, channels_last=True)
+    fused, last = Turn("fused_optimizer", True, 1.1), Turn("channels_last", True, 1.3)
+    receipt = Search(situation(), start, [fused, last], machine, steps_left=1e5, analyze=True).run()
+    assert verdicts(receipt) == {("channels_last", True): KEPT, ("fused_optimizer", True): UNTRIED}
+    assert receipt.settings["channels_last"] is True and receipt.settings["fused_optimizer"] is True
+    assert "as by default" in receipt.entries[-1].why
+
+
+def test_what_would_be_taken_untried_is_tried_even_if_its_trial_does_not_pay() -> None:
+    machine = Machine(times(fused_optimizer=0.8, precision=3.0))
+    big = Turn("precision", "bf16", 3.0, off="fp32")
+    receipt = Search(situation(), Settings(fused_optimizer=True), [FUSED, big], machine, steps_left=2000).run()
+    assert receipt.settings["fused_optimizer"] is False and receipt.settings["precision"] == "bf16"
+
+
+def test_interrupted_before_anything_is_proven_nothing_is_changed() -> None:
+    receipt = search(Machine(times(channels_last=1.2), interrupt_at=1), [LAST])
+    assert receipt.step_s is None and "interrupted" in receipt.stopped
+
+
+def test_a_clock_that_jumps_back_neither_ends_nor_extends_the_search_forever() -> None:
+    ticks = iter([1000.0, *(10.0 - n for n in range(1000))])
+    receipt = search(Machine(times(channels_last=1.2)), [LAST], clock=lambda: next(ticks))
+    assert receipt.settings["channels_last"] is True and receipt.took_s == 0.0
+
+
+def test_the_time_for_planning_is_kept() -> None:
+    clock = iter(range(0, 100_000, 100))
+    receipt = search(Machine(times(channels_last=1.2)), [LAST, FUSED], clock=lambda: float(next(clock)), limit_s=150)
+    assert "for planning are spent" in receipt.stopped and len([e for e in receipt.entries if e.verdict == UNTRIED]) == 1
+
+
+def test_a_recording_replays_every_decision() -> None:
+    machine = Machine(times(fused_optimizer=1.25, channels_last=0.9, precision=1.7))
+    knobs: list[Knob] = [fused_optimizer, channels_last, precision, compile]
+    recording = Recording(None, machine)
+    first = search(recording, knobs)
+    asked = len(machine.asked)
+    replayed = Recording(recording.to_dict())
+    again = search(replayed, knobs)
+    assert replace(again, took_s=0) == replace(first, took_s=0) and len(machine.asked) == asked
+
+
+def test_a_model_that_differs_from_itself_gets_no_trial() -> None:
+    doubt = {
+        ("fused_optimizer", False): {
+            "check": {"passed": False, "why": "not enough evidence: it differs from itself", "figures": {}}
+        }
+    }
+    machine = Machine(times(fused_optimizer=2.0), reports=doubt)
+    receipt = search(machine, [FUSED])
+    assert receipt.settings["fused_optimizer"] is False and "differs from itself" in receipt.stopped and len(machine.asked) == 1

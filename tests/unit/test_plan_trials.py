@@ -1,0 +1,310 @@
+"""Trials for real: arms on a CPU, bugs that are planted into them, and processes that die, hang or are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import flatout as fo
+from flatout.building import build_job
+from flatout.engine.settings import Settings
+from flatout.plan.trials import bench as benches
+from flatout.plan.trials.arm import Arm
+from flatout.plan.trials.bench import Bench
+from flatout.plan.trials.process import TrialProcess
+from flatout.plan.trials.recording import Recording, Trove, shown
+from flatout.plan.trials.reports import CRASHED, FAILED, HUNG, SLOW, Ask, Held, Report, fitting_rows
+
+PLAIN = Settings(device="cpu", fused_optimizer=False, deterministic=True)
+FUSED = replace(PLAIN, fused_optimizer=True)
+HALVES = replace(PLAIN, micro_batch=16)
+
+
+class Mixed(nn.Module):
+    """A convolution, both kinds of norm, biases."""
+
+    def __init__(self, dropout: float = 0.0, batch_norm: bool = True) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 6, 3, stride=2)
+        self.norm = nn.BatchNorm2d(6) if batch_norm else nn.GroupNorm(2, 6)
+        self.dropout = nn.Dropout(dropout)
+        self.scale = nn.LayerNorm(54)
+        self.head = nn.Linear(54, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.scale(self.dropout(torch.relu(self.norm(self.stem(x.unsqueeze(1)))).flatten(1))))
+
+
+def bench_of(model: Callable[[], nn.Module], **given: Any) -> Bench:
+    asked: dict[str, Any] = {"batch": 32, "lr": 3e-3, "weight_decay": 0.1, "budget": "40 steps", **given}
+    return Bench(build_job(fo.Recipe(data="digits", model=model, **asked)), torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def ask(settings: Settings, against: Settings | None = None, reference: Settings = PLAIN, **given: Any) -> Ask:
+    beside = None if against is None else against.to_dict()
+    return Ask(settings.to_dict(), beside, reference.to_dict(), measure_s=0.05, **given)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        FUSED,
+        replace(FUSED, channels_last=True),
+        replace(FUSED, precision="bf16"),
+        replace(PLAIN, activation_checkpointing=True),
+    ],
+    ids=["fused", "channels last", "bf16", "checkpointing"],
+)
+def test_an_honest_arm_agrees_with_the_plain_step(settings: Settings) -> None:
+    report = bench_of(Mixed).attempt(ask(settings, PLAIN))
+    assert report.failure == "" and report.check is not None and report.check["passed"], report.check
+    assert len(report.steps_s) == len(report.against_s) >= 7 and all(second > 0 for second in report.steps_s)
+
+
+def test_micro_batches_agree_where_rows_do_not_meet() -> None:
+    report = bench_of(lambda: Mixed(batch_norm=False)).attempt(ask(HALVES, PLAIN))
+    assert report.check is not None and report.check["passed"], report.check
+
+
+def test_dropout_is_off_while_steps_are_compared_and_on_while_they_are_timed() -> None:
+    report = bench_of(lambda: Mixed(dropout=0.5)).attempt(ask(FUSED, PLAIN))
+    assert report.check is not None and report.check["passed"], report.check
+
+
+# ---- planted bugs ----
+
+
+def _doubled_gradient(arm: Arm) -> None:
+    arm.step._backward = lambda loss: (2 * loss).backward()  # type: ignore[method-assign]
+
+
+def _skipped_bias(arm: Arm) -> None:
+    arm.model.head.bias.register_hook(torch.zeros_like)  # type: ignore[union-attr]
+
+
+def _shifted_label(arm: Arm) -> None:
+    arm.batches = [{**batch, "y": batch["y"].roll(1)} for batch in arm.batches]
+
+
+def _stale_statistics(arm: Arm) -> None:
+    arm.model.norm.momentum = 0.0  # type: ignore[union-attr, assignment]
+
+
+def _dropped_last_part(arm: Arm) -> None:
+    whole = arm.step._in_parts
+
+    def all_but_the_last(batch: dict[str, Tensor], rows: int, micro: int) -> Any:
+        return whole({name: column[:-micro] for name, column in batch.items()}, rows - micro, micro)
+
+    arm.step._in_parts = all_but_the_last  # type: ignore[method-assign]
+
+
+def _short_loss(arm: Arm) -> None:
+    loss = arm.step._loss
+
+    def short(model: nn.Module, batch: dict[str, Tensor]) -> Any:
+        total, weight = loss(model, batch)
+        return (total / weight).bfloat16().float() * weight, weight
+
+    arm.step._loss = short
+
+
+def _frozen_group(arm: Arm) -> None:
+    arm.optimizer.param_groups[1]["factor"] = 0.0
+
+
+def _decayed_norms(arm: Arm) -> None:
+    for group in arm.optimizer.param_groups:
+        group["weight_decay"] = 0.1
+
+
+@pytest.mark.parametrize(
+    ("plant", "settings", "told"),
+    [
+        (_doubled_gradient, FUSED, "gradient"),
+        (_skipped_bias, FUSED, "head.bias"),
+        (_shifted_label, FUSED, "loss"),
+        (_stale_statistics, FUSED, "norm.running_"),
+        (_dropped_last_part, HALVES, "part of the batch was left out"),
+        (_short_loss, FUSED, "loss"),
+        (_frozen_group, FUSED, "bias"),
+        (_decayed_norms, FUSED, "weight"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_planted_bug_is_caught(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[Arm], None], settings: Settings, told: str
+) -> None:
+    class Planted(Arm):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            if self.settings == settings:
+                plant(self)
+
+    model = (lambda: Mixed(batch_norm=False)) if plant is _dropped_last_part else Mixed
+    honest = bench_of(model).attempt(ask(settings, PLAIN))
+    assert honest.check is not None and honest.check["passed"]
+    monkeypatch.setattr(benches, "Arm", Planted)
+    report = bench_of(model).attempt(ask(settings, PLAIN))
+    assert report.failure == "" and report.check is not None and not report.check["passed"]
+    assert told in report.check["why"], report.check["why"]
+
+
+# ---- models that are difficult ----
+
+
+class Noisy(Mixed):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.randn_like(x))
+
+
+class Destroying(Mixed):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.mul_(0.5))
+
+
+class Looking(Mixed):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if float(x.mean()) > 0 else -x)
+
+
+def test_a_model_that_draws_its_own_numbers_proves_nothing() -> None:
+    report = bench_of(Noisy).attempt(ask(PLAIN))
+    assert report.check is not None and not report.check["passed"] and "not enough evidence" in report.check["why"]
+
+
+def test_a_model_that_changes_its_input_is_told_of() -> None:
+    report = bench_of(Destroying).attempt(ask(PLAIN))
+    assert report.failure == FAILED and "changes its input" in report.why
+
+
+def test_a_model_that_looks_at_its_data_is_tried_like_any_other() -> None:
+    report = bench_of(Looking).attempt(ask(FUSED, PLAIN))
+    assert report.check is not None and report.check["passed"]
+
+
+def test_an_arm_that_is_much_slower_ends_after_its_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = bench_of(Mixed).attempt(ask(FUSED, PLAIN, slowest_step_s=1e-9))
+    assert report.failure == SLOW and not report.steps_s
+
+
+def test_arms_train_on_the_same_data() -> None:
+    bench = bench_of(Mixed)
+    one, again = (bench.losses(PLAIN.to_dict(), 10, 1) for _ in range(2))
+    other = bench.losses(replace(FUSED, precision="bf16").to_dict(), 10, 1)
+    assert one.losses == again.losses and len(one.losses) == 10 and one.losses[-1] < one.losses[0]
+    assert other.losses == pytest.approx(one.losses, rel=0.02) and other.losses != one.losses
+
+
+# ---- memory ----
+
+
+def test_rows_that_fit_are_found_from_two_probes() -> None:
+    probes = [Held(rows, 1000 + 50 * rows, 10_000) for rows in (4, 8)]
+    assert fitting_rows(probes, 64) == 64
+    assert fitting_rows(probes, 256) == 128  # 1000 + 50 * 256 is too much, and so would be 164 of them with the margin
+    assert fitting_rows([replace(probe, room_bytes=1500) for probe in probes], 64) == 8
+
+
+# ---- processes ----
+
+SERVER = """
+import json, os, sys, time
+questions, answers = os.fdopen(int(sys.argv[-2])), os.fdopen(int(sys.argv[-1]), "w")
+for line in questions:
+    asked = json.loads(line)["attempt"]
+    how = asked["settings"]["precision"]
+    if how == "fp16":
+        sys.exit("a compiler fell over")
+    if how == "tf32":
+        time.sleep(600)
+    print("noise on stdout")
+    report = {"settings": asked["settings"], "steps_s": [os.getpid()], "against_s": []}
+    answers.write(json.dumps(report) + chr(10))
+    answers.flush()
+"""
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[TrialProcess]:
+    program = tmp_path / "server.py"
+    program.write_text(SERVER)
+    with TrialProcess([sys.executable, str(program)], limit_s=1.0) as made:
+        yield made
+
+
+def test_one_process_serves_trial_after_trial(process: TrialProcess) -> None:
+    one, other = (process.attempt(ask(PLAIN)) for _ in range(2))
+    assert one.ran and one.steps_s == other.steps_s
+
+
+def test_a_crash_is_a_report_and_the_next_trial_goes_on(process: TrialProcess) -> None:
+    report = process.attempt(ask(replace(PLAIN, precision="fp16")))
+    assert report.failure == CRASHED and "a compiler fell over" in report.why and "code 1" in report.why
+    assert process.attempt(ask(PLAIN)).ran
+
+
+def test_a_hang_ends_with_its_time(process: TrialProcess) -> None:
+    report = process.attempt(ask(replace(PLAIN, precision="tf32")))
+    assert report.failure == HUNG and "1 s" in report.why
+    assert process.attempt(ask(PLAIN)).ran
+
+
+def test_a_trial_that_is_killed_from_outside_is_a_rejection(process: TrialProcess) -> None:
+    pid = int(process.attempt(ask(PLAIN)).steps_s[0])
+    process._limit_s = 30.0
+    killer = threading.Thread(target=lambda: (time.sleep(0.3), os.kill(pid, signal.SIGKILL)))
+    killer.start()
+    report = process.attempt(ask(replace(PLAIN, precision="tf32")))
+    killer.join()
+    assert report.failure == CRASHED and "SIGKILL" in report.why
+
+
+# ---- recordings ----
+
+
+def test_measurements_of_other_versions_are_not_used_and_that_is_said(tmp_path: Path) -> None:
+    recording = Recording(None, _Answers())
+    recording.attempt(ask(FUSED))
+    Trove(tmp_path, "key", {"torch": "2.11", "flatout": "1"}).write(recording)
+    same = Trove(tmp_path, "key", {"torch": "2.11", "flatout": "1"})
+    kept = same.read()
+    assert kept is not None and Recording(kept).attempt(ask(FUSED)).steps_s == (1.0,) and same.note == ""
+    other = Trove(tmp_path, "key", {"torch": "2.13", "flatout": "1"})
+    assert other.read() is None and "made with torch 2.11" in other.note
+
+
+def test_a_damaged_file_of_measurements_is_made_again(tmp_path: Path) -> None:
+    (tmp_path / "trials").mkdir()
+    (tmp_path / "trials" / "key.json").write_text('{"format": 1, ')
+    trove = Trove(tmp_path, "key", {})
+    assert trove.read() is None and "made again" in trove.note
+
+
+def test_what_no_step_depends_on_is_not_asked_twice() -> None:
+    assert shown(replace(FUSED, log_every=7, tier="mapped").to_dict()) == shown(FUSED.to_dict())
+    assert "precision=bf16" in shown(replace(FUSED, precision="bf16").to_dict())
+
+
+class _Answers:
+    def attempt(self, asked: Ask) -> Report:
+        return Report(dict(asked.settings), steps_s=(1.0,))
