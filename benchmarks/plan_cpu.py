@@ -24,7 +24,7 @@ from flatout.reading import read_recipe
 
 PLANNED, PLAIN, BARE = "planned", "every knob off", "bare DataLoader loop"
 UNIT = "steps/s"
-NOT_PINNED = ("log_every", "checkpoint_every")
+NOT_PINNED = ("log_every", "checkpoint_every", "own")
 
 
 def written(folder: Path, name: str) -> Path:

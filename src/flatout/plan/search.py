@@ -30,8 +30,8 @@ _STEPS_LOOKED_AT = 8  # that a trial takes beside those that are timed
 _SLOWER = 3.0
 _UNKNOWN_STEP_S = 1e-3  # of a step that can't be predicted: rather too short, so that no short run waits for trials
 _PAIRED = (20, 40)  # steps of training side by side: at least, at most
-_PAIRED_S = 40.0  # for those of the reference, about
-_PAIRED_SEED = 1
+_PAIRED_S = 25.0  # for those of the reference, about
+_PAIRED_SEED, _PAIRED_REPEATS = 1, 3  # a model that draws numbers is repeated with others: they tell its noise
 
 
 class Tries(Protocol):
@@ -95,6 +95,7 @@ class Search:
         self.entries: list[Entry] = []
         self._paired: dict[str, Any] | None = None
         self._reference_losses: list[Losses] = []
+        self._draws = False
         self._done: set[tuple[str, str]] = set()
         self._untried: dict[str, Any] = {}  # knobs that nobody had time for, and what they are by default
 
@@ -111,7 +112,7 @@ class Search:
                 return self._receipt(None, None, f"the reference could not be measured: {first.failure}: {first.why}")
             if first.check is not None and not first.check["passed"]:
                 return self._receipt(None, first, f"nothing can be proven here: {first.check['why']}")
-            standing = _Standing(self.reference, first.steps_s)
+            standing, self._draws = _Standing(self.reference, first.steps_s), first.draws
         except KeyboardInterrupt:
             return self._receipt(None, None, f"{INTERRUPTED} before anything was proven")
         proven, stopped = self._greedy(standing)
@@ -204,7 +205,7 @@ class Search:
             return f"slower: {gain:.2f}x"
         if found.better is None and not (option.candidate.unless_slower and gain > 1 - _HARMLESS):
             return f"no gain above the noise: {gain:.2f}x [{1 / found.high:.2f}, {1 / found.low:.2f}], n={found.n}"
-        saved_s = self._steps_left * (standing.step_s - median(report.steps_s))
+        saved_s = self._steps_left * _saved_s(report, standing)
         if report.first_s is not None and option.candidate.cost_s and saved_s < report.first_s:
             return f"{gain:.2f}x, but it costs {show_seconds(report.first_s)} once and saves {show_seconds(max(0.0, saved_s))}"
         return None
@@ -212,7 +213,7 @@ class Search:
     def _pays(self, report: Report, standing: _Standing) -> str:
         if not report.steps_s or not report.first_s:
             return ""
-        saved_s = standing.step_s - median(report.steps_s)
+        saved_s = _saved_s(report, standing)
         return (
             f"costs {show_seconds(report.first_s)} once, pays in {report.first_s / saved_s:,.0f} steps" if saved_s > 0 else ""
         )
@@ -303,12 +304,9 @@ class Search:
     def _side_by_side(self, settings: Settings, reference_s: float) -> dict[str, Any]:
         if not self._reference_losses:
             steps = int(min(_PAIRED[1], max(_PAIRED[0], _PAIRED_S / max(reference_s, 1e-9))))
-            first = self._tries.losses(self.reference.to_dict(), steps, _PAIRED_SEED)
-            self._reference_losses = [first]
-            again = self._tries.losses(self.reference.to_dict(), steps, _PAIRED_SEED + 1)
-            if not again.failure and again.losses != first.losses:  # it draws numbers: more repeats tell its noise
-                third = self._tries.losses(self.reference.to_dict(), steps, _PAIRED_SEED + 2)
-                self._reference_losses = [one for one in (first, again, third) if not one.failure]
+            repeats = _PAIRED_REPEATS if self._draws else 1
+            seeds = range(_PAIRED_SEED, _PAIRED_SEED + repeats)
+            self._reference_losses = [self._tries.losses(self.reference.to_dict(), steps, seed) for seed in seeds]
         failed = [one for one in self._reference_losses if one.failure]
         if failed:
             return {"passed": False, "why": f"the reference could not be trained: {failed[0].failure}: {failed[0].why}"}
@@ -379,6 +377,11 @@ def _compared(report: Report, standing: _Standing) -> Comparison:
     if report.against_s:
         return compare_paired(report.steps_s, report.against_s, prefer="min", margin=_MARGIN)
     return compare(report.steps_s, standing.steps_s, prefer="min", margin=_MARGIN)
+
+
+def _saved_s(report: Report, standing: _Standing) -> float:
+    """A step, by the times that were taken side by side where there are any."""
+    return (median(report.against_s) if report.against_s else standing.step_s) - median(report.steps_s)
 
 
 def _entry(option: _Option, stood: Any, report: Report, found: Comparison | None, why_not: str | None, pays: str) -> Entry:

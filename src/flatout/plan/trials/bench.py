@@ -27,8 +27,8 @@ from flatout.plan.trials.reports import FAILED, OUT_OF_MEMORY, SLOW, Ask, Held, 
 
 _BATCHES = 4
 _BATCHES_OF_ALL_SHAPES = 16
-_PAIRS = 7  # fewer could not tell a difference at 95%
-_WARM_STEPS, _WARM_ROWS = 40, 32
+_PAIRS, _REPEATS = 7, 5  # by turns, alone: fewer could not tell a difference at 95%
+_WARM_STEPS, _WARM_ROWS, _WARM_TOKENS = 40, 32, 4096
 _CHUNK_S = 0.03  # timed at once: long beside what starting and stopping a clock takes
 _TIMES_SLOWER = 3.0
 
@@ -135,7 +135,7 @@ class Bench:
         steps_s, against_s = self._timed(arm, ask)
         held = peak_bytes(self._device)
         self._standing = (settings.to_dict(), arm)
-        return Report(dict(ask.settings), "", "", first_s, steps_s, against_s, held, asdict(check))
+        return Report(dict(ask.settings), "", "", first_s, steps_s, against_s, held, asdict(check), draws=draws)
 
     def _timed(self, arm: Arm, ask: Ask) -> tuple[tuple[float, ...], tuple[float, ...]]:
         other = self._other(ask.against) if self._device.type == "cpu" and ask.against is not None else None
@@ -144,7 +144,8 @@ class Bench:
             raise TooSlow(f"a step takes {once_s:.3g} s, more than {_TIMES_SLOWER:g} times what it is compared with")
         steps = max(1, math.ceil(_CHUNK_S / max(once_s, 1e-6)))
         arms = [arm] if other is None else [arm, other]
-        repeats = max(_PAIRS, min(3 * _PAIRS, int(ask.measure_s / max(1e-6, len(arms) * steps * once_s))))
+        least = _REPEATS if other is None else _PAIRS
+        repeats = max(least, min(3 * least, int(ask.measure_s / max(1e-6, len(arms) * steps * once_s))))
         found: dict[int, list[float]] = {id(one): [] for one in arms}
         for one in arms:
             _seconds(one, steps)
@@ -186,7 +187,8 @@ class Bench:
             return
         self._is_warm = True
         plain = Settings(device=str(self._device), fused_optimizer=False)
-        arm = self._arm(plain, quiet=False, batches=[_rows(batch, _WARM_ROWS) for batch in self._batches])
+        rows = max(4, min(_WARM_ROWS, int(_WARM_TOKENS / self._job.data.train.tokens_per_row)))
+        arm = self._arm(plain, quiet=False, batches=[_rows(batch, rows) for batch in self._batches])
         with arm.surroundings(self._job.seed):
             for number in range(_WARM_STEPS):
                 arm.advance(self._job.lr * (number + 1) / _WARM_STEPS)

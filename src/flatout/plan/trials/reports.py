@@ -35,6 +35,7 @@ class Report:
     peak_bytes: int | None = None
     check: Mapping[str, Any] | None = None  # of one step, against the reference
     took_s: float = 0.0
+    draws: bool = False  # the model draws random numbers: its repeats differ
 
     @property
     def ran(self) -> bool:
