@@ -35,7 +35,7 @@ from flatout.plan.plan import Plan
 from flatout.plan.planning import steps_to_come, with_receipt
 from flatout.plan.search import LIMIT_S, Search, Tries
 from flatout.plan.trials.bench import Bench
-from flatout.plan.trials.process import TrialProcess
+from flatout.plan.trials.process import TRIAL_LIMIT_S, TrialProcess
 from flatout.plan.trials.recording import Recording, Trove
 from flatout.recipe import Recipe
 
@@ -43,7 +43,6 @@ Say = Callable[[str], None]
 # of a recipe, what no trial depends on
 _NOT_OF_A_TRIAL = (
     "budget",
-    "lr",
     "schedule",
     "seed",
     "name",
@@ -51,7 +50,6 @@ _NOT_OF_A_TRIAL = (
     "early_stop",
     "price_per_hour",
     "settings",
-    "init_from",
 )
 
 
@@ -142,7 +140,7 @@ def _tries(recipe: Recipe, job: Job, device: torch.device, cache: Path | None, l
     with tempfile.TemporaryDirectory(prefix="flatout-trials-") as folder:
         asked = Path(folder) / "recipe.json"
         asked.write_text(json.dumps(_for_another_process(recipe, device, cache)))
-        with TrialProcess([sys.executable, "-m", "flatout.cli.trying", str(asked)], min(limit_s, LIMIT_S)) as process:
+        with TrialProcess([sys.executable, "-m", "flatout.cli.trying", str(asked)], min(limit_s, TRIAL_LIMIT_S)) as process:
             yield process
 
 

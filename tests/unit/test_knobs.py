@@ -12,9 +12,10 @@ from torch import nn
 
 import flatout as fo
 from flatout import planned
-from flatout.base.errors import RecipeError
+from flatout.base.errors import RecipeError, UsageError
 from flatout.base.tree import to_data
-from flatout.engine.settings import Settings, value_of
+from flatout.cli.training import read_asked
+from flatout.engine.settings import Settings, parse_pins, value_of
 from flatout.plan.knobs import (
     activation_checkpointing,
     attention,
@@ -110,6 +111,22 @@ def test_a_recipe_brings_a_knob_and_pins_it(tmp_path: Path) -> None:
     assert plain.plan.settings.own == {"tanh_gelu": False}
     assert run.result["metrics"]["train_loss"] != plain.result["metrics"]["train_loss"]
     assert "tanh gelu" in run.explain()
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [("on", True), ("off", False), (True, True), ("3", 3), ("0.5", 0.5), ("fast", "fast")]
+)
+def test_a_pin_from_the_command_line_is_what_it_means(written: Any, meant: Any) -> None:
+    assert parse_pins({"mine": written}, ["mine"]) == ({"mine": meant}, [])
+
+
+def test_off_on_the_command_line_knows_knobs_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    written = tmp_path / "mine.yaml"
+    written.write_text("data: digits\nmodel: mlp\nbatch: 32\nlr: 1e-3\nbudget: 2 steps\nknobs: ['test_knobs:TanhGelu']\n")
+    assert read_asked(written, [], [], ["tanh_gelu"]).settings == {"tanh_gelu": False}
+    with pytest.raises(UsageError, match="--off tanh_gellu: no such setting"):
+        read_asked(written, [], [], ["tanh_gellu"])
 
 
 def test_a_knob_that_lacks_something_is_refused_with_all_of_it() -> None:

@@ -269,6 +269,13 @@ def test_a_hang_ends_with_its_time(process: TrialProcess) -> None:
     assert process.attempt(ask(PLAIN)).ran
 
 
+def test_a_trial_that_should_be_short_is_waited_for_no_longer(process: TrialProcess) -> None:
+    process.attempt(ask(PLAIN))  # it has started
+    process._limit_s = 60.0
+    report = process.attempt(ask(replace(PLAIN, precision="tf32"), patience_s=0.5))
+    assert report.failure == HUNG and "500 ms" in report.why
+
+
 def test_a_trial_that_is_killed_from_outside_is_a_rejection(process: TrialProcess) -> None:
     pid = int(process.attempt(ask(PLAIN)).steps_s[0])
     process._limit_s = 30.0
@@ -291,6 +298,16 @@ def test_measurements_of_other_versions_are_not_used_and_that_is_said(tmp_path: 
     assert kept is not None and Recording(kept).attempt(ask(FUSED)).steps_s == (1.0,) and same.note == ""
     other = Trove(tmp_path, "key", {"torch": "2.13", "flatout": "1"})
     assert other.read() is None and "made with torch 2.11" in other.note
+
+
+def test_a_crash_is_tried_again_by_the_next_run() -> None:
+    class Crashes:
+        def attempt(self, asked: Ask) -> Report:
+            return Report(dict(asked.settings), CRASHED, "killed by SIGKILL")
+
+    recording = Recording(None, Crashes())
+    assert recording.attempt(ask(FUSED)).failure == CRASHED
+    assert Recording(recording.to_dict(), _Answers()).attempt(ask(FUSED)).ran
 
 
 def test_a_damaged_file_of_measurements_is_made_again(tmp_path: Path) -> None:

@@ -105,3 +105,8 @@ def _significant(value: float, digits: int) -> str:
     places = digits - 1 - math.floor(math.log10(abs(value)))
     rounded = round(value, places)
     return f"{rounded:.{max(places, 0)}f}".rstrip("0").rstrip(".") if places > 0 else f"{rounded:.0f}"
+
+
+def show_value(value: object) -> str:
+    """Of a setting."""
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)

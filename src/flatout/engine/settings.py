@@ -90,7 +90,7 @@ def parse_pins(pins: Mapping[str, object], own: Collection[str] = ()) -> tuple[d
     problems: list[str] = []
     for name, written in pins.items():
         if name in own:
-            parsed[name] = written
+            parsed[name] = _plainly(written)
             continue
         if name not in known:
             problems.append(f"settings.{name}: no such setting; {did_you_mean(name, known)}")
@@ -100,6 +100,10 @@ def parse_pins(pins: Mapping[str, object], own: Collection[str] = ()) -> tuple[d
         except UsageError as error:
             problems.append(f"settings.{name}: {error}")
     return parsed, problems
+
+
+def is_setting(name: str) -> bool:
+    return name in _NAMES
 
 
 def off_value(name: str) -> Any:
@@ -149,6 +153,19 @@ def _typed(name: str, kind: str, written: object) -> Any:
         if every is None or every.target or every.unit not in ("seconds", "steps"):
             raise UsageError(f"expected auto, a time or steps, such as 2 min or 500 steps, got {written!r}")
     return text
+
+
+def _plainly(written: object) -> object:
+    """A value of a knob that the recipe brings along: words of a command line as what they mean."""
+    if not isinstance(written, str):
+        return written
+    for number in (int, float):
+        try:
+            return number(written)
+        except ValueError:
+            continue
+    text = written.strip().lower()
+    return text in _ON if text in _ON | _OFF else written
 
 
 def _or_none(parse: Callable[[str], Any], text: str) -> Any:

@@ -6,7 +6,7 @@ gradient norm) is not finite leaves weights and optimizer as they were: the fuse
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -151,10 +151,8 @@ class Step:
             return self._forward(self._compiled_mean if self._compiles(rows) else self._mean_of, batch)[0].detach()
         total: Tensor | float = 0.0
         weight: Tensor | float = 0.0
-        for start in range(0, rows, micro):
-            part = {name: column[start : start + micro] for name, column in batch.items()}
-            whole = self._compiles(min(micro, rows - start))
-            loss_sum, part_weight = self._forward(self._compiled_sum if whole else self._sum_of, part)
+        for compute, part in self._parts(batch, rows, micro):
+            loss_sum, part_weight = self._forward(compute, part)
             total, weight = total + loss_sum.detach(), weight + part_weight
         assert isinstance(total, Tensor)
         return total / weight
@@ -214,10 +212,8 @@ class Step:
     def _in_parts(self, batch: Batch, rows: int, micro: int) -> Loss:
         total: Tensor | float = 0.0
         weight: Tensor | float = 0.0
-        for start in range(0, rows, micro):
-            part = {name: column[start : start + micro] for name, column in batch.items()}
-            whole = self._compiles(min(micro, rows - start))
-            loss_sum, part_weight = self._forward(self._compiled_sum if whole else self._sum_of, part)
+        for compute, part in self._parts(batch, rows, micro):
+            loss_sum, part_weight = self._forward(compute, part)
             self._backward(loss_sum / rows)
             total = total + loss_sum.detach()
             weight = weight + part_weight
@@ -228,6 +224,11 @@ class Step:
             torch._foreach_mul_(self._gradients(), rows / exact)
         self.phases.mark("backward")
         return total / weight, weight
+
+    def _parts(self, batch: Batch, rows: int, micro: int) -> Iterator[tuple[Compute, Batch]]:
+        for start in range(0, rows, micro):
+            part = {name: column[start : start + micro] for name, column in batch.items()}
+            yield self._compiled_sum if self._compiles(min(micro, rows - start)) else self._sum_of, part
 
     def _forward(self, compute: Compute, batch: Batch) -> Loss:
         if self._channels_last:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flatout.base.tree import Cell, Column, Doc, Fields, Line, Node, Table
-from flatout.base.units import show_flops, show_rate, show_seconds, show_share
+from flatout.base.units import show_flops, show_rate, show_seconds, show_share, show_value
 from flatout.measure.receipt import UNTRIED, Receipt
 from flatout.plan.plan import Choice, Plan
 from flatout.plan.roofline import roofline
@@ -111,16 +111,12 @@ def _roofline(plan: Plan) -> list[Node]:
     return [Line(), *found] if found else []
 
 
-def _on_or_off(value: Any) -> str:
-    return ("on" if value else "off") if isinstance(value, bool) else str(value)
-
-
 def _shown_value(choice: Choice) -> str:
     if choice.name in ("micro_batch", "evaluation_batch") and choice.value == 0:
         return "whole"
     if choice.name == "log_every" and choice.value == 0:
         return "auto"
-    return _on_or_off(choice.value)
+    return show_value(choice.value)
 
 
 def _names(choices: list[Choice]) -> str:
@@ -131,7 +127,7 @@ def _rejected(plan: Plan) -> list[Line | Fields]:
     fields = Fields({"rejected": [{"name": r.name, "value": r.value, "why": r.why} for r in plan.rejected]})
     if not plan.rejected:
         return [fields]
-    text = "; ".join(f"{r.name.replace('_', ' ')} {_on_or_off(r.value)} ({r.why})" for r in plan.rejected)
+    text = "; ".join(f"{r.name.replace('_', ' ')} {show_value(r.value)} ({r.why})" for r in plan.rejected)
     return [Line(), Line(f"rejected: {text}"), fields]
 
 

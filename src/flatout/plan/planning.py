@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from flatout.base.units import show_value
 from flatout.engine.settings import Settings, value_of
 from flatout.measure.receipt import KEPT, REJECTED, Entry, Receipt
 from flatout.plan.knobs.knob import Knob
@@ -60,14 +61,10 @@ def _tried(choice: Choice, receipt: Receipt, cumulative: Mapping[str, tuple[floa
         return Choice(choice.name, value, kept[-1].why, source, predicted, measured, _unforeseen(kept[-1]))
     tried = [entry for entry in entries if entry.verdict == REJECTED]
     if tried:
-        return Choice(choice.name, value, f"{_shown(tried[-1])} was tried: {tried[-1].why}", source)
+        return Choice(choice.name, value, f"{show_value(tried[-1].value)} was tried: {tried[-1].why}", source)
     if entries:
         return Choice(choice.name, value, entries[-1].why, source)
-    return (
-        replace(choice, value=value)
-        if value == choice.value
-        else Choice(choice.name, value, "nothing else applies here", source)
-    )
+    return choice if value == choice.value else Choice(choice.name, value, "nothing else applies here", source)
 
 
 def _unforeseen(entry: Entry) -> bool:
@@ -75,7 +72,3 @@ def _unforeseen(entry: Entry) -> bool:
     if entry.predicted is None or entry.low is None or entry.high is None:
         return False
     return not entry.low <= entry.predicted <= entry.high
-
-
-def _shown(entry: Entry) -> str:
-    return {True: "on", False: "off"}.get(entry.value, str(entry.value)) if isinstance(entry.value, bool) else str(entry.value)

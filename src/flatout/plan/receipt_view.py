@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flatout.base.tree import Cell, Column, Doc, Fields, Line, Table
-from flatout.base.units import show_bytes, show_seconds
+from flatout.base.units import show_bytes, show_seconds, show_value
 from flatout.measure.receipt import KEPT, Entry, Receipt
 
 _COLUMNS = (
@@ -72,8 +72,8 @@ def _row(entry: Entry) -> dict[str, Any]:
     interval = None if entry.low is None or entry.high is None else f"{entry.low:.2f} to {entry.high:.2f}"
     return {
         "name": Cell(entry.name, entry.name.replace("_", " ")),
-        "value": Cell(entry.value, _value(entry.value)),
-        "instead_of": Cell(entry.instead_of, _value(entry.instead_of)),
+        "value": Cell(entry.value, show_value(entry.value)),
+        "instead_of": Cell(entry.instead_of, show_value(entry.instead_of)),
         "verdict": entry.verdict,
         "predicted": _factor(entry.predicted),
         "measured": _factor(entry.measured),
@@ -92,13 +92,9 @@ def _factor(value: float | None) -> Cell | None:
     return None if value is None else Cell(value, f"{value:.2f}x")
 
 
-def _value(value: Any) -> str:
-    return ("on" if value else "off") if isinstance(value, bool) else str(value)
-
-
 def _checked(entry: Entry) -> str:
     return f" ({entry.check['why']})" if entry.verdict == KEPT and entry.check else ""
 
 
 def _shown(entry: Entry) -> str:
-    return f"{entry.name.replace('_', ' ')} {_value(entry.value)}"
+    return f"{entry.name.replace('_', ' ')} {show_value(entry.value)}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Protocol
 
-from flatout.base.units import show_seconds
+from flatout.base.units import show_seconds, show_value
 from flatout.engine.settings import Settings, conflicts, value_of, with_values
 from flatout.measure.paired import check_losses
 from flatout.measure.receipt import KEPT, REJECTED, UNTRIED, Entry, Receipt
@@ -28,6 +28,7 @@ _START_S = {"cpu": 6.0, "cuda": 20.0}  # a process for trials: importing, buildi
 _MEASURE_S = 2.0
 _STEPS_LOOKED_AT = 8  # that a trial takes beside those that are timed
 _SLOWER = 3.0
+_PATIENCE_S, _PATIENCE = 20.0, 4.0  # with a trial: some time, and so many times what it should take
 _UNKNOWN_STEP_S = 1e-3  # of a step that can't be predicted: rather too short, so that no short run waits for trials
 _PAIRED = (20, 40)  # steps of training side by side: at least, at most
 _PAIRED_S = 25.0  # for those of the reference, about
@@ -179,7 +180,9 @@ class Search:
         self._done.add(option.key)
         self._say(f"trying {_named(option)}: should be {option.factor:.2f}x")
         slowest_s = _SLOWER * max(standing.step_s, reference_s)
-        ask = Ask(option.settings.to_dict(), standing.settings.to_dict(), self.reference.to_dict(), _MEASURE_S, slowest_s)
+        patience_s = _PATIENCE_S + _PATIENCE * option.cost_s + _STEPS_LOOKED_AT * slowest_s
+        arms = (option.settings.to_dict(), standing.settings.to_dict(), self.reference.to_dict())
+        ask = Ask(*arms, _MEASURE_S, slowest_s, patience_s)
         report = self._tries.attempt(ask)
         if report.failure == NOT_RECORDED:
             return standing
@@ -408,5 +411,4 @@ def _entry(option: _Option, stood: Any, report: Report, found: Comparison | None
 
 
 def _named(option: _Option) -> str:
-    value = option.candidate.value
-    return f"{option.knob.name.replace('_', ' ')} {('on' if value else 'off') if isinstance(value, bool) else value}"
+    return f"{option.knob.name.replace('_', ' ')} {show_value(option.candidate.value)}"

@@ -43,7 +43,7 @@ class TrialProcess:
 
     def attempt(self, ask: Ask) -> Report:
         began_s = time.monotonic()
-        answer, failure, why = self._asked({"attempt": asdict(ask)})
+        answer, failure, why = self._asked({"attempt": asdict(ask)}, ask.patience_s)
         if answer is None:
             return Report(dict(ask.settings), failure, why, took_s=time.monotonic() - began_s)
         return Report.from_dict(answer)
@@ -59,14 +59,16 @@ class TrialProcess:
         answer, failure, why = self._asked({"held": {"settings": dict(settings), "rows": rows}})
         return Held(rows, 0, 0, failure, why) if answer is None else Held(**answer)
 
-    def _asked(self, question: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str, str]:
+    def _asked(self, question: Mapping[str, Any], patience_s: float | None = None) -> tuple[dict[str, Any] | None, str, str]:
+        limit_s = self._limit_s if patience_s is None else min(patience_s, self._limit_s)
         if self._running is None:
             self._running = _Running(self._command)
+            limit_s = self._limit_s  # it has to start first, and may read data for a while
         try:
-            answer = self._running.ask(question, self._limit_s)
+            answer = self._running.ask(question, limit_s)
         except TimeoutError:
             self._stop()
-            return None, HUNG, f"no answer within {show_seconds(self._limit_s)}"
+            return None, HUNG, f"no answer within {show_seconds(limit_s)}"
         except EOFError:
             why = self._running.last_words()
             self._stop()

@@ -10,7 +10,7 @@ from typing import Any
 
 from flatout.base.files import write_bytes
 from flatout.engine.settings import Settings
-from flatout.plan.trials.reports import HUNG, INTERRUPTED, NOT_RECORDED, Ask, Held, Losses, Report
+from flatout.plan.trials.reports import CRASHED, HUNG, INTERRUPTED, NOT_RECORDED, Ask, Held, Losses, Report
 
 _FORMAT = 1
 _NOT_OF_THE_STEP = frozenset(
@@ -19,7 +19,7 @@ _NOT_OF_THE_STEP = frozenset(
         "failure_every", "keep_checkpoints", "nonfinite_limit", "grace",
     }
 )  # fmt: skip
-_PASSING = (HUNG, INTERRUPTED)  # of that moment: asked again, it may go otherwise
+_PASSING = (CRASHED, HUNG, INTERRUPTED)  # of that moment, as a kill from outside: asked again, it may go otherwise
 
 
 class Recording:

@@ -20,6 +20,7 @@ class Ask:
     reference: Mapping[str, Any]
     measure_s: float = 2.0  # for timing, about
     slowest_step_s: float | None = None  # a step that takes longer ends it
+    patience_s: float | None = None  # for all of it, beside the start of a process: then it is taken to hang
 
 
 @dataclass(frozen=True)
