@@ -33,10 +33,11 @@ from flatout.plan.knobs.all import KNOBS
 from flatout.plan.knobs.knob import Knob
 from flatout.plan.plan import Plan
 from flatout.plan.planning import steps_to_come, with_receipt
-from flatout.plan.search import LIMIT_S, Search, Tries
+from flatout.plan.search import LIMIT_S, Search
 from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.process import TRIAL_LIMIT_S, TrialProcess
 from flatout.plan.trials.recording import Recording, Trove
+from flatout.plan.trials.reports import Tries
 from flatout.recipe import Recipe
 
 Say = Callable[[str], None]

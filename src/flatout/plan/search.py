@@ -6,20 +6,20 @@ Measuring and choosing are apart: `tries` may be a process that runs arms, or a 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from flatout.base.units import show_seconds, show_value
 from flatout.engine.settings import Settings, conflicts, value_of, with_values
-from flatout.measure.paired import check_losses
 from flatout.measure.receipt import KEPT, REJECTED, UNTRIED, Entry, Receipt
 from flatout.measure.stats import Comparison, compare, compare_paired
 from flatout.plan.knobs.knob import Candidate, Knob
 from flatout.plan.predict import predict
+from flatout.plan.side_by_side import SideBySide
 from flatout.plan.situation import Situation
-from flatout.plan.trials.reports import INTERRUPTED, NOT_RECORDED, Ask, Held, Losses, Report, fitting_rows
+from flatout.plan.trials.reports import INTERRUPTED, NOT_RECORDED, Ask, Report, Tries, fitting_rows
 
 LIMIT_S = 300.0
 _MARGIN = 0.01  # a gain below it is not worth a setting
@@ -30,17 +30,6 @@ _STEPS_LOOKED_AT = 8  # that a trial takes beside those that are timed
 _SLOWER = 3.0
 _PATIENCE_S, _PATIENCE = 20.0, 4.0  # with a trial: some time, and so many times what it should take
 _UNKNOWN_STEP_S = 1e-3  # of a step that can't be predicted: rather too short, so that no short run waits for trials
-_PAIRED = (20, 40)  # steps of training side by side: at least, at most
-_PAIRED_S = 25.0  # for those of the reference, about
-_PAIRED_SEED, _PAIRED_REPEATS = 1, 3  # a model that draws numbers is repeated with others: they tell its noise
-
-
-class Tries(Protocol):
-    def attempt(self, ask: Ask) -> Report: ...
-
-    def losses(self, settings: Mapping[str, Any], steps: int, seed: int) -> Losses: ...
-
-    def held(self, settings: Mapping[str, Any], rows: int) -> Held: ...
 
 
 @dataclass
@@ -95,8 +84,6 @@ class Search:
         self.reference = with_values(start, {knob.name: knob.off for knob in self._knobs})
         self.entries: list[Entry] = []
         self._paired: dict[str, Any] | None = None
-        self._reference_losses: list[Losses] = []
-        self._draws = False
         self._done: set[tuple[str, str]] = set()
         self._untried: dict[str, Any] = {}  # knobs that nobody had time for, and what they are by default
 
@@ -113,10 +100,11 @@ class Search:
                 return self._receipt(None, None, f"the reference could not be measured: {first.failure}: {first.why}")
             if first.check is not None and not first.check["passed"]:
                 return self._receipt(None, first, f"nothing can be proven here: {first.check['why']}")
-            standing, self._draws = _Standing(self.reference, first.steps_s), first.draws
+            standing = _Standing(self.reference, first.steps_s)
+            training = SideBySide(self._tries, self.reference, standing.step_s, draws=first.draws)
         except KeyboardInterrupt:
             return self._receipt(None, None, f"{INTERRUPTED} before anything was proven")
-        proven, stopped = self._greedy(standing)
+        proven, stopped = self._greedy(standing, training)
         if proven.settings != self.reference and not stopped.startswith(INTERRUPTED):
             proven, first = self._confirmed(proven, first)
         return self._receipt(proven, first, stopped)
@@ -153,7 +141,7 @@ class Search:
 
     # ---- the loop ----
 
-    def _greedy(self, standing: _Standing) -> tuple[_Standing, str]:
+    def _greedy(self, standing: _Standing, training: SideBySide) -> tuple[_Standing, str]:
         reference_s, proven, safe, stopped = standing.step_s, standing, standing, ""
         try:
             while not stopped:
@@ -167,9 +155,9 @@ class Search:
                 else:
                     standing = self._try(option, standing, reference_s)
                     if option.knob.lossy and standing.settings == option.settings:
-                        proven = standing = self._trained(proven, standing, reference_s)
+                        proven = standing = self._trained(proven, standing, training)
                     safe = standing  # a knob that is not lossy is proven by its one step
-            return self._trained(proven, standing, reference_s), stopped
+            return self._trained(proven, standing, training), stopped
         except KeyboardInterrupt:
             self._drop_after(safe)
             return safe, f"{INTERRUPTED}: what was proven until then is kept"
@@ -285,12 +273,12 @@ class Search:
 
     # ---- proof by training ----
 
-    def _trained(self, proven: _Standing, standing: _Standing, reference_s: float) -> _Standing:
+    def _trained(self, proven: _Standing, standing: _Standing, training: SideBySide) -> _Standing:
         """Train both arms on the same data. What does not learn as well is taken back, the last lossy knob first."""
         if standing.settings == proven.settings:
             return proven
         while True:
-            verdict = self._side_by_side(standing.settings, reference_s)
+            verdict = training.verdict(standing.settings)
             if verdict["passed"]:
                 self._paired = verdict
                 return standing
@@ -303,21 +291,6 @@ class Search:
             standing = self._without(since[-1], standing, verdict["why"])
             if standing.settings == proven.settings:
                 return proven
-
-    def _side_by_side(self, settings: Settings, reference_s: float) -> dict[str, Any]:
-        if not self._reference_losses:
-            steps = int(min(_PAIRED[1], max(_PAIRED[0], _PAIRED_S / max(reference_s, 1e-9))))
-            repeats = _PAIRED_REPEATS if self._draws else 1
-            seeds = range(_PAIRED_SEED, _PAIRED_SEED + repeats)
-            self._reference_losses = [self._tries.losses(self.reference.to_dict(), steps, seed) for seed in seeds]
-        failed = [one for one in self._reference_losses if one.failure]
-        if failed:
-            return {"passed": False, "why": f"the reference could not be trained: {failed[0].failure}: {failed[0].why}"}
-        found = self._tries.losses(settings.to_dict(), len(self._reference_losses[0].losses), _PAIRED_SEED)
-        if found.failure:
-            return {"passed": False, "why": f"could not be trained: {found.failure}: {found.why}"}
-        verdict = check_losses([one.losses for one in self._reference_losses], found.losses)
-        return vars(verdict) | {"reference": [list(one.losses) for one in self._reference_losses], "losses": list(found.losses)}
 
     def _without(self, entry: Entry, standing: _Standing, why: str) -> _Standing:
         self._rejected_after_all(entry, why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 OUT_OF_MEMORY, CRASHED, HUNG, SLOW, FAILED, INTERRUPTED, NOT_RECORDED = (
     "out of memory", "crashed", "hung", "too slow", "failed", "interrupted", "not recorded",
@@ -89,3 +89,13 @@ class Losses:
     @classmethod
     def from_dict(cls, written: Mapping[str, Any]) -> Losses:
         return cls(**{**written, "losses": tuple(written["losses"])})
+
+
+class Tries(Protocol):
+    """Answers what is asked: a bench, a process that has one, or a recording."""
+
+    def attempt(self, ask: Ask) -> Report: ...
+
+    def losses(self, settings: Mapping[str, Any], steps: int, seed: int) -> Losses: ...
+
+    def held(self, settings: Mapping[str, Any], rows: int) -> Held: ...
