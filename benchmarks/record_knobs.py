@@ -109,19 +109,18 @@ def record(name: str, smoke: bool, limit_s: float, ceilings: Ceilings, device: t
     receipt = search.run()
     best = replace(plan.settings, **receipt.settings)
     reference = search.reference.to_dict()
-    asked = 0
-    for standing in (search.reference, best):
+    for standing in (best, search.reference):
         for knob in KNOBS:
             others = [candidate.value for candidate in knob.candidates(s, standing)]
             if standing == best and getattr(best, knob.name) != knob.off:
                 others.append(knob.off)
             for value in others:
                 settings = replace(standing, **{knob.name: value})
-                if conflicts(settings) or time.monotonic() - began_s > limit_s:
+                if conflicts(settings) or bench.is_lost or time.monotonic() - began_s > limit_s:
                     continue
                 report = recording.attempt(Ask(settings.to_dict(), standing.to_dict(), reference))
-                asked += 1
-                _say(f"  {knob.name}={value}: {report.failure or f'{min(report.steps_s):.6f} s'} {report.why[:100]}")
+                step = report.failure or f"{min(report.steps_s):.6f} s"
+                _say(f"  {knob.name}={value}: {step} {report.why[:100]} (first {report.first_s}, took {report.took_s:.1f} s)")
     bench.close()
     return {
         "model": name,

@@ -115,6 +115,18 @@ def test_the_most_promising_is_tried_first() -> None:
     assert [ask.settings["fused_optimizer"] for ask in machine.asked] == [False, True, False]
 
 
+def test_what_pays_back_sooner_is_tried_first_so_that_the_compiler_comes_late() -> None:
+    compiled = Turn("compile", "on", 1.5, "off", cost_s=40.0)
+    receipt = search(Machine(times(fused_optimizer=1.3, compile=1.5)), [compiled, FUSED], steps=2e4)
+    assert [entry.name for entry in receipt.entries] == ["fused_optimizer", "compile"]
+
+
+def test_analyzing_what_gains_too_little_does_not_end_the_search_for_the_rest() -> None:
+    compiled = Turn("compile", "on", 1.02, "off", cost_s=40.0)
+    receipt = search(Machine(times(compile=1.5)), [Turn("channels_last", True, 1.005), compiled], steps=2e4, analyze=True)
+    assert verdicts(receipt) == {("compile", "on"): KEPT, ("channels_last", True): UNTRIED}
+
+
 def test_what_is_within_the_noise_is_not_kept_unless_it_is_good_for_something_else() -> None:
     machine = Machine(times(fused_optimizer=1.001))
     assert "no gain above the noise" in search(machine, [FUSED]).entries[0].why

@@ -215,6 +215,18 @@ def test_arms_train_on_the_same_data() -> None:
     assert other.losses == pytest.approx(one.losses, rel=0.02) and other.losses != one.losses
 
 
+def test_a_compiled_arm_is_trained_from_the_start_without_compiling_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flatout.engine.compiling import Watch
+
+    compiled = replace(FUSED, compile="on")
+    used, fresh = bench_of(Mixed), bench_of(Mixed)
+    assert used.attempt(ask(compiled)).ran
+    watch = Watch()
+    trained = used.losses(compiled.to_dict(), 10, 1)
+    assert watch.news() is None
+    assert trained.losses == pytest.approx(fresh.losses(compiled.to_dict(), 10, 1).losses, rel=1e-6)
+
+
 # ---- memory ----
 
 
@@ -238,7 +250,7 @@ for line in questions:
     if how == "tf32":
         time.sleep(600)
     print("noise on stdout")
-    report = {"settings": asked["settings"], "steps_s": [os.getpid()], "against_s": []}
+    report = {"settings": asked["settings"], "steps_s": [os.getpid()], "against_s": [], "lost": how == "bf16"}
     answers.write(json.dumps(report) + chr(10))
     answers.flush()
 """
@@ -261,6 +273,12 @@ def test_a_crash_is_a_report_and_the_next_trial_goes_on(process: TrialProcess) -
     report = process.attempt(ask(replace(PLAIN, precision="fp16")))
     assert report.failure == CRASHED and "a compiler fell over" in report.why and "code 1" in report.why
     assert process.attempt(ask(PLAIN)).ran
+
+
+def test_a_device_that_answers_no_more_costs_the_next_trial_a_process_and_nothing_else(process: TrialProcess) -> None:
+    lost = process.attempt(ask(replace(PLAIN, precision="bf16")))
+    after, again = (process.attempt(ask(PLAIN)) for _ in range(2))
+    assert after.ran and after.steps_s == again.steps_s != lost.steps_s
 
 
 def test_a_hang_ends_with_its_time(process: TrialProcess) -> None:

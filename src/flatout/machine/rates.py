@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -170,7 +171,10 @@ def kernel_per_s(kind: str, named: str, device: torch.device, limit_s: float) ->
         if output.requires_grad:
             torch.autograd.grad(output, inputs, output.detach())
 
-    with _tf32(named == "tf32", device), torch.random.fork_rng([device] if device.type == "cuda" else []):
+    random = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    with _tf32(named == "tf32", device), random, warnings.catch_warnings():
+        # the thread of a process' first backward looks for a context of its own, and says so
+        warnings.filterwarnings("ignore", "Attempting to run cuBLAS, but there was no current CUDA context")
         try:
             inputs, forward = _KERNELS[kind](drawn, device.type != "cpu")
             counts = count_step(both_ways)

@@ -85,6 +85,7 @@ class Search:
         self.entries: list[Entry] = []
         self._paired: dict[str, Any] | None = None
         self._done: set[tuple[str, str]] = set()
+        self._compiling_s = 0.0  # as it was seen here
         self._untried: dict[str, Any] = {}  # knobs that nobody had time for, and what they are by default
 
     def run(self) -> Receipt:
@@ -105,7 +106,8 @@ class Search:
         except KeyboardInterrupt:
             return self._receipt(None, None, f"{INTERRUPTED} before anything was proven")
         proven, stopped = self._greedy(standing, training)
-        if proven.settings != self.reference and not stopped.startswith(INTERRUPTED):
+        by_turns = self._s.device.type == "cpu"  # on a device the arms' own clocks are enough
+        if by_turns and proven.settings != self.reference and not stopped.startswith(INTERRUPTED):
             proven, first = self._confirmed(proven, first)
         return self._receipt(proven, first, stopped)
 
@@ -132,7 +134,7 @@ class Search:
             whole = self._tries.attempt(ask)
         except KeyboardInterrupt:
             return proven, first
-        if not whole.ran or not whole.against_s:  # on a device the arms' own clocks are enough
+        if not whole.ran or not whole.against_s:
             return proven, first
         if _compared(whole, proven).better is False:
             self._drop_all("together with the others it is slower than the plain step")
@@ -147,9 +149,7 @@ class Search:
             while not stopped:
                 option = self._best(standing)
                 if option is None:
-                    stopped = "nothing is left to try"
-                elif not self._is_worth_it(option, standing):
-                    stopped = "the rest can't pay"
+                    stopped = "the rest can't pay" if self._options(standing) else "nothing is left to try"
                 elif self._spent_s() + option.cost_s > self._limit_s:
                     stopped = f"the {show_seconds(self._limit_s)} for planning are spent"
                 else:
@@ -175,6 +175,8 @@ class Search:
         if report.failure == NOT_RECORDED:
             return standing
         found = None if not report.ran else _compared(report, standing)
+        if option.settings.compile != "off":
+            self._compiling_s = max(self._compiling_s, report.first_s or 0.0)
         why_not = self._why_not(option, report, found, standing)
         entry = _entry(
             option, value_of(standing.settings, option.knob.name), report, found, why_not, self._pays(report, standing)
@@ -221,18 +223,23 @@ class Search:
                     continue
                 then = predict(self._s.job, settings, self._s.ceilings).step_s
                 factor = candidate.factor or (now / then if now and then else 1.1)
-                cost_s = candidate.cost_s + _MEASURE_S + _STEPS_LOOKED_AT * standing.step_s
+                again_s = self._compiling_s if standing.settings.compile != "off" else 0.0
+                cost_s = candidate.cost_s + again_s + _MEASURE_S + _STEPS_LOOKED_AT * standing.step_s
                 found.append(_Option(knob, candidate, settings, factor, cost_s))
         return found
 
     def _best(self, standing: _Standing) -> _Option | None:
-        """What would be taken untried comes first where nothing else pays."""
+        """Of what is worth a trial, what pays back soonest: so the compiler comes late, and compiles what was found before it.
 
-        def rank(one: _Option) -> tuple[bool, bool, float]:
-            left_s = self._saves_s(one, standing) - one.cost_s
-            return left_s > 0 or self._is_default(one), left_s > 0, left_s
+        What would be taken untried comes first where nothing else pays.
+        """
 
-        return max(self._options(standing), key=rank, default=None)
+        def rank(one: _Option) -> tuple[bool, float]:
+            saves_s = self._saves_s(one, standing)
+            pays = saves_s > one.cost_s
+            return pays, saves_s / one.cost_s if pays else saves_s - one.cost_s
+
+        return max((one for one in self._options(standing) if self._is_worth_it(one, standing)), key=rank, default=None)
 
     def _saves_s(self, option: _Option, standing: _Standing) -> float:
         return self._steps_left * standing.step_s * (1 - 1 / option.factor)

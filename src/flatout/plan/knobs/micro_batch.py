@@ -15,7 +15,7 @@ name = "micro_batch"
 off = 0
 lossy = False
 risky = False
-meets: tuple[str, ...] = ("precision", "compile", "activation_checkpointing")
+meets: tuple[str, ...] = ("precision", "activation_checkpointing")
 
 _LARGER = 1.1
 _FACTOR = 1.03  # where a part of the batch fits a cache that the whole does not

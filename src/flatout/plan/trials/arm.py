@@ -47,6 +47,10 @@ class Held:
     def seek(self, position: int) -> None:
         self.position = position
 
+    def replace(self, batches: Sequence[Batch]) -> None:
+        """Others of the same shapes from the next step on."""
+        self._batches = batches
+
     def bring(self) -> None:
         for name, column in self._batches[self.position // self.batch % len(self._batches)].items():
             self._static[name].copy_(column, non_blocking=True)
@@ -70,6 +74,7 @@ class Arm:
         self._state = TrainState(self.model, made.optimizer, made.average, made.step.scale, self.device)
         self._graph: GraphStep | None = None
         self._done = 0
+        self._born = self._state.copies() if self.can_rewind else []
         self.step.warm(len(next(iter(batches[0].values()))))
 
     @contextmanager
@@ -82,9 +87,21 @@ class Arm:
             stack.enter_context(NoDropout() if self._quiet else nullcontext())
             yield
 
+    @property
+    def can_rewind(self) -> bool:
+        """Worth it where building another one means compiling again. An optimizer of the user's may keep what we can't see."""
+        return self.settings.compile != "off" and isinstance(self.job.optimizer, Spec) and not self._quiet
+
+    def rewind(self) -> None:
+        """To where it was born: weights, running statistics, the optimizer's state."""
+        self.drain()
+        with self.surroundings():
+            self._state.put_back(self._born)
+        self._done = 0
+
     def prepare(self) -> None:
-        """Capture, where the settings ask for a graph."""
-        if self.settings.graph:
+        """Capture, where the settings ask for a graph and there is none yet."""
+        if self.settings.graph and self._graph is None:
             held: Any = Held(self.batches)
             graph = GraphStep(self.step, held, held.batch, _SLOTS)
             graph.capture(self._state.copies, self._state.put_back)
@@ -104,12 +121,11 @@ class Arm:
         self._done += 1
 
     def replace_batch(self, batch: Batch) -> None:
-        """The next step takes this one; of an arm that was made with one batch of the same shapes."""
+        """The next step takes this one, of the same shapes as those that the arm was made with."""
+        self.batches = [batch]
         if self._graph is not None:
-            for name, column in self.batches[0].items():
-                column.copy_(batch[name])
-        else:
-            self.batches = [batch]
+            held: Any = self._graph.feed
+            held.replace(self.batches)
 
     def drain(self) -> tuple[list[float], list[float], list[float]]:
         """Losses, weights and gradient norms since the last call. Waits for the device."""

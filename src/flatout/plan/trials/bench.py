@@ -20,6 +20,7 @@ from flatout.data.serving.feed import feed as make_feed
 from flatout.engine.job import Job
 from flatout.engine.memory import is_out_of_memory, peak_bytes, release_cached
 from flatout.engine.settings import Settings
+from flatout.measure.clock import synchronize
 from flatout.measure.proof import Snapshot, check_step
 from flatout.plan.tier import free_bytes
 from flatout.plan.trials.arm import Arm, Batch
@@ -27,7 +28,8 @@ from flatout.plan.trials.reports import FAILED, OUT_OF_MEMORY, SLOW, Ask, Held, 
 
 _BATCHES = 4
 _BATCHES_OF_ALL_SHAPES = 16
-_PAIRS, _REPEATS = 7, 5  # by turns, alone: fewer could not tell a difference at 95%
+# By turns; one after the other; those of the reference, which may take seconds. Fewer could not tell a difference at 95%.
+_PAIRS, _REPEATS, _REPEATS_ALONE = 7, 5, 4
 _WARM_STEPS, _WARM_ROWS, _WARM_TOKENS = 40, 32, 4096
 _CHUNK_S = 0.03  # timed at once: long beside what starting and stopping a clock takes
 
@@ -51,7 +53,9 @@ class Bench:
         self._batches = [self._next() for _ in range(count)]
         self._reference: tuple[Mapping[str, Any], Snapshot, Snapshot | None, bool] | None = None
         self._standing: tuple[dict[str, Any], Arm] | None = None
+        self._spare: tuple[Settings, Arm, Snapshot] | None = None
         self._is_warm = False
+        self.is_lost = False  # the device answers no more
 
     def close(self) -> None:
         self._served.close()
@@ -64,8 +68,7 @@ class Bench:
             self._warm()
             found = self._tried(settings, ask)
         except Exception as error:
-            release(self._device)
-            found = Report(dict(ask.settings), *reason(error))
+            found = Report(dict(ask.settings), *self._after(error))
         return Report(**{**asdict(found), "took_s": time.perf_counter() - began_s})
 
     def losses(self, settings: Mapping[str, Any], steps: int, seed: int) -> Losses:
@@ -73,9 +76,7 @@ class Bench:
         began_s = time.perf_counter()
         try:
             self._warm()
-            self._standing = None
-            blank = {name: column.clone() for name, column in self._batches[0].items()}
-            arm = self._arm(Settings(**settings), quiet=False, batches=[blank])
+            arm = self._from_the_start(settings)
             found: list[float] = []
             with arm.surroundings(seed):
                 self._served.seek(0)
@@ -86,9 +87,17 @@ class Bench:
                     if number % 16 == 15 or number == steps - 1:
                         found += arm.drain()[0]
         except Exception as error:
-            release(self._device)
-            return Losses(dict(settings), (), *reason(error), took_s=time.perf_counter() - began_s)
+            return Losses(dict(settings), (), *self._after(error), took_s=time.perf_counter() - began_s)
         return Losses(dict(settings), tuple(found), took_s=time.perf_counter() - began_s)
+
+    def _from_the_start(self, settings: Mapping[str, Any]) -> Arm:
+        """Compiled already, if it is the one that was tried last."""
+        if self._standing is not None and self._standing[0] == dict(settings) and self._standing[1].can_rewind:
+            self._standing[1].rewind()
+            return self._standing[1]
+        self._standing = None
+        release(self._device)
+        return self._arm(Settings(**settings), quiet=False)
 
     def held(self, settings: Mapping[str, Any], rows: int) -> Held:
         """The memory of two steps on so many rows: in the second the optimizer's state is there too."""
@@ -103,24 +112,31 @@ class Bench:
                 arm.drain()
             peak, room = peak_bytes(self._device), free_bytes(self._device)
         except Exception as error:
-            release(self._device)
-            return Held(rows, 0, 0, *reason(error))
+            return Held(rows, 0, 0, *self._after(error))
         held = torch.accelerator.memory_allocated(self._device) if self._device.type != "cpu" else 0
         return Held(rows, peak, room + held)
+
+    def _after(self, error: Exception) -> tuple[str, str]:
+        """What kind of failure it was. A device that lost its context works no more in this process."""
+        found = reason(error)
+        try:
+            release(self._device)
+            synchronize(self._device)
+        except RuntimeError:
+            self.is_lost = True
+        return found
 
     def _widest(self) -> Batch:
         """The batch whose rows are longest: what is not held by it is held by none."""
         return max(self._batches, key=lambda batch: max(column[0].numel() for column in batch.values()))
 
     def _tried(self, settings: Settings, ask: Ask) -> Report:
-        first, again, draws = self._proven_by(ask.reference)
         if self._device.type != "cpu":
             self._standing = None  # two arms may not fit, and a device's clock needs no turns
             release(self._device)
+        first, again, draws = self._proven_by(ask.reference)
         began_s = time.perf_counter()
-        arm = self._arm(settings, quiet=draws)
-        with arm.surroundings(self._job.seed):
-            snapshot = arm.snapshot()
+        arm, snapshot = self._spared(settings) or self._looked_at(settings, draws, self._job.seed)
         there = self._device
         check = check_step(first.to(there), snapshot, settings.precision, again.to(there) if again else None)
         del snapshot
@@ -143,11 +159,12 @@ class Bench:
             raise TooSlow(f"a step takes {once_s:.3g} s, and more than {ask.slowest_step_s:.3g} s is not worth waiting for")
         steps = max(1, math.ceil(_CHUNK_S / max(once_s, 1e-6)))
         arms = [arm] if other is None else [arm, other]
-        least = _REPEATS if other is None else _PAIRS
+        least = _PAIRS if other is not None else _REPEATS if ask.against is not None else _REPEATS_ALONE
         repeats = max(least, min(3 * least, int(ask.measure_s / max(1e-6, len(arms) * steps * once_s))))
         found: dict[int, list[float]] = {id(one): [] for one in arms}
-        for one in arms:
-            _seconds(one, steps)
+        if steps > 1:  # a chunk may run ahead of its first launches: one that is not counted
+            for one in arms:
+                _seconds(one, steps)
         for number in range(repeats):
             for one in arms[:: -1 if number % 2 else 1]:
                 found[id(one)].append(_seconds(one, steps) / steps)
@@ -168,16 +185,21 @@ class Bench:
         """A step of the reference, a second one where it differs from the first, and whether the model draws dropout."""
         if self._reference is None or self._reference[0] != dict(reference):
             settings = Settings(**reference)
-            given = {name: column.clone() for name, column in self._batches[0].items()}
-            draws = self._loss_of(settings, 1) != self._loss_of(settings, 2)
-            if changed := [name for name, column in self._batches[0].items() if not torch.equal(column, given[name])]:
+            few, given = (_rows(self._batches[0], self._few_rows) for _ in range(2))
+            draws = self._loss_of(settings, few, 1) != self._loss_of(settings, few, 2)
+            if changed := [name for name, column in few.items() if not torch.equal(column, given[name])]:
                 raise InputChanged(
                     f"the model changes its input in place ({', '.join(changed)}), so no two arms see the same batch: "
                     "let it compute a new tensor"
                 )
-            one, other = (self._looked_at(settings, draws, self._job.seed + more) for more in (0, 1))
-            again = None if one.losses == other.losses else other
-            self._reference = dict(reference), one, again, draws
+            one = self._looked_at(settings, draws, self._job.seed)[1].to(
+                "cpu"
+            )  # stays: what an arm takes of a device is its own
+            arm, other = self._looked_at(settings, draws, self._job.seed + 1)
+            if one.losses == other.losses:
+                self._reference, self._spare = (dict(reference), one, None, draws), None if draws else (settings, arm, other)
+            else:
+                self._reference = dict(reference), one, other.to("cpu"), draws
         return self._reference[1:]
 
     def _warm(self) -> None:
@@ -186,8 +208,7 @@ class Bench:
             return
         self._is_warm = True
         plain = Settings(device=str(self._device), fused_optimizer=False, deterministic=self._device.type == "cpu")
-        rows = max(4, min(_WARM_ROWS, int(_WARM_TOKENS / self._job.data.train.tokens_per_row)))
-        arm = self._arm(plain, quiet=False, batches=[_rows(batch, rows) for batch in self._batches])
+        arm = self._arm(plain, quiet=False, batches=[_rows(batch, self._few_rows) for batch in self._batches])
         with arm.surroundings(self._job.seed):
             for number in range(_WARM_STEPS):
                 arm.advance(self._job.lr * (number + 1) / _WARM_STEPS)
@@ -195,16 +216,25 @@ class Bench:
         if math.isfinite(losses[-1]) and losses[-1] < 2 * losses[0]:
             self._pristine.load_state_dict(arm.model.state_dict())
 
-    def _loss_of(self, settings: Settings, seed: int) -> float:
-        arm = self._arm(settings, quiet=False)
+    @property
+    def _few_rows(self) -> int:
+        return max(4, min(_WARM_ROWS, int(_WARM_TOKENS / self._job.data.train.tokens_per_row)))
+
+    def _loss_of(self, settings: Settings, batch: Batch, seed: int) -> float:
+        arm = self._arm(settings, quiet=False, batches=[batch])
         with arm.surroundings(seed):
             arm.advance(0.0)
             return arm.drain()[0][0]
 
-    def _looked_at(self, settings: Settings, quiet: bool, seed: int) -> Snapshot:
+    def _looked_at(self, settings: Settings, quiet: bool, seed: int) -> tuple[Arm, Snapshot]:
         arm = self._arm(settings, quiet=quiet)
         with arm.surroundings(seed):
-            return arm.snapshot().to("cpu")  # it stays: what an arm takes of a device is its own
+            return arm, arm.snapshot()
+
+    def _spared(self, settings: Settings) -> tuple[Arm, Snapshot] | None:
+        """The reference was looked at twice: where that was the same to the last bit, the second look serves as its trial."""
+        spare, self._spare = self._spare, None
+        return None if spare is None or spare[0] != settings else spare[1:]
 
     def _arm(self, settings: Settings, *, quiet: bool, batches: Sequence[Batch] | None = None) -> Arm:
         return Arm(self._job, self._pristine, settings, self._batches if batches is None else batches, quiet=quiet)

@@ -76,6 +76,8 @@ class TrialProcess:
         except BaseException:  # an interrupt: nothing is left behind
             self._stop()
             raise
+        if answer.pop("lost", False):  # the next trial gets a process whose device answers
+            self._stop()
         return (None, FAILED, answer["error"]) if "error" in answer else (answer, "", "")
 
     def _stop(self) -> None:
@@ -142,7 +144,7 @@ def serve(bench: Bench, asked_from: int, answered_to: int) -> None:
     """Answer until nobody asks any more."""
     with os.fdopen(asked_from) as questions, os.fdopen(answered_to, "w") as answers:
         for line in questions:
-            answers.write(json.dumps(_answer(bench, json.loads(line))) + "\n")
+            answers.write(json.dumps({**_answer(bench, json.loads(line)), "lost": bench.is_lost}) + "\n")
             answers.flush()
 
 
