@@ -79,6 +79,23 @@ def test_a_run_sees_the_batches_that_the_loader_serves(tmp_path: Path) -> None:
     assert run.result["samples"] == len(firsts) == 2 * len(set(firsts))  # every row twice
 
 
+def test_a_trial_measures_the_memory_of_the_worst_batches_wherever_they_come() -> None:
+    from flatout.building import build_job
+    from flatout.engine.settings import Settings
+    from flatout.plan.trials.bench import Bench
+
+    data = sentences()
+    shapes = [tuple(batch["x"].shape) for batch in fo.loader(data, BATCH, device="cpu", seed=3)]
+    bench = Bench(build_job(asked(data=data, seed=3)), torch.device("cpu"))
+    _seen.clear()
+    held = bench.held(Settings().to_dict(), 1)
+    bench.close()
+    tried = {tuple(x.shape) for x in _seen}
+    assert not held.failure and held.peak_bytes > 0
+    assert max(length for _, length in shapes) in {length for _, length in tried}
+    assert max(rows * length for rows, length in shapes) in {rows * length for rows, length in tried}
+
+
 @pytest.mark.parametrize("budget", ["7 steps", "23 steps"])
 def test_a_budget_in_steps_is_that_many(tmp_path: Path, budget: str) -> None:
     run = train(tmp_path, asked(budget=budget))

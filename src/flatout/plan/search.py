@@ -117,10 +117,13 @@ class Search:
             return None
         batch = self._s.job.batch
         few = max(1, batch // 16)
-        probes = [self._tries.held(self.reference.to_dict(), rows) for rows in sorted({few, min(batch, 2 * few)})]
+        vary = self._s.job.data.train.shapes_vary  # then the worst batches are looked at, whole: there is nothing to fit
+        asked = [batch] if vary else sorted({few, min(batch, 2 * few)})
+        probes = [self._tries.held(self.reference.to_dict(), rows) for rows in asked]
         if failed := [probe for probe in probes if probe.failure]:
-            return f"{failed[0].rows} samples at a time do not fit: {failed[0].failure}: {failed[0].why}"
-        rows = fitting_rows(probes, batch)
+            what = "the longest and the largest batch" if vary else f"{failed[0].rows} samples at a time"
+            return f"{what} do not fit: {failed[0].failure}: {failed[0].why}"
+        rows = batch if vary else fitting_rows(probes, batch)
         if rows < batch and "micro_batch" in {knob.name for knob in self._knobs}:
             self._say(f"{batch} samples at once would not fit in float32: the reference takes {rows} at a time")
             self.reference = replace(self.reference, micro_batch=rows)

@@ -99,6 +99,12 @@ class BucketFeed:
         planned = min(self._made.plan(0), key=lambda batch: batch.length)
         return self._made.make(0, planned.rows, planned.length)
 
+    def worst(self) -> list[Batch]:
+        """Of the first epoch the batch of the longest rows, and that of the most tokens; the position stays."""
+        longest = max(self._made.plan(0), key=lambda batch: (batch.length, len(batch.rows)))
+        largest = max(self._made.plan(0), key=lambda batch: (batch.length * len(batch.rows), batch.length))
+        return [self._made.make(0, one.rows, one.length) for one in ([longest] if longest is largest else [longest, largest])]
+
     def seek(self, position: int) -> None:
         self.position = position
 

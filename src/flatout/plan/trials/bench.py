@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from flatout.data.serving.bucketed import BucketFeed
 from flatout.data.serving.feed import feed as make_feed
 from flatout.engine.job import Job
 from flatout.engine.memory import is_out_of_memory, peak_bytes, release_cached
@@ -100,14 +101,17 @@ class Bench:
         return self._arm(Settings(**settings), quiet=False)
 
     def held(self, settings: Mapping[str, Any], rows: int) -> Held:
-        """The memory of two steps on so many rows: in the second the optimizer's state is there too."""
+        """The memory of two steps on so many rows: in the second the optimizer's state is there too.
+
+        Where batches come in many shapes, of those that need the most, whole.
+        """
         self._standing = None
         release(self._device)
         try:
-            batch = {name: column[:rows] for name, column in self._widest().items()}
-            arm = self._arm(Settings(**settings), quiet=False, batches=[batch])
+            batches = self._served.worst() if isinstance(self._served, BucketFeed) else [_rows(self._batches[0], rows)]
+            arm = self._arm(Settings(**settings), quiet=False, batches=batches)
             with arm.surroundings(self._job.seed):
-                for _ in range(2):
+                for _ in range(2 * len(batches)):
                     arm.advance(self._job.lr)
                 arm.drain()
             peak, room = peak_bytes(self._device), free_bytes(self._device)
@@ -125,10 +129,6 @@ class Bench:
         except RuntimeError:
             self.is_lost = True
         return found
-
-    def _widest(self) -> Batch:
-        """The batch whose rows are longest: what is not held by it is held by none."""
-        return max(self._batches, key=lambda batch: max(column[0].numel() for column in batch.values()))
 
     def _tried(self, settings: Settings, ask: Ask) -> Report:
         if self._device.type != "cpu":
