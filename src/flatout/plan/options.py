@@ -1,0 +1,115 @@
+"""What to try next: each candidate with what it should save over the steps that are left and what its trial should cost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from flatout.base.units import show_seconds, show_value
+from flatout.engine.settings import Settings, conflicts, value_of, with_values
+from flatout.plan.knobs.knob import Candidate, Knob
+from flatout.plan.predict import predict
+from flatout.plan.situation import Situation
+
+MEASURE_S = 2.0
+STEPS_LOOKED_AT = 8  # that a trial takes beside those that are timed
+MARGIN = 0.01  # a gain below it is not worth a setting
+_START_S = {"cpu": 6.0, "cuda": 20.0}  # a process for trials: importing, building, reading the first batches
+_UNKNOWN_STEP_S = 1e-3  # of a step that can't be predicted: rather too short, so that no short run waits for trials
+_UNKNOWN_FACTOR = 1.1
+
+Key = tuple[str, str]  # a knob's name and a value of it
+
+
+@dataclass
+class Standing:
+    """Where a search is: settings that were measured and proven on one step."""
+
+    settings: Settings
+    steps_s: tuple[float, ...]
+
+    @property
+    def step_s(self) -> float:
+        return median(self.steps_s)
+
+
+@dataclass(frozen=True)
+class Option:
+    knob: Knob
+    candidate: Candidate
+    settings: Settings
+    factor: float
+    cost_s: float
+
+    @property
+    def key(self) -> Key:
+        return self.knob.name, str(self.candidate.value)
+
+    @property
+    def named(self) -> str:
+        return f"{self.knob.name.replace('_', ' ')} {show_value(self.candidate.value)}"
+
+
+class Options:
+    def __init__(self, s: Situation, start: Settings, knobs: Sequence[Knob], steps_left: float, *, analyze: bool) -> None:
+        """`analyze`: also what can't pay in the steps that are left."""
+        self._s, self._start, self._knobs, self._steps_left, self._analyze = s, start, knobs, steps_left, analyze
+        self.compiling_s = 0.0  # as it was seen here: every other knob has to be compiled anew once that is on
+
+    def left(self, standing: Standing, done: Collection[Key]) -> list[Option]:
+        now = predict(self._s.job, standing.settings, self._s.ceilings).step_s
+        found = []
+        for knob in self._knobs:
+            for candidate in knob.candidates(self._s, standing.settings):
+                settings = with_values(standing.settings, {knob.name: candidate.value})
+                if (knob.name, str(candidate.value)) in done or conflicts(settings):
+                    continue
+                then = predict(self._s.job, settings, self._s.ceilings).step_s
+                factor = candidate.factor or (now / then if now and then else _UNKNOWN_FACTOR)
+                again_s = self.compiling_s if standing.settings.compile != "off" else 0.0
+                cost_s = candidate.cost_s + again_s + MEASURE_S + STEPS_LOOKED_AT * standing.step_s
+                found.append(Option(knob, candidate, settings, factor, cost_s))
+        return found
+
+    def best(self, standing: Standing, done: Collection[Key]) -> Option | None:
+        """Of what is worth a trial, what pays back soonest: so the compiler comes late, and compiles what was found before it.
+
+        What would be taken untried comes first where nothing else pays.
+        """
+
+        def rank(one: Option) -> tuple[bool, float]:
+            saves_s = self.saves_s(one, standing)
+            pays = saves_s > one.cost_s
+            return pays, saves_s / one.cost_s if pays else saves_s - one.cost_s
+
+        return max((one for one in self.left(standing, done) if self._is_worth_it(one, standing)), key=rank, default=None)
+
+    def saves_s(self, option: Option, standing: Standing) -> float:
+        return self._steps_left * standing.step_s * (1 - 1 / option.factor)
+
+    def is_default(self, option: Option) -> bool:
+        """Without a trial it would be taken: so it is always tried."""
+        return bool(value_of(self._start, option.knob.name) == option.candidate.value)
+
+    def why_none(self) -> str | None:
+        """Why trials could not save what their process costs, over what would be taken without any; None: they could."""
+        if not self._knobs:
+            return "every knob is pinned"
+        start_s = predict(self._s.job, self._start, self._s.ceilings).step_s if self._s.plain.step_s else None
+        standing = Standing(self._start, (start_s or self._s.plain.step_s or _UNKNOWN_STEP_S,))
+        cost_s = _START_S.get(self._s.device.type, _START_S["cuda"]) + MEASURE_S
+        whole_s = self._steps_left * standing.step_s
+        if whole_s <= cost_s:
+            return f"the whole run should take {show_seconds(whole_s)}, and trials would cost {show_seconds(cost_s)} or more"
+        best = sum(max(0.0, self.saves_s(option, standing)) for option in self.left(standing, ()))
+        if best > cost_s:
+            return None
+        return f"trials could save {show_seconds(best)} of this run and would cost {show_seconds(cost_s)} or more"
+
+    def _is_worth_it(self, option: Option, standing: Standing) -> bool:
+        if self.is_default(option):
+            return True
+        if self._analyze:
+            return option.factor > 1 + MARGIN
+        return self.saves_s(option, standing) > option.cost_s
