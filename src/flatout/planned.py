@@ -31,6 +31,7 @@ from flatout.models.build import source_hash
 from flatout.plan.choose import choose, situation_of
 from flatout.plan.knobs.all import KNOBS
 from flatout.plan.knobs.knob import Knob
+from flatout.plan.knobs.untried import PRICED
 from flatout.plan.plan import Plan
 from flatout.plan.planning import steps_to_come, with_receipt
 from flatout.plan.search import LIMIT_S, Search
@@ -104,16 +105,16 @@ def tried_plan(
     kept = trove.read()
     if recall and kept is None:
         return plan, None
+    began_s = time.monotonic()
     with _tries(recipe, job, device, cache, limit_s) as live:
         recording = Recording(kept, None if recall else live)
-        search = Search(
-            s, plan.settings, knobs, recording, steps_left=steps, limit_s=limit_s, isolated=isolated, analyze=analyze, say=say
-        )
-        receipt = search.run()
+        how: dict[str, Any] = {"isolated": isolated, "analyze": analyze, "priced": PRICED, "clock": recording.clock, "say": say}
+        receipt = Search(s, plan.settings, knobs, recording, steps_left=steps, limit_s=limit_s, **how).run()
     if recording.asked_live:
         trove.write(recording)
     receipt = replace(
         receipt,
+        took_s=time.monotonic() - began_s,
         notes=tuple(note for note in (trove.note,) if note),
         machine=device_name(device),
         versions=_versions(),

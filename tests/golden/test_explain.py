@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +15,13 @@ from flatout.building import build_job
 from flatout.machine.ceilings import Ceilings, Measured
 from flatout.measure.counts import Counts, Operation
 from flatout.measure.receipt import KEPT, REJECTED, UNTRIED, Entry, Receipt
+from flatout.measure.stats import Comparison
 from flatout.plan import choose as choosing
 from flatout.plan import predict as predicting
 from flatout.plan import tier
 from flatout.plan.explain import explain
-from flatout.plan.knobs import untried
+from flatout.plan.knobs import deterministic, evaluation_batch
+from flatout.plan.knobs import device as device_knob
 from flatout.plan.knobs.all import KNOBS
 from flatout.plan.plan import Plan
 from flatout.plan.planning import with_receipt
@@ -60,11 +63,13 @@ def plan_on(machine: str, monkeypatch: pytest.MonkeyPatch) -> Plan:
     device, name, free_bytes, ceilings = MACHINES[machine]
     monkeypatch.setattr(choosing, "pick_device", lambda asked: torch.device(device))
     monkeypatch.setattr(choosing, "device_name", lambda device: name)
-    monkeypatch.setattr(untried, "device_name", lambda device: name)
-    monkeypatch.setattr(tier, "free_bytes", lambda device: int(free_bytes))
+    monkeypatch.setattr(device_knob, "device_name", lambda device: name)
+    for place in (tier, evaluation_batch):
+        monkeypatch.setattr(place, "free_bytes", lambda device: int(free_bytes))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     # what torch counts differs a little between its versions; how it is shown does not
-    monkeypatch.setattr(predicting, "work_of", lambda job, settings: work_of_the_demo(job.batch))
+    for counting in (predicting, evaluation_batch):
+        monkeypatch.setattr(counting, "work_of", lambda job, settings: work_of_the_demo(job.batch))
     return choosing.choose(build_job(read_recipe(DEMO)), {"keep_checkpoints": 3}, ceilings, "digits/convnet")
 
 
@@ -96,14 +101,16 @@ PAIRED = {
 
 
 def receipt_on_the_server(plan: Plan) -> Receipt:
-    numbers = {"n": 7, "against_s": 0.004, "first_s": 0.6, "peak_bytes": 10**9, "check": AGREES, "took_s": 3.0}
+    numbers: dict[str, Any] = {"n": 7, "against_s": 0.004, "first_s": 0.6, "peak_bytes": 10**9, "check": AGREES, "took_s": 3.0}
     gained, pays = "what stood before; gradients agree", "costs 600 ms once, pays in 400 steps"
     no_gain, untold = "no gain above the noise: 1.00x [0.99, 1.01], n=7", "should save 3 s of this run, a trial costs 42 s"
+    costs = deterministic.price(True, Comparison(1.07, 1.05, 1.09, False, 7))
     entries = (
         Entry("precision", "bf16", "fp32", KEPT, f"2.00x {gained}", 2.2, 2.0, 1.97, 2.03, step_s=0.002, **numbers),
         Entry("graph", True, False, KEPT, f"4.00x {gained}; {pays}", 5.0, 4.0, 3.9, 4.1, step_s=0.0005, **numbers),
         Entry("channels_last", True, False, REJECTED, no_gain, 1.5, 1.0, 0.99, 1.01, step_s=0.0005, **numbers),
         Entry("compile", "on", "off", UNTRIED, untold, 1.3),
+        Entry("deterministic", True, False, REJECTED, costs, None, 0.93, 0.92, 0.95, step_s=0.00054, **numbers),
     )
     settings = {**plan.settings.to_dict(), "precision": "bf16", "graph": True, "compile": "off", "channels_last": False}
     return Receipt(

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from flatout.objectives.token_loss import token_loss
+from flatout.objectives.token_loss import fused_loss, token_loss
 
 IGNORED = -100
 
@@ -21,10 +21,10 @@ def _case(dtype: torch.dtype, columns: int, rows: int = 37) -> tuple[torch.Tenso
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
-@pytest.mark.parametrize("columns", [4096, 5000, 50304])
+@pytest.mark.parametrize("columns", [65, 4096, 5000, 50304])
 def test_loss_and_gradient_are_those_of_torch(dtype: torch.dtype, close: float, columns: int, compiled: bool) -> None:
     logits, target = _case(dtype, columns)
-    ours = torch.compile(token_loss, dynamic=False) if compiled else token_loss
+    ours = torch.compile(fused_loss, dynamic=False) if compiled else fused_loss
     loss = ours(logits, target, IGNORED)
     (loss / 7).backward()
     exact = logits.detach().double().requires_grad_()
@@ -34,6 +34,17 @@ def test_loss_and_gradient_are_those_of_torch(dtype: torch.dtype, close: float, 
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=close, atol=close * float(exact.grad.abs().max()))
     assert not logits.grad[target == IGNORED].any()
+
+
+def test_a_loss_nobody_chose_a_form_for_makes_no_float32_copy() -> None:
+    """Evaluation takes it."""
+    logits, target = _case(torch.bfloat16, 1 << 15, rows=4096)
+    with torch.no_grad():
+        token_loss(logits, target, IGNORED)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        token_loss(logits, target, IGNORED)
+    assert torch.cuda.max_memory_allocated() - before < 1 << 20
 
 
 def test_a_token_outside_of_the_vocabulary_gives_no_number() -> None:

@@ -97,7 +97,7 @@ def test_unknown_key(refused: Callable[..., None], argument: str, words: tuple[s
         ("rates.x=much", ("rates.x: expected a number, got 'much'",)),
         ("settings=fast", ("settings: expected keys and values, got 'fast'",)),
         ("settings.tier=disk", ("expected one of resident, pinned, mapped, streamed, got 'disk'",)),
-        ("settings.checkpoint_every=1 epoch", ("settings.checkpoint_every: expected auto, a time or steps", "'1 epoch'")),
+        ("settings.checkpoint_every=1 epoch", ("settings.checkpoint_every: expected auto, end, a time or steps", "'1 epoch'")),
         ("settings.grace=long", ("settings.grace: expected a time, such as 30 s, got 'long'",)),
         ("settings.nonfinite_limit=0", ("settings.nonfinite_limit: expected 1 or more",)),
         ("data.holdout=3", ("data: holdout: expected a share", "got 3")),
@@ -269,9 +269,9 @@ def test_cuda_where_there_is_none(refused: Callable[..., None], monkeypatch: pyt
     ("arguments", "words"),
     [
         (["--off", "compil"], "did you mean 'compile'?"),
-        (["--off", "tier"], "--off tier: this setting can't be off"),
+        (["--off", "grace"], "--off grace: this setting can't be off"),
         (["--set", "precision"], "--set takes name=value"),
-        (["--set", "precision=fp31"], "expected one of fp32, tf32, bf16, fp16, got 'fp31'"),
+        (["--set", "precision=fp31"], "expected one of fp32, tf32, bf16, fp16, fp8, got 'fp31'"),
         (["--nonsuch"], "No such option"),
     ],
 )

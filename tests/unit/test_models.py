@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import math
@@ -19,6 +20,7 @@ from flatout.models.build import BUILDERS, build, describe, source_hash
 from flatout.models.convnet import convnet
 from flatout.models.facts import has_batch_norm, has_convolution, has_dropout, parameter_count
 from flatout.models.gpt import gpt
+from flatout.models.head import Head, pad_vocabulary
 from flatout.models.mlp import mlp
 
 ROWS = Shapes(input_shape=(8, 8), outputs=10)
@@ -39,11 +41,9 @@ def tokens(rows: int = 4, length: int = 16, vocabulary: int = 65) -> torch.Tenso
 
 def test_gpt_has_the_size_of_gpt2() -> None:
     with torch.device("meta"):
-        model = gpt(50257, 1024, layers=12, heads=12, width=768, bias=True, pad_vocabulary_to=1)
-        padded = gpt(50257, 1024, layers=12, heads=12, width=768)
+        model = gpt(50257, 1024, layers=12, heads=12, width=768, bias=True)
     assert parameter_count(model) == 124_439_808
-    assert padded.head.out_features == 50304
-    assert len(padded.blocks) == 12
+    assert len(model.blocks) == 12
 
 
 def test_gpt_does_not_look_ahead() -> None:
@@ -67,31 +67,61 @@ def test_tied_head_is_one_tensor_and_stays_one_in_a_copy() -> None:
             tied.tokens.weight.add_(1)
         assert tied.head.weight is tied.tokens.weight
     untied = small_gpt(tied=False)
-    assert parameter_count(untied) - parameter_count(small_gpt()) == 128 * 32
+    assert parameter_count(untied) - parameter_count(small_gpt()) == 65 * 32
 
 
-@pytest.mark.parametrize("pad", [1, 64])
+@pytest.mark.parametrize("pad", [0, 64])
 def test_an_untrained_gpt_knows_nothing(pad: int) -> None:
-    model = small_gpt(width=96, layers=4, pad_vocabulary_to=pad)
+    model = small_gpt(width=96, layers=4)
+    pad_vocabulary(model, pad)
     text, target = tokens(8), tokens(9)[1:]
     loss = F.cross_entropy(model(text).flatten(0, 1), target.flatten())
     assert loss.item() == pytest.approx(math.log(65), abs=0.15)
 
 
-def test_padding_the_vocabulary_changes_neither_loss_nor_gradient() -> None:
-    plain, padded = small_gpt(pad_vocabulary_to=1), small_gpt(pad_vocabulary_to=64)
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_padding_the_vocabulary_changes_neither_loss_nor_gradient(tied: bool, autocast: bool, compiled: bool) -> None:
+    plain, padded = small_gpt(tied=tied), small_gpt(tied=tied)
+    pad_vocabulary(padded, 64)
     assert padded(tokens()).shape == (4, 16, 128)
-    state = plain.state_dict()
-    for name in ("tokens.weight", "head.weight"):
-        state[name] = torch.cat([state[name], torch.randn(63, 32)])
-    padded.load_state_dict(state)
-    losses = [F.cross_entropy(model(tokens()).flatten(0, 1), tokens().flatten()) for model in (plain, padded)]
+    losses = []
+    for model in (plain, padded):
+        call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            losses.append(F.cross_entropy(call(tokens()).float().flatten(0, 1), tokens().flatten()))
+        losses[-1].backward()
     torch.testing.assert_close(*losses)
-    for loss in losses:
-        loss.backward()
-    torch.testing.assert_close(plain.tokens.weight.grad, padded.tokens.weight.grad[:65])
-    assert not padded.tokens.weight.grad[65:].any()
+    for (name, parameter), other in zip(plain.named_parameters(), padded.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad, msg=lambda said, name=name: f"{name}: {said}")
     assert padded(tokens()).argmax(-1).max() < 65
+
+
+def test_padding_is_no_part_of_what_is_kept() -> None:
+    plain, padded = small_gpt(), small_gpt()
+    pad_vocabulary(padded, 64)
+    plain.load_state_dict(padded.state_dict())
+    assert {name: value.shape for name, value in plain.state_dict().items()} == {
+        name: value.shape for name, value in padded.state_dict().items()
+    }
+    assert plain.head.weight.shape == (65, 32)
+    assert not list(padded.buffers())
+
+
+def test_a_head_with_a_bias_can_be_padded_too() -> None:
+    plain = Head(8, 70, bias=True)
+    padded = copy.deepcopy(plain)
+    pad_vocabulary(padded, 32)
+    x = torch.randn(5, 8)
+    torch.testing.assert_close(padded(x)[:, :70], plain(x))
+    assert padded(x).shape == (5, 96)
+    assert (padded(x).softmax(-1)[:, 70:] == 0).all()
+
+
+def test_the_hidden_states_of_gpt_are_what_its_head_takes() -> None:
+    model = small_gpt().eval()
+    assert torch.equal(model.head(model.hidden(tokens())), model(tokens()))
 
 
 def test_gpt_starts_with_the_deviations_of_gpt2() -> None:

@@ -16,6 +16,7 @@ from flatout.engine.settings import Settings
 from flatout.measure.receipt import KEPT, REJECTED, UNTRIED, Receipt
 from flatout.plan.knobs import channels_last, compile, fused_optimizer, precision
 from flatout.plan.knobs.knob import Candidate, Knob
+from flatout.plan.knobs.untried import PRICED
 from flatout.plan.plan import Prediction
 from flatout.plan.search import Search
 from flatout.plan.situation import Situation
@@ -252,6 +253,23 @@ def test_a_recording_replays_every_decision() -> None:
     assert replace(again, took_s=0) == replace(first, took_s=0) and len(machine.asked) == asked
 
 
+def test_a_search_that_ran_out_of_time_ends_there_again_when_it_is_replayed() -> None:
+    class Slow(Machine):
+        now_s = 0.0
+
+        def attempt(self, ask: Ask) -> Report:
+            Slow.now_s += 40.0
+            return replace(super().attempt(ask), took_s=40.0)
+
+    machine = Slow(times(fused_optimizer=1.3, channels_last=1.2))
+    first = Recording(None, machine)
+    search(first, [FUSED, LAST], limit_s=60.0, clock=lambda: Slow.now_s)
+    again = Recording(first.to_dict(), machine)
+    receipt = search(again, [FUSED, LAST], limit_s=60.0, clock=again.clock)
+    assert again.asked_live == 0 and "are spent" in receipt.stopped
+    assert verdicts(receipt) == {("fused_optimizer", True): KEPT, ("channels_last", True): UNTRIED}
+
+
 def test_a_model_that_differs_from_itself_gets_no_trial() -> None:
     doubt = {
         ("fused_optimizer", False): {
@@ -261,3 +279,14 @@ def test_a_model_that_differs_from_itself_gets_no_trial() -> None:
     machine = Machine(times(fused_optimizer=2.0), reports=doubt)
     receipt = search(machine, [FUSED])
     assert receipt.settings["fused_optimizer"] is False and "differs from itself" in receipt.stopped and len(machine.asked) == 1
+
+
+def test_a_promise_has_a_price_where_it_is_cheap_to_know() -> None:
+    def slower(settings: Mapping[str, Any]) -> float:
+        return STEP_S * (1.25 if settings["deterministic"] else 1.0) / (1.2 if settings["channels_last"] else 1.0)
+
+    receipt = search(Machine(slower), [LAST], priced=PRICED)
+    assert receipt.settings["deterministic"] is True and receipt.settings["channels_last"] is True
+    assert receipt.entries[-1].name == "deterministic" and "costs 1.25x the time" in receipt.entries[-1].why
+    unasked = search(Machine(slower), [LAST], steps=1e4, priced=PRICED)  # 100 s: a price may cost one of them, and would more
+    assert verdicts(unasked) == {("channels_last", True): KEPT}

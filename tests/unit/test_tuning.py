@@ -139,6 +139,17 @@ def test_bursts_get_a_deeper_queue_instead_of_more_threads() -> None:
     assert "bursts" in tuner.history[0].why
 
 
+def test_a_depth_that_was_pinned_stays_and_bounds_the_threads() -> None:
+    pipe = Simulated(read_s=0.4, train_s=0.02)
+    pipe.depth = 3
+    pipe.run(Tuner(Budget(32, GB), batch_bytes=1.0, depth=3, clock=lambda: pipe.now_s, work=lambda: pipe.worked_s), 60)
+    assert (pipe.workers, pipe.depth) == (3, 3)
+    pipe = Simulated(read_s=0.01, train_s=0.1)
+    pipe.bursts = True
+    pipe.run(Tuner(Budget(8, GB), batch_bytes=1.0, depth=3, clock=lambda: pipe.now_s, work=lambda: pipe.worked_s), 60)
+    assert pipe.depth == 3
+
+
 def test_a_deeper_queue_that_makes_nothing_faster_is_taken_back() -> None:
     pipe = Simulated(read_s=0.1, train_s=0.03, workers=4)
     pipe.bursts, pipe.calm_depth = True, 10**6  # the consumer takes several at once, and waits however many there are

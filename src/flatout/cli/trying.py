@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from flatout.building import build_job
+from flatout.cli.places import allow_deterministic_cuda
 from flatout.engine.determinism import own_random_state
 from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.process import serve
@@ -19,6 +20,7 @@ from flatout.reading import read_recipe
 
 
 def main(asked: Path, read_from: int, write_to: int) -> None:
+    allow_deterministic_cuda()  # what deterministic kernels cost is measured too
     given = json.loads(asked.read_text())
     sys.path[:] = given["path"]
     torch.set_num_threads(given["threads"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from flatout.data.serving.feed import EvalFeed, Feed, IterableFeed, PinnedFeed, 
 from flatout.data.serving.feed import feed as make_feed
 from flatout.data.source import Source
 from flatout.data.stores.cache import Cache, disk_bytes
+from flatout.engine.attention import offers_hook
 from flatout.engine.compiling import Compiling, is_compilers, why_not
 from flatout.engine.graph import GraphStep
 from flatout.engine.job import Job
 from flatout.engine.making import make_step
-from flatout.engine.memory import start_counting
+from flatout.engine.memory import allocator, start_counting
 from flatout.engine.progress import BudgetMeter, Progress
 from flatout.engine.records import Interval
 from flatout.engine.saver import Saver
@@ -46,6 +48,7 @@ class Assembly:
     compiling: Compiling
     graph: GraphStep | None = None
     said: set[str] = field(default_factory=set)
+    at_release: ExitStack = field(default_factory=ExitStack)
     lost: str | None = None
 
     def capture(self, job: Job, settings: Settings, events: EventLog) -> None:
@@ -108,6 +111,7 @@ class Assembly:
             self.feed.release()
         if self.evaluation is not None:
             self.evaluation.close()
+        self.at_release.close()
 
     def stream_state(self) -> str | None:
         """As JSON; what is not plain data can't be kept, and the stream is then read again up to where it was."""
@@ -134,7 +138,15 @@ class Assembly:
 
 
 def assemble(job: Job, settings: Settings, folder: RunFolder, events: EventLog, cache: Path | None = None) -> Assembly:
-    """`cache` is where rows may be kept that take long to read."""
+    """`cache` is where rows may be kept that take long to read. What holds for the process is put back at the release."""
+    with ExitStack() as surroundings:
+        surroundings.enter_context(allocator(settings.allocator, torch.device(settings.device)))
+        parts = _put_together(job, settings, folder, events, cache)
+        parts.at_release = surroundings.pop_all()
+        return parts
+
+
+def _put_together(job: Job, settings: Settings, folder: RunFolder, events: EventLog, cache: Path | None) -> Assembly:
     device = torch.device(settings.device)
     start_counting(device)
 
@@ -146,6 +158,8 @@ def assemble(job: Job, settings: Settings, folder: RunFolder, events: EventLog, 
     made = make_step(job, job.model, settings, on_split=on_split, on_eager=compiling.give_up)
     if made.lacks_blocks:
         events.emit("degraded", what="activation_checkpointing", why="the model has no list of like blocks to recompute")
+    if settings.attention == "flex" and not offers_hook(job.model):
+        events.emit("degraded", what="attention", why="no module of the model has an attribute `attend`: torch's own choice")
     step = made.step
     step.warm(job.batch)
     compression = "none" if settings.cache_compression == "auto" else settings.cache_compression  # nobody chose
@@ -158,12 +172,14 @@ def assemble(job: Job, settings: Settings, folder: RunFolder, events: EventLog, 
         seed=job.seed,
         cache=kept,
         threads=settings.reader_threads,
+        prefetch=settings.prefetch,
     )
     evaluation = None
     if job.data.validation is not None:
         rows = settings.evaluation_batch or job.batch
         served = "pinned" if isinstance(feed, StoredFeed) and feed.moved else settings.tier
         options: Any = {"keep": True, "cache": kept, "any_order": True}
+        options |= {"threads": settings.reader_threads, "prefetch": settings.prefetch}
         evaluation = EvalFeed(job.data.validation, job.data.prepare, rows, device, served, **options)
     if kept is not None and (too_much := kept.trim()):  # now that what this run uses is open
         events.emit("degraded", what="disk_budget", why=too_much)

@@ -21,7 +21,7 @@ class Logbook:
         self._parts = parts
         self._events = events
         self._fixed = every_steps > 0
-        self._every = every_steps or 10
+        self._every = min(every_steps, LOG_SLOTS) or 10
         self._step = self._samples = 0
         self._elapsed_s = 0.0
 

@@ -67,7 +67,8 @@ class Loop:
         self.parts.say_degraded(events)
         self.log = Logbook(job, self.parts, events, settings.log_every)
         self.evaluate_every = evaluation_interval(job)
-        self.save_every = None if settings.checkpoint_every == "auto" else Budget.parse(settings.checkpoint_every)
+        every = settings.checkpoint_every
+        self.save_every = None if every in ("auto", "end") else Budget.parse(every)
         self.progress = Progress(next_evaluation=self.evaluation_after(0))
         self.saved_step, self.saved_s = -1, 0.0
         self.phases = DevicePhases() if self.device.type == "cuda" else HostPhases(self.ledger)
@@ -237,6 +238,8 @@ class Loop:
     def save_due(self) -> bool:
         progress = self.progress
         if progress.step == self.saved_step or progress.nonfinite_in_row or self.parts.saver.busy:
+            return False
+        if self.settings.checkpoint_every == "end":
             return False
         if self.save_every is None:
             failure_every_s = parse_seconds(self.settings.failure_every)

@@ -1,8 +1,11 @@
-"""Running out of memory: what it looks like, and how much is in use."""
+"""Running out of memory: what it looks like, how much is in use, and how the allocator of the device goes about it."""
 
 from __future__ import annotations
 
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -10,9 +13,9 @@ import torch
 def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    # a CPU build raises a plain RuntimeError from its allocator
-    text = str(error)
-    return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "not enough memory" in text)
+    # from the allocators of host memory: a CPU build's, and the one for memory that a GPU copies from
+    known = ("can't allocate memory", "not enough memory", "CUDA error: out of memory")
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in known)
 
 
 def peak_bytes(device: torch.device) -> int:
@@ -31,3 +34,39 @@ def start_counting(device: torch.device) -> None:
 def release_cached(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def allocator_settings(device: torch.device) -> str:
+    """Of the device's memory, as the environment or whoever came before has them; empty: torch's own."""
+    if device.type != "cuda":
+        return ""
+    read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    if read is not None:
+        return str(read())
+    torch.cuda.init()
+    snapshot: Any = torch.cuda.memory._snapshot(device)  # all that torch 2.11 tells it by
+    return str(snapshot.get("allocator_settings", {}).get("PYTORCH_CUDA_ALLOC_CONF", ""))
+
+
+@contextmanager
+def allocator(kind: str, device: torch.device) -> Iterator[None]:
+    """expandable: segments that grow from here on, so that batches of many shapes leave no holes. Put back afterwards."""
+    if kind == "default" or device.type != "cuda":
+        yield
+        return
+    before = allocator_settings(device)
+    _set_allocator(_with_expandable(before, True))
+    try:
+        yield
+    finally:
+        _set_allocator(before or _with_expandable("", False))  # an empty text would change nothing
+
+
+def _with_expandable(settings: str, on: bool) -> str:
+    others = [part for part in settings.split(",") if part and not part.strip().startswith("expandable_segments")]
+    return ",".join([*others, f"expandable_segments:{on}"])
+
+
+def _set_allocator(settings: str) -> None:
+    set_settings: Any = torch._C._accelerator_setAllocatorSettings  # type: ignore[attr-defined]
+    set_settings(settings)

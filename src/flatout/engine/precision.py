@@ -1,4 +1,4 @@
-"""fp32, tf32, bf16 and fp16 with loss scaling. Parameters and optimizer state stay in float32 throughout."""
+"""fp32, tf32, bf16, fp16 with loss scaling; of fp8 what is left to bf16. Parameters and optimizer state stay in float32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:

@@ -12,9 +12,11 @@ from flatout.base.units import parse_bytes, parse_seconds
 from flatout.data.serving.evaluation import TIERS
 from flatout.data.stores.compression import COMPRESSIONS
 
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 COMPILES = ("off", "on", "reduce-overhead", "max-autotune")
-ATTENTIONS = ("auto", "flash", "cudnn", "efficient", "math")
+ATTENTIONS = ("auto", "flash", "cudnn", "efficient", "math", "flex")
+LOSS_HEADS = ("plain", "fused", "chunked")
+ALLOCATORS = ("default", "expandable")
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Settings:
     device: str = "cpu"
     tier: str = "resident"  # where the data lives: on the device, in host memory, in a cache file, at its source
     reader_threads: int = 0  # that read and decode ahead; 0: as many as it turns out to take
+    prefetch: int = 0  # batches that are read ahead of the loop; 0: as many as it turns out to take
     disk_budget: str = "auto"  # for caches of data: "50 GB"; auto: half of what is free
     cache_compression: str = "auto"  # of rows that are written there from now on; auto: as the plan finds
     precision: str = "fp32"
@@ -30,12 +33,17 @@ class Settings:
     fused_optimizer: bool = True
     channels_last: bool = False
     attention: str = "auto"
+    loss_head: str = "plain"  # of tokens: torch's own, one pass over all logits each way, or a part of the logits at a time
+    vocabulary_padding: int = 0  # logits are computed for a multiple of it, where the model can; 0: as many as there are
     micro_batch: int = 0  # 0: the whole batch at once
     activation_checkpointing: bool = False
+    activation_offload: bool = False  # what the backward needs waits in host memory
+    optimizer_offload: bool = False  # the optimizer and its state live in host memory
+    allocator: str = "default"  # of device memory; expandable: segments that grow, so that fewer holes are left
     deterministic: bool = True
     log_every: int = 0  # steps; 0: about twice a second
     evaluation_batch: int = 0  # 0: as the training batch
-    checkpoint_every: str = "auto"  # from what a save takes; or "2 min", "500 steps"
+    checkpoint_every: str = "auto"  # from what a save takes; or "2 min", "500 steps"; "end": not on the way
     failure_every: str = "24 h"  # how long a run goes on average until something kills it
     keep_checkpoints: int = 2
     nonfinite_limit: int = 10  # skipped steps in a row before rolling back
@@ -61,12 +69,34 @@ def conflicts(settings: Settings) -> list[str]:
         )
     if settings.precision == "fp16" and not settings.fused_optimizer:
         found.append("fp16 needs a fused optimizer, which can skip a step that overflowed: --set precision=bf16")
+    if settings.precision == "fp8" and on != "cuda":
+        found.append(f"fp8 needs a CUDA device and the run is on {on}: --off precision")
+    if settings.attention == "flex" and settings.compile == "off":
+        found.append("attention=flex is fast only where it is compiled: --set compile=on, or --off attention")
+    if settings.precision == "fp16" and settings.optimizer_offload:
+        found.append("fp16 scales the loss on the device, where optimizer_offload=on has no optimizer: --set precision=bf16")
+    if settings.activation_offload and settings.compile == "reduce-overhead":
+        found.append(
+            "activation_offload=on hands out memory that the graphs of compile=reduce-overhead can't know: --set compile=on"
+        )
+    for name in ("activation_offload", "optimizer_offload"):
+        if getattr(settings, name) and on == "cpu":
+            found.append(f"{name}=on moves memory to the host, where a run on cpu has it already: --off {name}")
+        if getattr(settings, name) and settings.graph:
+            found.append(f"{name}=on waits for the host within a step, which a graph can't: --off graph")
     return found
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": PRECISIONS, "compile": COMPILES, "attention": ATTENTIONS, "tier": TIERS,
-    "cache_compression": ("auto", *COMPRESSIONS),
+    "cache_compression": ("auto", *COMPRESSIONS), "loss_head": LOSS_HEADS, "allocator": ALLOCATORS,
+}  # fmt: skip
+# What a setting is when it is off: as a plain loop has it, or as little of it as there can be.
+_PLAIN: dict[str, Any] = {
+    "device": "cpu", "tier": "streamed", "reader_threads": 1, "prefetch": 1, "cache_compression": "none",
+    "compile": "off", "precision": "fp32", "attention": "auto", "micro_batch": 0,
+    "loss_head": "plain", "vocabulary_padding": 0, "allocator": "default",
+    "log_every": 4096, "evaluation_batch": 0, "checkpoint_every": "end",
 }  # fmt: skip
 _ON = {"on", "true", "yes", "1"}
 _OFF = {"off", "false", "no", "0"}
@@ -111,11 +141,8 @@ def off_value(name: str) -> Any:
     known = {one.name: one for one in fields(Settings) if one.name != "own"}
     if name not in known:
         raise UsageError(f"--off {name}: no such setting; {did_you_mean(name, known)}")
-    plain: dict[str, Any] = {
-        "compile": "off", "precision": "fp32", "attention": "auto", "micro_batch": 0, "cache_compression": "none",
-    }  # fmt: skip
-    if name in plain:
-        return plain[name]
+    if name in _PLAIN:
+        return _PLAIN[name]
     if known[name].type == "bool":
         return False
     raise UsageError(f"--off {name}: this setting can't be off; pin a value with --set {name}=...")
@@ -148,10 +175,10 @@ def _typed(name: str, kind: str, written: object) -> Any:
         raise UsageError(f"expected a time, such as 30 s, got {written!r}")
     if name == "disk_budget" and text != "auto" and _or_none(parse_bytes, text) is None:
         raise UsageError(f"expected auto or a size, such as 50 GB, got {written!r}")
-    if name == "checkpoint_every" and text != "auto":
+    if name == "checkpoint_every" and text not in ("auto", "end"):
         every = _or_none(Budget.parse, text)
         if every is None or every.target or every.unit not in ("seconds", "steps"):
-            raise UsageError(f"expected auto, a time or steps, such as 2 min or 500 steps, got {written!r}")
+            raise UsageError(f"expected auto, end, a time or steps, such as 2 min or 500 steps, got {written!r}")
     return text
 
 

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from flatout.base.errors import StoreError
 from flatout.engine.determinism import read_random_state, restore_random_state
 from flatout.engine.ema import Average
+from flatout.engine.offload import HostOptimizer
 from flatout.engine.precision import LossScale
 from flatout.engine.progress import Progress
 
@@ -19,7 +20,7 @@ class TrainState:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | HostOptimizer,
         average: Average | None,
         scale: LossScale | None,
         device: torch.device,

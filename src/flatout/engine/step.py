@@ -7,19 +7,20 @@ gradient norm) is not finite leaves weights and optimizer as they were: the fuse
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from flatout.base.errors import OutOfMemory, UsageError
+from flatout.engine.attention import attention_kernel
 from flatout.engine.compiling import Before, compiler, for_all_shapes, is_compilers, why_not
 from flatout.engine.ema import Average
-from flatout.engine.fused import FusedUpdate, can_fuse
+from flatout.engine.fused import FusedUpdate
 from flatout.engine.memory import is_out_of_memory, release_cached
+from flatout.engine.offload import ActivationOffload, HostOptimizer, guarded_update, trained_by
 from flatout.engine.phases import NoPhases, Phases
 from flatout.engine.precision import LossScale, autocast
 from flatout.engine.records import GraphRecords, Records
@@ -30,20 +31,13 @@ Loss = tuple[Tensor, Tensor | float]  # with its weight: how many samples or tok
 LossFunction = Callable[[nn.Module, Batch], Loss]
 Compute = Callable[[Batch], Loss]
 
-_ATTENTION = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "math": SDPBackend.MATH,
-}
-
 
 class Step:
     def __init__(
         self,
         model: nn.Module,
         loss: LossFunction,
-        optimizer: Optimizer,
+        optimizer: Optimizer | HostOptimizer,
         settings: Settings,
         *,
         clip: float | None = None,
@@ -57,7 +51,7 @@ class Step:
         `on_eager` is told why, where a step could not be compiled and was done eagerly; without it the error is raised.
         """
         self.model = model
-        self.optimizer = optimizer
+        self.optimizer: Any = optimizer  # torch's own interface; a HostOptimizer is stepped as a guarded update alone
         self.device = torch.device(settings.device)
         self.micro_batch = settings.micro_batch
         self.scale = LossScale(self.device) if settings.precision == "fp16" else None
@@ -70,9 +64,11 @@ class Step:
         self._average = average
         self._on_split = on_split
         self._on_eager = on_eager
-        self._attention = settings.attention
-        self._plain = settings.precision in ("fp32", "tf32") and settings.attention == "auto"
-        trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._beside = _beside_autocast(model, settings, self.device)
+        self._plain = (
+            settings.precision in ("fp32", "tf32") and settings.attention == "auto" and not settings.activation_offload
+        )
+        trained = {id(parameter) for parameter in trained_by(optimizer)}
         self._parameters = [p for p in model.parameters() if id(p) in trained]  # in the model's order, as a norm is summed
         self._loss = loss
         self._compiled_rows = 0  # until `warm` says how many rows a batch has, nothing takes the compiled path
@@ -87,13 +83,13 @@ class Step:
         self.device_rates = {g["factor"]: g["lr"] for g in optimizer.param_groups if isinstance(g["lr"], Tensor)}
         self.compiled = settings.compile != "off"
         in_graph = self.compiled and settings.graph
-        self._fused = FusedUpdate(optimizer, self.device, compiled=in_graph) if can_fuse(optimizer) else None
-        if self.scale is not None and self._fused is None:
+        self._guarded = guarded_update(optimizer, self.device, compiled=in_graph)
+        if self.scale is not None and not isinstance(self._guarded, FusedUpdate):
             raise UsageError(
                 "precision=fp16 needs a fused AdamW, Adam or SGD, which can skip a step whose gradients overflow: "
-                "--set fused_optimizer=on, or --set precision=bf16"
+                "--set fused_optimizer=on and --off optimizer_offload, or --set precision=bf16"
             )
-        self._skip = self._fused.skip if self._fused else torch.zeros((), device=self.device)
+        self._skip = self._guarded.skip if isinstance(self._guarded, FusedUpdate) else torch.zeros((), device=self.device)
 
     def set_rate(self, lr: float) -> None:
         if lr == self.rate:
@@ -161,9 +157,9 @@ class Step:
         """Nothing is compiled any more. `why` is said once a step has gone well that way: else the model was to blame."""
         self.compiled, self._own_graphs, self._why_eager = False, False, why
         self._compiled_mean, self._compiled_sum = self._mean_of, self._sum_of
-        if self._fused is not None:
-            self._fused = FusedUpdate(self.optimizer, self.device)
-            self._skip = self._fused.skip
+        self._guarded = guarded_update(self.optimizer, self.device)
+        if isinstance(self._guarded, FusedUpdate):
+            self._skip = self._guarded.skip
 
     def say_eager(self) -> None:
         if self._why_eager is not None and self._on_eager is not None:
@@ -172,8 +168,8 @@ class Step:
 
     def state_loaded(self) -> None:
         """Call after the optimizer's state was loaded."""
-        if self._fused is not None:
-            self._fused.attach()
+        if self._guarded is not None:
+            self._guarded.attach()
 
     def warm(self, rows: int) -> None:
         """Batches of this many rows take the compiled path; any other size (the last of a budget) runs eagerly."""
@@ -237,7 +233,7 @@ class Step:
             for_all_shapes(batch)
         if self._plain:
             return compute(batch)
-        with autocast(self._precision, self.device), self._attention_kernel():
+        with autocast(self._precision, self.device), self._beside():
             return compute(batch)
 
     def _sum_of(self, batch: Batch) -> Loss:
@@ -246,12 +242,6 @@ class Step:
     def _mean_of(self, batch: Batch) -> Loss:
         loss_sum, weight = self._loss(self.model, batch)
         return loss_sum / weight, weight
-
-    def _attention_kernel(self) -> AbstractContextManager[Any]:
-        if self._attention == "auto":
-            return nullcontext()
-        first = _ATTENTION[self._attention]
-        return sdpa_kernel([first, *(kernel for kernel in _ATTENTION.values() if kernel != first)], set_priority=True)
 
     def _backward(self, loss: Tensor) -> None:
         (loss if self.scale is None else loss * self.scale.scale).backward()
@@ -263,12 +253,10 @@ class Step:
             self.scale.unscale(self._gradients(), self._skip)
         if self._clip is not None:
             norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._clip, foreach=True)
-        if self._fused is None:
-            self.optimizer.step()
-        elif self.scale is None:
-            self._fused(loss if norm is None else norm)
+        if self._guarded is not None:
+            self._guarded(None if self.scale is not None else loss if norm is None else norm)
         else:
-            self._fused()
+            self.optimizer.step()
         if self.scale is not None:
             self.scale.update(self._skip)
         if self._average is not None:
@@ -295,3 +283,18 @@ class Step:
         self.micro_batch = (before + 1) // 2
         self._compiled_rows = min(self._compiled_rows, self.micro_batch)
         self._on_split(before, self.micro_batch, reason)
+
+
+def _beside_autocast(model: nn.Module, settings: Settings, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    """Makes what a forward runs in, beside its precision."""
+    kernel = attention_kernel(settings.attention)
+    if not settings.activation_offload:
+        return kernel
+    offload = ActivationOffload(model, device)
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with kernel(), offload():
+            yield
+
+    return both

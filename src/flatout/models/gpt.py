@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.base.errors import ModelError
+from flatout.models.head import Head
 
-# Far enough below any real logit that softmax gives exactly 0, and still a float16.
-PADDING_LOGIT = -1e4
 RESIDUALS = ("float32", "autocast")
 
 
@@ -20,6 +19,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = heads
         self.dropout = dropout
+        self.attend = F.scaled_dot_product_attention  # the setting attention=flex puts another one here
         self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.project = nn.Linear(width, width, bias=bias)
 
@@ -27,7 +27,7 @@ class Attention(nn.Module):
         query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
         dropout = self.dropout if self.training else 0.0
         causal = visible is None
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, dropout_p=dropout, is_causal=causal)
+        mixed = self.attend(query, key, value, attn_mask=visible, dropout_p=dropout, is_causal=causal)
         projected: Tensor = self.project(mixed.transpose(1, 2).flatten(2))
         return projected
 
@@ -59,7 +59,6 @@ class GPT(nn.Module):
         width: int,
         dropout: float,
         tied: bool,
-        pad_vocabulary_to: int,
         bias: bool,
         residual: str,
     ) -> None:
@@ -70,18 +69,15 @@ class GPT(nn.Module):
             raise ModelError(f"gpt: residual is one of {', '.join(RESIDUALS)}, got {residual!r}")
         self.window = window
         self.narrow_residual = residual == "autocast"
-        padded = math.ceil(vocabulary / pad_vocabulary_to) * pad_vocabulary_to
-        self.tokens = nn.Embedding(padded, width)
+        self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(window, width)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(width, heads, dropout, bias) for _ in range(layers))
         self.norm = nn.LayerNorm(width, bias=bias)
-        self.head = nn.Linear(width, padded, bias=False)
+        self.head = Head(width, vocabulary)
         self._initialise(layers)
         if tied:
             self.head.weight = self.tokens.weight
-        if padded > vocabulary:
-            self._silence_padding(vocabulary)
 
     def _initialise(self, layers: int) -> None:
         for name, parameter in self.named_parameters():
@@ -92,15 +88,13 @@ class GPT(nn.Module):
             elif parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
 
-    def _silence_padding(self, vocabulary: int) -> None:
-        """Padding is there for speed and must not change the loss; as the bias of the head, its silence costs no extra pass."""
-        silence = torch.zeros(self.head.out_features)
-        silence[vocabulary:] = PADDING_LOGIT
-        del self.head.bias
-        self.head.register_buffer("bias", silence, persistent=False)
-
     def forward(self, x: Tensor, documents: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """`documents` [rows, length] numbers the texts packed into a row: a token sees those of its own alone."""
+        logits: Tensor = self.head(self.hidden(x, documents, positions))
+        return logits
+
+    def hidden(self, x: Tensor, documents: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """What the head turns into logits: a loss that takes a part of the logits at a time begins here."""
         length = x.shape[1]
         if length > self.window:
             raise ModelError(f"gpt was built for a window of {self.window} tokens and got {length}: set window: {length}")
@@ -111,8 +105,8 @@ class GPT(nn.Module):
         visible = None if documents is None else _own_past(documents)
         for block in self.blocks:
             stream = block(stream, visible)
-        logits: Tensor = self.head(self.norm(stream))
-        return logits
+        normed: Tensor = self.norm(stream)
+        return normed
 
 
 def _own_past(documents: Tensor) -> Tensor:
@@ -130,12 +124,11 @@ def gpt(
     width: int = 384,
     dropout: float = 0.0,
     tied: bool = True,
-    pad_vocabulary_to: int = 64,
     bias: bool = False,
     residual: str = "float32",
 ) -> nn.Module:
-    """Tokens [rows, length <= window] to logits [rows, length, padded vocabulary]; the logits of padding never win.
+    """Tokens [rows, length <= window] to logits [rows, length, vocabulary].
 
     `residual: autocast` keeps the stream between the blocks in the format of mixed precision: less to move, fewer digits.
     """
-    return GPT(vocabulary, window, layers, heads, width, dropout, tied, pad_vocabulary_to, bias, residual)
+    return GPT(vocabulary, window, layers, heads, width, dropout, tied, bias, residual)

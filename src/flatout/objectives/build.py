@@ -12,11 +12,11 @@ from flatout.base.errors import UsageError, did_you_mean
 from flatout.base.specs import Spec, import_named, pick
 from flatout.objectives.binary import Binary
 from flatout.objectives.classify import Classify
-from flatout.objectives.custom import Custom, LossFunction
+from flatout.objectives.custom import Custom
 from flatout.objectives.inputs import Inputs
 from flatout.objectives.multilabel import Multilabel
 from flatout.objectives.next_token import NextToken
-from flatout.objectives.objective import Objective
+from flatout.objectives.objective import LossFunction, Objective
 from flatout.objectives.regress import Regress
 
 Written = Spec | str | Mapping[str, Any] | LossFunction | Objective

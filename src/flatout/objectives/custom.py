@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from flatout.base.errors import ModelError
 from flatout.objectives.inputs import Batch
 from flatout.objectives.metrics import SumMeter, ratio
-from flatout.objectives.objective import Loss, Meter, Objective, shown
-
-LossFunction = Callable[[nn.Module, Batch], Loss]
+from flatout.objectives.objective import Loss, LossFunction, Meter, Objective, shown
 
 _FORM = "a custom objective returns (loss_sum, weight): the sum of the losses in the batch and how many they are"
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from flatout.base.errors import DataError, UsageError, did_you_mean
 
@@ -40,7 +40,7 @@ class Inputs:
             return dict(zip(self.keywords, self.columns, strict=True))
         return self.columns[0] if len(self.columns) == 1 else list(self.columns)
 
-    def call(self, model: nn.Module, batch: Batch) -> Any:
+    def call(self, model: Callable[..., Any], batch: Batch) -> Any:
         """The model's output; of a transformers-style object or a dict, its logits."""
         for column in self.columns:
             if column not in batch:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatout.base.errors import DataError, ModelError
+from flatout.objectives.chunked_loss import HasHead, chunked_loss, lacks_head, projection_of
 from flatout.objectives.inputs import Batch
 from flatout.objectives.metrics import SumMeter, ratio
-from flatout.objectives.objective import Loss, Meter, Objective, checked_targets, full_precision, shown
-from flatout.objectives.token_loss import token_loss
+from flatout.objectives.objective import Loss, LossFunction, Meter, Objective, checked_targets, full_precision, shown
+from flatout.objectives.token_loss import fused_loss, has_kernels, plain_loss, token_loss
 
 NEVER = -(2**31)
 
@@ -33,12 +35,46 @@ class NextToken(Objective):
     better: ClassVar[Literal["max", "min"]] = "min"
 
     def loss(self, output: Tensor, batch: Batch) -> Loss:
-        target = batch["y"].long().flatten()
-        ignored = NEVER if self.ignore is None else self.ignore
-        loss = token_loss(output.flatten(0, -2), target, ignored)
+        target = _tokens(batch)
+        return self._weighed(token_loss(output.flatten(0, -2), target, self._ignored), target)
+
+    def with_loss_head(self, kind: str, model: nn.Module, device: torch.device) -> LossFunction:
+        found = super().with_loss_head(kind, model, device)
+        if self._is_redefined:
+            return found
+        return self._chunked if kind == "chunked" else partial(self._whole, fused_loss if kind == "fused" else plain_loss)
+
+    def why_no_loss_head(self, kind: str, model: nn.Module, device: torch.device) -> str | None:
+        if kind != "plain" and self._is_redefined:
+            return f"loss_head={kind}: {type(self).__name__} computes its loss in its own way: --off loss_head"
+        if kind == "fused" and not has_kernels(device):
+            return f"loss_head=fused needs a CUDA device and Triton, and the run is on {device}: --off loss_head"
+        if kind == "chunked" and (missing := lacks_head(model)) is not None:
+            return f"loss_head=chunked: {type(model).__name__} lacks {missing}; --off loss_head, or give it one"
+        return None
+
+    def _whole(self, formula: Callable[[Tensor, Tensor, int], Tensor], model: nn.Module, batch: Batch) -> Loss:
+        target = _tokens(batch)
+        return self._weighed(formula(self.forward(model, batch).flatten(0, -2), target, self._ignored), target)
+
+    def _chunked(self, model: nn.Module, batch: Batch) -> Loss:
+        target, offers = _tokens(batch), cast(HasHead, model)
+        hidden = self.inputs.call(offers.hidden, batch).flatten(0, -2)
+        return self._weighed(chunked_loss(hidden, *projection_of(offers.head), target, self._ignored), target)
+
+    def _weighed(self, loss: Tensor, target: Tensor) -> Loss:
         if self.ignore is None:
             return loss, float(target.numel())
         return loss, (target != self.ignore).sum().to(loss.dtype)
+
+    @property
+    def _ignored(self) -> int:
+        return NEVER if self.ignore is None else self.ignore
+
+    @property
+    def _is_redefined(self) -> bool:
+        """By a subclass, whose own formula is the one that counts."""
+        return any(getattr(type(self), name) is not getattr(NextToken, name) for name in ("__call__", "forward", "loss"))
 
     def check(self, output: Any, batch: Batch, outputs: int | None = None) -> None:
         logits, target = checked_targets(self.name, output, batch)
@@ -82,6 +118,10 @@ class NextToken(Objective):
     def _measure(self, output: Tensor, batch: Batch) -> dict[str, Tensor | float]:
         # No model gives an ignored target, so the weight of the loss is also the number of tokens that can be right.
         return {"correct": (output.argmax(-1) == batch["y"]).sum()}
+
+
+def _tokens(batch: Batch) -> Tensor:
+    return batch["y"].long().flatten()
 
 
 def _finish(total: Mapping[str, float]) -> dict[str, float]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from flatout.base.errors import DataError, ModelError
+from flatout.base.errors import DataError, ModelError, UsageError
 from flatout.objectives.inputs import Batch, Inputs
 
 Loss = tuple[Tensor, float | Tensor]
+LossFunction = Callable[[nn.Module, Batch], Loss]
+
+_OFF = "--off loss_head"
 
 
 class Meter(Protocol):
@@ -42,6 +45,16 @@ class Objective(ABC):
 
     def predict(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         return self.decode(self.inputs.call(model, batch))
+
+    def with_loss_head(self, kind: str, model: nn.Module, device: torch.device) -> LossFunction:
+        """What a step calls: the same loss, computed as the setting loss_head says. Evaluation goes by `forward` and `loss`."""
+        if (why := self.why_no_loss_head(kind, model, device)) is not None:
+            raise UsageError(why)
+        return self
+
+    def why_no_loss_head(self, kind: str, model: nn.Module, device: torch.device) -> str | None:
+        """In words; None where the loss can be computed that way."""
+        return None if kind == "plain" else f"loss_head={kind} is for next_token, and the objective is {self.name}: {_OFF}"
 
     @abstractmethod
     def loss(self, output: Any, batch: Batch) -> Loss:

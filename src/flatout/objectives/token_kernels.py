@@ -18,9 +18,9 @@ def losses(logits: Tensor, target: Tensor, ignore: int) -> tuple[Tensor, Tensor]
     return loss, sums
 
 
-def gradients(logits: Tensor, target: Tensor, sums: Tensor, upstream: Tensor, ignore: int) -> Tensor:
+def gradients(logits: Tensor, target: Tensor, sums: Tensor, upstream: Tensor, ignore: int, gradient: Tensor) -> Tensor:
+    """Written to `gradient`, which may be the logits themselves: a block is read before it is written."""
     rows, columns = logits.shape
-    gradient = torch.empty_like(logits)
     _backward[(rows,)](logits, target, sums, upstream, gradient, columns, ignore, BLOCK=_BLOCK, num_warps=_WARPS)
     return gradient
 

@@ -1,7 +1,8 @@
-"""Cross entropy over a large vocabulary. On a CUDA device two kernels read the logits as they are, once each way.
+"""Cross entropy over a large vocabulary, by torch's formula or by two kernels that read the logits as they are, once each way.
 
 What torch does for the same formula takes a float32 copy of all logits when it runs eagerly (13 GB for 64 windows of GPT-2),
-and more time when it is compiled. The arithmetic is float32 in all forms.
+and more time when it is compiled. The arithmetic is float32 in all forms. Each gives the sum over the rows of logits [N, V]
+against target [N], without those equal to `ignore`.
 """
 
 from __future__ import annotations
@@ -14,16 +15,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _HAS_TRITON = find_spec("triton") is not None
-_LARGE = 4096  # below it the logits are few, and a compiler fuses the formula into its neighbours
+LARGE = 4096  # below it the logits are few, and a compiler fuses the formula into its neighbours
+
+
+def has_kernels(device: torch.device) -> bool:
+    return device.type == "cuda" and _HAS_TRITON
 
 
 def token_loss(logits: Tensor, target: Tensor, ignore: int) -> Tensor:
-    """The sum over rows of logits [N, V] against target [N], without those equal to `ignore`."""
-    if logits.is_cuda and logits.shape[1] >= _LARGE and logits.dtype != torch.float64 and _HAS_TRITON:
-        losses: Tensor = _losses(logits.contiguous(), target, ignore)[0]
-        return losses.sum()
+    """In the form that holds the least."""
+    fused = has_kernels(logits.device) and logits.shape[1] >= LARGE
+    return fused_loss(logits, target, ignore) if fused else plain_loss(logits, target, ignore)
+
+
+def plain_loss(logits: Tensor, target: Tensor, ignore: int) -> Tensor:
     exact = logits if logits.dtype == torch.float64 else logits.float()
     return F.cross_entropy(exact, target, reduction="sum", ignore_index=ignore)
+
+
+def fused_loss(logits: Tensor, target: Tensor, ignore: int) -> Tensor:
+    if logits.dtype == torch.float64:  # finer than the kernels are
+        return plain_loss(logits, target, ignore)
+    losses: Tensor = _losses(logits.contiguous(), target, ignore)[0]
+    return losses.sum()
 
 
 @torch.library.custom_op("flatout::token_losses", mutates_args=(), device_types="cuda")
@@ -38,7 +52,7 @@ def _losses(logits: Tensor, target: Tensor, ignore: int) -> tuple[Tensor, Tensor
 def _gradients(logits: Tensor, target: Tensor, sums: Tensor, upstream: Tensor, ignore: int) -> Tensor:
     from flatout.objectives.token_kernels import gradients
 
-    return gradients(logits, target, sums, upstream, ignore)
+    return gradients(logits, target, sums, upstream, ignore, torch.empty_like(logits))
 
 
 @_losses.register_fake

@@ -12,9 +12,9 @@ from flatout.engine.job import Job
 from flatout.engine.settings import Settings, conflicts, with_values
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import device_name, pick_device
-from flatout.plan.knobs import untried
 from flatout.plan.knobs.all import KNOBS
 from flatout.plan.knobs.knob import Decisions, Knob
+from flatout.plan.knobs.untried import AFTER, BEFORE
 from flatout.plan.plan import Choice, Plan, Rejected
 from flatout.plan.predict import predict
 from flatout.plan.situation import Situation
@@ -40,8 +40,7 @@ def choose(
     choices: list[Choice] = []
     rejected: list[Rejected] = []
     values: dict[str, Any] = {"device": str(s.device)}
-    before, after = (untried.device, untried.tier), (untried.deterministic, untried.keeping)
-    decisions: list[Decide] = [*before, *(knob.default for knob in knobs), *after]
+    decisions: list[Decide] = [one.default for one in (*BEFORE, *knobs, *AFTER)]
     for decide in decisions:
         for decision in decide(s, values):
             if isinstance(decision, Rejected):

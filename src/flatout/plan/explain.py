@@ -7,6 +7,7 @@ from typing import Any
 
 from flatout.base.tree import Cell, Column, Doc, Fields, Line, Node, Table
 from flatout.base.units import show_flops, show_rate, show_seconds, show_share, show_value
+from flatout.engine.settings import Settings
 from flatout.measure.receipt import UNTRIED, Receipt
 from flatout.plan.plan import Choice, Plan
 from flatout.plan.roofline import roofline
@@ -15,6 +16,13 @@ _HEAVY = (
     "device", "tier", "cache_compression", "precision", "compile", "graph", "fused_optimizer", "channels_last",
     "deterministic", "micro_batch",
 )  # fmt: skip
+_NAMED = 6  # settings at their default that are named one by one
+_ZERO = {
+    "micro_batch": "whole", "evaluation_batch": "as training", "log_every": "auto", "reader_threads": "auto",
+    "prefetch": "auto", "vocabulary_padding": "off",
+}  # fmt: skip
+_PLAIN = Settings()
+_READING = ("reader_threads", "prefetch")
 
 
 def explain(
@@ -28,7 +36,7 @@ def explain(
     measured = (result or {}).get("samples_per_s")
     rate = measured or predicted
     share = _share(plan, rate)
-    shown = [c for c in plan.choices if c.name in _HEAVY or c.source == "pinned"]
+    shown = [c for c in plan.choices if c.name in _HEAVY or c.source == "pinned" or _matters(c, plan)]
     folded = [c for c in plan.choices if c not in shown]
     return Doc(
         (
@@ -46,6 +54,13 @@ def explain(
             *_roofline(plan),
         )
     )
+
+
+def _matters(choice: Choice, plan: Plan) -> bool:
+    """Of settings that mostly don't: whether this one changes something here."""
+    if choice.name in _READING:
+        return plan.settings.tier != "resident"
+    return bool(choice.value != vars(_PLAIN).get(choice.name, choice.value))
 
 
 def _columns(plan: Plan) -> tuple[Column, ...]:
@@ -112,14 +127,12 @@ def _roofline(plan: Plan) -> list[Node]:
 
 
 def _shown_value(choice: Choice) -> str:
-    if choice.name in ("micro_batch", "evaluation_batch") and choice.value == 0:
-        return "whole"
-    if choice.name == "log_every" and choice.value == 0:
-        return "auto"
-    return show_value(choice.value)
+    return _ZERO[choice.name] if choice.value == 0 and choice.name in _ZERO else show_value(choice.value)
 
 
 def _names(choices: list[Choice]) -> str:
+    if len(choices) > _NAMED:
+        return "more at default: explain --json has them and why"
     return "more at default: " + ", ".join(f"{c.name.replace('_', ' ')} {_shown_value(c)}" for c in choices)
 
 

@@ -37,7 +37,8 @@ def predict(job: Job, settings: Settings, ceilings: Ceilings | None, *, input_ro
     if not step_s:
         return Prediction(flops_per_sample=work.flops_per_sample, reason="no ceiling of this machine could be measured")
     shares = {bound: longest.get(bound, 0.0) / step_s for bound in BOUNDS}
-    ceiling = ceilings.matmul_flops.get(settings.precision) or ceilings.matmul_flops.get("fp32")
+    measured = "bf16" if settings.precision == "fp8" else settings.precision  # 8 bits are for some of the layers
+    ceiling = ceilings.matmul_flops.get(measured) or ceilings.matmul_flops.get("fp32")
     return Prediction(
         step_s=step_s,
         flops_per_sample=work.flops_per_sample,

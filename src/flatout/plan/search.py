@@ -17,6 +17,7 @@ from flatout.measure.receipt import KEPT, REJECTED, UNTRIED, Entry, Receipt
 from flatout.measure.stats import Comparison, compare, compare_paired
 from flatout.plan.knobs.knob import Knob
 from flatout.plan.options import MARGIN, MEASURE_S, STEPS_LOOKED_AT, Option, Options, Standing
+from flatout.plan.price import Priced, cheap_s, prices
 from flatout.plan.side_by_side import SideBySide
 from flatout.plan.situation import Situation
 from flatout.plan.trials.reports import INTERRUPTED, NOT_RECORDED, Ask, Report, Tries, fitting_rows
@@ -39,10 +40,11 @@ class Search:
         limit_s: float = LIMIT_S,
         isolated: bool = True,
         analyze: bool = False,
+        priced: Sequence[Priced] = (),
         clock: Callable[[], float] = time.monotonic,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """`start`: settings as they would be without a trial; pinned ones are never turned.
+        """`start`: settings as they would be without a trial; pinned ones are never turned. `priced`: what keeps a promise.
 
         `analyze`: also try what can't pay in the steps that are left; what is kept must pay all the same.
         """
@@ -50,7 +52,7 @@ class Search:
         self._knobs = [knob for knob in knobs if knob.name not in s.pins and (isolated or not knob.risky)]
         self._isolated, self._analyze, self._clock, self._say = isolated, analyze, clock, say
         self._options = Options(s, start, self._knobs, steps_left, analyze=analyze)
-        self._began_s = clock()
+        self._priced, self._began_s = priced, clock()
         self.reference = with_values(start, {knob.name: knob.off for knob in self._knobs})
         self.entries: list[Entry] = []
         self._paired: dict[str, Any] | None = None
@@ -78,6 +80,8 @@ class Search:
         by_turns = self._s.device.type == "cpu"  # on a device the arms' own clocks are enough
         if by_turns and proven.settings != self.reference and not stopped.startswith(INTERRUPTED):
             proven, first = self._confirmed(proven, first)
+        if not stopped.startswith(INTERRUPTED):
+            self.entries += self._prices(proven)
         return self._receipt(proven, first, stopped)
 
     def _fit(self) -> str | None:
@@ -112,6 +116,15 @@ class Search:
             self._drop_all("together with the others it is slower than the plain step")
             return Standing(self.reference, whole.against_s), replace(first, steps_s=whole.against_s)
         return Standing(proven.settings, whole.steps_s), replace(first, steps_s=whole.against_s)
+
+    def _prices(self, proven: Standing) -> list[Entry]:
+        """What promises cost, where that is asked for or cheap to know."""
+        left_s = self._limit_s - self._spent_s()
+        if not self._analyze:
+            left_s = min(left_s, cheap_s(self._limit_s, self._steps_left * proven.step_s))
+        first_s = max((entry.first_s or 0.0 for entry in self.entries if entry.verdict == KEPT), default=0.0)
+        arms = (proven.settings, self.reference, proven.steps_s)
+        return prices(self._s, self._priced, self._tries, *arms, first_s=first_s, most_s=left_s)
 
     # ---- the loop ----
 

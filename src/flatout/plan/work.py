@@ -26,7 +26,9 @@ from flatout.engine.recompute import recompute_blocks
 from flatout.engine.settings import Settings
 from flatout.measure.counts import Counter, Counts, Operation
 from flatout.measure.groups import MOVEMENT, UPDATE
+from flatout.models.head import pad_vocabulary
 from flatout.objectives.objective import Objective
+from flatout.objectives.token_loss import has_kernels
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ def work_of(job: Job, settings: Settings) -> Work:
 
 def _counted(job: Job, settings: Settings, rows: int, columns: Mapping[str, Column]) -> Counts:
     shapes = tuple((name, column.shape, column.dtype) for name, column in columns.items())
-    key = (_trace_device(settings), settings.precision, settings.activation_checkpointing, rows, shapes)
+    head = _traced_head(settings), settings.vocabulary_padding
+    key = (_trace_device(settings), settings.precision, settings.activation_checkpointing, *head, rows, shapes)
     traced = _TRACED.setdefault(job.model, {})
     if key not in traced or traced[key][0] is not job.objective:
         traced[key] = (job.objective, trace(job, settings, rows, columns))
@@ -84,6 +87,8 @@ def trace(job: Job, settings: Settings, rows: int, columns: Mapping[str, Column]
         model = copy.deepcopy(job.model).train()
     if settings.activation_checkpointing:
         recompute_blocks(model)
+    pad_vocabulary(model, settings.vocabulary_padding)
+    loss = job.objective.with_loss_head(_traced_head(settings), model, device)
     with fake:
         state = {
             name: torch.empty_like(tensor, device=device).requires_grad_(tensor.requires_grad)
@@ -92,7 +97,7 @@ def trace(job: Job, settings: Settings, rows: int, columns: Mapping[str, Column]
         batch = {name: torch.empty((rows, *col.shape), dtype=col.dtype, device=device) for name, col in columns.items()}
         with Counter() as counter:
             with autocast(settings.precision, device):
-                loss_sum, weight = job.objective(_Traced(model, state, counter), batch)
+                loss_sum, weight = loss(_Traced(model, state, counter), batch)
             (loss_sum / weight).backward()
     return counter.counts()
 
@@ -116,6 +121,11 @@ class _Traced(nn.Module):
 
     def _reached(self, gradient: Tensor) -> None:
         self._counter.in_loss = False
+
+
+def _traced_head(settings: Settings) -> str:
+    """In parts the same logits are made and read as in one pass over all of them; without its kernels it is torch's formula."""
+    return "fused" if settings.loss_head != "plain" and has_kernels(_trace_device(settings)) else "plain"
 
 
 def _trace_device(settings: Settings) -> torch.device:

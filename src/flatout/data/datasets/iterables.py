@@ -137,7 +137,9 @@ class IterableFeed:
         *,
         transforms: Sequence[Transform] = (),
         seed: int = 0,
+        depth: int = 0,
     ) -> None:
+        """`depth` batches are read ahead; 0: a few."""
         if batch < 1:
             raise UsageError(f"batch must be 1 or more, got {batch}")
         self.batch = batch
@@ -146,7 +148,8 @@ class IterableFeed:
         self._transforms = tuple(transforms)
         self._seed = seed
         self._said: list[str] = []
-        self._reading = _Reading(source, batch, torch.device(device), self._said)
+        self._depth = depth or _DEPTH
+        self._reading = _Reading(source, batch, torch.device(device), self._said, self._depth)
         self._begin: Go | Skip | None = None
         self._ahead: Ahead[Take, Piece] | None = None
         self._rest: deque[Piece] = deque()
@@ -243,7 +246,7 @@ class IterableFeed:
             if self._source.alone:
                 return self._reading.read(Take(self.batch))
             if self._ahead is None:
-                self._ahead = Ahead(self._reading.read, itertools.repeat(Take(self.batch)), _DEPTH)
+                self._ahead = Ahead(self._reading.read, itertools.repeat(Take(self.batch)), self._depth)
             return next(self._ahead)
         except BaseException:
             self.close()  # whoever goes on all the same does so after the last sample served
@@ -253,8 +256,8 @@ class IterableFeed:
 class _Reading:
     """What the thread that reads ahead knows. It does not know the feed, so that one that is forgotten ends."""
 
-    def __init__(self, source: IterableSource, batch: int, device: torch.device, said: list[str]) -> None:
-        self.landing = Landing(source.schema, batch, device, _DEPTH)
+    def __init__(self, source: IterableSource, batch: int, device: torch.device, said: list[str], depth: int) -> None:
+        self.landing = Landing(source.schema, batch, device, depth)
         self._source, self._batch, self._said = source, batch, said
         self._worker: Worker | None = None
 

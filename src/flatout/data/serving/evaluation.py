@@ -30,7 +30,8 @@ class EvalFeed:
     """Iterate as often as needed: what the resident tier put on the device stays there. The last batch may be short.
 
     With `keep`, rows that take long to read are read once and kept where the tier keeps them: in memory, or in `cache`. With
-    `any_order`, rows of differing lengths come in batches of like length, which takes far less padding.
+    `any_order`, rows of differing lengths come in batches of like length, which takes far less padding. `threads` read ahead
+    what is not at hand, `prefetch` batches of it; 0: as many as there are cores, and a few batches more.
     """
 
     def __init__(
@@ -45,6 +46,8 @@ class EvalFeed:
         keep: bool = False,
         cache: Cache | None = None,
         any_order: bool = False,
+        threads: int = 0,
+        prefetch: int = 0,
     ) -> None:
         if batch < 1:
             raise UsageError(f"batch must be 1 or more, got {batch}")
@@ -54,6 +57,7 @@ class EvalFeed:
         self.degraded: list[str] = []
         self._source = source
         self._prepare = tuple(prepare)
+        self._threads, self._prefetch = threads, prefetch
         self._device = torch.device(device)
         self._stored: dict[str, Tensor] | None = None
         self._sequences = source if any_order and isinstance(source, SequenceSource) and source.shapes_vary else None
@@ -97,12 +101,13 @@ class EvalFeed:
 
     def _from_host(self) -> Iterator[Batch]:
         alone = getattr(self._source, "alone", False)  # draws from the generators of this process: not beside it
-        workers = 1 if alone or self._source.in_memory else Budget.here().cores
+        workers = 1 if alone or self._source.in_memory else self._threads or Budget.here().cores
         uplink = Uplink(self._source, Sequential(len(self._source)), self.batch, self._device, workers, kept=self._kept)
         self.degraded = [*uplink.degraded, *getattr(self._source, "degraded", ())]
         pieces = -(-self.batch // piece_rows(self._source, self.batch))
         planned = uplink.pieces(spans(0, len(self._source), self.batch))
-        ahead = Ahead(uplink.carry, planned, depth=1 if alone else depth_for(workers, pieces), workers=workers)
+        depth = 1 if alone else self._prefetch * pieces or depth_for(workers, pieces)
+        ahead = Ahead(uplink.carry, planned, depth=depth, workers=workers)
         try:
             for _ in range(len(self)):
                 sent = next_sent(ahead)

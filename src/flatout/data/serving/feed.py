@@ -69,12 +69,16 @@ def feed(
     *,
     cache: Cache | None = None,
     threads: int = 0,
+    prefetch: int = 0,
 ) -> Feed:
-    """The training part of `data`, prepared and augmented, from the tier asked for, or the next one that has room for it."""
+    """The training part of `data`, prepared and augmented, from the tier asked for, or the next one that has room for it.
+
+    What is not at hand is read ahead by `threads`, `prefetch` batches of it; 0: as many as that turns out to take.
+    """
     if tier not in TIERS:
         raise UsageError(f"unknown tier {tier!r}; {did_you_mean(tier, TIERS)}")
     if isinstance(data.train, IterableSource):
-        return IterableFeed(data.train, batch, device, transforms=data.transforms(), seed=seed)
+        return IterableFeed(data.train, batch, device, transforms=data.transforms(), seed=seed, depth=prefetch)
     if isinstance(data.train, SequenceSource) and data.train.shapes_vary:
         options: Any = {"transforms": data.transforms(), "seed": seed}
         try:
@@ -101,6 +105,7 @@ def feed(
         transforms=(*widen, *data.transforms()),
         seed=seed,
         workers=threads or "auto",
+        depth=prefetch or None,
         moved=moved,
         kept=kept,
     )

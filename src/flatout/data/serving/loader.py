@@ -41,6 +41,7 @@ def loader(
     drop_last: bool = False,
     part: str = "train",
     workers: int | str = "auto",
+    prefetch: int | str = "auto",
     tokens: int | None = None,
     cache: str | os.PathLike[str] | None = None,
     disk_budget: str = "auto",
@@ -56,8 +57,9 @@ def loader(
     `tier` is where rows are kept: "resident" on the device, "pinned" in host memory, "mapped" in the folder `cache`,
     "streamed" nowhere. A run with the same `cache` reads what a loader has kept there, and the other way round. It takes at
     most `disk_budget`, by default half of what it and the free space are, and is written as `cache_compression` says. `workers`
-    threads read what is not in memory ahead of its use, by default as many as it turns out to take. With `tokens`, sequences
-    of differing lengths come in batches of at most so many tokens, padding included, and at most `batch` rows.
+    threads read what is not in memory ahead of its use, `prefetch` batches of it, by default as many as it turns out to take.
+    With `tokens`, sequences of differing lengths come in batches of at most so many tokens, padding included, and at most
+    `batch` rows.
     """
     if not isinstance(batch, int) or batch < 1:
         raise UsageError(f"batch is a number of rows, 1 or more, got {batch!r}")
@@ -99,6 +101,7 @@ def loader(
                 transforms=transforms,
                 seed=seed,
                 workers=workers,
+                depth=None if prefetch == "auto" else prefetch,  # type: ignore[arg-type]  # words are refused there
                 epoch_rows=share.epoch_rows,
                 kept=None if placed is None else DeviceStore(placed, where),
             )

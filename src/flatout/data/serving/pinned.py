@@ -6,7 +6,7 @@ How many threads read and how far ahead changes nothing about what is served: wh
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ class PinnedFeed:
     """Serves the same batches as a resident feed. On a CPU, what is in memory already is read when asked for.
 
     `workers` reading threads, or "auto": as many as it turns out to take. 0: none, every batch is read when asked for.
+    `depth` batches are read ahead; by default as many as that turns out to take.
     `epoch_rows`: no batch crosses a multiple of it; the one before is short, and `next` is to be asked for its size.
     `kept`: rows stay on the device once they were copied there, and are not read again.
     """
@@ -51,6 +52,8 @@ class PinnedFeed:
             raise UsageError(f"batch must be 1 or more, got {batch}")
         if workers != "auto" and (not isinstance(workers, int) or workers < 0):
             raise UsageError(f"workers is 'auto' or a number of reading threads, 0 for none, got {workers!r}")
+        if depth is not None and (not isinstance(depth, int) or depth < 1):
+            raise UsageError(f"prefetch is 'auto' or a number of batches to read ahead, 1 or more, got {depth!r}")
         self.batch = batch
         self.position = 0
         self._device = torch.device(device)
@@ -171,19 +174,20 @@ class PinnedFeed:
         return epoch_spans(self.position, self._epoch_rows, self.batch)
 
     def _sizes(self, source: Source, workers: int | str, depth: int | None, budget: Budget | None) -> tuple[int, int]:
-        """Threads and depth to start with; where both are ours to choose, a tuner goes on from there."""
-        if getattr(source, "alone", False) or (workers == "auto" and source.in_memory and self._device.type == "cpu"):
+        """Threads and depth to start with; where threads are ours to choose, a tuner goes on from there."""
+        pinned = depth * self._pieces if depth else None
+        fixed = fixed_threads(source, self._device)
+        if getattr(source, "alone", False):
             workers = 0
-        elif workers == "auto" and getattr(source, "workers", None):
-            workers = 2  # it has workers of its own: one batch is read while the one before is handed over
+        elif workers == "auto" and fixed is not None:
+            workers = 1 if fixed == 0 and pinned else fixed
         if isinstance(workers, int):
-            return workers, depth * self._pieces if depth else depth_for(max(1, workers), self._pieces)
+            return workers, pinned or depth_for(max(1, workers), self._pieces)
         made = describe_all(self._transforms, source.schema)
         row_bytes = max(sum(column.row_bytes for column in columns.values()) for columns in (source.schema, made))
-        tuner = self._tuner = Tuner(budget or self._budget(), self.batch * row_bytes, self._pieces)
-        # Beside a GPU one core launches kernels, and who keeps it from that holds up everything; on a CPU all share the work
-        workers = 1 if source.in_memory else tuner.most(consumer_busy=0.0 if self._device.type == "cpu" else 1.0)
-        return workers, depth * self._pieces if depth else tuner.depth_of(workers)
+        tuner = self._tuner = Tuner(budget or self._budget(), self.batch * row_bytes, self._pieces, depth=pinned)
+        workers = first_threads(source, self._device, tuner.most)
+        return workers, tuner.depth_of(workers)
 
     def _budget(self) -> Budget:
         """Batches that are ready wait on the device: of its memory they may take an eighth of what is free."""
@@ -207,6 +211,21 @@ class PinnedFeed:
         none = torch.zeros(rows, dtype=torch.int64, device=self._device)
         self._transformed(first, none, none)
         self._uplink.follow()
+
+
+def fixed_threads(source: Source, device: torch.device) -> int | None:
+    """For a source that no number of threads makes quicker; None: it depends."""
+    if getattr(source, "alone", False) or (source.in_memory and device.type == "cpu"):
+        return 0
+    return 2 if getattr(source, "workers", None) else None  # its own read; one batch is handed over while the next is read
+
+
+def first_threads(source: Source, device: torch.device, most: Callable[[float], int]) -> int:
+    """To start with. `most`: by the share of its time that the thread which trains is busy."""
+    if source.in_memory:
+        return 1
+    # Beside a GPU one core launches kernels, and who keeps it from that holds up everything; on a CPU all share the work
+    return most(0.0 if device.type == "cpu" else 1.0)
 
 
 def spans(start: int, end: int | None, batch: int) -> Iterator[Span]:

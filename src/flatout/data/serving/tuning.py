@@ -42,6 +42,10 @@ class Budget:
         """One core is left to the thread that trains."""
         return max(1, self.cores - 1)
 
+    def most(self, consumer_busy: float) -> int:
+        """Threads at most; one more if the consumer would leave its own core idle most of the time even then."""
+        return self.cores if consumer_busy < 0.5 else self.threads
+
     def batches(self, batch_bytes: float) -> int:
         """That memory has room for; never fewer than it takes to read one while another is used."""
         return max(1 + SPARE, int(self.memory_bytes / max(1.0, batch_bytes)))
@@ -169,14 +173,17 @@ class Tuner:
         batch_bytes: float,
         pieces: int = 1,
         *,
+        depth: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
         work: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`pieces`: what the pipe delivers is that part of a batch, and its depth counts those. `work`: seconds that the
-        consumer's own thread, which is the one that looks, has been on a core."""
+        """`pieces`: what the pipe delivers is that part of a batch, and its depth counts those. `depth`: how many of them, if
+        that is not to be changed. `work`: seconds that the consumer's own thread, which is the one that looks, has been on a
+        core."""
         self.history: list[Change] = []
         self._budget = budget
         self._pieces = pieces
+        self._depth = depth
         self._room = budget.batches(batch_bytes) * pieces
         self._clock, self._work, self._worked_s = clock, work, work()
         self._began_s = self._looked_s = clock()
@@ -189,12 +196,12 @@ class Tuner:
         self._shrunk = False
 
     def most(self, consumer_busy: float = 1.0) -> int:
-        """Threads that the budget allows; one more if the consumer would leave its own core idle most of the time even then."""
-        cores = self._budget.cores if consumer_busy < 0.5 else self._budget.threads
-        return max(1, min(cores, self._room - SPARE * self._pieces))
+        """Threads that the budget allows, and that have work at a time."""
+        at_a_time = self._depth or self._room - SPARE * self._pieces
+        return max(1, min(self._budget.most(consumer_busy), at_a_time))
 
     def depth_of(self, workers: int) -> int:
-        return depth_for(workers, self._pieces, self._room)
+        return self._depth or depth_for(workers, self._pieces, self._room)
 
     def begin(self, pipe: Pipe) -> None:
         """A pipe was started, perhaps in place of another one: what is counted begins now."""
@@ -234,7 +241,7 @@ class Tuner:
         elif seen.waits > self.WAITS and seen.busy > self.BUSY:
             self._idle_looks = 0
             self._grow(pipe, seen, now_s)
-        elif seen.waits > self.WAITS and seen.idle > 0.2 and now_s >= self._deep_enough_until_s:
+        elif seen.waits > self.WAITS and seen.idle > 0.2 and now_s >= self._deep_enough_until_s and self._depth is None:
             self._idle_looks = 0
             self._tried = _Tried(pipe.workers, pipe.depth, seen.rate)
             deeper = min(self._room, pipe.depth + max(1, pipe.depth // 2))

@@ -1,11 +1,13 @@
-"""Which kernel computes scaled dot-product attention."""
+"""Which kernel computes scaled dot-product attention: one of torch's own, or one that is compiled for the model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from flatout.engine.attention import offers_hook
 from flatout.engine.settings import Settings
+from flatout.models.facts import has_dropout
 from flatout.plan.knobs.knob import Candidate, Decisions
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
@@ -14,9 +16,10 @@ name = "attention"
 off = "auto"
 lossy = True
 risky = False
-meets: tuple[str, ...] = ("precision",)
+meets: tuple[str, ...] = ("precision", "compile")
 
 _FACTORS = {"cudnn": 1.05, "flash": 1.02, "efficient": 1.01}  # over torch's own choice, on GPT-2 with bf16
+_FLEX_FACTOR, _FLEX_COST_S = 1.0, 30.0  # about flash's rate where attention is causal; compiled, with all around it
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
@@ -27,8 +30,10 @@ def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     if s.device.type != "cuda" or now.attention != "auto" or not _attends(s):
         return
     for value, factor in _FACTORS.items():
-        if value == "efficient" or now.precision in ("bf16", "fp16"):  # flash and cuDNN take no float32
+        if value == "efficient" or now.precision in ("bf16", "fp16", "fp8"):  # flash and cuDNN take no float32
             yield Candidate(value, "a kernel of its own for attention", factor)
+    if now.compile != "off" and offers_hook(s.job.model) and not has_dropout(s.job.model):
+        yield Candidate("flex", "attention compiled with what is around it", _FLEX_FACTOR, _FLEX_COST_S)
 
 
 def _attends(s: Situation) -> bool:

@@ -17,7 +17,7 @@ from flatout.engine.determinism import deterministic_kernels, own_random_state
 from flatout.engine.graph import GraphStep
 from flatout.engine.job import Job
 from flatout.engine.making import make_step
-from flatout.engine.memory import start_counting
+from flatout.engine.memory import allocator, start_counting
 from flatout.engine.optimizers import build_optimizer, decay_groups
 from flatout.engine.precision import matmul_precision
 from flatout.engine.settings import Settings
@@ -84,6 +84,7 @@ class Arm:
             stack.enter_context(own_random_state(seed, self.device))
             stack.enter_context(deterministic_kernels(self.settings.deterministic))
             stack.enter_context(matmul_precision(self.settings.precision))
+            stack.enter_context(allocator(self.settings.allocator, self.device))
             stack.enter_context(NoDropout() if self._quiet else nullcontext())
             yield
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,8 +16,8 @@ from flatout.plan.trials.reports import CRASHED, HUNG, INTERRUPTED, NOT_RECORDED
 _FORMAT = 1
 _NOT_OF_THE_STEP = frozenset(
     {
-        "tier", "reader_threads", "disk_budget", "cache_compression", "log_every", "evaluation_batch", "checkpoint_every",
-        "failure_every", "keep_checkpoints", "nonfinite_limit", "grace",
+        "tier", "reader_threads", "prefetch", "disk_budget", "cache_compression", "log_every", "evaluation_batch",
+        "checkpoint_every", "failure_every", "keep_checkpoints", "nonfinite_limit", "grace",
     }
 )  # fmt: skip
 _PASSING = (CRASHED, HUNG, INTERRUPTED)  # of that moment, as a kill from outside: asked again, it may go otherwise
@@ -31,12 +32,18 @@ class Recording:
         self._held: dict[str, dict[str, Any]] = dict((written or {}).get("held", {}))
         self._live = live
         self.asked_live = 0
+        self._replayed_s = 0.0
+
+    def clock(self) -> float:
+        """On which a replay takes as long as its measurement did: a search that ended for lack of time ends there again."""
+        return time.monotonic() + self._replayed_s
 
     def attempt(self, ask: Ask) -> Report:
         alone = shown(ask.settings)
         beside = f"{alone} beside {shown(ask.against or {})}"
         known = self._reports.get(beside) or self._reports.get(alone)
         if known is not None:
+            self._replayed_s += known["took_s"]
             return Report.from_dict(known)
         if self._live is None:
             return Report(dict(ask.settings), NOT_RECORDED)
@@ -56,6 +63,8 @@ class Recording:
             if found.failure in _PASSING:
                 return found
             self._losses[key] = asdict(found)
+        else:
+            self._replayed_s += self._losses[key]["took_s"]
         return Losses.from_dict(self._losses[key])
 
     def held(self, settings: Mapping[str, Any], rows: int) -> Held:

@@ -1,0 +1,162 @@
+"""The projection to the vocabulary and its loss, a part of the rows at a time: all logits never exist at once.
+
+The forward takes the gradients too: all that the logits of a part are good for is done before those of the next are made. The
+backward is left with a scale. Products are in the format of autocast, sums over parts in float32.
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatout.objectives.token_loss import has_kernels
+
+_PART_BYTES = 512 * 2**20  # of logits: more parts add to the gradient of the weight more often, which is a pass over all of it
+_ROWS_STEP = 128  # what the kernels of products want
+
+
+class HasHead(Protocol):
+    """A model whose output is `head(hidden(...))`; `hidden` takes what forward does, `head` is like an nn.Linear.
+
+    A head whose logits are not made from its `weight` and `bias` as they are has a method `projection`, which gives both.
+    """
+
+    head: Any
+
+    def hidden(self, *given: Any, **named: Any) -> Tensor: ...
+
+
+def lacks_head(model: nn.Module) -> str | None:
+    """What is missing for a loss in parts, in words. A layer that is called `hidden` is not meant: it must be a method."""
+    if not isinstance(getattr(model, "hidden", None), MethodType):
+        return "a method hidden(...) that takes what forward does and gives what the head turns into logits"
+    weight = getattr(getattr(model, "head", None), "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 2:
+        return "a layer head, like an nn.Linear, that turns what hidden(...) gives into logits"
+    return None
+
+
+def projection_of(head: Any) -> tuple[Tensor, Tensor | None]:
+    weight, bias = head.projection() if hasattr(head, "projection") else (head.weight, getattr(head, "bias", None))
+    return weight, bias
+
+
+def chunked_loss(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore: int, rows_at_once: int | None = None
+) -> Tensor:
+    """The sum over hidden [N, width] @ weight [V, width].T + bias [V] against target [N], without those equal to `ignore`."""
+    dtype = _product_dtype(hidden)
+    rows = rows_at_once or max(_ROWS_STEP, _PART_BYTES // (weight.shape[0] * dtype.itemsize) // _ROWS_STEP * _ROWS_STEP)
+    learns = bias is not None and bias.requires_grad
+    loss: Tensor = _in_parts(hidden, weight, bias, target, ignore, dtype, rows, weight.requires_grad, learns)[0]
+    return loss
+
+
+def _product_dtype(hidden: Tensor) -> torch.dtype:
+    kind = hidden.device.type
+    if hidden.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+        return hidden.dtype
+    return torch.get_autocast_dtype(kind)
+
+
+@torch.library.custom_op("flatout::chunked_token_loss", mutates_args=())
+def _in_parts(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ignore: int,
+    dtype: torch.dtype,
+    rows: int,
+    weight_learns: bool,
+    bias_learns: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The loss, and its gradient by hidden, weight and bias; that of what does not learn is empty."""
+    loss, by_hidden, by_weight, by_bias = _blank(hidden, weight, dtype, weight_learns, bias_learns)
+    with torch.autocast(hidden.device.type, enabled=False):
+        weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+        for start in range(0, len(hidden), rows):
+            part = hidden[start : start + rows].to(dtype)
+            part_loss, gradient = _loss_and_gradient(F.linear(part, weight, bias), target[start : start + rows], ignore)
+            loss += part_loss
+            torch.mm(gradient, weight, out=by_hidden[start : start + rows])
+            if weight_learns:
+                _add_product(by_weight, gradient.t(), part)
+            if bias_learns:
+                by_bias += gradient.sum(0, dtype=by_bias.dtype)
+    return loss, by_hidden, by_weight, by_bias
+
+
+@_in_parts.register_fake
+def _(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ignore: int,
+    dtype: torch.dtype,
+    rows: int,
+    weight_learns: bool,
+    bias_learns: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _blank(hidden, weight, dtype, weight_learns, bias_learns)
+
+
+def _blank(
+    hidden: Tensor, weight: Tensor, dtype: torch.dtype, weight_learns: bool, bias_learns: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    exact = torch.promote_types(dtype, torch.float32)
+    by_weight = weight.new_zeros(weight.shape if weight_learns else (0,), dtype=exact)
+    by_bias = weight.new_zeros(weight.shape[0] if bias_learns else 0, dtype=exact)
+    return hidden.new_zeros((), dtype=exact), hidden.new_empty(hidden.shape, dtype=dtype), by_weight, by_bias
+
+
+def _loss_and_gradient(logits: Tensor, target: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
+    """The gradient may lie where the logits were."""
+    if has_kernels(logits.device) and logits.dtype != torch.float64:
+        from flatout.objectives.token_kernels import gradients, losses
+
+        loss, sums = losses(logits, target, ignore)
+        return loss.sum(), gradients(logits, target, sums, torch.ones_like(sums), ignore, logits)
+    logs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(1)
+    total = F.nll_loss(logs, target, reduction="sum", ignore_index=ignore)
+    counts = target != ignore
+    place = target.where(counts, 0)[:, None]
+    shares = logs.exp_()
+    shares.scatter_(1, place, shares.gather(1, place) - 1)
+    return total, shares.mul_(counts[:, None]).to(logits.dtype)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    elif left.is_cuda:
+        total += torch.mm(left, right, out_dtype=total.dtype)  # as it was summed, not rounded in between
+    else:
+        total += torch.mm(left, right)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    hidden, weight, bias, *_, ctx.weight_learns, ctx.bias_learns = inputs
+    ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
+    ctx.save_for_backward(*output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Any, ...]:
+    by_hidden, by_weight, by_bias = ctx.saved_tensors
+    of_hidden, of_weight, of_bias = ctx.dtypes
+    return (
+        by_hidden.to(of_hidden) * upstream,
+        (by_weight * upstream).to(of_weight) if ctx.weight_learns else None,
+        (by_bias * upstream).to(of_bias) if ctx.bias_learns else None,
+        *[None] * 6,
+    )
+
+
+_in_parts.register_autograd(_backward, setup_context=_keep)

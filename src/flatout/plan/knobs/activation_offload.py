@@ -1,0 +1,30 @@
+"""What the backward needs waits in host memory: time for memory, as recomputing it is, at the price of the bus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flatout.engine.settings import Settings
+from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.plan import Choice
+from flatout.plan.situation import Situation
+
+name = "activation_offload"
+off = False
+lossy = False
+risky = True
+meets: tuple[str, ...] = ("micro_batch", "activation_checkpointing")
+
+_FACTOR = 1.01  # below recomputing: the bus is slower than most of what it would save
+
+
+def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
+    yield Choice(name, False, "memory is not short")
+
+
+def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
+    """Only where memory is short, and after blocks that compute again: those cost less."""
+    short = now.micro_batch > 0 or now.activation_checkpointing
+    if short and not now.activation_offload and not now.graph and s.device.type == "cuda":
+        yield Candidate(True, "memory is short: it may buy a larger micro-batch, for the way to the host and back", _FACTOR)

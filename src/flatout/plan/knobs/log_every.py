@@ -1,0 +1,31 @@
+"""How many steps there are from one log point to the next. Each waits for the device. Off: as few as there can be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flatout.base.units import show_seconds
+from flatout.engine.assembly import LOG_SLOTS
+from flatout.engine.logbook import INTERVAL_S
+from flatout.engine.settings import Settings, with_values
+from flatout.plan.knobs.knob import Decisions
+from flatout.plan.plan import Choice
+from flatout.plan.predict import predict
+from flatout.plan.situation import Situation
+
+name = "log_every"
+off = LOG_SLOTS
+
+
+def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
+    yield Choice(name, 0, f"about twice a second{_in_steps(s, values)}; nothing waits for the device in between")
+
+
+def _in_steps(s: Situation, values: Mapping[str, Any]) -> str:
+    if s.plain.step_s is None:
+        return ""
+    step_s = predict(s.job, with_values(Settings(device=str(s.device)), values), s.ceilings).step_s or s.plain.step_s
+    steps = max(1, min(LOG_SLOTS, round(INTERVAL_S / step_s)))
+    often = "every step" if steps == 1 else f"every {steps} steps or so"
+    return f": {often}, by the {show_seconds(step_s)} that one should take"

@@ -1,0 +1,63 @@
+"""How the loss of tokens is computed: torch's formula, one pass over all logits each way, or a part of the logits at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flatout.base.errors import RecipeError
+from flatout.base.units import show_bytes
+from flatout.engine.settings import Settings
+from flatout.objectives.token_loss import LARGE
+from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.plan import Choice, Rejected
+from flatout.plan.situation import Situation
+
+name = "loss_head"
+off = "plain"
+lossy = False  # the same sums in another order: one step proves it
+risky = False
+meets: tuple[str, ...] = ("precision", "compile", "micro_batch")
+
+# GPT-2's logits are 6.6 GB in bf16: torch's formula moves about 100 GB around them where it runs eagerly, the kernels 20 GB
+_FUSED_FACTOR = 1.1
+_CHUNKED_FACTOR = 1.05  # by the larger micro-batch that it may buy; by itself it launches more and gains nothing
+
+
+def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
+    if (why_not := _why_not(s, str(s.pins.get(name, off)))) is not None:
+        raise RecipeError([f"settings: {why_not}"])
+    if _why_not(s, "fused") is None and _vocabulary(s) >= LARGE:
+        yield Choice(
+            name, "fused", f"{_vocabulary(s):,} tokens: one pass over their logits each way, and no float32 copy of them"
+        )
+        if _why_not(s, "chunked") is None:
+            yield Rejected(name, "chunked", "memory is not short: in parts it launches more and gains nothing")
+    elif _vocabulary(s) >= LARGE:
+        yield Choice(name, off, "torch's own formula: the kernels in its place need a CUDA device, Triton and next_token")
+    else:
+        yield Choice(name, off, "torch's own formula: no large vocabulary")
+
+
+def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
+    if _vocabulary(s) < LARGE:
+        return
+    if now.loss_head == "plain" and _why_not(s, "fused") is None:
+        yield Candidate("fused", "one pass over the logits each way, and no float32 copy of them", _FUSED_FACTOR)
+    if now.loss_head != "chunked" and now.micro_batch and _why_not(s, "chunked") is None:
+        held = show_bytes(_logits_bytes(s, now))
+        why = f"memory is short: {held} of logits never exist at once, which may buy a larger micro-batch"
+        yield Candidate("chunked", why, _CHUNKED_FACTOR, unless_slower=True)
+
+
+def _why_not(s: Situation, value: str) -> str | None:
+    return s.job.objective.why_no_loss_head(value, s.job.model, s.device)
+
+
+def _vocabulary(s: Situation) -> int:
+    return s.job.data.vocabulary or 0
+
+
+def _logits_bytes(s: Situation, now: Settings) -> int:
+    size = 2 if now.precision in ("bf16", "fp16", "fp8") else 4
+    return round(now.micro_batch * s.job.data.tokens_per_row * _vocabulary(s) * size)

@@ -1,0 +1,34 @@
+"""The optimizer and its state live in host memory, which updates the weights: memory for time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flatout.base.units import show_bytes
+from flatout.engine.settings import Settings
+from flatout.models.facts import parameter_count
+from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.plan import Choice
+from flatout.plan.situation import Situation
+
+name = "optimizer_offload"
+off = False
+lossy = False
+risky = True
+meets: tuple[str, ...] = ("micro_batch", "activation_checkpointing")
+
+_FACTOR = 0.9  # the device waits for the bus twice, and for the host: as a rule it loses
+
+
+def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
+    yield Choice(name, False, "memory is not short")
+
+
+def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
+    """Only where memory is short."""
+    short = now.micro_batch > 0 or now.activation_checkpointing
+    possible = s.device.type == "cuda" and not now.graph and now.precision != "fp16"
+    if short and possible and not now.optimizer_offload:
+        held = show_bytes(8 * parameter_count(s.job.model))  # two float32 for each weight, as Adam keeps them
+        yield Candidate(True, f"memory is short: frees up to {held} of the device, and the host does the update", _FACTOR)

@@ -1,0 +1,30 @@
+"""How many batches are read ahead of the loop. What it takes shows while it runs. Off: one, while the one before is used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flatout.data.datasets.iterables import IterableSource
+from flatout.data.serving.tuning import SPARE, depth_for
+from flatout.plan.knobs.knob import Decisions
+from flatout.plan.knobs.reader_threads import nothing_to_read, threads_to_begin_with
+from flatout.plan.plan import Choice
+from flatout.plan.situation import Situation
+
+name = "prefetch"
+off = 1
+
+
+def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
+    yield Choice(name, 0, nothing_to_read(s, str(values["tier"])) or _ahead(s))
+
+
+def _ahead(s: Situation) -> str:
+    if isinstance(s.job.data.train, IterableSource):
+        return "a few batches of an iterable, by its one worker"
+    threads = threads_to_begin_with(s)
+    many = f"{threads} threads" if threads > 1 else "1 thread"
+    if s.pins.get("reader_threads"):
+        return f"{depth_for(threads)}: one for each of {many} and {SPARE} that are ready"
+    return f"starts with {depth_for(threads)} for {many}, more where batches come in bursts, as far as memory is free"

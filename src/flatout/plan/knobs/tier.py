@@ -1,0 +1,44 @@
+"""Where rows live, and how they are written where a cache keeps them. Off: at their source, nothing is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flatout.data.datasets.iterables import IterableSource
+from flatout.data.stores.tiers import choose_tier
+from flatout.plan.knobs.knob import Decisions
+from flatout.plan.plan import Choice, Rejected
+from flatout.plan.situation import Situation
+from flatout.plan.tier import compression_of, surroundings
+
+name = "tier"
+off = "streamed"
+
+
+def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
+    train = s.job.data.train
+    if isinstance(train, IterableSource):
+        yield Choice(name, "streamed", "an iterable: its samples come in its own order")
+        return
+    if train.varies:
+        yield Choice(name, "streamed", "samples differ from visit to visit: what was read once is not served again")
+        return
+    around = surroundings(
+        s.job,
+        s.device,
+        s.ceilings,
+        epochs=s.epochs,
+        needed_rows_s=s.job.rows_per_step / s.plain.step_s if s.plain.step_s else None,
+        cache=s.cache,
+        disk_budget=str(s.pins.get("disk_budget", "auto")),
+    )
+    found = choose_tier(around)
+    yield Choice(name, found.tier, found.why)
+    if not train.in_memory:
+        for other, why in found.rejected:
+            yield Rejected(name, other, why)
+    writes = values[name] == "mapped" and not train.in_memory  # the tier as it was pinned, if it was
+    if writes and s.cache is not None and "cache_compression" not in s.pins:
+        threads = int(s.pins.get("reader_threads", 0))
+        yield Choice("cache_compression", *compression_of(train, around, s.cache, threads))

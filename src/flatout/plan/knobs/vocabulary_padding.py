@@ -1,0 +1,44 @@
+"""Logits for a multiple of 64 tokens, which the kernels of products want. Weights keep the vocabulary as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flatout.base.errors import RecipeError
+from flatout.engine.settings import Settings
+from flatout.models.head import can_pad
+from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.plan import Choice
+from flatout.plan.situation import Situation
+
+name = "vocabulary_padding"
+off = 0
+lossy = False  # the logits of padding are 0 in every sum
+risky = False
+meets: tuple[str, ...] = ("precision",)
+
+MULTIPLE = 64
+_FACTOR = 1.1  # of a step of GPT-2 in bf16, 50304 for 50257 tokens: rows that don't begin at 16 bytes take slower kernels
+
+
+def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
+    if s.pins.get(name) and not can_pad(s.job.model):
+        said = f"settings: {name}={s.pins[name]}: {type(s.job.model).__name__} has no head with an attribute pad_vocabulary_to"
+        raise RecipeError([f"{said}, which this would set; --off {name}, or give it one"])
+    tokens = s.job.data.vocabulary or 0
+    if not tokens or not can_pad(s.job.model):
+        yield Choice(name, 0, "no head over a vocabulary that could be padded")
+    elif not tokens % MULTIPLE:
+        yield Choice(name, 0, f"{tokens:,} tokens are a multiple of {MULTIPLE}")
+    elif s.device.type != "cuda":
+        yield Choice(name, 0, f"{tokens:,} tokens as they are: only the kernels of a GPU want a multiple of {MULTIPLE}")
+    else:
+        padded = tokens + -tokens % MULTIPLE
+        yield Choice(name, MULTIPLE, f"{tokens:,} tokens computed as {padded:,}: the width that kernels want, the same loss")
+
+
+def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
+    tokens = s.job.data.vocabulary or 0
+    if s.device.type == "cuda" and not now.vocabulary_padding and tokens % MULTIPLE and can_pad(s.job.model):
+        yield Candidate(MULTIPLE, f"{tokens:,} tokens are no multiple of {MULTIPLE}, which kernels want", _FACTOR)

@@ -1,0 +1,117 @@
+"""What a promise costs: measured beside the settings that came out, said in words, and never kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+import flatout as fo
+from flatout.building import build_job
+from flatout.engine.settings import Settings
+from flatout.measure.receipt import REJECTED, Entry
+from flatout.plan.knobs.untried import PRICED
+from flatout.plan.plan import Prediction
+from flatout.plan.price import cheap_s, prices
+from flatout.plan.situation import Situation
+from flatout.plan.trials.reports import FAILED, NOT_RECORDED, Ask, Held, Losses, Report
+
+NOISE = (0.0, 0.004, -0.003, 0.002, -0.002, 0.001, -0.001, 0.003)
+FINE = {"passed": True, "why": "gradients agree", "figures": {}}
+
+
+class Machine:
+    """Deterministic kernels take `cost` times as long."""
+
+    def __init__(self, cost: float = 1.0, *, by_turns: bool = True, **planted: Any) -> None:
+        self.cost, self.by_turns, self.planted = cost, by_turns, planted
+        self.asked: list[Ask] = []
+
+    def attempt(self, ask: Ask) -> Report:
+        self.asked.append(ask)
+        if self.planted.get("interrupted"):
+            raise KeyboardInterrupt
+        if "failure" in self.planted:
+            return Report(dict(ask.settings), self.planted["failure"], self.planted["why"])
+        assert ask.against is not None
+        against = tuple(self.step_s(ask.against) * (1 - noise) for noise in NOISE) if self.by_turns else ()
+        steps = tuple(self.step_s(ask.settings) * (1 + noise) for noise in NOISE)
+        return Report(dict(ask.settings), "", "", 0.5, steps, against, 1000, self.planted.get("check", FINE), 3.0)
+
+    def step_s(self, settings: Mapping[str, Any]) -> float:
+        return 0.01 * (self.cost if settings["deterministic"] else 1.0)
+
+    def losses(self, settings: Mapping[str, Any], steps: int, seed: int) -> Losses:
+        raise AssertionError("a price takes no training")
+
+    def held(self, settings: Mapping[str, Any], rows: int) -> Held:
+        raise AssertionError("a price takes no probe of memory")
+
+
+def priced(machine: Machine, device: str = "cuda", most_s: float = 9.0, first_s: float = 0.5, **pins: Any) -> list[Entry]:
+    job = build_job(fo.Recipe(data="digits", model="mlp", batch=64, lr=1e-3, budget="40 steps"))
+    s = Situation(job, torch.device(device), pins, None, Prediction(step_s=0.01))
+    stands = Settings(device=device, deterministic=device == "cpu", precision="bf16")
+    steps_s = [machine.step_s(stands.to_dict()) * (1 + noise) for noise in NOISE]
+    return prices(s, PRICED, machine, stands, Settings(device=device), steps_s, first_s=first_s, most_s=most_s)
+
+
+@pytest.mark.parametrize("by_turns", [True, False])
+def test_on_a_gpu_it_is_what_deterministic_kernels_would_cost(by_turns: bool) -> None:
+    machine = Machine(1.25, by_turns=by_turns)
+    (entry,) = priced(machine)
+    assert (entry.name, entry.value, entry.instead_of, entry.verdict) == ("deterministic", True, False, REJECTED)
+    assert (
+        entry.why.startswith("deterministic kernels would cost 1.25x the time [1.2") and "--set deterministic=on" in entry.why
+    )
+    assert entry.measured == pytest.approx(0.8, rel=0.01) and entry.n == len(NOISE)
+    (ask,) = machine.asked
+    assert ask.settings["deterministic"] is True and ask.against is not None and ask.against["deterministic"] is False
+    assert ask.settings["precision"] == "bf16", "the settings that came out, not the plain ones"
+
+
+def test_on_a_cpu_it_is_what_the_promise_costs() -> None:
+    (entry,) = priced(Machine(1.25), "cpu")
+    assert (entry.value, entry.instead_of, entry.verdict) == (False, True, REJECTED)
+    assert entry.why.startswith("a resume bit for bit costs 1.25x the time") and "--off deterministic" in entry.why
+    assert entry.measured == pytest.approx(1.25, rel=0.01)
+
+
+def test_within_the_noise_it_says_so() -> None:
+    (entry,) = priced(Machine(1.001))
+    assert "within the noise" in entry.why
+
+
+def test_a_model_that_has_no_deterministic_kernel_is_told() -> None:
+    why = "RuntimeError: cumsum_cuda_kernel does not have a deterministic implementation"
+    (entry,) = priced(Machine(failure=FAILED, why=why))
+    assert entry.verdict == REJECTED and entry.why == f"failed: {why}" and entry.measured is None
+
+
+def test_what_deterministic_products_need_is_told() -> None:
+    why = "RuntimeError: Deterministic behavior was enabled ... you must set CUBLAS_WORKSPACE_CONFIG=:4096:8 or ..."
+    (entry,) = priced(Machine(failure=FAILED, why=why))
+    assert entry.why.startswith("not measured: it needs CUBLAS_WORKSPACE_CONFIG=:4096:8")
+
+
+def test_what_computes_something_else_is_told() -> None:
+    (entry,) = priced(Machine(check={"passed": False, "why": "gradient of head.bias: norm 2.00x", "figures": {}}))
+    assert entry.why.startswith("not the same: gradient of head.bias")
+
+
+def test_nothing_is_spent_where_it_is_not_cheap_pinned_or_not_recorded() -> None:
+    for given in ({"first_s": 30.0}, {"most_s": 1.0}, {"deterministic": False}):
+        machine = Machine(1.25)
+        assert priced(machine, **given) == [] and not machine.asked
+    assert priced(Machine(failure=NOT_RECORDED, why="")) == []
+
+
+def test_interrupted_there_is_no_price() -> None:
+    assert priced(Machine(interrupted=True)) == []
+
+
+def test_cheap_is_little_of_the_planning_and_of_the_run() -> None:
+    assert cheap_s(300.0, 1e5) == pytest.approx(9.0)
+    assert cheap_s(300.0, 100.0) == pytest.approx(1.0)
