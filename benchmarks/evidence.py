@@ -115,11 +115,11 @@ class Report:
         trial = asked.quick or asked.smoke
         folder = asked.out or (None if trial else RESULTS)
         if folder is not None:
-            self._write(folder, trial)
+            self.write(folder, trial)
         self._print()
         return 0 if trial or all(bar.reached for bar in self.bars) else 1
 
-    def _write(self, folder: Path, trial: bool) -> None:
+    def write(self, folder: Path, trial: bool) -> None:
         where = "" if self.device.type == "cpu" else f"-{_slug(device_name(self.device))}"
         path = folder / f"{self.name}{where}{'-trial' if trial else ''}.json"
         bars = [{**asdict(bar), "reached": bar.reached} for bar in self.bars]
