@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.nn.functional as F
 from _data import made_photos
@@ -86,11 +87,27 @@ def recipe_of(size: Size, data: Any, device: torch.device, tier: str, budget: st
     )
 
 
-def run(recipe: fo.Recipe, device: torch.device) -> tuple[list[Event], dict[str, Any]]:
+class Cores:
+    """Where the time of the machine's cores went, step by step: what others took of them is not ours to use."""
+
+    def __init__(self) -> None:
+        self._times: dict[int, Any] = {}
+
+    def __call__(self, event: Event) -> None:
+        if event["kind"] == "step":
+            self._times[event["step"]] = psutil.cpu_times()
+
+    def shares(self, after: int, until: int) -> dict[str, float]:
+        seen = [times for step, times in self._times.items() if after <= step <= until]
+        spent = {name: getattr(seen[-1], name) - getattr(seen[0], name) for name in ("user", "system", "idle", "steal")}
+        return {name: round(spent_s / max(sum(spent.values()), 1e-9), 3) for name, spent_s in spent.items()}
+
+
+def run(recipe: fo.Recipe, device: torch.device, *watching: Any) -> tuple[list[Event], dict[str, Any]]:
     events: list[Event] = []
     with tempfile.TemporaryDirectory() as folder:
-        cache = Path(folder) / "cache"
-        result = fo.run(recipe, runs=Path(folder) / "runs", fresh=True, cache=cache, observers=[events.append]).result
+        options: Any = {"fresh": True, "cache": Path(folder) / "cache", "observers": [events.append, *watching]}
+        result = fo.run(recipe, runs=Path(folder) / "runs", **options).result
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return events, result
@@ -119,8 +136,14 @@ def from_files(
         began_s = time.perf_counter()
         data = fo.data.images(folder, size=size.pixels, augment=AUGMENT, decoder=decoder)
         listed_s = time.perf_counter() - began_s
-        events, result = run(recipe_of(size, data, device, tier, f"{size.epochs} epochs"), device)
+        cores = Cores()
+        events, result = run(recipe_of(size, data, device, tier, f"{size.epochs} epochs"), device, cores)
         steps = size.files // size.batch
+        found = [rate(events, size.skipped, steps), rate(events, steps + size.log_every, size.epochs * steps)]
+        shares = [cores.shares(size.skipped, steps), cores.shares(steps + size.log_every, size.epochs * steps)]
+        notes.setdefault("cores", []).append({"first epoch": shares[0], "later epochs": shares[1]})
+        notes.setdefault("reading", []).append(result["reading"])
+        print(f"  cores in the first epoch {shares[0]}, later {shares[1]}", flush=True)
         notes["from files"] = {
             "listing_s": round(listed_s, 2),
             "ledger": {row: round(spent_s, 3) for row, spent_s in result["ledger"].items() if spent_s},
@@ -129,7 +152,7 @@ def from_files(
             "settings": result["plan"]["settings"],
             "degraded": [f"{event['what']}: {event['why']}" for event in events if event["kind"] == "degraded"],
         }
-        return [rate(events, size.skipped, steps), rate(events, steps + size.log_every, size.epochs * steps)]
+        return found
 
     return measure
 

@@ -18,11 +18,6 @@ from flatout.data.serving.feed import EvalFeed, PinnedFeed, ResidentFeed, feed
 from flatout.data.serving.lookahead import block_rows
 from flatout.data.source import ArraySource, Batch
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
-]
-
 AUGMENT = ["flip", {"crop": 2}, {"crop": {"padding": 1, "mode": "zero"}}, {"cutout": 3}]
 
 

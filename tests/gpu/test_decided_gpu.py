@@ -32,8 +32,8 @@ def recipe(**settings: Any) -> fo.Recipe:
 
 
 def test_a_small_model_is_evaluated_in_larger_batches_with_the_same_metrics(tmp_path: Path) -> None:
-    small = fo.run(recipe(evaluation_batch=0), runs=tmp_path, fresh=True, cache=tmp_path / "cache", planning="off")
-    chosen = fo.run(recipe(), runs=tmp_path, fresh=True, cache=tmp_path / "cache", planning="off")
+    small = fo.run(recipe(evaluation_batch=0), runs=tmp_path, fresh=True, cache=tmp_path.parent / "cache", planning="off")
+    chosen = fo.run(recipe(), runs=tmp_path, fresh=True, cache=tmp_path.parent / "cache", planning="off")
     size = chosen.plan.settings.evaluation_batch
     assert size >= 16 and size % 8 == 0, "launching bounds eight rows of a small model on any GPU"
     assert chosen.result["metrics"]["accuracy"] == pytest.approx(small.result["metrics"]["accuracy"], abs=0.01)

@@ -45,7 +45,7 @@ def train(tmp_path: Path, name: str, budget: str = "120 steps", **settings: Any)
         name=name,
         **options,
     )
-    return fo.run(recipe, runs=tmp_path, fresh=True, cache=None)
+    return fo.run(recipe, runs=tmp_path, fresh=True, cache=tmp_path.parent / "cache")
 
 
 def weights(run: Any) -> torch.Tensor:
@@ -112,7 +112,7 @@ def test_nothing_waits_for_the_device_between_log_points(tmp_path: Path, form: d
         settings={**STRICT, **form}, name="sync",
     )  # fmt: skip
     try:
-        run = fo.run(recipe, runs=tmp_path, fresh=True, cache=None, observers=[arm, _disarm_at(590)])
+        run = fo.run(recipe, runs=tmp_path, fresh=True, cache=tmp_path.parent / "cache", observers=[arm, _disarm_at(590)])
     finally:
         torch.cuda.set_sync_debug_mode(before)
     assert armed and run.result["steps"] == 600  # more than the rows computed ahead, so that they are refilled
@@ -201,7 +201,7 @@ def test_gpt_with_each_attention_kernel(tmp_path: Path) -> None:
             data=text, model=model, objective="next_token", batch=16, lr=1e-3, budget="30 steps", name=kernel,
             settings={"device": "cuda", "precision": "bf16", "attention": kernel},
         )  # fmt: skip
-        losses[kernel] = fo.run(recipe, runs=tmp_path, cache=None).result["metrics"]["loss"]
+        losses[kernel] = fo.run(recipe, runs=tmp_path, cache=tmp_path.parent / "cache").result["metrics"]["loss"]
     assert max(losses.values()) - min(losses.values()) < 0.05, losses
 
 
@@ -217,7 +217,7 @@ def test_activation_checkpointing_gives_the_same_loss_for_less_memory(tmp_path: 
             budget="5 steps", name="recompute",
             settings={"device": "cuda", "precision": "fp32", "activation_checkpointing": on},
         )  # fmt: skip
-        results[on] = fo.run(recipe, runs=tmp_path, fresh=True, cache=None).result
+        results[on] = fo.run(recipe, runs=tmp_path, fresh=True, cache=tmp_path.parent / "cache").result
         memory[on] = results[on]["peak_memory_bytes"] - before
     assert results[True]["metrics"]["loss"] == pytest.approx(results[False]["metrics"]["loss"], rel=1e-3)
     assert memory[True] < 0.7 * memory[False]

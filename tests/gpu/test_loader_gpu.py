@@ -18,11 +18,6 @@ from flatout.data.serving.pinned import PinnedFeed
 from flatout.data.serving.tuning import Budget
 from flatout.data.source import Batch, Column, Source
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
-]
-
 
 class Scattered(Source):
     """Not in memory, and each row of another length: 1 + 7r mod 1300 items."""

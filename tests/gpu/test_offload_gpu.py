@@ -41,7 +41,7 @@ def train(runs: Path, name: str, *, budget: str = "8 steps", fresh: bool = True,
     settings |= {"deterministic": True, **given.pop("settings", {})}
     text = fo.data.text("module:email", encoding="bytes", window=256)
     recipe = fo.Recipe(data=text, **{"model": MODEL, **TEXT, **given}, budget=budget, name=name, settings=settings)
-    return fo.run(recipe, runs=runs, fresh=fresh, cache=None)
+    return fo.run(recipe, runs=runs, fresh=fresh, cache=runs.parent / "cache")
 
 
 def weights(run: Any) -> Tensor:

@@ -23,11 +23,6 @@ from flatout.data.serving.resident import ResidentFeed
 from flatout.data.source import Batch
 from flatout.data.transforms import apply, parse_transforms
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
-]
-
 SIZES = [(8, 8), (40, 600), (600, 40), (33, 57), (224, 224), (1, 1), (1, 30), (375, 500), (300, 200), (17, 512)]
 CHAIN = [{"random_resized_crop": 64}, "flip", {"colour_jitter": {"hue": 0.1}}, {"normalize": {"scale": 0.01}}, {"mixup": 0.2}]
 

@@ -46,7 +46,7 @@ def train(tmp_path: Path, name: str, budget: str = "30 steps", fresh: bool = Tru
         settings={"device": "cuda", "deterministic": True, "log_every": 5, **settings},
         name=name,
     )
-    return fo.run(recipe, runs=tmp_path, fresh=fresh, cache=None)
+    return fo.run(recipe, runs=tmp_path, fresh=fresh, cache=tmp_path.parent / "cache")
 
 
 def weights(run: Any) -> Tensor:

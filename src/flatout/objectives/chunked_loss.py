@@ -88,6 +88,7 @@ def _in_parts(
                 _add_product(by_weight, gradient.t(), part)
             if bias_learns:
                 by_bias += gradient.sum(0, dtype=by_bias.dtype)
+            del gradient  # before the logits of the next part are there
     return loss, by_hidden, by_weight, by_bias
 
 
