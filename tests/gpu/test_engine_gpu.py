@@ -188,7 +188,15 @@ def test_a_stopped_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     child.send_signal(signal.SIGTERM)
     assert child.wait() == 143
     subprocess.run([*command, "--runs", str(tmp_path / "cut")], check=True, env=environment)
-    calm, cut = (read_tensors(tmp_path / name / "recipe-1" / "model.safetensors") for name in ("calm", "cut"))
+    both = [tmp_path / name / "recipe-1" for name in ("calm", "cut")]
+    settings = [json.loads((run / "plan.json").read_text())["settings"] for run in both]
+    assert settings[0] == settings[1]
+    losses = [{e["step"]: e["loss"] for e in read_events(run / "events.jsonl") if e["kind"] == "step"} for run in both]
+    shared = sorted(losses[0].keys() & losses[1].keys())
+    apart = [step for step in shared if losses[0][step] != losses[1][step]]
+    odd = [event for run in both for event in read_events(run / "events.jsonl") if event["kind"] in ("degraded", "resumed")]
+    assert not apart, f"of {len(shared)} log points the first to differ is at step {apart[0]}; {odd}"
+    calm, cut = (read_tensors(run / "model.safetensors") for run in both)
     assert all(torch.equal(calm[name], cut[name]) for name in calm)
 
 
