@@ -188,5 +188,7 @@ def identity(recipe: Recipe, job: Job) -> str:
         digest.update(source_text(job.objective.function).encode())
     if callable(recipe.optimizer):
         digest.update(source_text(recipe.optimizer).encode())
+    for knob in recipe.own_knobs:
+        digest.update(source_text(knob.turn).encode())
     digest.update(job.data.fingerprint().encode())
     return digest.hexdigest()[:32]

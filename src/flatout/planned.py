@@ -21,7 +21,7 @@ from flatout.base.source import source_text
 from flatout.building import check_job
 from flatout.data.datasets.iterables import IterableSource
 from flatout.engine.job import Job
-from flatout.engine.settings import parse_pins
+from flatout.engine.settings import Settings, parse_pins
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import device_name, pick_device
 from flatout.machine.facts import read_facts
@@ -29,16 +29,19 @@ from flatout.machine.probe import probe
 from flatout.measure.receipt import Receipt
 from flatout.models.build import source_hash
 from flatout.plan.choose import choose, situation_of
+from flatout.plan.costs import kinds_of
 from flatout.plan.knobs.all import KNOBS
 from flatout.plan.knobs.knob import Knob
 from flatout.plan.knobs.untried import PRICED
 from flatout.plan.plan import Plan
 from flatout.plan.planning import steps_to_come, with_receipt
 from flatout.plan.search import LIMIT_S, Search
+from flatout.plan.situation import Situation
 from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.process import TRIAL_LIMIT_S, TrialProcess
 from flatout.plan.trials.recording import Recording, Trove
 from flatout.plan.trials.reports import Tries
+from flatout.plan.work import work_of
 from flatout.recipe import Recipe
 
 Say = Callable[[str], None]
@@ -70,31 +73,38 @@ def checked_plan(
     `analyze` tries what this run would be too short to try. `recall`: no trial is made, those of earlier runs count.
     """
     pins = _pins(recipe)
-    check_job(job, pick_device(str(pins.get("device", "auto"))))
-    plan = default_plan(recipe, job, cache)
+    device = pick_device(str(pins.get("device", "auto")))
+    check_job(job, device)
+    ceilings = ceilings_of(device, cache, job)
+    plan = choose(job, pins, ceilings, _label(recipe, job), cache, knobs_of(recipe))
     if limit_s <= 0:
         return plan, None
-    return tried_plan(recipe, job, plan, cache, limit_s=limit_s, analyze=analyze, recall=recall, say=say)
+    s = situation_of(job, pins, ceilings, cache)
+    return tried_plan(recipe, s, plan, limit_s=limit_s, analyze=analyze, recall=recall, say=say)
 
 
 def default_plan(recipe: Recipe, job: Job, cache: Path | None) -> Plan:
     pins = _pins(recipe)
     device = pick_device(str(pins.get("device", "auto")))
-    label = f"{_data_name(recipe)}/{_model_name(job)}"
-    return choose(job, pins, ceilings_of(device, cache), label, cache, knobs_of(recipe))
+    return choose(job, pins, ceilings_of(device, cache, job), _label(recipe, job), cache, knobs_of(recipe))
 
 
-def ceilings_of(device: torch.device, cache: Path | None) -> Ceilings | None:
-    """What this machine was measured to do; measured in a few seconds the first time, then kept."""
-    return probe(device, cache, quick=True).ceilings
+def ceilings_of(device: torch.device, cache: Path | None, job: Job | None) -> Ceilings | None:
+    """What this machine was measured to do; measured in a few seconds the first time, then kept.
+
+    How much of it kernels reach is measured for the kinds that the job's model has.
+    """
+    try:
+        kinds = frozenset() if job is None else kinds_of(work_of(job, Settings(device=str(device))).counts.operations)
+    except Exception:  # a model that can't be traced is not predicted either
+        kinds = frozenset()
+    return probe(device, cache, quick=True, kinds=kinds).ceilings
 
 
 def tried_plan(
-    recipe: Recipe, job: Job, plan: Plan, cache: Path | None, *, limit_s: float, analyze: bool, recall: bool, say: Say
+    recipe: Recipe, s: Situation, plan: Plan, *, limit_s: float, analyze: bool, recall: bool, say: Say
 ) -> tuple[Plan, Receipt | None]:
-    pins = _pins(recipe)
-    device = pick_device(str(pins.get("device", "auto")))
-    s = situation_of(job, pins, ceilings_of(device, cache), cache)
+    job, device, cache = s.job, s.device, s.cache
     steps, knobs = steps_to_come(s), knobs_of(recipe)
     if steps is None:
         return plan, None
@@ -193,7 +203,8 @@ def _key(recipe: Recipe, job: Job, device: torch.device) -> str:
     """What a measurement depends on: the model, the shapes of its batch, what is computed with it, the device, its threads."""
     asked = {name: value for name, value in recipe.written().items() if name not in _NOT_OF_A_TRIAL and name != "data"}
     shapes = {name: [list(column.shape), str(column.dtype)] for name, column in job.data.schema().items()}
-    own = [source_hash(recipe.model), *(source_text(part) for part in (recipe.objective, recipe.optimizer) if callable(part))]
+    parts = (*(part for part in (recipe.objective, recipe.optimizer) if callable(part)), *(k.turn for k in recipe.own_knobs))
+    own = [source_hash(recipe.model), *map(source_text, parts)]
     place = [device_name(device), torch.get_num_threads() if device.type == "cpu" else 0, read_facts().cpu.model]
     told = json.dumps([asked, shapes, own, place, job.rows_per_step], sort_keys=True, default=str)
     return hashlib.sha256(told.encode()).hexdigest()[:24]
@@ -202,6 +213,10 @@ def _key(recipe: Recipe, job: Job, device: torch.device) -> str:
 def _versions() -> dict[str, str]:
     cuda = torch.version.cuda or "none"
     return {"flatout": __version__, "torch": torch.__version__, "cuda": cuda, "python": platform.python_version()}
+
+
+def _label(recipe: Recipe, job: Job) -> str:
+    return f"{_data_name(recipe)}/{_model_name(job)}"
 
 
 def _data_name(recipe: Recipe) -> str:

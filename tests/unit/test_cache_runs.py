@@ -44,7 +44,7 @@ def machine(disk_bytes_s: float, free_bytes: int, step_s: float = 1e-6) -> Itera
     ceilings = Ceilings("cpu", {"fp32": measured(1e11)}, disk_read_bytes_per_s=measured(disk_bytes_s))
     with (
         quick(),
-        patch.object(planned, "ceilings_of", lambda device, cache: ceilings),
+        patch.object(planned, "ceilings_of", lambda device, cache, job: ceilings),
         patch.object(tier, "free_bytes", lambda device: free_bytes),
         patch.object(choose, "predict", lambda job, settings, ceilings: Prediction(step_s=step_s)),
     ):

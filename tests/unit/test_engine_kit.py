@@ -91,7 +91,7 @@ def quick() -> Iterator[None]:
     torch.set_num_threads(1)
     try:
         with (
-            patch.object(planned, "ceilings_of", lambda device, cache: None),
+            patch.object(planned, "ceilings_of", lambda device, cache, job: None),
             patch.object(verbs, "read_facts", _facts),
             patch.object(Saver, "busy", False),
             patch.object(choose, "predict", lambda job, settings, ceilings: Prediction(reason="not asked for")),

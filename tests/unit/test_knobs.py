@@ -14,6 +14,7 @@ import flatout as fo
 from flatout import planned
 from flatout.base.errors import RecipeError, UsageError
 from flatout.base.tree import to_data
+from flatout.building import build_job, identity
 from flatout.cli.training import read_asked
 from flatout.engine.settings import Settings, parse_pins, value_of
 from flatout.plan.knobs import (
@@ -33,7 +34,7 @@ from flatout.testing.knobs import KnobConformance, made_up
 
 @pytest.fixture(autouse=True)
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planned, "ceilings_of", lambda device, cache: made_up())
+    monkeypatch.setattr(planned, "ceilings_of", lambda device, cache, job: made_up())
 
 
 class TanhGelu:
@@ -111,6 +112,17 @@ def test_a_recipe_brings_a_knob_and_pins_it(tmp_path: Path) -> None:
     assert plain.plan.settings.own == {"tanh_gelu": False}
     assert run.result["metrics"]["train_loss"] != plain.result["metrics"]["train_loss"]
     assert "tanh gelu" in run.explain()
+
+
+def test_a_knob_whose_code_has_changed_makes_another_run() -> None:
+    class Tripling(Doubling):
+        def turn(self, model: nn.Module, value: Any) -> None:
+            if value:
+                next(model.parameters()).register_hook(lambda gradient: 3 * gradient)
+
+    asked = [recipe(knob, settings={"device": "cpu"}) for knob in (Doubling(), Doubling(), Tripling())]
+    one, same, other = (identity(each, build_job(each)) for each in asked)
+    assert one == same != other
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ DECIDED = (*BEFORE, *AFTER)
 
 @pytest.fixture(autouse=True)
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planned, "ceilings_of", lambda device, cache: made_up())
+    monkeypatch.setattr(planned, "ceilings_of", lambda device, cache, job: made_up())
 
 
 def network() -> nn.Module:

@@ -38,7 +38,7 @@ _FOLDER = tempfile.TemporaryDirectory()
 
 @pytest.fixture(autouse=True)
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planned, "ceilings_of", lambda device, cache: made_up())
+    monkeypatch.setattr(planned, "ceilings_of", lambda device, cache, job: made_up())
 
 
 def small_gpt(vocabulary: int = TOKENS, tied: bool = True) -> nn.Module:

@@ -14,11 +14,12 @@ from flatout.base.tree import to_data, to_json, to_text
 from flatout.machine import probe as probing
 from flatout.machine import rates
 from flatout.machine.advice import advise
-from flatout.machine.ceilings import RATES, Ceilings, Measured, measure_ceilings
+from flatout.machine.ceilings import RATES, Ceilings, Measured, measure_ceilings, with_shares
 from flatout.machine.facts import CpuFacts, Facts
+from flatout.machine.kernels import share_name, typical_kernels
 from flatout.machine.nvml import GpuFacts
 from flatout.machine.probe import doc, probe
-from flatout.machine.rates import MATMUL_DTYPES, Unavailable, disk_bytes_per_s, share_name, typical_kernels
+from flatout.machine.rates import MATMUL_DTYPES, Unavailable, disk_bytes_per_s
 from flatout.machine.world import NullWorld
 
 CPU = torch.device("cpu")
@@ -95,7 +96,7 @@ class Measurer:
     def __init__(self) -> None:
         self.calls = 0
 
-    def __call__(self, device: torch.device, quick: bool = False, *, folder: Path | None = None) -> Ceilings:
+    def __call__(self, device: torch.device, quick: bool = False, *, kinds: Any, folder: Path | None = None) -> Ceilings:
         self.calls += 1
         return ON_CPU
 
@@ -104,6 +105,7 @@ class Measurer:
 def measurer(monkeypatch: pytest.MonkeyPatch) -> Measurer:
     measurer = Measurer()
     monkeypatch.setattr(probing, "measure_ceilings", measurer)
+    monkeypatch.setattr(probing, "with_shares", lambda ceilings, device, kinds, quick: ceilings)
     monkeypatch.setattr(probing, "read_facts", lambda: HEALTHY)
     monkeypatch.setattr(probing, "_gpus_under_load", lambda device: HEALTHY.gpus)
     return measurer
@@ -115,6 +117,26 @@ def test_the_second_probe_measures_nothing(measurer: Measurer, tmp_path: Path) -
     assert second.ceilings == first.ceilings and second.facts == first.facts and not first.notes
     assert not probe(CPU, tmp_path / "new", fresh=True).cached
     assert [path.suffix for path in (tmp_path / "new").iterdir()] == [".json"]  # nothing half-written stays
+
+
+def test_kinds_of_kernels_are_measured_when_a_model_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        probing, "measure_ceilings", lambda device, quick, kinds, folder: with_shares(ON_CPU, device, kinds, quick=quick)
+    )
+    monkeypatch.setattr(probing, "read_facts", lambda: HEALTHY)
+    measured: list[tuple[str, str]] = []
+
+    def per_s(kind: str, named: str, device: torch.device, limit_s: float) -> list[float]:
+        measured.append((kind, named))
+        return [1e9, 1.1e9]
+
+    monkeypatch.setattr("flatout.machine.ceilings.kernel_per_s", per_s)
+    few = probe(CPU, tmp_path, quick=True, kinds=["random numbers", "pooling"]).ceilings
+    assert set(few.kernel_shares) == {"random numbers", "random numbers bf16"}
+    more = probe(CPU, tmp_path, quick=True, kinds=["random numbers", "convolutions"]).ceilings
+    assert set(more.kernel_shares) == {*few.kernel_shares, "convolutions", "convolutions bf16"} and len(measured) == 4
+    again = probe(CPU, tmp_path, quick=True, kinds=["convolutions"])
+    assert again.cached and again.ceilings == more and len(measured) == 4
 
 
 def test_another_machine_or_device_misses_the_cache(

@@ -23,6 +23,7 @@ _RESTING = ("pcie_generation", "pcie_width", "clock_mhz")
 @dataclass(frozen=True)
 class Kept:
     ceilings: Ceilings
+    quick: bool
     links: Mapping[str, Mapping[str, Any]]  # by GPU uuid
 
     def under_load(self, gpus: Iterable[GpuFacts]) -> tuple[GpuFacts, ...]:
@@ -56,7 +57,7 @@ class CeilingsCache:
             if written["format"] != _FORMAT or (written["quick"] and not quick):
                 return None
             links = {uuid: {name: link[name] for name in _RESTING} for uuid, link in written["links"].items()}
-            return Kept(Ceilings.from_dict(written["ceilings"]), links)
+            return Kept(Ceilings.from_dict(written["ceilings"]), bool(written["quick"]), links)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

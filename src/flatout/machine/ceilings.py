@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,13 @@ from typing import Any
 import torch
 
 from flatout.machine import rates
+from flatout.machine.kernels import COMPUTING, kernel_per_s, share_name, typical_kernels
 from flatout.machine.rates import Unavailable
 from flatout.machine.world import NullWorld, World
 from flatout.measure.clock import time_repeats
 from flatout.measure.stats import summarize
+
+Outcome = list[float] | tuple[list[float], str]  # repeats, and a note
 
 
 @dataclass(frozen=True)
@@ -71,20 +74,23 @@ RATES = tuple(one.name for one in fields(Ceilings) if one.name not in _NO_RATES)
 
 
 def measure_ceilings(
-    device: torch.device, quick: bool = False, *, folder: Path | None = None, world: World | None = None
+    device: torch.device,
+    quick: bool = False,
+    *,
+    kinds: Collection[str] | None = None,
+    folder: Path | None = None,
+    world: World | None = None,
 ) -> Ceilings:
-    """`quick` takes fewer repeats on smaller sizes: under 4 s on two CPU cores, else under 25. `folder` is the disk to read."""
-    limit_s = 0.1 if quick else 1.0
+    """`quick` takes fewer repeats on smaller sizes: under 4 s on two CPU cores, else under 25. `folder` is the disk to read.
+
+    `kinds`: those of the kernels whose shares are wanted; None: all.
+    """
+    limit_s = _limit_s(quick)
     largest = 8192 if device.type != "cpu" else 1024 if quick else 2048
     unavailable: dict[str, str] = {}
 
-    def measured(name: str, measure: Callable[[], list[float] | tuple[list[float], str]]) -> Measured | None:
-        try:
-            outcome = measure()
-        except Unavailable as reason:
-            unavailable[name] = str(reason)
-            return None
-        return Measured.of(*outcome) if isinstance(outcome, tuple) else Measured.of(outcome)
+    def measured(name: str, measure: Callable[[], Outcome]) -> Measured | None:
+        return _measured(name, measure, unavailable)
 
     def link(name: str, *, pinned: bool, to_device: bool) -> Measured | None:
         return measured(name, lambda: rates.link_bytes_per_s(device, limit_s, pinned=pinned, to_device=to_device))
@@ -93,21 +99,11 @@ def measure_ceilings(
         name: measured(f"matmul {name}", partial(rates.matmul_flops_per_s, name, device, limit_s, largest))
         for name in rates.MATMUL_DTYPES
     }
-    copy = measured("copy_bytes_per_s", lambda: rates.copy_bytes_per_s(device, limit_s))
-
-    def share(kind: str, named: str) -> tuple[list[float], str]:
-        ceiling, words = (products[named], f"matmul {named}") if kind in rates.COMPUTING else (copy, "memory copy")
-        if ceiling is None:
-            raise Unavailable(f"{words} could not be measured")
-        return [rate / ceiling.value for rate in rates.kernel_per_s(kind, named, device, limit_s / 2)], f"of {words}"
-
-    kernels = {rates.share_name(*kernel): kernel for kernel in rates.typical_kernels(device)}
-    shares = {name: measured(name, partial(share, *kernel)) for name, kernel in kernels.items()}
     disk_folder, disk_bytes = folder or Path(tempfile.gettempdir()), 2**25 if quick else 2**28
-    return Ceilings(
+    found = Ceilings(
         device=str(device),
         matmul_flops={name: rate for name, rate in products.items() if rate is not None},
-        copy_bytes_per_s=copy,
+        copy_bytes_per_s=measured("copy_bytes_per_s", lambda: rates.copy_bytes_per_s(device, limit_s)),
         host_to_device_pinned_bytes_per_s=link("host_to_device_pinned_bytes_per_s", pinned=True, to_device=True),
         host_to_device_pageable_bytes_per_s=link("host_to_device_pageable_bytes_per_s", pinned=False, to_device=True),
         device_to_host_bytes_per_s=link("device_to_host_bytes_per_s", pinned=True, to_device=False),
@@ -117,9 +113,42 @@ def measure_ceilings(
         disk_read_bytes_per_s=measured("disk_read_bytes_per_s", lambda: rates.disk_bytes_per_s(disk_folder, disk_bytes, 3)),
         operator_s=measured("operator_s", lambda: rates.operator_seconds(device, limit_s)),
         kernel_s=measured("kernel_s", lambda: rates.kernel_seconds(device, limit_s)),
-        kernel_shares={name: found for name, found in shares.items() if found is not None},
         unavailable=unavailable,
     )
+    return with_shares(found, device, kinds, quick=quick)
+
+
+def with_shares(ceilings: Ceilings, device: torch.device, kinds: Collection[str] | None, *, quick: bool) -> Ceilings:
+    """Measure the shares that are not known yet. The same object, if there are none."""
+    wanted = {share_name(*kernel): kernel for kernel in typical_kernels(device, kinds, quick=quick)}
+    missing = {name: kernel for name, kernel in wanted.items() if name not in (*ceilings.kernel_shares, *ceilings.unavailable)}
+    if not missing:
+        return ceilings
+    unavailable = dict(ceilings.unavailable)
+
+    def share(kind: str, named: str) -> Outcome:
+        products = ceilings.matmul_flops.get(named), f"matmul {named}"
+        ceiling, words = products if kind in COMPUTING else (ceilings.copy_bytes_per_s, "memory copy")
+        if ceiling is None:
+            raise Unavailable(f"{words} could not be measured")
+        return [rate / ceiling.value for rate in kernel_per_s(kind, named, device, _limit_s(quick) / 2)], f"of {words}"
+
+    found = {name: _measured(name, partial(share, *kernel), unavailable) for name, kernel in missing.items()}
+    known = {name: one for name, one in found.items() if one is not None}
+    return replace(ceilings, kernel_shares={**ceilings.kernel_shares, **known}, unavailable=unavailable)
+
+
+def _limit_s(quick: bool) -> float:
+    return 0.1 if quick else 1.0
+
+
+def _measured(name: str, measure: Callable[[], Outcome], unavailable: dict[str, str]) -> Measured | None:
+    try:
+        outcome = measure()
+    except Unavailable as reason:
+        unavailable[name] = str(reason)
+        return None
+    return Measured.of(*outcome) if isinstance(outcome, tuple) else Measured.of(outcome)
 
 
 def _network_bytes_per_s(device: torch.device, world: World) -> list[float]:

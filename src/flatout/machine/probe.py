@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from flatout.base.tree import Doc, Fields, Line
 from flatout.machine.advice import Advice, advise
 from flatout.machine.cache import CeilingsCache
-from flatout.machine.ceilings import Ceilings, measure_ceilings
+from flatout.machine.ceilings import Ceilings, measure_ceilings, with_shares
 from flatout.machine.device import device_name
 from flatout.machine.facts import Facts, fingerprint, read_facts
 from flatout.machine.nvml import GpuFacts, open_gpus
@@ -27,17 +28,28 @@ class Probe:
     notes: tuple[str, ...] = ()  # what did not go as usual
 
 
-def probe(device: torch.device, cache_dir: Path | None, quick: bool = False, fresh: bool = False) -> Probe:
-    """Facts are read anew each time. Ceilings are measured once and then come from the cache, unless `fresh`."""
+def probe(
+    device: torch.device,
+    cache_dir: Path | None,
+    quick: bool = False,
+    fresh: bool = False,
+    kinds: Collection[str] | None = None,
+) -> Probe:
+    """Facts are read anew each time. Ceilings are measured once and then come from the cache, unless `fresh`.
+
+    `kinds` of kernels whose shares are wanted, None for all: those that an earlier probe left out are measured now.
+    """
     facts = read_facts()
     cache = CeilingsCache(cache_dir)
     key = fingerprint(facts)
     kept = None if fresh else cache.load(key, device, quick)
     if kept is not None:
-        ceilings = kept.ceilings
+        ceilings = with_shares(kept.ceilings, device, kinds, quick=kept.quick)
         facts = replace(facts, gpus=kept.under_load(facts.gpus))
+        if ceilings is not kept.ceilings:
+            cache.save(key, device, kept.quick, ceilings, facts.gpus)
     else:
-        ceilings = measure_ceilings(device, quick, folder=cache.made_folder())
+        ceilings = measure_ceilings(device, quick, kinds=kinds, folder=cache.made_folder())
         facts = replace(facts, gpus=_gpus_under_load(device))
         cache.save(key, device, quick, ceilings, facts.gpus)
     return Probe(facts, ceilings, tuple(advise(facts, ceilings)), kept is not None, tuple(cache.notes))

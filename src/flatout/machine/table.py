@@ -11,8 +11,9 @@ from flatout.base.units import show_bytes, show_flops, show_seconds
 from flatout.machine.advice import Advice
 from flatout.machine.ceilings import RATES, Ceilings, Measured
 from flatout.machine.facts import CpuFacts, Facts
+from flatout.machine.kernels import share_name, typical_kernels
 from flatout.machine.nvml import GpuFacts
-from flatout.machine.rates import MATMUL_DTYPES, share_name, typical_kernels
+from flatout.machine.rates import MATMUL_DTYPES
 
 Show = Callable[[float], str]
 

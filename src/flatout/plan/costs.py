@@ -7,14 +7,14 @@ come from single operators on one thread of a Xeon, on a GPU from steps of GPT-2
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from flatout.engine.settings import Settings
 from flatout.machine.ceilings import Ceilings, Measured
-from flatout.machine.rates import COMPUTING, CURVED, RANDOM, share_name
+from flatout.machine.kernels import COMPUTING, CURVED, RANDOM, share_name
 from flatout.measure.counts import Operation
 from flatout.measure.groups import ATTENTION, CONVOLUTIONS, NORMALISATION, PRODUCTS
 
@@ -130,3 +130,8 @@ def _kind(one: Operation) -> str:
     if one.group == NORMALISATION:
         return one.group
     return next((kind for kind, names in _NAMES.items() if any(name in one.name for name in names)), _PLAIN)
+
+
+def kinds_of(operations: Iterable[Operation]) -> frozenset[str]:
+    """Kinds of kernels whose share of the ceilings these operations ask for."""
+    return frozenset(one.group if one.group in COMPUTING else _kind(one) for one in operations)
