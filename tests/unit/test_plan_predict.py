@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flatout as fo
+from flatout.base.budget import Budget
 from flatout.building import build_job
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings
@@ -19,8 +20,11 @@ from flatout.machine.ceilings import Ceilings, Measured
 from flatout.measure.counts import Counts, Operation, count_step, fuse
 from flatout.measure.groups import ATTENTION, CONVOLUTIONS, ELEMENTWISE, GROUPS, LOSS, MOVEMENT, NORMALISATION, PRODUCTS, UPDATE
 from flatout.plan import work
+from flatout.plan.knobs import graph
+from flatout.plan.plan import Choice
 from flatout.plan.predict import predict
 from flatout.plan.prediction import BOUNDS, COMPUTE, INPUT, LAUNCH, MEMORY, TRANSFER, Group, Prediction
+from flatout.plan.situation import Situation
 from flatout.plan.work import work_of
 
 ROWS, WIDTH, HIDDEN, CLASSES = 32, 16, 64, 10
@@ -186,6 +190,19 @@ def test_a_graph_takes_the_calls_away() -> None:
     called, replayed = (predict(job, Settings(device="cuda:0", graph=on), GPU) for on in (False, True))
     assert called.bound == LAUNCH and called.shares[LAUNCH] == 1
     assert replayed.step_s is not None and called.step_s is not None and replayed.step_s < called.step_s / 2
+
+
+@pytest.mark.parametrize(("launch_s", "chosen"), [(1e-5, True), (5e-7, True), (1e-7, False)])
+def test_a_graph_is_taken_where_calling_takes_nearly_as_long_as_the_step(launch_s: float, chosen: bool) -> None:
+    """In the format that is chosen, not in float32: what is faster there is called as slowly."""
+    job = replace(wide_job(), budget=Budget.parse("1000 steps"))
+    ceilings = replace(GPU, launch_s=measured(launch_s), kernel_s=measured(1e-8))
+    s = Situation(job, torch.device("cuda:0"), {}, ceilings, predict(job, Settings(device="cuda:0"), ceilings))
+    values = {"device": "cuda:0", "tier": "resident", "precision": "bf16"}
+    (choice,) = graph.default(s, values)
+    step = predict(job, Settings(device="cuda:0", precision="bf16"), ceilings)
+    assert step.step_s is not None and (step.calls_s > step.step_s / 2) is chosen
+    assert isinstance(choice, Choice) and choice.value is chosen, choice.why
 
 
 def wide_job() -> Job:

@@ -48,6 +48,7 @@ def predict(job: Job, settings: Settings, ceilings: Ceilings | None, *, input_ro
         ceiling_bytes_per_s=ceilings.copy_bytes_per_s.value if ceilings.copy_bytes_per_s else None,
         shares=shares,
         groups=groups,
+        calls_s=calls_s,
     )
 
 

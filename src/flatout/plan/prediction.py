@@ -46,6 +46,7 @@ class Prediction:
     ceiling_bytes_per_s: float | None = None
     shares: Mapping[str, float] = field(default_factory=dict)
     groups: tuple[Group, ...] = ()
+    calls_s: float = 0.0  # what the host takes to call the operators, ahead of a device: it may hide behind the step
 
     def __post_init__(self) -> None:
         """Groups that were stored come back as plain objects; runs from before there were any have none."""

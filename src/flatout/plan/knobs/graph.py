@@ -7,9 +7,11 @@ from typing import Any
 
 from flatout.data.datasets.iterables import IterableSource
 from flatout.data.stores.device import filled_by
-from flatout.engine.settings import Settings
+from flatout.engine.settings import Settings, with_values
 from flatout.plan.knobs.knob import Candidate, Decisions
 from flatout.plan.plan import Choice
+from flatout.plan.predict import predict
+from flatout.plan.prediction import LAUNCH, Prediction
 from flatout.plan.situation import Situation
 
 name = "graph"
@@ -20,6 +22,7 @@ meets: tuple[str, ...] = ("precision", "compile", "fused_optimizer")
 
 _PAYS_STEPS = 200
 _COST_S = 3.0
+_NEARLY = 0.5  # the host may be slower than it was when it was probed, and a graph costs little
 _BESIDE = "one launch a step: threads that decode hold up a loop that launches kernel by kernel"
 
 
@@ -30,10 +33,19 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
         yield Choice(name, False, f"{s.total_steps} steps are too few to pay for the capture")
     elif _is_decoded_beside(s, str(values["tier"])):
         yield Choice(name, True, _BESIDE)
-    elif s.plain.bound != "launching kernels":
-        yield Choice(name, False, f"not launch-bound: bound by {s.plain.bound}")
     else:
-        yield Choice(name, True, "launch-bound: the whole step becomes one launch")
+        yield _by_launches(predict(s.job, with_values(Settings(device=str(s.device)), values), s.ceilings))
+
+
+def _by_launches(step: Prediction) -> Choice:
+    share = step.calls_s / step.step_s if step.step_s else 0.0
+    if step.bound == LAUNCH:
+        return Choice(name, True, "launch-bound: the whole step becomes one launch")
+    if share > _NEARLY:
+        return Choice(
+            name, True, f"launching takes {share:.0%} of the step's time beside it: the whole step becomes one launch"
+        )
+    return Choice(name, False, f"not launch-bound: bound by {step.bound}")
 
 
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
