@@ -383,3 +383,15 @@ def test_a_run_saves_by_itself_as_often_as_pays(tmp_path: Path, monkeypatch: pyt
         return len(kinds(run, "checkpoint_saved"))
 
     assert run_with(0.0, "2 h") > run_with(1e9, "30 min") == 2  # the first and the last
+
+
+def test_copies_are_turned_into_the_order_of_the_file_before_they_are_handed_over(tmp_path: Path) -> None:
+    """Else the thread that writes would turn them, on a stream of a device that nothing waits for."""
+    checkpoints = Checkpoints(tmp_path)
+    saver = Saver(checkpoints, EventLog(None), torch.device("cpu"))
+    weights, turned = torch.randn(8, 4, 3, 3).to(memory_format=torch.channels_last), torch.randn(6, 5).t()
+    saver.save(1, {"weights": weights, "turned": turned}, wait=True)
+    assert all(copy.is_contiguous() for copy in saver._copies.values())
+    found = checkpoints.load(1)
+    assert torch.equal(found["weights"], weights) and found["weights"].stride() == weights.stride()
+    assert torch.equal(found["turned"], turned)

@@ -88,7 +88,10 @@ class Saver:
         if self._copies.keys() != tensors.keys() or any(self._copies[k].shape != t.shape for k, t in tensors.items()):
             self._copies = {}
             try:
-                self._copies = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+                # turned into the order of the file while they are copied, which the event waits for: whoever turned them
+                # later, in the thread that writes, would do so on another stream than the one that brings them to the host
+                ordered = torch.contiguous_format
+                self._copies = {name: torch.empty_like(tensor, memory_format=ordered) for name, tensor in tensors.items()}
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -171,6 +174,7 @@ class _DeviceReader:
     def _to_host(self, tensor: Tensor) -> Tensor:
         if tensor.device.type == "cpu":
             return tensor
+        assert tensor.is_contiguous()  # to turn it here would be work on a stream that nobody waits for
         source = tensor.reshape(-1).view(torch.uint8)
         result = torch.empty_like(source, device="cpu")
         with torch.cuda.stream(self._stream):

@@ -113,7 +113,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], to_host: ToHost = p
         _write(handle, digest, memoryview(len(head).to_bytes(8, "little") + head))
         for tensor in tensors.values():
             if tensor.numel():
-                flat = to_host(tensor.detach().contiguous()).reshape(-1).view(torch.uint8)
+                flat = to_host(tensor.detach()).contiguous().reshape(-1).view(torch.uint8)
                 _write(handle, digest, flat.numpy().data)
         os.fsync(handle)
     finally:
