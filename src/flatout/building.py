@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import traceback
 from pathlib import Path
@@ -35,6 +36,8 @@ from flatout.objectives.build import build as build_objective
 from flatout.objectives.custom import Custom
 from flatout.objectives.regress import Regress
 from flatout.recipe import Recipe
+
+_SAME_LOSS = 1e-3  # of two ways to compute it, in whatever format the weights are
 
 
 def build_job(recipe: Recipe, cache: Path | None = None, data: Data | None = None) -> Job:
@@ -123,6 +126,25 @@ def check_job(job: Job, device: torch.device) -> None:
         read_energy_j=lambda: meters.read().energy_j,
         energy_reason=meters.why_unavailable,
     )
+
+
+def check_loss_head(job: Job, device: torch.device, kind: str) -> None:
+    """In parts the loss is computed from the model's `hidden` and `head`, past its forward: both must come to the same."""
+    if kind != "chunked":
+        return
+    batch, was_training = _few_rows(job.data, device), job.model.training
+    job.model.to(device).eval()
+    with torch.no_grad():
+        losses = [job.objective.with_loss_head(one, job.model, device)(job.model, batch) for one in ("plain", kind)]
+    job.model.train(was_training)
+    whole, parts = (float(loss) / max(float(weight), 1.0) for loss, weight in losses)
+    if not math.isclose(whole, parts, rel_tol=_SAME_LOSS):
+        name = type(job.model).__name__
+        raise UsageError(
+            f"loss_head=chunked takes the output of {name} to be head(hidden(...)), and it is not: the loss is {parts:.6g} "
+            f"that way and {whole:.6g} by its forward. Let hidden(...) do all that forward does before the head, or "
+            "--off loss_head"
+        )
 
 
 def _few_rows(data: Data, device: torch.device) -> Batch:

@@ -18,7 +18,7 @@ import torch
 
 from flatout import __version__
 from flatout.base.source import source_text
-from flatout.building import check_job
+from flatout.building import check_job, check_loss_head
 from flatout.data.datasets.iterables import IterableSource
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings, parse_pins
@@ -77,6 +77,7 @@ def checked_plan(
     check_job(job, device)
     ceilings = ceilings_of(device, cache, job)
     plan = choose(job, pins, ceilings, _label(recipe, job), cache, knobs_of(recipe))
+    check_loss_head(job, device, plan.settings.loss_head)
     if limit_s <= 0:
         return plan, None
     s = situation_of(job, pins, ceilings, cache)
@@ -115,22 +116,40 @@ def tried_plan(
     kept = trove.read()
     if recall and kept is None:
         return plan, None
+    if kept is not None:
+        say(f"what was measured at {trove.at} need not be measured again")
     began_s = time.monotonic()
     with _tries(recipe, job, device, cache, limit_s) as live:
+
+        def search(recording: Recording, *, free: bool) -> Search:
+            how: dict[str, Any] = {"isolated": isolated, "analyze": analyze, "free": free, "priced": PRICED, "say": say}
+            how |= {"clock": recording.clock, "limit_s": limit_s}
+            return Search(s, plan.settings, knobs, recording, steps_left=steps, **how)
+
         recording = Recording(kept, None if recall else live)
-        how: dict[str, Any] = {"isolated": isolated, "analyze": analyze, "priced": PRICED, "clock": recording.clock, "say": say}
-        receipt = Search(s, plan.settings, knobs, recording, steps_left=steps, limit_s=limit_s, **how).run()
+        asked = search(recording, free=recall)
+        if kept is not None and asked.why_none is not None:  # too short for trials, not for those that were made before
+            recording = Recording(kept)
+            asked = search(recording, free=True)
+        receipt = asked.run()
     if recording.asked_live:
         trove.write(recording)
     receipt = replace(
         receipt,
         took_s=time.monotonic() - began_s,
-        notes=tuple(note for note in (trove.note,) if note),
+        notes=tuple(note for note in (trove.note, _from_before(trove.at, recording)) if note),
         machine=device_name(device),
         versions=_versions(),
         at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
     return with_receipt(plan, receipt, s, knobs, "measured" if recording.asked_live else "cached"), receipt
+
+
+def _from_before(at: str, recording: Recording) -> str:
+    if not at or not recording.replayed:
+        return ""
+    rest = "the rest now" if recording.asked_live else "nothing now"
+    return f"{recording.replayed} of the measurements were made at {at}, {rest}."
 
 
 def knobs_of(recipe: Recipe) -> tuple[Knob, ...]:

@@ -100,6 +100,13 @@ def test_unknown_key(refused: Callable[..., None], argument: str, words: tuple[s
         ("settings.checkpoint_every=1 epoch", ("settings.checkpoint_every: expected auto, end, a time or steps", "'1 epoch'")),
         ("settings.grace=long", ("settings.grace: expected a time, such as 30 s, got 'long'",)),
         ("settings.nonfinite_limit=0", ("settings.nonfinite_limit: expected 1 or more",)),
+        ("settings.log_every=2.5", ("settings.log_every: expected a whole number, got 2.5",)),
+        ("settings.log_every=.inf", ("settings.log_every: expected a whole number, got inf",)),
+        ("settings.reader_threads=yes", ("settings.reader_threads: expected a whole number, got True",)),
+        ("settings.reader_threads=100000", ("settings.reader_threads: expected 1,024 or less, got 100000",)),
+        ("settings.prefetch=4097", ("settings.prefetch: expected 4,096 or less, got 4097",)),
+        ("settings.vocabulary_padding=1e4", ("settings.vocabulary_padding: expected 1,024 or less, got 10000.0",)),
+        ("settings.log_every=5000", ("settings.log_every: expected 4,096 or less, got 5000",)),
         ("data.holdout=3", ("data: holdout: expected a share", "got 3")),
         ("data=5", ("data: expected what fo.data.arrays(...)", "got int")),
         ("inputs=5", ("inputs are a column 'x'", "got 5")),
@@ -280,6 +287,26 @@ def test_bad_options(desk: Path, flatout: Command, arguments: list[str], words: 
     assert (answer.code, answer.out) == (2, "")
     assert words in answer.err
     assert not (desk / "runs").exists()
+
+
+def test_a_page_that_can_not_be_written_is_refused_before_anything_is_planned(
+    desk: Path, flatout: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plans(*given: Any, **more: Any) -> Any:
+        raise AssertionError("planned")
+
+    monkeypatch.setattr("flatout.verbs.explain", plans)
+    (desk / "folder").mkdir()
+    for page, words in (("nowhere/x.html", "--html: there is no folder"), ("folder", "folder is a folder")):
+        answer = flatout("explain", "table.yaml", "--html", page)
+        assert (answer.code, answer.out) == (2, "")
+        assert answer.err.startswith("flatout: --html") and words in answer.err and answer.err.count("\n") == 1
+
+
+def test_a_page_that_the_disk_refuses(desk: Path, flatout: Command) -> None:
+    answer = flatout("explain", "table.yaml", "--html", "/dev/full")
+    assert answer.code == 1
+    assert "flatout: can't write /dev/full: No space left on device" in answer.err
 
 
 # ---- what lies in the run folder ----

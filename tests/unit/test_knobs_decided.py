@@ -253,9 +253,22 @@ def test_metrics_are_the_same_for_any_evaluation_batch(tmp_path: Path) -> None:
 
 
 def test_log_points_are_told_in_steps() -> None:
-    s = situation_of(build_job(recipe()), {"device": "cpu"}, made_up())
+    s = situation_of(build_job(recipe(budget="1000000 steps")), {"device": "cpu"}, made_up())
     (choice,) = log_every.default(s, {"tier": "resident", "fused_optimizer": False})
     assert isinstance(choice, Choice) and choice.value == 0
     assert "about twice a second: every" in choice.why and "steps or so" in choice.why
     (unknown,) = log_every.default(situation_of(s.job, {"device": "cpu"}, None), {"tier": "resident"})
     assert isinstance(unknown, Choice) and unknown.why.startswith("about twice a second;")
+
+
+def test_a_run_that_is_over_before_its_first_log_point_is_told_so() -> None:
+    s = situation_of(build_job(recipe(budget="6 steps")), {"device": "cpu"}, made_up())
+    (choice,) = log_every.default(s, {"tier": "resident", "fused_optimizer": False})
+    assert isinstance(choice, Choice) and "and at the end: the run should be over by then" in choice.why
+    assert "steps or so" not in choice.why
+
+
+@pytest.mark.parametrize("written", ["1e3", "1000", 1000, 1000.0, "1000.0"])
+def test_a_whole_number_may_be_written_as_anywhere_in_a_recipe(written: object) -> None:
+    values, problems = parse_pins({"log_every": written})
+    assert (values, problems) == ({"log_every": 1000}, []) and isinstance(values["log_every"], int)

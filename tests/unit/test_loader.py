@@ -156,6 +156,15 @@ def test_wrong_arguments_are_said() -> None:
         (lambda: loader(_numbers(), 8, rank=1), "rank and world come together"),
         (lambda: loader(_numbers(), 8, rank=2, world=2), "rank is from 0 to world - 1, got rank=2"),
         (lambda: loader(_numbers(), 8, device="cpu", tier="pinned", workers=-1), "a number of reading threads"),
+        (lambda: loader(_numbers(), 8, device="cpu", workers=-1), "a number of reading threads"),
+        (lambda: loader(_numbers(), 8, workers=True), "a number of reading threads, 0 for none, got True"),
+        (lambda: loader(_numbers(), 8, workers=None), "a number of reading threads, 0 for none, got None"),  # type: ignore[arg-type]
+        (lambda: loader(_numbers(), 8, workers="many"), "workers is 'auto' or a number"),
+        (lambda: loader(_numbers(), 8, prefetch=0), "1 or more, got 0; for as many as it turns out to take say 'auto'"),
+        (lambda: loader(_numbers(), 8, prefetch=-2), "1 or more, got -2$"),
+        (lambda: loader(_numbers(), 8, prefetch=True), "1 or more, got True$"),
+        (lambda: loader(_numbers(), 8, prefetch=None), "1 or more, got None$"),  # type: ignore[arg-type]
+        (lambda: loader(_numbers(), 8, prefetch="deep"), "prefetch is 'auto' or a number"),
         (lambda: loader(_numbers(), 8, device="cpu").set_epoch(-1), "epochs count from 0"),
         (lambda: loader("numbers.csv", 8), "a dict of columns, or a pair"),
         (lambda: loader({"y": [1, 2]}, 8), "needs a column 'x'"),

@@ -321,6 +321,13 @@ def test_where_there_are_no_kernels_torchs_formula_stays(monkeypatch: pytest.Mon
     assert not list(loss_head.candidates(s, Settings(device="cuda")))
 
 
+def test_the_reason_of_torchs_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    digits = fo.Recipe(data="digits", model="mlp", batch=16, lr=1e-3, budget="6 steps")
+    of_classes = situation_of(build_job(digits), {"device": "cpu"}, made_up())
+    assert chosen(loss_head, of_classes).why == "the others are for next_token, and the objective is classify"
+    assert "a CUDA device, Triton" in chosen(loss_head, on_a_gpu(monkeypatch, triton=False)).why
+
+
 def test_a_model_that_can_not_pad_is_not_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     s = on_a_gpu(monkeypatch, Whole)
     assert chosen(vocabulary_padding, s).value == 0

@@ -16,7 +16,8 @@ import flatout as fo
 from flatout.building import build_job
 from flatout.engine import assembly, memory
 from flatout.engine.memory import allocator, is_out_of_memory
-from flatout.engine.settings import Settings
+from flatout.engine.settings import Settings, conflicts
+from flatout.plan import choose
 from flatout.plan.choose import situation_of
 from flatout.plan.knobs import activation_checkpointing, activation_offload, attention, optimizer_offload, precision
 from flatout.plan.knobs import allocator as allocator_knob
@@ -68,7 +69,9 @@ def test_offload_is_tried_only_where_memory_is_short(knob: Any) -> None:
     assert values(knob, s, replace(SHORT, graph=True)) == []
     assert values(knob, replace(s, device=torch.device("cpu")), replace(SHORT, device="cpu")) == []
     (decided,) = knob.default(s, {})
-    assert decided.value is False
+    assert (decided.value, decided.why) == (False, "memory is not short")
+    (on_a_cpu,) = knob.default(replace(s, device=torch.device("cpu")), {})
+    assert on_a_cpu.value is False and on_a_cpu.why.startswith("for accelerators: ")
 
 
 def test_recomputing_is_tried_before_offloading() -> None:
@@ -124,6 +127,12 @@ def test_by_default_and_on_a_cpu_the_allocator_is_not_touched(outside: list[str]
     assert outside == [""]
 
 
+def test_on_a_cpu_an_allocator_of_gpus_is_refused() -> None:
+    (problem,) = conflicts(Settings(device="cpu", allocator="expandable"))
+    assert problem == "allocator=expandable is of CUDA devices and the run is on cpu: --off allocator"
+    assert conflicts(Settings(device="cuda:0", allocator="expandable")) == []
+
+
 def test_torch_that_can_not_tell_its_settings_is_asked_for_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings", raising=False)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
@@ -147,6 +156,7 @@ def test_a_run_has_its_allocator_from_its_assembly_to_its_end(tmp_path: Any, mon
         happened.append(event["kind"])
 
     monkeypatch.setattr(assembly, "allocator", noted)
+    monkeypatch.setattr(choose, "conflicts", lambda settings: [])  # a CPU has no such allocator
     train(tmp_path, recipe(settings={"allocator": "expandable"}), observers=[see])
     assert happened.index("expandable") < happened.index("started") < happened.index("put back")
     assert happened.count("put back") == 1 and "step" not in happened[happened.index("put back") :]
@@ -172,6 +182,18 @@ class Attends(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parts = self.qkv(self.flat(x)).unflatten(-1, (3, 2, 4, 8)).unbind(1)
         return self.head(self.dropout(self.attend(*parts)).flatten(1))
+
+
+def test_the_reason_of_attention_tells_whether_there_is_any() -> None:
+    def why(model: Any, s: Situation | None = None) -> str:
+        (choice,) = attention.default(s or situation(model), {})
+        assert isinstance(choice, Choice) and choice.value == "auto"
+        return choice.why
+
+    assert why(Attends) == "torch's own choice of kernel"
+    assert why("mlp") == "nothing in this model calls torch's attention"
+    unknown = situation_of(situation().job, {"device": "cpu"}, None)  # nothing was counted
+    assert why("mlp", unknown) == "torch's own choice of kernel"
 
 
 def test_flex_is_tried_last_and_only_compiled() -> None:

@@ -270,6 +270,22 @@ def test_a_search_that_ran_out_of_time_ends_there_again_when_it_is_replayed() ->
     assert verdicts(receipt) == {("fused_optimizer", True): KEPT, ("channels_last", True): UNTRIED}
 
 
+def test_what_does_not_fit_into_the_time_that_is_left_keeps_nothing_else_from_its_trial() -> None:
+    compiled = Turn("compile", "on", 50.0, "off", cost_s=400.0)
+    receipt = search(Machine(times(fused_optimizer=1.3)), [compiled, FUSED], steps=1e6, limit_s=300.0)
+    assert verdicts(receipt) == {("fused_optimizer", True): KEPT, ("compile", "on"): UNTRIED}
+    assert "of the 5 min 00 s for planning are spent, and the next trial, compile on, would cost 6 min 42 s" in receipt.stopped
+
+
+def test_what_was_measured_before_serves_a_run_that_is_too_short_for_trials() -> None:
+    machine = Machine(times(fused_optimizer=1.3))
+    long = Recording(None, machine)
+    search(long, [FUSED])
+    short = search(Recording(long.to_dict()), [FUSED, LAST], steps=10, free=True)
+    assert short.settings["fused_optimizer"] is True and ("fused_optimizer", True) in verdicts(short)
+    assert "would cost" in search(machine, [FUSED], steps=10).stopped
+
+
 def test_a_model_that_differs_from_itself_gets_no_trial() -> None:
     doubt = {
         ("fused_optimizer", False): {

@@ -1,15 +1,33 @@
-"""What a command prints to stdout for a program to read: strict JSON, whatever the numbers are."""
+"""What a command leaves for others: strict JSON on stdout for a program, whatever the numbers are; a page for a browser."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from flatout.base.errors import StoreError, UsageError
 
 
 def print_json(content: Any) -> None:
     print(json.dumps(_strict(content), indent=2, default=str, allow_nan=False))
+
+
+def check_page_path(path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"--html is a file to write, and {path} is a folder: --html {path / 'plan.html'}")
+    if not path.resolve().parent.is_dir():
+        raise UsageError(f"--html: there is no folder {path.resolve().parent}")
+
+
+def write_page(path: Path, page: str) -> None:
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"can't write {path}: {os.strerror(error.errno) if error.errno else error}") from error
 
 
 def _strict(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flatout.base.errors import UsageError
-from flatout.cli.output import print_json
+from flatout.cli.output import check_page_path, print_json, write_page
 from flatout.cli.places import allow_deterministic_cuda, cache_folder
 
 if TYPE_CHECKING:
@@ -82,12 +82,14 @@ def explain(
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
+    if html is not None:
+        check_page_path(html)
     asked = read_asked(recipe, overrides, sets, offs)
     doc = verbs.explain(asked, cache=cache_folder(), analyze=analyze, planning=planning, say=say)
     if html is not None:
         from flatout.base.html import to_html
 
-        html.write_text(to_html(doc, f"Plan for {recipe.name}"))
+        write_page(html, to_html(doc, f"Plan for {recipe.name}"))
     print_json(to_data(doc)) if as_json else print(to_text(doc))
 
 

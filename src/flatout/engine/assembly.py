@@ -26,13 +26,11 @@ from flatout.engine.memory import allocator, start_counting
 from flatout.engine.progress import BudgetMeter, Progress
 from flatout.engine.records import Interval
 from flatout.engine.saver import Saver
-from flatout.engine.settings import Settings
+from flatout.engine.settings import LOG_SLOTS, Settings
 from flatout.engine.state import TrainState
 from flatout.engine.step import Step
 from flatout.machine.meters import Meters
 from flatout.store.run_folder import RunFolder
-
-LOG_SLOTS = 4096  # the most steps between two log points
 
 
 @dataclass

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from flatout.base.events import EventLog
-from flatout.engine.assembly import LOG_SLOTS, Assembly
+from flatout.engine.assembly import Assembly
 from flatout.engine.job import Job
 from flatout.engine.memory import peak_bytes
 from flatout.engine.progress import Progress
 from flatout.engine.records import Interval
+from flatout.engine.settings import LOG_SLOTS
 from flatout.engine.sync import sync_point
 from flatout.machine.reading import Reading
 

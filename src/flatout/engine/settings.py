@@ -17,6 +17,7 @@ COMPILES = ("off", "on", "reduce-overhead", "max-autotune")
 ATTENTIONS = ("auto", "flash", "cudnn", "efficient", "math", "flex")
 LOSS_HEADS = ("plain", "fused", "chunked")
 ALLOCATORS = ("default", "expandable")
+LOG_SLOTS = 4096  # the most steps between two log points
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ def conflicts(settings: Settings) -> list[str]:
     found = []
     if settings.graph and on != "cuda":
         found.append(f"graph=on needs a CUDA device and the run is on {on}: --off graph")
+    if settings.allocator == "expandable" and on != "cuda":
+        found.append(f"allocator=expandable is of CUDA devices and the run is on {on}: --off allocator")
     if settings.graph and settings.compile == "reduce-overhead":
         found.append(
             "compile=reduce-overhead makes CUDA graphs of its own, which can't be inside of graph=on: --set compile=on"
@@ -91,12 +94,14 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": PRECISIONS, "compile": COMPILES, "attention": ATTENTIONS, "tier": TIERS,
     "cache_compression": ("auto", *COMPRESSIONS), "loss_head": LOSS_HEADS, "allocator": ALLOCATORS,
 }  # fmt: skip
+# The most that can be: threads are not without end, and a log point can look back on so many steps.
+_MOST = {"reader_threads": 1024, "prefetch": 4096, "vocabulary_padding": 1024, "log_every": LOG_SLOTS}
 # What a setting is when it is off: as a plain loop has it, or as little of it as there can be.
 _PLAIN: dict[str, Any] = {
     "device": "cpu", "tier": "streamed", "reader_threads": 1, "prefetch": 1, "cache_compression": "none",
     "compile": "off", "precision": "fp32", "attention": "auto", "micro_batch": 0,
     "loss_head": "plain", "vocabulary_padding": 0, "allocator": "default",
-    "log_every": 4096, "evaluation_batch": 0, "checkpoint_every": "end",
+    "log_every": LOG_SLOTS, "evaluation_batch": 0, "checkpoint_every": "end",
 }  # fmt: skip
 _ON = {"on", "true", "yes", "1"}
 _OFF = {"off", "false", "no", "0"}
@@ -161,15 +166,7 @@ def _typed(name: str, kind: str, written: object) -> Any:
             raise UsageError(f"expected on or off, got {written!r}")
         return text in _ON
     if kind == "int":
-        try:
-            number = int(text)
-        except ValueError:
-            raise UsageError(f"expected a whole number, got {written!r}") from None
-        if number < 0:
-            raise UsageError(f"expected a number that is not negative, got {written!r}")
-        if number == 0 and name in ("nonfinite_limit", "keep_checkpoints"):
-            raise UsageError("expected 1 or more, got 0")
-        return number
+        return _number(name, text, written)
     text = str(written)
     if name in ("grace", "failure_every") and _or_none(parse_seconds, text) is None:
         raise UsageError(f"expected a time, such as 30 s, got {written!r}")
@@ -180,6 +177,32 @@ def _typed(name: str, kind: str, written: object) -> Any:
         if every is None or every.target or every.unit not in ("seconds", "steps"):
             raise UsageError(f"expected auto, end, a time or steps, such as 2 min or 500 steps, got {written!r}")
     return text
+
+
+def _number(name: str, text: str, written: object) -> int:
+    number = _whole(text)
+    if number is None:
+        raise UsageError(f"expected a whole number, got {written!r}")
+    if number < 0:
+        raise UsageError(f"expected a number that is not negative, got {written!r}")
+    if number == 0 and name in ("nonfinite_limit", "keep_checkpoints"):
+        raise UsageError("expected 1 or more, got 0")
+    if name in _MOST and number > _MOST[name]:
+        raise UsageError(f"expected {_MOST[name]:,} or less, got {written!r}")
+    return number
+
+
+def _whole(text: str) -> int | None:
+    """Written as anywhere in a recipe: 1000, 1e3 or 1000.0."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return int(number) if number.is_integer() else None
 
 
 def _plainly(written: object) -> object:

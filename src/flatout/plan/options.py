@@ -52,9 +52,19 @@ class Option:
 
 
 class Options:
-    def __init__(self, s: Situation, start: Settings, knobs: Sequence[Knob], steps_left: float, *, analyze: bool) -> None:
-        """`analyze`: also what can't pay in the steps that are left."""
-        self._s, self._start, self._knobs, self._steps_left, self._analyze = s, start, knobs, steps_left, analyze
+    def __init__(
+        self,
+        s: Situation,
+        start: Settings,
+        knobs: Sequence[Knob],
+        steps_left: float,
+        *,
+        analyze: bool = False,
+        free: bool = False,
+    ) -> None:
+        """`analyze`: also what can't pay in the steps that are left. `free`: trials are replayed, and cost nothing."""
+        self._s, self._start, self._knobs, self._steps_left = s, start, knobs, steps_left
+        self._analyze, self._free = analyze, free
         self.compiling_s = 0.0  # as it was seen here: every other knob has to be compiled anew once that is on
 
     def left(self, standing: Standing, done: Collection[Key]) -> list[Option]:
@@ -68,22 +78,23 @@ class Options:
                 then = predict(self._s.job, settings, self._s.ceilings).step_s
                 factor = candidate.factor or (now / then if now and then else _UNKNOWN_FACTOR)
                 again_s = self.compiling_s if standing.settings.compile != "off" else 0.0
-                cost_s = candidate.cost_s + again_s + MEASURE_S + STEPS_LOOKED_AT * standing.step_s
+                measuring_s = 0.0 if self._free else MEASURE_S + STEPS_LOOKED_AT * standing.step_s
+                cost_s = candidate.cost_s + again_s + measuring_s
                 found.append(Option(knob, candidate, settings, factor, cost_s))
         return found
 
-    def best(self, standing: Standing, done: Collection[Key]) -> Option | None:
-        """Of what is worth a trial, what pays back soonest: so the compiler comes late, and compiles what was found before it.
-
-        What would be taken untried comes first where nothing else pays.
+    def best_first(self, standing: Standing, done: Collection[Key]) -> list[Option]:
+        """What is worth a trial. What pays back soonest comes first: so the compiler comes late, and compiles what was found
+        before it. What would be taken untried comes before the rest that does not pay.
         """
 
         def rank(one: Option) -> tuple[bool, float]:
             saves_s = self.saves_s(one, standing)
             pays = saves_s > one.cost_s
-            return pays, saves_s / one.cost_s if pays else saves_s - one.cost_s
+            return pays, saves_s / max(one.cost_s, 1e-9) if pays else saves_s - one.cost_s
 
-        return max((one for one in self.left(standing, done) if self._is_worth_it(one, standing)), key=rank, default=None)
+        worth = [one for one in self.left(standing, done) if self._is_worth_it(one, standing)]
+        return sorted(worth, key=rank, reverse=True)
 
     def saves_s(self, option: Option, standing: Standing) -> float:
         return self._steps_left * standing.step_s * (1 - 1 / option.factor)

@@ -40,6 +40,7 @@ class Search:
         limit_s: float = LIMIT_S,
         isolated: bool = True,
         analyze: bool = False,
+        free: bool = False,
         priced: Sequence[Priced] = (),
         clock: Callable[[], float] = time.monotonic,
         say: Callable[[str], None] = lambda line: None,
@@ -47,11 +48,13 @@ class Search:
         """`start`: settings as they would be without a trial; pinned ones are never turned. `priced`: what keeps a promise.
 
         `analyze`: also try what can't pay in the steps that are left; what is kept must pay all the same.
+        `free`: `tries` replays what it has and measures nothing, so that no run is too short for it.
         """
         self._s, self._tries, self._steps_left, self._limit_s = s, tries, steps_left, limit_s
         self._knobs = [knob for knob in knobs if knob.name not in s.pins and (isolated or not knob.risky)]
         self._isolated, self._analyze, self._clock, self._say = isolated, analyze, clock, say
-        self._options = Options(s, start, self._knobs, steps_left, analyze=analyze)
+        self._free = free
+        self._options = Options(s, start, self._knobs, steps_left, analyze=analyze, free=free)
         self._priced, self._began_s = priced, clock()
         self.reference = with_values(start, {knob.name: knob.off for knob in self._knobs})
         self.entries: list[Entry] = []
@@ -59,8 +62,13 @@ class Search:
         self._done: set[tuple[str, str]] = set()
         self._untried: dict[str, Any] = {}  # knobs that nobody had time for, and what they are by default
 
+    @property
+    def why_none(self) -> str | None:
+        """Why no trial could pay; None: some could, or need not."""
+        return None if self._analyze or self._free else self._options.why_none()
+
     def run(self) -> Receipt:
-        if not self._analyze and (why := self._options.why_none()) is not None:
+        if (why := self.why_none) is not None:
             return self._receipt(None, None, why)
         try:
             if (why := self._fit()) is not None:
@@ -93,6 +101,8 @@ class Search:
         vary = self._s.job.data.train.shapes_vary  # then the worst batches are looked at, whole: there is nothing to fit
         asked = [batch] if vary else sorted({few, min(batch, 2 * few)})
         probes = [self._tries.held(self.reference.to_dict(), rows) for rows in asked]
+        if any(probe.failure == NOT_RECORDED for probe in probes):
+            return None
         if failed := [probe for probe in probes if probe.failure]:
             what = "the longest and the largest batch" if vary else f"{failed[0].rows} samples at a time"
             return f"{what} do not fit: {failed[0].failure}: {failed[0].why}"
@@ -132,11 +142,11 @@ class Search:
         reference_s, proven, safe, stopped = standing.step_s, standing, standing, ""
         try:
             while not stopped:
-                option = self._options.best(standing, self._done)
+                worth = self._options.best_first(standing, self._done)
+                left_s = self._limit_s - self._spent_s()
+                option = next((one for one in worth if one.cost_s <= left_s), None)
                 if option is None:
-                    stopped = "the rest can't pay" if self._options.left(standing, self._done) else "nothing is left to try"
-                elif self._spent_s() + option.cost_s > self._limit_s:
-                    stopped = f"the {show_seconds(self._limit_s)} for planning are spent"
+                    stopped = self._why_no_more(worth, standing)
                 else:
                     standing = self._try(option, standing, reference_s)
                     if option.knob.lossy and standing.settings == option.settings:
@@ -148,6 +158,14 @@ class Search:
             return safe, f"{INTERRUPTED}: what was proven until then is kept"
         finally:
             self._leave_untried(standing)
+
+    def _why_no_more(self, worth: Sequence[Option], standing: Standing) -> str:
+        if worth:
+            spent, limit = show_seconds(self._spent_s()), show_seconds(self._limit_s)
+            cheapest = min(worth, key=lambda one: one.cost_s)
+            costs = f"would cost {show_seconds(cheapest.cost_s)}"
+            return f"{spent} of the {limit} for planning are spent, and the next trial, {cheapest.named}, {costs}"
+        return "the rest can't pay" if self._options.left(standing, self._done) else "nothing is left to try"
 
     def _try(self, option: Option, standing: Standing, reference_s: float) -> Standing:
         self._done.add(option.key)
@@ -252,13 +270,20 @@ class Search:
         tried = {(entry.name, str(entry.value)) for entry in self.entries}
         for option in self._options.left(standing, ()):
             if option.key not in tried:
-                saves, costs = show_seconds(max(0.0, self._options.saves_s(option, standing))), show_seconds(option.cost_s)
-                why = f"should save {saves} of this run, a trial costs {costs}"
+                why = self._why_untried(option, standing)
                 if self._options.is_default(option):
                     why = "as by default: there was no time to try it"
                     self._untried[option.knob.name] = option.candidate.value
                 stands = value_of(standing.settings, option.knob.name)
                 self.entries.append(Entry(option.knob.name, option.candidate.value, stands, UNTRIED, why, option.factor))
+
+    def _why_untried(self, option: Option, standing: Standing) -> str:
+        saves_s, costs = self._options.saves_s(option, standing), show_seconds(option.cost_s)
+        if saves_s <= 0:
+            return "should be no faster here"
+        if self._analyze and option.factor > 1 + MARGIN:
+            return f"there was no time to try it: a trial costs {costs}"
+        return f"should save {show_seconds(saves_s)} of this run, a trial costs {costs}"
 
     def _with_defaults(self, settings: Settings) -> Settings:
         """Who has no patience for trials is not left without what a run takes untried."""

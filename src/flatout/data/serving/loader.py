@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -65,6 +65,7 @@ def loader(
         raise UsageError(f"batch is a number of rows, 1 or more, got {batch!r}")
     if tier not in TIERS:
         raise UsageError(f"unknown tier {tier!r}; {did_you_mean(tier, TIERS)}")
+    _check_reading(workers, prefetch)
     whole = _as_data(data)
     source = _source(whole, part)
     where = _device(device)
@@ -101,7 +102,7 @@ def loader(
                 transforms=transforms,
                 seed=seed,
                 workers=workers,
-                depth=None if prefetch == "auto" else prefetch,  # type: ignore[arg-type]  # words are refused there
+                depth=None if prefetch == "auto" else prefetch,  # type: ignore[arg-type]  # other words are refused
                 epoch_rows=share.epoch_rows,
                 kept=None if placed is None else DeviceStore(placed, where),
             )
@@ -216,6 +217,19 @@ def _as_data(given: Data | Mapping[str, Any] | Sequence[Any]) -> Data:
     if isinstance(given, tuple | list) and len(given) == 2:
         return arrays(given[0], given[1])
     raise UsageError(f"data is what fo.data makes, a dict of columns, or a pair (x, y); got {type(given).__name__}")
+
+
+def _check_reading(workers: object, prefetch: object) -> None:
+    """Also where nothing is read ahead: a mistake is one on every machine."""
+    if workers != "auto" and not (_is_whole(workers) and workers >= 0):
+        raise UsageError(f"workers is 'auto' or a number of reading threads, 0 for none, got {workers!r}")
+    if prefetch != "auto" and not (_is_whole(prefetch) and prefetch >= 1):
+        hint = "; for as many as it turns out to take say 'auto'" if _is_whole(prefetch) and prefetch == 0 else ""
+        raise UsageError(f"prefetch is 'auto' or a number of batches to read ahead, 1 or more, got {prefetch!r}{hint}")
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _source(data: Data, part: str) -> Source:

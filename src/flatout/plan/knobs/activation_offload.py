@@ -20,7 +20,10 @@ _FACTOR = 1.01  # below recomputing: the bus is slower than most of what it woul
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
-    yield Choice(name, False, "memory is not short")
+    if s.device.type == "cpu":
+        yield Choice(name, False, "for accelerators: a run on a CPU has it in host memory already")
+    else:
+        yield Choice(name, False, "memory is not short")
 
 
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:

@@ -23,7 +23,9 @@ _FLEX_FACTOR, _FLEX_COST_S = 1.0, 30.0  # about flash's rate where attention is 
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
-    yield Choice(name, "auto", "torch's own choice of kernel")
+    counted = bool(s.plain.groups)
+    why = "torch's own choice of kernel" if _attends(s) or not counted else "nothing in this model calls torch's attention"
+    yield Choice(name, "auto", why)
 
 
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from flatout.base.units import show_seconds
-from flatout.engine.assembly import LOG_SLOTS
 from flatout.engine.logbook import INTERVAL_S
-from flatout.engine.settings import Settings, with_values
+from flatout.engine.settings import LOG_SLOTS, Settings, with_values
 from flatout.plan.knobs.knob import Decisions
 from flatout.plan.plan import Choice
 from flatout.plan.predict import predict
@@ -27,5 +26,7 @@ def _in_steps(s: Situation, values: Mapping[str, Any]) -> str:
         return ""
     step_s = predict(s.job, with_values(Settings(device=str(s.device)), values), s.ceilings).step_s or s.plain.step_s
     steps = max(1, min(LOG_SLOTS, round(INTERVAL_S / step_s)))
+    if steps > 1 and s.total_steps is not None and s.total_steps <= steps:
+        return f", and at the end: the run should be over by then, by the {show_seconds(step_s)} that a step should take"
     often = "every step" if steps == 1 else f"every {steps} steps or so"
     return f": {often}, by the {show_seconds(step_s)} that one should take"

@@ -8,6 +8,7 @@ from typing import Any
 from flatout.base.errors import RecipeError
 from flatout.base.units import show_bytes
 from flatout.engine.settings import Settings
+from flatout.objectives.next_token import NextToken
 from flatout.objectives.token_loss import LARGE
 from flatout.plan.knobs.knob import Candidate, Decisions
 from flatout.plan.plan import Choice, Rejected
@@ -33,8 +34,11 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
         )
         if _why_not(s, "chunked") is None:
             yield Rejected(name, "chunked", "memory is not short: in parts it launches more and gains nothing")
+    elif not isinstance(s.job.objective, NextToken):
+        yield Choice(name, off, f"the others are for next_token, and the objective is {s.job.objective.name}")
     elif _vocabulary(s) >= LARGE:
-        yield Choice(name, off, "torch's own formula: the kernels in its place need a CUDA device, Triton and next_token")
+        needed = "a CUDA device, Triton and the loss of next_token as it is"
+        yield Choice(name, off, f"torch's own formula: the kernels in its place need {needed}")
     else:
         yield Choice(name, off, "torch's own formula: no large vocabulary")
 

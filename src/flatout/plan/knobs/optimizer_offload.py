@@ -22,7 +22,10 @@ _FACTOR = 0.9  # the device waits for the bus twice, and for the host: as a rule
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
-    yield Choice(name, False, "memory is not short")
+    if s.device.type == "cpu":
+        yield Choice(name, False, "for accelerators: a run on a CPU has it in host memory already")
+    else:
+        yield Choice(name, False, "memory is not short")
 
 
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:

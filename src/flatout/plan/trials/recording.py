@@ -32,18 +32,24 @@ class Recording:
         self._held: dict[str, dict[str, Any]] = dict((written or {}).get("held", {}))
         self._live = live
         self.asked_live = 0
+        self.replayed = 0  # of what was written before
+        self._written = frozenset((*self._reports, *self._losses))
         self._replayed_s = 0.0
 
     def clock(self) -> float:
         """On which a replay takes as long as its measurement did: a search that ended for lack of time ends there again."""
         return time.monotonic() + self._replayed_s
 
+    def _count(self, key: str, took_s: float) -> None:
+        self.replayed += key in self._written
+        self._replayed_s += took_s
+
     def attempt(self, ask: Ask) -> Report:
         alone = shown(ask.settings)
         beside = f"{alone} beside {shown(ask.against or {})}"
         known = self._reports.get(beside) or self._reports.get(alone)
         if known is not None:
-            self._replayed_s += known["took_s"]
+            self._count(beside if beside in self._reports else alone, known["took_s"])
             return Report.from_dict(known)
         if self._live is None:
             return Report(dict(ask.settings), NOT_RECORDED)
@@ -64,7 +70,7 @@ class Recording:
                 return found
             self._losses[key] = asdict(found)
         else:
-            self._replayed_s += self._losses[key]["took_s"]
+            self._count(key, self._losses[key]["took_s"])
         return Losses.from_dict(self._losses[key])
 
     def held(self, settings: Mapping[str, Any], rows: int) -> Held:
@@ -90,6 +96,7 @@ class Trove:
         self._path = None if folder is None else folder / "trials" / f"{key}.json"
         self._versions = dict(versions)
         self.note = ""
+        self.at = ""  # when what was read was measured
 
     def read(self) -> dict[str, Any] | None:
         if self._path is None or not self._path.is_file():
@@ -106,11 +113,13 @@ class Trove:
             self.note = f"measurements of earlier runs can't be read ({type(error).__name__}) and are made again"
             return None
         found: dict[str, Any] = kept["recording"]
+        self.at = str(kept.get("at", "an earlier run"))
         return found
 
     def write(self, recording: Recording) -> None:
         if self._path is not None:
-            document = {"format": _FORMAT, "versions": self._versions, "recording": recording.to_dict()}
+            at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            document = {"format": _FORMAT, "versions": self._versions, "at": at, "recording": recording.to_dict()}
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(self._path, json.dumps(document).encode())
