@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from gpt2 import CLIP, LR, WEIGHT_DECAY
 from gpt2 import Size as GptSize
 from gpu_small import cnn_task, tabular_task
 from resnet50 import LR as PHOTO_LR
-from resnet50 import MOMENTUM, network
+from resnet50 import MOMENTUM, in_memory, network
 from resnet50 import WEIGHT_DECAY as PHOTO_DECAY
 from resnet50 import Size as PhotoSize
 from shakespeare_gpu import TINY as TINY_SHAKESPEARE
@@ -157,16 +157,11 @@ def made(name: str, tiny: bool) -> fo.Recipe:
 
 
 def resnet50_recipe(tiny: bool) -> fo.Recipe:
-    size = PhotoSize()
-    rows, pixels, batch = (64, 32, 16) if tiny else (2048, size.pixels, size.batch)
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randint(0, 256, (rows, 3, pixels, pixels), dtype=torch.uint8, generator=draw)
-    y = torch.randint(0, size.classes, (rows,), generator=draw)
-    normalize = {"scale": 1 / 255, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+    size = replace(PhotoSize(), pixels=32, batch=16) if tiny else PhotoSize()
     return fo.Recipe(
-        data=fo.data.arrays(x, y, layout="chw", classes=size.classes, normalize=normalize),
+        data=in_memory(size, 64 if tiny else 2048),
         model=lambda: network(size),
-        batch=batch,
+        batch=size.batch,
         lr=PHOTO_LR,
         weight_decay=PHOTO_DECAY,
         optimizer={"sgd": {"momentum": MOMENTUM}},
@@ -197,11 +192,11 @@ def our_row(row: Row, folder: Path, tiny: bool, stretches: int, planning_s: floa
     device, cache = pick_device("auto"), folder / "cache"
     path = written(row.name, folder, tiny)
     more = ["evaluate=null", *(one for one in TINY_SHAKESPEARE[:6] if tiny)] if row.name == "shakespeare" else []
-    began_s = time.perf_counter()
-    ceilings = ceilings_of(device, cache)
-    probe_s = time.perf_counter() - began_s
     recipe = read_recipe(path, [*more, row.budget(tiny, measured=False)])
     job = build_job(recipe, cache)
+    began_s = time.perf_counter()
+    ceilings = ceilings_of(device, cache, job)
+    probe_s = time.perf_counter() - began_s
     began_s = time.perf_counter()
     plan, receipt = checked_plan(recipe, job, cache, limit_s=planning_s, say=_saying(row.name))
     cold_s = probe_s + time.perf_counter() - began_s

@@ -17,7 +17,7 @@ import torch
 from _small_models import written
 from gpt2 import Size as GptSize
 from gpt2 import recipe_of as gpt2_recipe
-from resnet50 import LR, MOMENTUM, WEIGHT_DECAY, network
+from resnet50 import LR, MOMENTUM, WEIGHT_DECAY, in_memory, network
 from resnet50 import Size as PhotoSize
 from torch import nn
 
@@ -52,15 +52,10 @@ def gpt2(smoke: bool) -> fo.Recipe:
 
 
 def resnet50(smoke: bool) -> fo.Recipe:
-    size = PhotoSize()
-    rows, pixels, batch = (64, 32, 16) if smoke else (1024, size.pixels, size.batch)
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randint(0, 256, (rows, 3, pixels, pixels), dtype=torch.uint8, generator=draw)
-    y = torch.randint(0, size.classes, (rows,), generator=draw)
-    normalize = {"scale": 1 / 255, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-    data = fo.data.arrays(x, y, layout="chw", classes=size.classes, normalize=normalize)
+    size = replace(PhotoSize(), pixels=32, batch=16) if smoke else PhotoSize()
+    data = in_memory(size, 64 if smoke else 1024)
     optimizer = {"sgd": {"momentum": MOMENTUM}}
-    return _recipe(data, lambda: network(size), batch, LR, weight_decay=WEIGHT_DECAY, optimizer=optimizer)
+    return _recipe(data, lambda: network(size), size.batch, LR, weight_decay=WEIGHT_DECAY, optimizer=optimizer)
 
 
 def cnn(smoke: bool) -> fo.Recipe:

@@ -157,14 +157,18 @@ def from_files(
     return measure
 
 
+def in_memory(size: Size, rows: int) -> Any:
+    """Images that need no decoding and no crop."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (rows, 3, size.pixels, size.pixels), dtype=torch.uint8, generator=draw)
+    y = torch.randint(0, size.classes, (rows,), generator=draw)
+    normalize = {"scale": 1 / 255, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+    return fo.data.arrays(x, y, layout="chw", classes=size.classes, normalize=normalize)
+
+
 def from_device(size: Size, device: torch.device) -> Callable[[], float]:
     """flatout's own loop over images that need no decoding and no crop: what the data path costs it is the rest."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (size.resident, 3, size.pixels, size.pixels)
-    x = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-    y = torch.randint(0, size.classes, (size.resident,), generator=generator)
-    normalize = {"scale": 1 / 255, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-    data = fo.data.arrays(x, y, layout="chw", classes=size.classes, normalize=normalize)
+    data = in_memory(size, size.resident)
     steps = max(size.skipped + 8 * size.log_every, 2 * size.skipped)
 
     def measure() -> float:

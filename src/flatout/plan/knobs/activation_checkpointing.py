@@ -18,7 +18,7 @@ meets: tuple[str, ...] = ("micro_batch",)
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
-    yield Choice(name, False, "memory is not short")
+    yield Choice(name, False, "not before memory turns out to be short")
 
 
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:

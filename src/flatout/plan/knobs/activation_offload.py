@@ -7,7 +7,7 @@ from typing import Any
 
 from flatout.engine.settings import Settings
 from flatout.plan.knobs.knob import Candidate, Decisions
-from flatout.plan.plan import Choice
+from flatout.plan.knobs.short_memory import is_short, left_off
 from flatout.plan.situation import Situation
 
 name = "activation_offload"
@@ -20,14 +20,10 @@ _FACTOR = 1.01  # below recomputing: the bus is slower than most of what it woul
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
-    if s.device.type == "cpu":
-        yield Choice(name, False, "for accelerators: a run on a CPU has it in host memory already")
-    else:
-        yield Choice(name, False, "memory is not short")
+    yield left_off(name, s)
 
 
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     """Only where memory is short, and after blocks that compute again: those cost less."""
-    short = now.micro_batch > 0 or now.activation_checkpointing
-    if short and not now.activation_offload and not now.graph and s.device.type == "cuda":
+    if is_short(now) and not now.activation_offload and not now.graph and s.device.type == "cuda":
         yield Candidate(True, "memory is short: it may buy a larger micro-batch, for the way to the host and back", _FACTOR)

@@ -33,7 +33,7 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
             name, "fused", f"{_vocabulary(s):,} tokens: one pass over their logits each way, and no float32 copy of them"
         )
         if _why_not(s, "chunked") is None:
-            yield Rejected(name, "chunked", "memory is not short: in parts it launches more and gains nothing")
+            yield Rejected(name, "chunked", "for memory alone: in parts it launches more and gains nothing")
     elif not isinstance(s.job.objective, NextToken):
         yield Choice(name, off, f"the others are for next_token, and the objective is {s.job.objective.name}")
     elif _vocabulary(s) >= LARGE:

@@ -9,7 +9,7 @@ from flatout.base.units import show_bytes
 from flatout.engine.settings import Settings
 from flatout.models.facts import parameter_count
 from flatout.plan.knobs.knob import Candidate, Decisions
-from flatout.plan.plan import Choice
+from flatout.plan.knobs.short_memory import is_short, left_off
 from flatout.plan.situation import Situation
 
 name = "optimizer_offload"
@@ -22,16 +22,12 @@ _FACTOR = 0.9  # the device waits for the bus twice, and for the host: as a rule
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
-    if s.device.type == "cpu":
-        yield Choice(name, False, "for accelerators: a run on a CPU has it in host memory already")
-    else:
-        yield Choice(name, False, "memory is not short")
+    yield left_off(name, s)
 
 
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     """Only where memory is short."""
-    short = now.micro_batch > 0 or now.activation_checkpointing
     possible = s.device.type == "cuda" and not now.graph and now.precision != "fp16"
-    if short and possible and not now.optimizer_offload:
+    if is_short(now) and possible and not now.optimizer_offload:
         held = show_bytes(8 * parameter_count(s.job.model))  # two float32 for each weight, as Adam keeps them
         yield Candidate(True, f"memory is short: frees up to {held} of the device, and the host does the update", _FACTOR)
