@@ -195,17 +195,17 @@ def our_row(row: Row, folder: Path, tiny: bool, stretches: int, planning_s: floa
     recipe = read_recipe(path, [*more, row.budget(tiny, measured=False)])
     job = build_job(recipe, cache)
     began_s = time.perf_counter()
-    ceilings = ceilings_of(device, cache, job)
+    ceilings_of(device, cache)
     probe_s = time.perf_counter() - began_s
     began_s = time.perf_counter()
     plan, receipt = checked_plan(recipe, job, cache, limit_s=planning_s, say=_saying(row.name))
     cold_s = probe_s + time.perf_counter() - began_s
-    predicted_s = predict(job, plan.settings, ceilings).step_s
+    predicted_s = plan.prediction.step_s
     notes.add(
         planning_limit_s=planning_s, probe_s=probe_s, cold_s=cold_s, predicted_s=predicted_s, settings=plan.settings.to_dict()
     )
     if receipt is not None:
-        reference = predict(job, Settings(**receipt.reference), ceilings).step_s
+        reference = predict(job, Settings(**receipt.reference), ceilings_of(device, cache)).step_s  # kept with its operators
         notes.add(
             planning=shown(receipt), planned_step_s=receipt.step_s,
             reference={"predicted_s": reference, "measured_s": receipt.reference_step_s},

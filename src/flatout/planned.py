@@ -8,7 +8,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,10 +26,10 @@ from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import device_name, pick_device
 from flatout.machine.facts import read_facts
 from flatout.machine.probe import probe
+from flatout.measure.counts import Operation
 from flatout.measure.receipt import Receipt
 from flatout.models.build import source_hash
 from flatout.plan.choose import choose, situation_of
-from flatout.plan.costs import kinds_of
 from flatout.plan.knobs.all import KNOBS
 from flatout.plan.knobs.knob import Knob
 from flatout.plan.knobs.untried import PRICED
@@ -75,8 +75,7 @@ def checked_plan(
     pins = _pins(recipe)
     device = pick_device(str(pins.get("device", "auto")))
     check_job(job, device)
-    ceilings = ceilings_of(device, cache, job)
-    plan = choose(job, pins, ceilings, _label(recipe, job), cache, knobs_of(recipe))
+    plan, ceilings = _chosen(recipe, job, pins, device, cache)
     check_loss_head(job, device, plan.settings.loss_head)
     if limit_s <= 0:
         return plan, None
@@ -86,20 +85,38 @@ def checked_plan(
 
 def default_plan(recipe: Recipe, job: Job, cache: Path | None) -> Plan:
     pins = _pins(recipe)
-    device = pick_device(str(pins.get("device", "auto")))
-    return choose(job, pins, ceilings_of(device, cache, job), _label(recipe, job), cache, knobs_of(recipe))
+    return _chosen(recipe, job, pins, pick_device(str(pins.get("device", "auto"))), cache)[0]
 
 
-def ceilings_of(device: torch.device, cache: Path | None, job: Job | None) -> Ceilings | None:
-    """What this machine was measured to do; measured in a few seconds the first time, then kept.
+def ceilings_of(
+    device: torch.device, cache: Path | None, operations: Callable[[Ceilings], Iterable[Operation]] = lambda ceilings: ()
+) -> Ceilings | None:
+    """What this machine was measured to do; measured in a few seconds the first time, then kept."""
+    return probe(device, cache, quick=True, operations=operations).ceilings
 
-    How much of it kernels reach is measured for the kinds that the job's model has.
-    """
+
+def _chosen(
+    recipe: Recipe, job: Job, pins: Mapping[str, Any], device: torch.device, cache: Path | None
+) -> tuple[Plan, Ceilings | None]:
+    """Chosen twice: by the ceilings alone, and again once the operators of that choice were timed, of a plain step, and of one in
+    the format that is worth asking for everywhere."""
+
+    def by(ceilings: Ceilings | None) -> Plan:
+        return choose(job, pins, ceilings, _label(recipe, job), cache, knobs_of(recipe))
+
+    def to_time(ceilings: Ceilings) -> list[Operation]:
+        plain = Settings(device=str(device))
+        return _operations(job, by(ceilings).settings, plain, replace(plain, precision="bf16"))
+
+    ceilings = ceilings_of(device, cache, to_time)
+    return by(ceilings), ceilings
+
+
+def _operations(job: Job, *forms: Settings) -> list[Operation]:
     try:
-        kinds = frozenset() if job is None else kinds_of(work_of(job, Settings(device=str(device))).counts.operations)
+        return [one for settings in forms for one in work_of(job, settings).operations]
     except Exception:  # a model that can't be traced is not predicted either
-        kinds = frozenset()
-    return probe(device, cache, quick=True, kinds=kinds).ceilings
+        return []
 
 
 def tried_plan(

@@ -11,7 +11,6 @@ import torch
 from flatout.base.tree import to_text
 from flatout.machine.ceilings import Ceilings, measure_ceilings
 from flatout.machine.device import device_name, pick_device
-from flatout.machine.kernels import share_name, typical_kernels
 from flatout.machine.meters import Meters
 from flatout.machine.probe import doc, probe
 from flatout.measure.clock import Stopwatch, time_repeats
@@ -51,12 +50,6 @@ def test_memory_links_and_launches_are_within_reason(ceilings: Ceilings) -> None
 def test_kernels_and_calls_are_within_reason(ceilings: Ceilings) -> None:
     assert ceilings.launch_s is not None and ceilings.operator_s is not None and ceilings.kernel_s is not None
     assert ceilings.kernel_s.value < ceilings.operator_s.value < 1e-3 and ceilings.kernel_s.value < 2e-5
-    missing = {share_name(*kernel) for kernel in typical_kernels(torch.device("cuda"), quick=True)} - set(
-        ceilings.kernel_shares
-    )
-    assert missing <= set(ceilings.unavailable)
-    for name in ("matrix products", "matrix products bf16", "convolutions bf16", "attention bf16", "random numbers"):
-        assert 0.01 < ceilings.kernel_shares[name].value < 2, name
 
 
 def test_measuring_leaves_precision_and_randomness_alone(device: torch.device) -> None:

@@ -12,15 +12,14 @@ import torch
 
 from flatout.base.tree import to_data, to_json, to_text
 from flatout.machine import probe as probing
-from flatout.machine import rates
 from flatout.machine.advice import advise
-from flatout.machine.ceilings import RATES, Ceilings, Measured, measure_ceilings, with_shares
+from flatout.machine.ceilings import RATES, Ceilings, Measured, measure_ceilings
 from flatout.machine.facts import CpuFacts, Facts
-from flatout.machine.kernels import share_name, typical_kernels
 from flatout.machine.nvml import GpuFacts
 from flatout.machine.probe import doc, probe
 from flatout.machine.rates import MATMUL_DTYPES, Unavailable, disk_bytes_per_s
 from flatout.machine.world import NullWorld
+from flatout.measure.counts import count_step
 
 CPU = torch.device("cpu")
 GPU = GpuFacts(
@@ -77,13 +76,13 @@ def test_advice_says_how_much_a_link_loses() -> None:
 
 
 def test_ceilings_survive_json() -> None:
-    whole = replace(ON_GPU, operator_s=RATE, kernel_s=RATE, kernel_shares={"attention": RATE, "attention bf16": RATE})
+    whole = replace(ON_GPU, operator_s=RATE, kernel_s=RATE, operators={"0123": 1e-5, "4567": None})
     for ceilings in (ON_GPU, whole):
         assert Ceilings.from_dict(json.loads(json.dumps(ceilings.to_dict()))) == ceilings
 
 
 def test_ceilings_from_before_kernels_were_measured_are_read() -> None:
-    older = {name: value for name, value in ON_GPU.to_dict().items() if name not in ("operator_s", "kernel_s", "kernel_shares")}
+    older = {name: value for name, value in ON_GPU.to_dict().items() if name not in ("operator_s", "kernel_s", "operators")}
     assert Ceilings.from_dict(older) == ON_GPU
 
 
@@ -96,7 +95,7 @@ class Measurer:
     def __init__(self) -> None:
         self.calls = 0
 
-    def __call__(self, device: torch.device, quick: bool = False, *, kinds: Any, folder: Path | None = None) -> Ceilings:
+    def __call__(self, device: torch.device, quick: bool = False, *, folder: Path | None = None) -> Ceilings:
         self.calls += 1
         return ON_CPU
 
@@ -105,7 +104,6 @@ class Measurer:
 def measurer(monkeypatch: pytest.MonkeyPatch) -> Measurer:
     measurer = Measurer()
     monkeypatch.setattr(probing, "measure_ceilings", measurer)
-    monkeypatch.setattr(probing, "with_shares", lambda ceilings, device, kinds, quick: ceilings)
     monkeypatch.setattr(probing, "read_facts", lambda: HEALTHY)
     monkeypatch.setattr(probing, "_gpus_under_load", lambda device: HEALTHY.gpus)
     return measurer
@@ -119,24 +117,15 @@ def test_the_second_probe_measures_nothing(measurer: Measurer, tmp_path: Path) -
     assert [path.suffix for path in (tmp_path / "new").iterdir()] == [".json"]  # nothing half-written stays
 
 
-def test_kinds_of_kernels_are_measured_when_a_model_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        probing, "measure_ceilings", lambda device, quick, kinds, folder: with_shares(ON_CPU, device, kinds, quick=quick)
-    )
-    monkeypatch.setattr(probing, "read_facts", lambda: HEALTHY)
-    measured: list[tuple[str, str]] = []
-
-    def per_s(kind: str, named: str, device: torch.device, limit_s: float) -> list[float]:
-        measured.append((kind, named))
-        return [1e9, 1.1e9]
-
-    monkeypatch.setattr("flatout.machine.ceilings.kernel_per_s", per_s)
-    few = probe(CPU, tmp_path, quick=True, kinds=["random numbers", "pooling"]).ceilings
-    assert set(few.kernel_shares) == {"random numbers", "random numbers bf16"}
-    more = probe(CPU, tmp_path, quick=True, kinds=["random numbers", "convolutions"]).ceilings
-    assert set(more.kernel_shares) == {*few.kernel_shares, "convolutions", "convolutions bf16"} and len(measured) == 4
-    again = probe(CPU, tmp_path, quick=True, kinds=["convolutions"])
-    assert again.cached and again.ceilings == more and len(measured) == 4
+def test_operators_are_timed_when_a_model_has_them(measurer: Measurer, tmp_path: Path) -> None:
+    x = torch.ones(8, 8)
+    relu, tanh = (count_step(step).operations for step in (x.relu, x.tanh))
+    few = probe(CPU, tmp_path, quick=True, operations=lambda ceilings: relu).ceilings
+    assert len(few.operators) == 1
+    more = probe(CPU, tmp_path, quick=True, operations=lambda ceilings: (*relu, *tanh)).ceilings
+    assert len(more.operators) == 2 and few.operators.items() < more.operators.items()  # kept as they were timed
+    again = probe(CPU, tmp_path, quick=True, operations=lambda ceilings: tanh)
+    assert again.cached and again.ceilings == more and measurer.calls == 1
 
 
 def test_another_machine_or_device_misses_the_cache(
@@ -198,45 +187,22 @@ def test_a_cpu_is_measured_quickly_and_reads_well(tmp_path: Path, monkeypatch: p
         getattr(ceilings, name)
         for name in ("copy_bytes_per_s", "launch_s", "operator_s", "disk_read_bytes_per_s", "network_bytes_per_s")
     ]
-    for measured in (*found, *ceilings.kernel_shares.values()):
+    for measured in found:
         assert 0 < measured.low <= measured.value <= measured.high
     assert ceilings.matmul_flops["fp32"].value > 1e8 and ceilings.matmul_flops["bf16"].n >= 5
     assert set(ceilings.unavailable) >= {"matmul tf32", "matmul fp8", "host_to_device_pinned_bytes_per_s", "peer_bytes_per_s"}
     assert "CUDA" in ceilings.unavailable["kernel_s"]
-    kernels = {share_name(*kernel) for kernel in typical_kernels(CPU)}
-    assert {"matrix products", "attention", "convolutions bf16", "random numbers"} < kernels
-    assert kernels == {*ceilings.kernel_shares} | {name for name in ceilings.unavailable if name in kernels}
 
     probed = probing.Probe(replace(HEALTHY, gpus=(), why_no_gpus="no driver answers", driver=None), ceilings, (), cached=False)
     text, data = to_text(doc(probed)), to_data(doc(probed))
     assert "unavailable" in text and "no accelerator" in text and "none: no driver answers" in text
     assert "Nothing is mis-set" in text
     rows = {row["name"]: row for row in data["ceilings"]}
-    assert set(rows) == {*RATES, *(f"matmul {name}" for name in MATMUL_DTYPES), *kernels}
-    assert rows["convolutions"]["note"] == "of matmul fp32" and rows["random numbers"]["note"] == "of memory copy"
+    assert set(rows) == {*RATES, *(f"matmul {name}" for name in MATMUL_DTYPES)}
     assert (
         ceilings.launch_s and rows["launch_s"]["value"] == ceilings.launch_s.value and rows["peer_bytes_per_s"]["value"] is None
     )
     assert json.loads(to_json(doc(probed)))["facts"]["python"] == "3.11.7"
-
-
-def test_kernels_without_a_ceiling_or_a_kernel_are_unavailable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def refuses(name: str, device: torch.device, limit_s: float, largest: int) -> list[float]:
-        if name == "bf16":
-            raise Unavailable("no such units")
-        return [1e11]
-
-    def fails(*given: object, **named: object) -> torch.Tensor:
-        raise RuntimeError("not here\nat all")
-
-    monkeypatch.setattr(rates, "matmul_flops_per_s", refuses)
-    monkeypatch.setattr(torch.nn.functional, "conv2d", fails)
-    ceilings = measure_ceilings(CPU, quick=True, folder=tmp_path)
-    assert ceilings.unavailable["attention bf16"] == "matmul bf16 could not be measured"
-    assert ceilings.unavailable["convolutions"] == "not here"
-    assert {"attention", "curved functions bf16"} <= set(ceilings.kernel_shares)
-    rows = {row["name"]: row for row in to_data(doc(probing.Probe(HEALTHY, ceilings, (), cached=False)))["ceilings"]}
-    assert rows["convolutions"]["value"] is None and rows["convolutions"]["note"] == "not here"
 
 
 def test_a_disk_that_cannot_be_written_is_unavailable(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -261,25 +262,51 @@ def test_a_machine_that_was_asked_for_more_is_taken_at_its_word() -> None:
     assert slow_start.bound == LAUNCH
 
 
-@pytest.mark.parametrize(
-    ("kind", "group"),
-    [(kind, kind) for kind in (PRODUCTS, CONVOLUTIONS, ATTENTION, NORMALISATION)] + [("curved functions", ELEMENTWISE)],
-)
-def test_a_slow_kind_of_kernel_is_where_the_time_goes(kind: str, group: str) -> None:
+def timed(ceilings: Ceilings, job: Job, settings: Settings, seconds: Callable[[Operation], float | None]) -> Ceilings:
+    operations = work_of(job, settings).operations
+    return replace(ceilings, operators={one.call.key: seconds(one) for one in operations if one.call is not None})
+
+
+@pytest.mark.parametrize("group", [PRODUCTS, CONVOLUTIONS, ATTENTION, NORMALISATION, ELEMENTWISE, UPDATE])
+def test_a_slow_operator_is_where_the_time_goes(group: str) -> None:
     job = rich_job()
-    slow = replace(CPU, kernel_shares={kind: measured(1e-5)})
-    assert max(predict(job, Settings(), slow).groups, key=lambda one: one.seconds).name == group
+    slow = timed(CPU, job, Settings(), lambda one: 1.0 if one.group == group else 1e-5)
+    found = max(predict(job, Settings(), slow).groups, key=lambda one: one.seconds)
+    assert found.name == group and found.seconds > 1
+
+
+def test_a_step_takes_what_its_operators_were_timed_to_take() -> None:
+    job = rich_job()
+    for settings, ceilings in ((Settings(), CPU), (Settings(device="cuda:0", graph=True), GPU)):
+        timed_s = sum(1e-3 for one in work_of(job, settings).operations if one.call is not None)
+        found = predict(job, settings, timed(ceilings, job, settings, lambda one: 1e-3))
+        assert found.step_s == pytest.approx(timed_s, rel=0.05)
+
+
+def test_what_could_not_be_timed_is_predicted_from_the_ceilings() -> None:
+    job = rich_job()
+    assert predict(job, Settings(), timed(CPU, job, Settings(), lambda one: None)) == predict(job, Settings(), CPU)
 
 
 def test_a_format_that_is_slow_here_is_predicted_to_lose() -> None:
     job = rich_job()
     plain, half = Settings(), Settings(precision="bf16")
-    for kind in (PRODUCTS, CONVOLUTIONS, ATTENTION):
-        slow = replace(CPU, kernel_shares={f"{kind} bf16": measured(1e-4)})
-        assert (predict(job, half, slow).step_s or 0) > 2 * (predict(job, plain, slow).step_s or 0)
-        assert predict(job, plain, slow) == predict(job, plain, CPU)
-    slow = replace(CPU, kernel_shares={NORMALISATION: measured(1e-3)})  # as slow in all formats, as far as is known
-    assert (predict(job, half, slow).step_s or 0) > 10 * (predict(job, half, CPU).step_s or 0)
+    slow = timed(CPU, job, half, lambda one: 1.0 if one.dtype == torch.bfloat16 else None)
+    assert (predict(job, half, slow).step_s or 0) > 10 * (predict(job, plain, slow).step_s or 0)
+
+
+def test_products_in_tf32_do_not_take_what_those_in_float32_took() -> None:
+    job = wide_job()
+    plain, tf32 = (Settings(device="cuda:0", graph=True, precision=name) for name in ("fp32", "tf32"))
+    slow = timed(GPU, job, plain, lambda one: 1.0)
+    one_by_one = {group.name: group.seconds for group in predict(job, tf32, slow).groups}
+    assert one_by_one[PRODUCTS] < 1e-2 and one_by_one[ELEMENTWISE] > 1
+
+
+def test_slow_arithmetic_stays_where_a_compiler_saves_the_bytes() -> None:
+    job, compiled = rich_job(), Settings(device="cuda:0", compile="on", graph=True)
+    slow = timed(GPU, job, compiled, lambda one: 1.0 if "gelu" in one.name else None)
+    assert (predict(job, compiled, slow).step_s or 0) > 1
 
 
 def test_a_model_that_looks_at_its_data_has_no_prediction_and_says_so() -> None:

@@ -15,7 +15,7 @@ import torch
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.nvml import GpuFacts
 
-_FORMAT = 2
+_FORMAT = 3
 # these go down when the GPU rests: as read under load, they are kept with the ceilings
 _RESTING = ("pcie_generation", "pcie_width", "clock_mhz")
 

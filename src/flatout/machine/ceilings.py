@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from flatout.machine import rates
-from flatout.machine.kernels import COMPUTING, kernel_per_s, share_name, typical_kernels
 from flatout.machine.rates import Unavailable
 from flatout.machine.world import NullWorld, World
 from flatout.measure.clock import time_repeats
@@ -53,7 +52,7 @@ class Ceilings:
     disk_read_bytes_per_s: Measured | None = None
     operator_s: Measured | None = None
     kernel_s: Measured | None = None
-    kernel_shares: Mapping[str, Measured] = field(default_factory=dict)  # of typical kernels, of their ceiling
+    operators: Mapping[str, float | None] = field(default_factory=dict)  # seconds by the key of a call; None: can't be timed
     unavailable: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,13 +62,12 @@ class Ceilings:
     def from_dict(cls, written: Mapping[str, Any]) -> Ceilings:
         known = dict(written)
         known["matmul_flops"] = {name: Measured(**rate) for name, rate in written["matmul_flops"].items()}
-        known["kernel_shares"] = {name: Measured(**share) for name, share in written.get("kernel_shares", {}).items()}
         for name in RATES:
             known[name] = None if written.get(name) is None else Measured(**written[name])
         return cls(**known)
 
 
-_NO_RATES = ("device", "matmul_flops", "kernel_shares", "unavailable")
+_NO_RATES = ("device", "matmul_flops", "operators", "unavailable")
 RATES = tuple(one.name for one in fields(Ceilings) if one.name not in _NO_RATES)
 
 
@@ -77,15 +75,11 @@ def measure_ceilings(
     device: torch.device,
     quick: bool = False,
     *,
-    kinds: Collection[str] | None = None,
     folder: Path | None = None,
     world: World | None = None,
 ) -> Ceilings:
-    """`quick` takes fewer repeats on smaller sizes: under 4 s on two CPU cores, else under 25. `folder` is the disk to read.
-
-    `kinds`: those of the kernels whose shares are wanted; None: all.
-    """
-    limit_s = _limit_s(quick)
+    """`quick` takes fewer repeats on smaller sizes: under 4 s on two CPU cores, else under 25. `folder` is the disk to read."""
+    limit_s = 0.1 if quick else 1.0
     largest = 8192 if device.type != "cpu" else 1024 if quick else 2048
     unavailable: dict[str, str] = {}
 
@@ -100,7 +94,7 @@ def measure_ceilings(
         for name in rates.MATMUL_DTYPES
     }
     disk_folder, disk_bytes = folder or Path(tempfile.gettempdir()), 2**25 if quick else 2**28
-    found = Ceilings(
+    return Ceilings(
         device=str(device),
         matmul_flops={name: rate for name, rate in products.items() if rate is not None},
         copy_bytes_per_s=measured("copy_bytes_per_s", lambda: rates.copy_bytes_per_s(device, limit_s)),
@@ -115,31 +109,6 @@ def measure_ceilings(
         kernel_s=measured("kernel_s", lambda: rates.kernel_seconds(device, limit_s)),
         unavailable=unavailable,
     )
-    return with_shares(found, device, kinds, quick=quick)
-
-
-def with_shares(ceilings: Ceilings, device: torch.device, kinds: Collection[str] | None, *, quick: bool) -> Ceilings:
-    """Measure the shares that are not known yet. The same object, if there are none."""
-    wanted = {share_name(*kernel): kernel for kernel in typical_kernels(device, kinds, quick=quick)}
-    missing = {name: kernel for name, kernel in wanted.items() if name not in (*ceilings.kernel_shares, *ceilings.unavailable)}
-    if not missing:
-        return ceilings
-    unavailable = dict(ceilings.unavailable)
-
-    def share(kind: str, named: str) -> Outcome:
-        products = ceilings.matmul_flops.get(named), f"matmul {named}"
-        ceiling, words = products if kind in COMPUTING else (ceilings.copy_bytes_per_s, "memory copy")
-        if ceiling is None:
-            raise Unavailable(f"{words} could not be measured")
-        return [rate / ceiling.value for rate in kernel_per_s(kind, named, device, _limit_s(quick) / 2)], f"of {words}"
-
-    found = {name: _measured(name, partial(share, *kernel), unavailable) for name, kernel in missing.items()}
-    known = {name: one for name, one in found.items() if one is not None}
-    return replace(ceilings, kernel_shares={**ceilings.kernel_shares, **known}, unavailable=unavailable)
-
-
-def _limit_s(quick: bool) -> float:
-    return 0.1 if quick else 1.0
 
 
 def _measured(name: str, measure: Callable[[], Outcome], unavailable: dict[str, str]) -> Measured | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -11,12 +11,16 @@ import torch
 from flatout.base.tree import Doc, Fields, Line
 from flatout.machine.advice import Advice, advise
 from flatout.machine.cache import CeilingsCache
-from flatout.machine.ceilings import Ceilings, measure_ceilings, with_shares
+from flatout.machine.ceilings import Ceilings, measure_ceilings
 from flatout.machine.device import device_name
 from flatout.machine.facts import Facts, fingerprint, read_facts
 from flatout.machine.nvml import GpuFacts, open_gpus
+from flatout.machine.operators import with_operators
 from flatout.machine.table import advice_lines, ceilings_table, machine_table
 from flatout.measure.clock import synchronize
+from flatout.measure.counts import Operation
+
+_OPERATORS_S = 6.0
 
 
 @dataclass(frozen=True)
@@ -33,25 +37,25 @@ def probe(
     cache_dir: Path | None,
     quick: bool = False,
     fresh: bool = False,
-    kinds: Collection[str] | None = None,
+    operations: Callable[[Ceilings], Iterable[Operation]] = lambda ceilings: (),
 ) -> Probe:
     """Facts are read anew each time. Ceilings are measured once and then come from the cache, unless `fresh`.
 
-    `kinds` of kernels whose shares are wanted, None for all: those that an earlier probe left out are measured now.
+    `operations`, asked for once the ceilings are known, are timed for a few seconds, but for those that an earlier probe timed.
     """
     facts = read_facts()
     cache = CeilingsCache(cache_dir)
     key = fingerprint(facts)
     kept = None if fresh else cache.load(key, device, quick)
     if kept is not None:
-        ceilings = with_shares(kept.ceilings, device, kinds, quick=kept.quick)
+        known = kept.ceilings
         facts = replace(facts, gpus=kept.under_load(facts.gpus))
-        if ceilings is not kept.ceilings:
-            cache.save(key, device, kept.quick, ceilings, facts.gpus)
     else:
-        ceilings = measure_ceilings(device, quick, kinds=kinds, folder=cache.made_folder())
+        known = measure_ceilings(device, quick, folder=cache.made_folder())
         facts = replace(facts, gpus=_gpus_under_load(device))
-        cache.save(key, device, quick, ceilings, facts.gpus)
+    ceilings = with_operators(known, device, operations(known), _OPERATORS_S)
+    if kept is None or ceilings is not known:
+        cache.save(key, device, quick if kept is None else kept.quick, ceilings, facts.gpus)
     return Probe(facts, ceilings, tuple(advise(facts, ceilings)), kept is not None, tuple(cache.notes))
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
-
 from flatout.base.tree import Cell, Column, Line, Table
 from flatout.base.units import show_bytes, show_flops, show_seconds
 from flatout.machine.advice import Advice
 from flatout.machine.ceilings import RATES, Ceilings, Measured
 from flatout.machine.facts import CpuFacts, Facts
-from flatout.machine.kernels import share_name, typical_kernels
 from flatout.machine.nvml import GpuFacts
 from flatout.machine.rates import MATMUL_DTYPES
 
@@ -61,14 +58,7 @@ def ceilings_table(ceilings: Ceilings) -> Table:
     matmul = ceilings.matmul_flops
     products = [_row(f"matmul {name}", f"matmul {name}", matmul.get(name), show_flops, ceilings) for name in MATMUL_DTYPES]
     others = [_row(name, _WORDS[name], getattr(ceilings, name), _shown_as(name), ceilings) for name in RATES]
-    return Table("ceilings", _COLUMNS, [*products, *others, *_kernel_rows(ceilings)])
-
-
-def _kernel_rows(ceilings: Ceilings) -> Iterator[dict[str, object]]:
-    names = (share_name(*kernel) for kernel in typical_kernels(torch.device(ceilings.device)))
-    for name in names:
-        if name in ceilings.kernel_shares or name in ceilings.unavailable:
-            yield _row(name, f"typical kernel: {name}", ceilings.kernel_shares.get(name), "{:.0%}".format, ceilings)
+    return Table("ceilings", _COLUMNS, [*products, *others])
 
 
 def advice_lines(advice: Sequence[Advice]) -> Iterator[Line]:

@@ -6,16 +6,18 @@ bytes a compiler would save: those that are written and read again within a chai
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from flatout.measure.groups import (
@@ -32,6 +34,7 @@ from flatout.measure.groups import (
 
 aten = torch.ops.aten
 
+_NO_WORK = frozenset({"prim", "profiler"})
 # they hand out memory, or the same memory in another shape, without touching it
 _UNTOUCHED = frozenset(
     {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten._unsafe_view}
@@ -61,6 +64,34 @@ Touched = tuple[tuple[int, int], ...]  # (a number for a block of memory, bytes 
 
 
 @dataclass(frozen=True)
+class Layout:
+    """A tensor without its numbers."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator and the layouts of what it was given: enough to call it again with other numbers."""
+
+    func: Any
+    given: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, func: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> Call:
+        laid_out, named_out = tree_map_only(torch.Tensor, _layout, (given, dict(named)))
+        return cls(func, laid_out, named_out)
+
+    @cached_property
+    def key(self) -> str:
+        """The same for calls that do the same work, in other processes too."""
+        return hashlib.sha256(repr((str(self.func), self.given, sorted(self.named.items()))).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
 class Operation:
     """One launched operator. `dtype` is that of the numbers it computes with; `parts` are the operators that it was made of."""
 
@@ -72,6 +103,7 @@ class Operation:
     writes: Touched
     backward: bool = False
     parts: tuple[Operation, ...] = ()
+    call: Call | None = field(default=None, compare=False)
 
     @property
     def bytes(self) -> int:
@@ -120,7 +152,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         before = self._flops.get_total_flops()
         result = func(*args, **kwargs)
-        if not func.is_view and func.namespace != "prim" and func.overloadpacket not in _UNTOUCHED:
+        if not func.is_view and func.namespace not in _NO_WORK and func.overloadpacket not in _UNTOUCHED:
             self._note(func, args, kwargs, result, int(self._flops.get_total_flops() - before))
         return result
 
@@ -141,7 +173,8 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             group = LOSS
         dtype = _computes_with((*_tensors(args), *written))
         backward = torch._C._current_graph_task_id() >= 0
-        self._done.append(Operation(str(func.overloadpacket), group, dtype, flops, reads, writes, backward))
+        call = Call.of(func, args, kwargs)
+        self._done.append(Operation(str(func.overloadpacket), group, dtype, flops, reads, writes, backward, call=call))
 
     def _touched(self, tensors: Iterable[torch.Tensor]) -> Touched:
         return tuple((self._number(tensor), _tensor_bytes(tensor)) for tensor in tensors)
@@ -186,17 +219,24 @@ def _as_one(chain: list[Operation], last_read: Mapping[int, int], place: int) ->
     read_inside = {number for one in chain for number, _ in one.reads}
     kept = {number: size for number, size in writes.items() if last_read.get(number, -1) > place or number not in read_inside}
     heaviest = max(chain, key=lambda one: one.bytes)
-    return replace(heaviest, reads=tuple(reads.items()), writes=tuple(kept.items()), parts=tuple(chain))
+    return replace(heaviest, reads=tuple(reads.items()), writes=tuple(kept.items()), parts=tuple(chain), call=None)
 
 
 def _changed_in_place(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[object]:
-    """Arguments that the operator writes to; fused optimizers return nothing and would seem to write nothing."""
+    """Arguments that the operator writes to; fused optimizers return nothing and would seem to write nothing.
+
+    They declare that they write gradients too, which they only do to scale them.
+    """
     given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
     return [
         given[argument.name]
         for argument in func._schema.arguments
-        if argument.alias_info is not None and argument.alias_info.is_write and argument.name in given
+        if argument.alias_info is not None and argument.alias_info.is_write and argument.name in given.keys() - {"grads"}
     ]
+
+
+def _layout(tensor: torch.Tensor) -> Layout | None:
+    return Layout(tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.layout is torch.strided else None
 
 
 def _tensors(tree: object) -> list[torch.Tensor]:

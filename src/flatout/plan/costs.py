@@ -1,36 +1,36 @@
 """What one operator costs on a machine: computing, moving bytes, being called.
 
-Kernels of a kind reach a share of the ceilings, which are those of large products and large copies. The probe measures what a
-call costs and the shares of those kinds where that foretold steps better. Those written here serve for the rest: on a CPU they
-come from single operators on one thread of a Xeon, on a GPU from steps of GPT-2, ResNet-50 and two small models on an H200.
+The probe measures what a call costs, and operators of the model one by one. What was not timed reaches a share of the ceilings,
+which are those of large products and large copies: the shares written here come, for a CPU, from single operators on one thread
+of a Xeon, for a GPU from steps of GPT-2, ResNet-50 and two small models on an H200.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from flatout.engine.settings import Settings
 from flatout.machine.ceilings import Ceilings, Measured
-from flatout.machine.kernels import COMPUTING, CURVED, RANDOM, share_name
 from flatout.measure.counts import Operation
 from flatout.measure.groups import ATTENTION, CONVOLUTIONS, NORMALISATION, PRODUCTS
 
 _FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8"}
-_POOLING, _PLAIN = "pooling", "plain"
+_COMPUTING = (PRODUCTS, CONVOLUTIONS, ATTENTION)  # bound by arithmetic; all other kinds are bound by bytes
+_CURVED, _RANDOM, _POOLING, _PLAIN = "curved functions", "random numbers", "pooling", "plain"
 _NAMES = {
     _POOLING: ("pool",),
-    RANDOM: ("bernoulli", "dropout", "uniform", "normal_", "rand"),
-    CURVED: ("gelu", "tanh", "sigmoid", "silu", "exp", "log", "erf", "softmax", "pow", "sin", "cos"),
+    _RANDOM: ("bernoulli", "dropout", "uniform", "normal_", "rand"),
+    _CURVED: ("gelu", "tanh", "sigmoid", "silu", "exp", "log", "erf", "softmax", "pow", "sin", "cos"),
 }
 _CPU_SHARES = {
-    PRODUCTS: 0.9, CONVOLUTIONS: 0.8, ATTENTION: 0.35, NORMALISATION: 0.6, CURVED: 0.4, RANDOM: 0.06,
+    PRODUCTS: 0.9, CONVOLUTIONS: 0.8, ATTENTION: 0.35, NORMALISATION: 0.6, _CURVED: 0.4, _RANDOM: 0.06,
     _POOLING: 0.2, _PLAIN: 0.9,
 }  # fmt: skip
 _GPU_SHARES = {
-    PRODUCTS: 0.8, CONVOLUTIONS: 0.42, ATTENTION: 0.45, NORMALISATION: 0.6, CURVED: 0.8, RANDOM: 0.8,
+    PRODUCTS: 0.8, CONVOLUTIONS: 0.42, ATTENTION: 0.45, NORMALISATION: 0.6, _CURVED: 0.8, _RANDOM: 0.8,
     _POOLING: 0.8, _PLAIN: 0.8,
 }  # fmt: skip
 # Of the same share by format: slow units are easier to feed, tf32 reads twice what it computes with, and small products do not
@@ -62,8 +62,9 @@ class Rates:
     products: Mapping[str, float]  # FLOP/s by format
     plain_format: str  # what float32 products are done in
     bytes_per_s: float
-    own: Mapping[str, float]  # shares as this machine was measured, by name
-    shares: Mapping[str, float]  # of other machines, by kind
+    operators: Mapping[str, float | None]  # seconds, of those that were timed here
+    shares: Mapping[str, float]  # of the ceilings, by kind, for all others
+    launch_s: float
     call_s: float
     start_s: float
     entry_s: float  # once a step
@@ -81,8 +82,9 @@ class Rates:
             products={name: rate.value for name, rate in ceilings.matmul_flops.items()},
             plain_format="fp32" if settings.precision == "fp32" else "tf32",
             bytes_per_s=ceilings.copy_bytes_per_s.value if ceilings.copy_bytes_per_s else float("inf"),
-            own={name: share.value for name, share in ceilings.kernel_shares.items()},
+            operators=ceilings.operators,
             shares=_CPU_SHARES if on_cpu else _GPU_SHARES,
+            launch_s=launch_s,
             call_s=0.0 if settings.graph else launch_s * compiled if is_compiled else operator_s,
             start_s=_value(ceilings.kernel_s) or launch_s * start,
             entry_s=launch_s * entry if is_compiled and not settings.graph else 0.0,
@@ -91,22 +93,38 @@ class Rates:
         )
 
     def cost(self, one: Operation) -> Cost:
+        busy_s = self._busy_s(one)
+        if busy_s is not None:
+            computes = one.flops / self._peak(one) > one.bytes / self.bytes_per_s
+            return Cost(busy_s * computes, busy_s * (not computes), self.start_s, self.call_s)
         moved_s = one.bytes / self.bytes_per_s
-        if one.group not in COMPUTING:
-            compute_s = sum(self._arithmetic_s(part) for part in one.parts or (one,))
-            return Cost(compute_s, moved_s / self._share(_PLAIN, one.dtype), self.start_s, self.call_s)
+        if one.group not in _COMPUTING:
+            compute_s = max(self._arithmetic_s(part) for part in one.parts or (one,))  # the rest is done meanwhile
+            return Cost(compute_s, moved_s / self.shares[_PLAIN], self.start_s, self.call_s)
         compute_s = one.flops / self._flops_per_s(one)
         reordered_s = self._turns(one) * moved_s
         if compute_s >= moved_s:
             return Cost(compute_s, reordered_s, self.start_s, self.call_s)
         return Cost(0.0, moved_s + reordered_s, self.start_s, self.call_s)
 
-    def _flops_per_s(self, one: Operation) -> float:
+    def _busy_s(self, one: Operation) -> float | None:
+        """As it was timed, without what starting it takes. Products in tf32 were not: they look like those in float32."""
+        seconds = self.operators.get(one.call.key) if one.call else None
+        tf32 = one.group in _COMPUTING and one.dtype == torch.float32 and self.plain_format == "tf32"
+        if seconds is None or (tf32 and not self.on_cpu):
+            return None
+        return max(0.0, seconds - (self.launch_s if self.on_cpu else self.start_s))
+
+    def _format(self, one: Operation) -> str:
         wanted = _FORMATS.get(one.dtype, self.plain_format)
-        named = wanted if wanted in self.products else "fp32"
-        of_format = (_CPU_FORMATS if self.on_cpu else _GPU_FORMATS).get(named, 1.0)
-        share = self.own.get(share_name(one.group, named)) or self.shares[one.group] * of_format
-        return self.products.get(named, float("inf")) * share
+        return wanted if wanted in self.products else "fp32"
+
+    def _peak(self, one: Operation) -> float:
+        return self.products.get(self._format(one), float("inf"))
+
+    def _flops_per_s(self, one: Operation) -> float:
+        of_format = (_CPU_FORMATS if self.on_cpu else _GPU_FORMATS).get(self._format(one), 1.0)
+        return self._peak(one) * self.shares[one.group] * of_format
 
     def _turns(self, one: Operation) -> int:
         if one.group != CONVOLUTIONS or self.channels_last:
@@ -115,11 +133,10 @@ class Rates:
 
     def _arithmetic_s(self, one: Operation) -> float:
         """What it takes beyond moving its bytes: it stays where a compiler saves the bytes."""
-        slower = 1 / self._share(_kind(one), one.dtype) - 1 / self._share(_PLAIN, one.dtype)
-        return max(0.0, slower) * one.bytes / self.bytes_per_s
-
-    def _share(self, kind: str, dtype: torch.dtype) -> float:
-        return self.own.get(share_name(kind, _FORMATS.get(dtype, "fp32"))) or self.own.get(kind) or self.shares[kind]
+        moved_s = one.bytes / self.bytes_per_s
+        busy_s = self._busy_s(one)
+        taken_s = moved_s / self.shares[_kind(one)] if busy_s is None else busy_s
+        return max(0.0, taken_s - moved_s / self.shares[_PLAIN])
 
 
 def _value(measured: Measured | None) -> float:
@@ -130,8 +147,3 @@ def _kind(one: Operation) -> str:
     if one.group == NORMALISATION:
         return one.group
     return next((kind for kind, names in _NAMES.items() if any(name in one.name for name in names)), _PLAIN)
-
-
-def kinds_of(operations: Iterable[Operation]) -> frozenset[str]:
-    """Kinds of kernels whose share of the ceilings these operations ask for."""
-    return frozenset(one.group if one.group in COMPUTING else _kind(one) for one in operations)

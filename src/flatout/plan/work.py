@@ -1,14 +1,15 @@
 """The work of a step, operator by operator: traced once on tensors without data, then kept for as long as the model lives.
 
-The trace runs a copy of the model, so nothing of it stays behind in the model. It depends on the precision, the rows at a time
-and recomputing; all other settings change how the same work is carried out.
+The trace runs a copy of the model, so nothing of it stays behind in the model. It depends on the precision, the layout, the
+rows at a time and recomputing, that of the update on how the optimizer is called; all other settings change how the same work
+is carried out.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +22,8 @@ from torch.utils._pytree import tree_leaves
 from flatout.base.specs import Spec
 from flatout.data.source import Column
 from flatout.engine.job import Job
+from flatout.engine.offload import guarded_update
+from flatout.engine.optimizers import build_optimizer, decay_groups
 from flatout.engine.precision import autocast
 from flatout.engine.recompute import recompute_blocks
 from flatout.engine.settings import Settings
@@ -42,17 +45,22 @@ class Work:
     batch_bytes: int  # as they are stored
 
     @property
+    def operations(self) -> tuple[Operation, ...]:
+        return (*self.counts.operations, *self.around)
+
+    @property
     def flops_per_sample(self) -> float:
         return self.counts.flops / self.rows
 
 
-# (times that a fused update reads or writes all weights, times that one operator after the other does, how many operators)
-_UPDATES = {"adamw": (7, 22, 11), "adam": (7, 20, 10), "sgd": (5, 7, 3)}
+# of updates that can't be traced: how often they read or write all weights, and in how many operators
+_UPDATES = {"adamw": (22, 11), "adam": (20, 10), "sgd": (7, 3)}
 _TENSOR_CALLS = 0.5  # a CPU takes one by one the tensors that a GPU takes in one launch, each for so much of a call
-_GUARD = 4  # operators that keep a fused update from taking a step that is not finite
+_IN_A_GRAPH = 7  # small kernels of its own
 _SCALE_PASSES = 3  # clipping and averaging read the weights or their like twice and write them once
 
 _TRACED: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], tuple[Objective, Counts]]] = WeakKeyDictionary()
+_UPDATED: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], tuple[Operation, ...]]] = WeakKeyDictionary()
 
 
 def work_of(job: Job, settings: Settings) -> Work:
@@ -64,7 +72,7 @@ def work_of(job: Job, settings: Settings) -> Work:
         counts=_counted(job, settings, rows, columns),
         rows=rows,
         parts=whole / rows,
-        around=(_moved("fetch", MOVEMENT, 2 * whole * stored_bytes), *_update(job, settings)),
+        around=(*_fetched(settings, columns, 2 * whole * stored_bytes), *_updated(job, settings)),
         batch_bytes=whole * stored_bytes,
     )
 
@@ -72,7 +80,8 @@ def work_of(job: Job, settings: Settings) -> Work:
 def _counted(job: Job, settings: Settings, rows: int, columns: Mapping[str, Column]) -> Counts:
     shapes = tuple((name, column.shape, column.dtype) for name, column in columns.items())
     head = _traced_head(settings), settings.vocabulary_padding
-    key = (_trace_device(settings), settings.precision, settings.activation_checkpointing, *head, rows, shapes)
+    how = settings.precision, settings.channels_last, settings.activation_checkpointing
+    key = (_trace_device(settings), *how, *head, rows, shapes)
     traced = _TRACED.setdefault(job.model, {})
     if key not in traced or traced[key][0] is not job.objective:
         traced[key] = (job.objective, trace(job, settings, rows, columns))
@@ -91,15 +100,23 @@ def trace(job: Job, settings: Settings, rows: int, columns: Mapping[str, Column]
     loss = job.objective.with_loss_head(_traced_head(settings), model, device)
     with fake:
         state = {
-            name: torch.empty_like(tensor, device=device).requires_grad_(tensor.requires_grad)
+            name: _turned(torch.empty_like(tensor, device=device), settings).requires_grad_(tensor.requires_grad)
             for name, tensor in (*model.named_parameters(), *model.named_buffers())
         }
-        batch = {name: torch.empty((rows, *col.shape), dtype=col.dtype, device=device) for name, col in columns.items()}
+        batch = {
+            name: _turned(torch.empty((rows, *column.shape), dtype=column.dtype, device=device), settings)
+            for name, column in columns.items()
+        }
         with Counter() as counter:
             with autocast(settings.precision, device):
                 loss_sum, weight = loss(_Traced(model, state, counter), batch)
             (loss_sum / weight).backward()
     return counter.counts()
+
+
+def _turned(tensor: Tensor, settings: Settings) -> Tensor:
+    images = settings.channels_last and tensor.ndim == 4
+    return tensor.contiguous(memory_format=torch.channels_last) if images else tensor
 
 
 class _Traced(nn.Module):
@@ -140,18 +157,67 @@ def _accelerator() -> str:
     return "" if found is None else found.type
 
 
-def _update(job: Job, settings: Settings) -> list[Operation]:
+def _fetched(settings: Settings, columns: Mapping[str, Column], size_bytes: int) -> list[Operation]:
+    """A column at a time; a graph also finds its rows and its rate itself, and keeps what a log point will read."""
+    picked = [_moved("fetch", MOVEMENT, size_bytes // len(columns))] * len(columns)
+    return picked + [_moved("bookkeeping", MOVEMENT, 0)] * (_IN_A_GRAPH if settings.graph else 0)
+
+
+def _updated(job: Job, settings: Settings) -> tuple[Operation, ...]:
+    key = (_trace_device(settings), settings.fused_optimizer, settings.graph, settings.optimizer_offload)
+    known = _UPDATED.setdefault(job.model, {})
+    if key not in known:
+        try:
+            known[key] = _traced_update(job, settings)
+        except Exception:  # an optimizer that looks at its numbers, or one on the host: as others do it
+            known[key] = _usual_update(job, settings)
+    return known[key]
+
+
+def _traced_update(job: Job, settings: Settings) -> tuple[Operation, ...]:
+    if settings.optimizer_offload:
+        raise ValueError("its tensors are on the host")
+    device = _trace_device(settings)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with FakeCopyMode(fake):
+        model = copy.deepcopy(job.model)
+    with fake:
+        groups = decay_groups(model, job.weight_decay, job.rates)
+        for group in groups:
+            group["params"] = [_with_gradient(parameter, device) for parameter in group["params"]]
+        trained = [parameter for group in groups for parameter in group["params"]]
+        how: dict[str, Any] = {"fused": settings.fused_optimizer, "graph": settings.graph, "device": device}
+        optimizer = build_optimizer(job.optimizer, groups, job.lr, **how)
+        guarded = guarded_update(optimizer, device)
+        loss = torch.empty((), device=device)
+        for _ in range(2):  # the first one makes the optimizer's state
+            with Counter() as counter:
+                norm = nn.utils.clip_grad_norm_(trained, job.clip, foreach=True) if job.clip is not None else loss
+                guarded(norm) if guarded is not None else optimizer.step()
+    average = _moved("average", UPDATE, _SCALE_PASSES * sum(_size_bytes(p) for p in trained))
+    done = [replace(one, group=UPDATE) for one in counter.counts().operations]
+    return tuple(done if job.ema is None else [*done, average])
+
+
+def _with_gradient(parameter: Tensor, device: torch.device) -> nn.Parameter:
+    made = nn.Parameter(torch.empty_like(parameter, device=device))
+    made.grad = torch.empty_like(made)
+    return made
+
+
+def _usual_update(job: Job, settings: Settings) -> tuple[Operation, ...]:
     trained = [p for p in job.model.parameters() if p.requires_grad]
-    weight_bytes = sum(p.numel() * p.element_size() for p in trained)
     name = job.optimizer.name if isinstance(job.optimizer, Spec) else "adamw"
-    fused_passes, passes, operators = _UPDATES.get(name, _UPDATES["adamw"])
-    if settings.fused_optimizer and isinstance(job.optimizer, Spec):
-        passes, operators = fused_passes, 1 + _GUARD
-    elif torch.device(settings.device).type == "cpu":
+    passes, operators = _UPDATES.get(name, _UPDATES["adamw"])
+    if torch.device(settings.device).type == "cpu":
         operators = round(operators * max(1.0, _TENSOR_CALLS * len(trained)))
     scaled = (job.clip is not None) + (job.ema is not None)
-    total_bytes = (passes + scaled * _SCALE_PASSES) * weight_bytes
-    return [_moved("update", UPDATE, total_bytes // operators)] * operators
+    total_bytes = (passes + scaled * _SCALE_PASSES) * sum(_size_bytes(p) for p in trained)
+    return (_moved("update", UPDATE, total_bytes // operators),) * operators
+
+
+def _size_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _moved(name: str, group: str, size_bytes: int) -> Operation:

@@ -89,7 +89,7 @@ def survey(recipe: Recipe, *, seconds: float = 5.0, cache: Path | None = verbs.C
         parsed=_is_text(recipe.data),
         host_free_bytes=free_host_bytes(),
         disk_free_bytes=shutil.disk_usage(recipe.folder).free,
-        **_ceilings(ceilings_of(device, cache, None)),
+        **_ceilings(ceilings_of(device, cache)),
     )
     notes = [*data.notes]
     bad = getattr(data.train, "bad", None)

@@ -1,0 +1,173 @@
+"""What single operators take on this machine: called again as a model calls them, on random numbers of the same layout.
+
+An operator that is given integers it can't take (an index outside of what it picks from, a seed in memory of the device) may
+break the device or the process. So only those get any that are known to take all, or to pick by index, and no index points
+outside. Attention gets its seeds from its own forward.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from statistics import median
+
+import psutil
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from flatout.machine.ceilings import Ceilings
+from flatout.machine.rates import MATMUL_DTYPES, tf32_products
+from flatout.measure.clock import time_repeats
+from flatout.measure.counts import Call, Layout, Operation
+
+_FORMATS = {dtype: name for name, dtype in MATMUL_DTYPES.items() if dtype != torch.float32}
+# integers, as what works element by element does; some of them are the bytes of a library's own notes
+_TAKES_ANY = {"_to_copy", "cat", "clone", "copy_", "cudnn_batch_norm_backward", "fill_", "stack", "zero_"}
+_PICKS = {
+    "embedding", "embedding_dense_backward", "gather", "index", "index_select", "max_pool2d_with_indices_backward",
+    "nll_loss2d_backward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss_forward", "scatter", "scatter_add",
+}  # fmt: skip
+_LOOKS_AT_NUMBERS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+_BEARABLE_S = 0.1  # what takes longer is large enough for its ceilings to foretell it
+_BEARABLE_PART = 0.25  # of the memory that is free
+_REPEATS = 5
+_BLOCK_S, _MOST_IN_A_BLOCK = 4e-4, 64  # one repeat: long enough for a clock, short enough for hundreds of operators
+
+
+def with_operators(ceilings: Ceilings, device: torch.device, operations: Iterable[Operation], limit_s: float) -> Ceilings:
+    """Time those that are not known yet, in their order, until the time is over. The same object, if there are none."""
+    began_s = time.monotonic()
+    missing = {one.call.key: one for one in operations if one.call is not None and one.call.key not in ceilings.operators}
+    if not missing:
+        return ceilings
+    free_bytes = _free_bytes(device)
+    found: dict[str, float | None] = {}
+    numbers = torch.Generator(device).manual_seed(0)
+    random = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    with torch.no_grad(), random, tf32_products(False, device):
+        for key, one in missing.items():
+            if time.monotonic() - began_s > limit_s:
+                break
+            bearable = _at_best_s(one, ceilings) < _BEARABLE_S and one.bytes < _BEARABLE_PART * free_bytes
+            found[key] = _timed(one.call, device, numbers) if bearable and one.call is not None else None
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return replace(ceilings, operators={**ceilings.operators, **found}) if found else ceilings
+
+
+def _timed(call: Call, device: torch.device, numbers: torch.Generator) -> float | None:
+    try:
+        if _is_attention_backward(call):
+            return _attention_backward_seconds(call, device, numbers)
+        return _seconds(call, device, numbers) if _is_safe(call) else None
+    except (RuntimeError, NotImplementedError, TypeError):  # torch's own limits, memory among them
+        return None
+
+
+def _at_best_s(one: Operation, ceilings: Ceilings) -> float:
+    rate = ceilings.matmul_flops.get(_FORMATS.get(one.dtype, "fp32")) or ceilings.matmul_flops.get("fp32")
+    copy = ceilings.copy_bytes_per_s
+    return max(one.flops / rate.value if rate else 0.0, one.bytes / copy.value if copy else 0.0)
+
+
+def _free_bytes(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+
+
+def _is_safe(call: Call) -> bool:
+    if call.func.namespace not in ("aten", "flatout") or _LOOKS_AT_NUMBERS & {*call.func.tags}:
+        return False
+    known = call.func.namespace == "flatout" or str(call.func.overloadpacket).removeprefix("aten.") in _TAKES_ANY | _PICKS
+    return bool(known or torch.Tag.pointwise in call.func.tags or not _has_integers(call))
+
+
+def _is_attention_backward(call: Call) -> bool:
+    name = str(call.func.name())
+    return name.startswith("aten::_scaled_dot_product") and name.endswith("_backward")
+
+
+def _has_integers(call: Call) -> bool:
+    layouts = [one for one in tree_leaves((call.given, call.named)) if isinstance(one, Layout)]
+    return any(_is_integer(one.dtype) and one.dtype != torch.bool for one in layouts)
+
+
+def _seconds(call: Call, device: torch.device, numbers: torch.Generator) -> float:
+    below = _no_index_reaches(call)
+    given, named = tree_map_only(Layout, lambda layout: _filled(layout, device, below, numbers), (call.given, call.named))
+    named = {name: device if name == "device" else value for name, value in named.items()}
+    return _time(lambda: call.func(*given, **named), device)
+
+
+def _attention_backward_seconds(call: Call, device: torch.device, numbers: torch.Generator) -> float:
+    """As the difference of both ways and the way forward."""
+    asked = dict(zip((argument.name for argument in call.func._schema.arguments), call.given, strict=False)) | dict(call.named)
+    query, key, value = (_filled(asked[name], device, 1, numbers).requires_grad_() for name in ("query", "key", "value"))
+    bias = asked.get("attn_bias") or asked.get("attn_mask")
+    mask = None if bias is None else _filled(bias, device, 1, numbers)
+
+    def forward() -> Tensor:
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, dropout_p=asked.get("dropout_p", 0.0), is_causal=asked.get("is_causal", False)
+        )
+
+    with torch.enable_grad():
+        gradient = torch.ones_like(forward())
+        both_s = _time(lambda: torch.autograd.grad(forward(), (query, key, value), gradient), device)
+        return max(0.0, both_s - _time(forward, device))
+
+
+def _time(once: Callable[[], object], device: torch.device) -> float:
+    once()
+    once_s = max(min(time_repeats(once, 2, 0, device)), 1e-7)
+    times = max(1, min(_MOST_IN_A_BLOCK, math.ceil(_BLOCK_S / once_s)))
+    with _block(once, times, device) as block:
+        return median(time_repeats(block, _REPEATS, 1, device)) / times
+
+
+@contextmanager
+def _block(once: Callable[[], object], times: int, device: torch.device) -> Iterator[Callable[[], None]]:
+    """Several in a row, without the host in between where a device can be asked for that."""
+
+    def block() -> None:
+        for _ in range(times):
+            once()
+
+    if device.type != "cuda":
+        yield block
+        return
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(device), torch.cuda.graph(graph):
+        block()
+    try:
+        yield graph.replay
+    finally:
+        graph.reset()
+
+
+def _no_index_reaches(call: Call) -> int:
+    """The shortest of all dimensions and numbers that were given: whatever is picked from, an index below it is inside."""
+    leaves = tree_leaves((call.given, call.named))
+    sizes = [size for one in leaves if isinstance(one, Layout) for size in one.shape]
+    counts = [one for one in leaves if type(one) is int and one > 0]
+    return max(1, min((*sizes, *counts), default=1))
+
+
+def _filled(layout: Layout, device: torch.device, below: int, numbers: torch.Generator) -> Tensor:
+    # a repeated dimension is one number that stands for many
+    shape = [1 if stride == 0 else size for size, stride in zip(layout.shape, layout.strides, strict=True)]
+    strides = [1 if stride == 0 else stride for stride in layout.strides]
+    tensor = torch.empty_strided(shape, strides, dtype=layout.dtype, device=device)
+    if _is_integer(layout.dtype):
+        tensor.random_(0, 2 if layout.dtype == torch.bool else below, generator=numbers)
+    else:
+        tensor.copy_(torch.rand(shape, device=device, generator=numbers))  # above 0, as a variance is
+    return tensor.expand(layout.shape)
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex)

@@ -1,0 +1,96 @@
+"""Every operator of a step is timed on the device, in every format, and the device is as before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import flatout as fo
+from flatout.building import build_job
+from flatout.engine.job import Job
+from flatout.engine.settings import Settings
+from flatout.machine.ceilings import Ceilings, measure_ceilings
+from flatout.machine.device import pick_device
+from flatout.machine.operators import with_operators
+from flatout.plan.predict import predict
+from flatout.plan.work import work_of
+from flatout.planned import checked_plan
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+class Everything(nn.Module):
+    """Convolutions, pooling, norms, attention with dropout and a mask, words, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64)
+        self.words = nn.Embedding(100, 64)
+        self.qkv, self.after, self.head = nn.Linear(64, 192), nn.LayerNorm(64), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        images = F.max_pool2d(self.norm(self.conv(x)).relu(), 2).flatten(2).transpose(1, 2)
+        places = images + self.words(torch.arange(images.shape[1], device=x.device) % 100)
+        heads = self.qkv(places).unflatten(2, (3, 1, 64)).permute(2, 0, 3, 1, 4)
+        places = places + F.scaled_dot_product_attention(heads[0], heads[1], heads[2], dropout_p=0.1, is_causal=True).squeeze(1)
+        out: Tensor = self.head(F.dropout(F.gelu(self.after(places)), 0.1).mean(1))
+        return out
+
+
+def everything(**given: Any) -> Job:
+    x, y = torch.randn(256, 3, 16, 16), torch.arange(256) % 10
+    asked: dict[str, Any] = {"batch": 128, "lr": 1e-3, "budget": "9 steps", "evaluate": None, "clip": 1.0} | given
+    return build_job(fo.Recipe(data=fo.data.arrays(x, y, classes=10, holdout=0.0), model=lambda: Everything(), **asked))
+
+
+@pytest.fixture(scope="module")
+def device() -> torch.device:
+    return pick_device("cuda")
+
+
+@pytest.fixture(scope="module")
+def ceilings(device: torch.device) -> Ceilings:
+    return measure_ceilings(device, quick=True)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_every_operator_is_timed(ceilings: Ceilings, device: torch.device, precision: str, channels_last: bool) -> None:
+    job, state = everything(), torch.cuda.get_rng_state(device)
+    settings = Settings(device=str(device), precision=precision, channels_last=channels_last, graph=True)
+    operations = work_of(job, settings).operations
+    timed = with_operators(ceilings, device, operations, 60.0)
+    called = [one for one in operations if one.call is not None]
+    missing = {one.name for one in called if timed.operators[one.call.key] is None}  # type: ignore[union-attr]
+    assert called and not missing
+    assert all(seconds is not None and 0 <= seconds < 0.1 for seconds in timed.operators.values())
+    assert torch.equal(state, torch.cuda.get_rng_state(device))
+    a = torch.randn(64, 64, device=device)
+    torch.testing.assert_close((a @ a).cpu(), a.cpu() @ a.cpu(), rtol=1e-3, atol=1e-3)  # the device still answers, rightly
+    found = predict(job, settings, timed)
+    assert found.step_s is not None and 1e-5 < found.step_s < 1e-1
+
+
+@pytest.mark.parametrize("kernel", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH"])
+def test_attention_of_every_kernel_is_timed_both_ways(ceilings: Ceilings, device: torch.device, kernel: str) -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    job, settings = everything(), Settings(device=str(device), precision="bf16")
+    with sdpa_kernel(getattr(SDPBackend, kernel)):
+        operations = work_of(job, settings).operations
+    timed = with_operators(ceilings, device, operations, 60.0)
+    attention = [one for one in operations if one.call is not None and "scaled_dot_product" in one.name]
+    assert all(timed.operators[one.call.key] for one in attention) and len(attention) == (0 if kernel == "MATH" else 2)  # type: ignore[union-attr]
+
+
+def test_a_plan_times_the_operators_of_its_model_once(tmp_path: Path) -> None:
+    job = everything()
+    recipe = fo.Recipe(data=job.data, model=lambda: Everything(), batch=128, lr=1e-3, budget="9 steps", evaluate=None)
+    plans = [checked_plan(recipe, build_job(recipe), tmp_path, limit_s=0)[0] for _ in range(2)]
+    (kept,) = tmp_path.glob("ceilings-*.json")
+    assert kept.stat().st_size > 1000 and plans[0].prediction == plans[1].prediction

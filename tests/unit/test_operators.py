@@ -1,0 +1,142 @@
+"""Operators called again on numbers of the same layout: what is timed, what is left alone, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from flatout.machine import operators
+from flatout.machine.ceilings import Ceilings, Measured
+from flatout.machine.operators import with_operators
+from flatout.measure.counts import Call, Operation, count_step
+
+CPU = torch.device("cpu")
+RATE = Measured(1e11, 1e11, 1e11, 5)
+BARE = Ceilings("cpu", {"fp32": RATE}, copy_bytes_per_s=RATE)
+
+
+def timed(operations: Any, limit_s: float = 60.0, ceilings: Ceilings = BARE) -> dict[str, float | None]:
+    return dict(with_operators(ceilings, CPU, operations, limit_s).operators)
+
+
+def seconds_of(found: dict[str, float | None], one: Operation) -> float | None:
+    assert one.call is not None
+    return found[one.call.key]
+
+
+def step_of_everything() -> None:
+    """Products, convolutions, attention, norms, pooling, indices, a loss, both ways; an update."""
+    torch.manual_seed(0)
+    words = nn.Embedding(50, 16)
+    conv, norm, head = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Linear(16, 5)
+    blocks = nn.TransformerEncoderLayer(16, 2, 32, 0.1, batch_first=True)
+    images = F.max_pool2d(norm(conv(torch.randn(4, 3, 12, 12))).relu(), 2).mean((2, 3))
+    places = blocks(words(torch.randint(0, 50, (4, 7)))).mean(1)
+    F.cross_entropy(head(images + places), torch.randint(0, 5, (4,))).backward()
+    parameters = [p for part in (words, conv, norm, head, blocks) for p in part.parameters()]
+    nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
+    torch.optim.AdamW(parameters, fused=True).step()
+
+
+def test_every_operator_of_a_step_is_timed_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    operations = count_step(step_of_everything).operations
+    asked: list[str] = []
+    seconds = operators._seconds
+    monkeypatch.setattr(operators, "_seconds", lambda call, *given: asked.append(call.key) or seconds(call, *given))  # type: ignore[func-returns-value]
+    found = timed((*operations, *operations))
+    missing = {one.name for one in operations if seconds_of(found, one) is None}
+    assert not missing and all(value and 0 < value < 1 for value in found.values())
+    assert len(asked) == len(set(asked)) == len(found) < len(operations)
+    with_more = with_operators(with_operators(BARE, CPU, operations, 60.0), CPU, operations, 60.0)
+    assert len(asked) == 2 * len(found) and len(with_more.operators) == len(found)  # nothing is timed twice
+
+
+def test_more_work_takes_longer() -> None:
+    small, large = (count_step(lambda n=n: torch.ones(n, n) @ torch.ones(n, n)).operations[-1] for n in (8, 512))
+    found = timed((small, large))
+    assert (seconds_of(found, large) or 0) > 5 * (seconds_of(found, small) or math.inf)
+
+
+def test_nothing_stays_behind() -> None:
+    operations = count_step(step_of_everything).operations
+    state, switched = torch.random.get_rng_state(), torch.is_grad_enabled()
+    timed(operations)
+    assert torch.equal(state, torch.random.get_rng_state()) and torch.is_grad_enabled() is switched
+
+
+def test_an_index_never_points_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that is asked for a row that isn't there is lost for the process."""
+
+    def both_ways() -> None:
+        table = torch.randn(3, 400, requires_grad=True)
+        F.embedding(torch.randint(0, 3, (64, 32)), table).sum().backward()
+        torch.randn(90, 4).gather(1, torch.zeros(90, 2, dtype=torch.int64))
+
+    highest: list[int] = []
+    filled = operators._filled
+
+    def watched(layout: Any, device: Any, below: int, numbers: Any) -> torch.Tensor:
+        made = filled(layout, device, below, numbers)
+        if made.dtype == torch.int64:
+            highest.append(int(made.max()))
+        return made
+
+    monkeypatch.setattr(operators, "_filled", watched)
+    operations = [one for one in count_step(both_ways).operations if "embedding" in one.name or "gather" in one.name]
+    found = timed(operations)
+    assert len(operations) == 3 and None not in found.values()
+    assert highest and max(highest) < 3  # rows of the table, forward and back
+
+
+def test_what_gets_integers_that_are_no_index_is_left_alone() -> None:
+    """Where sequences begin, or a seed in memory of the host: not any number will do."""
+    (bag,) = count_step(
+        lambda: F.embedding_bag(torch.zeros(6, dtype=torch.int64), torch.randn(4, 8), torch.tensor([0, 2, 6]))
+    ).operations[-1:]
+    assert "bag" in bag.name and seconds_of(timed([bag]), bag) is None
+
+
+def test_what_looks_at_its_numbers_is_left_alone() -> None:
+    looks = count_step(lambda: torch.ones(4).nonzero()).operations
+    assert [seconds_of(timed(looks), one) for one in looks if "nonzero" in one.name] == [None]
+    own = torch.library.custom_op("test_operators::own", lambda x: x.clone(), mutates_args=(), schema="(Tensor x) -> Tensor")
+    foreign = [one for one in count_step(lambda: own(torch.ones(4))).operations if "own" in one.name]
+    assert foreign and seconds_of(timed(foreign), foreign[0]) is None
+
+
+def test_what_fails_or_is_too_large_is_none_and_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    (relu,) = count_step(torch.ones(8).relu).operations
+    calls: list[Call] = []
+
+    def fails(call: Call, *given: Any) -> float:
+        calls.append(call)
+        raise RuntimeError("not here")
+
+    monkeypatch.setattr(operators, "_seconds", fails)
+    known = with_operators(BARE, CPU, [relu], 60.0)
+    assert seconds_of(dict(known.operators), relu) is None
+    assert with_operators(known, CPU, [relu], 60.0) is known and len(calls) == 1
+    slow = Ceilings("cpu", {"fp32": RATE}, copy_bytes_per_s=Measured(1.0, 1.0, 1.0, 5))  # 64 bytes take a minute
+    assert seconds_of(timed([relu], ceilings=slow), relu) is None and len(calls) == 1
+    monkeypatch.setattr(operators, "_free_bytes", lambda device: 100)
+    assert seconds_of(timed([relu]), relu) is None and len(calls) == 1
+
+
+def test_time_is_up() -> None:
+    operations = count_step(step_of_everything).operations
+    assert timed(operations, limit_s=-1.0) == {}
+
+
+def test_calls_that_do_the_same_work_have_one_key() -> None:
+    def key(size: int, dtype: torch.dtype) -> str:
+        (one,) = count_step(torch.ones(size, dtype=dtype).relu).operations
+        assert one.call is not None
+        return one.call.key
+
+    assert key(8, torch.float32) == key(8, torch.float32)
+    assert len({key(8, torch.float32), key(9, torch.float32), key(8, torch.bfloat16)}) == 3
