@@ -98,8 +98,8 @@ def ceilings_of(
 def _chosen(
     recipe: Recipe, job: Job, pins: Mapping[str, Any], device: torch.device, cache: Path | None
 ) -> tuple[Plan, Ceilings | None]:
-    """Chosen twice: by the ceilings alone, and again once the operators of that choice were timed, of a plain step, and of one in
-    the format that is worth asking for everywhere."""
+    """Chosen twice: by the ceilings alone, and again once operators were timed: those of that choice, of a plain step, and of one
+    in the format that is asked about everywhere."""
 
     def by(ceilings: Ceilings | None) -> Plan:
         return choose(job, pins, ceilings, _label(recipe, job), cache, knobs_of(recipe))
