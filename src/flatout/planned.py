@@ -98,7 +98,7 @@ def ceilings_of(
 def _chosen(
     recipe: Recipe, job: Job, pins: Mapping[str, Any], device: torch.device, cache: Path | None
 ) -> tuple[Plan, Ceilings | None]:
-    """Chosen twice: by the ceilings alone, and again once operators were timed: those of that choice, of a plain step, and of one
+    """Chosen twice: by the ceilings alone, and again once operators were timed: of that choice, of a plain step, and of one
     in the format that is asked about everywhere."""
 
     def by(ceilings: Ceilings | None) -> Plan:
