@@ -199,9 +199,10 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         {"precision": "fp32"},
         {"precision": "fp16"},
         {"precision": "bf16", "micro_batch": 5},
-        {"precision": "bf16", "compile": "on", "graph": True},
+        {"precision": "bf16", "residual": "autocast"},
+        {"precision": "bf16", "residual": "autocast", "compile": "on", "graph": True},
     ],
-    ids=["fp32", "fp16", "micro", "compiled-graph"],
+    ids=["fp32", "fp16", "micro", "narrow", "compiled-graph"],
 )
 @pytest.mark.parametrize(("kind", "padding"), [("fused", 64), ("chunked", 64), ("chunked", 0)])
 def test_the_bench_finds_every_form_to_be_the_same_step(bench: Bench, kind: str, padding: int, more: dict[str, Any]) -> None:

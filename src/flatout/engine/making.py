@@ -20,6 +20,7 @@ from flatout.engine.recompute import recompute_blocks
 from flatout.engine.settings import Settings
 from flatout.engine.step import Step
 from flatout.models.head import pad_vocabulary
+from flatout.models.residual import narrow_residual
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ def make_step(
         use_flex(model)
     lacks_blocks = settings.activation_checkpointing and not recompute_blocks(model)
     pad_vocabulary(model, settings.vocabulary_padding)
+    narrow_residual(model, settings.residual == "autocast")
     for name, value in settings.own.items():
         job.turns[name](model, value)
     groups = decay_groups(model, job.weight_decay, job.rates)

@@ -16,7 +16,9 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 COMPILES = ("off", "on", "reduce-overhead", "max-autotune")
 ATTENTIONS = ("auto", "flash", "cudnn", "efficient", "math", "flex")
 LOSS_HEADS = ("plain", "fused", "chunked")
+RESIDUALS = ("float32", "autocast")
 ALLOCATORS = ("default", "expandable")
+MIXED = ("bf16", "fp16", "fp8")  # precisions in which the most is computed in fewer bits than it is kept in
 LOG_SLOTS = 4096  # the most steps between two log points
 
 
@@ -36,6 +38,7 @@ class Settings:
     attention: str = "auto"
     loss_head: str = "plain"  # of tokens: torch's own, one pass over all logits each way, or a part of the logits at a time
     vocabulary_padding: int = 0  # logits are computed for a multiple of it, where the model can; 0: as many as there are
+    residual: str = "float32"  # what flows between the blocks of a model of tokens; autocast: in the format of its products
     micro_batch: int = 0  # 0: the whole batch at once
     activation_checkpointing: bool = False
     activation_offload: bool = False  # what the backward needs waits in host memory
@@ -74,6 +77,10 @@ def conflicts(settings: Settings) -> list[str]:
         found.append("fp16 needs a fused optimizer, which can skip a step that overflowed: --set precision=bf16")
     if settings.precision == "fp8" and on != "cuda":
         found.append(f"fp8 needs a CUDA device and the run is on {on}: --off precision")
+    if settings.residual == "autocast" and settings.precision not in MIXED:
+        found.append(
+            f"residual=autocast is a matter of mixed precision and precision={settings.precision} is none: --off residual"
+        )
     if settings.attention == "flex" and settings.compile == "off":
         found.append("attention=flex is fast only where it is compiled: --set compile=on, or --off attention")
     if settings.precision == "fp16" and settings.optimizer_offload:
@@ -93,6 +100,7 @@ def conflicts(settings: Settings) -> list[str]:
 _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": PRECISIONS, "compile": COMPILES, "attention": ATTENTIONS, "tier": TIERS,
     "cache_compression": ("auto", *COMPRESSIONS), "loss_head": LOSS_HEADS, "allocator": ALLOCATORS,
+    "residual": RESIDUALS,
 }  # fmt: skip
 # The most that can be: threads are not without end, and a log point can look back on so many steps.
 _MOST = {"reader_threads": 1024, "prefetch": 4096, "vocabulary_padding": 1024, "log_every": LOG_SLOTS}
@@ -100,7 +108,7 @@ _MOST = {"reader_threads": 1024, "prefetch": 4096, "vocabulary_padding": 1024, "
 _PLAIN: dict[str, Any] = {
     "device": "cpu", "tier": "streamed", "reader_threads": 1, "prefetch": 1, "cache_compression": "none",
     "compile": "off", "precision": "fp32", "attention": "auto", "micro_batch": 0,
-    "loss_head": "plain", "vocabulary_padding": 0, "allocator": "default",
+    "loss_head": "plain", "vocabulary_padding": 0, "residual": "float32", "allocator": "default",
     "log_every": LOG_SLOTS, "evaluation_batch": 0, "checkpoint_every": "end",
 }  # fmt: skip
 _ON = {"on", "true", "yes", "1"}

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from flatout.base.errors import ModelError
 from flatout.models.head import Head
-
-RESIDUALS = ("float32", "autocast")
+from flatout.models.residual import in_autocast
 
 
 class Attention(nn.Module):
@@ -60,15 +59,12 @@ class GPT(nn.Module):
         dropout: float,
         tied: bool,
         bias: bool,
-        residual: str,
     ) -> None:
         super().__init__()
         if width % heads:
             raise ModelError(f"gpt: width must be a multiple of heads, got width {width} and heads {heads}")
-        if residual not in RESIDUALS:
-            raise ModelError(f"gpt: residual is one of {', '.join(RESIDUALS)}, got {residual!r}")
         self.window = window
-        self.narrow_residual = residual == "autocast"
+        self.narrow_residual = False  # the setting residual=autocast turns it
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(window, width)
         self.dropout = nn.Dropout(dropout)
@@ -100,8 +96,8 @@ class GPT(nn.Module):
             raise ModelError(f"gpt was built for a window of {self.window} tokens and got {length}: set window: {length}")
         places = self.positions.weight[:length] if positions is None else self.positions(positions)
         stream = self.dropout(self.tokens(x) + places)
-        if self.narrow_residual and torch.is_autocast_enabled(x.device.type):
-            stream = stream.to(torch.get_autocast_dtype(x.device.type))
+        if self.narrow_residual:
+            stream = in_autocast(stream)
         visible = None if documents is None else _own_past(documents)
         for block in self.blocks:
             stream = block(stream, visible)
@@ -125,10 +121,6 @@ def gpt(
     dropout: float = 0.0,
     tied: bool = True,
     bias: bool = False,
-    residual: str = "float32",
 ) -> nn.Module:
-    """Tokens [rows, length <= window] to logits [rows, length, vocabulary].
-
-    `residual: autocast` keeps the stream between the blocks in the format of mixed precision: less to move, fewer digits.
-    """
-    return GPT(vocabulary, window, layers, heads, width, dropout, tied, bias, residual)
+    """Tokens [rows, length <= window] to logits [rows, length, vocabulary]."""
+    return GPT(vocabulary, window, layers, heads, width, dropout, tied, bias)

@@ -30,6 +30,7 @@ from flatout.engine.settings import Settings
 from flatout.measure.counts import Counter, Counts, Operation
 from flatout.measure.groups import MOVEMENT, UPDATE
 from flatout.models.head import pad_vocabulary
+from flatout.models.residual import narrow_residual
 from flatout.objectives.objective import Objective
 from flatout.objectives.token_loss import has_kernels
 
@@ -80,7 +81,7 @@ def work_of(job: Job, settings: Settings) -> Work:
 def _counted(job: Job, settings: Settings, rows: int, columns: Mapping[str, Column]) -> Counts:
     shapes = tuple((name, column.shape, column.dtype) for name, column in columns.items())
     head = _traced_head(settings), settings.vocabulary_padding
-    how = settings.precision, settings.channels_last, settings.activation_checkpointing
+    how = settings.precision, settings.residual, settings.channels_last, settings.activation_checkpointing
     key = (_trace_device(settings), *how, *head, rows, shapes)
     traced = _TRACED.setdefault(job.model, {})
     if key not in traced or traced[key][0] is not job.objective:
@@ -97,6 +98,7 @@ def trace(job: Job, settings: Settings, rows: int, columns: Mapping[str, Column]
     if settings.activation_checkpointing:
         recompute_blocks(model)
     pad_vocabulary(model, settings.vocabulary_padding)
+    narrow_residual(model, settings.residual == "autocast")
     loss = job.objective.with_loss_head(_traced_head(settings), model, device)
     with fake:
         state = {

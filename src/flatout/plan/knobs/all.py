@@ -15,11 +15,12 @@ from flatout.plan.knobs import (
     micro_batch,
     optimizer_offload,
     precision,
+    residual,
     vocabulary_padding,
 )
 from flatout.plan.knobs.knob import Knob
 
 KNOBS: tuple[Knob, ...] = (
     precision, graph, compile, fused_optimizer, channels_last, micro_batch, attention, activation_checkpointing,
-    loss_head, vocabulary_padding, activation_offload, optimizer_offload, allocator,
+    loss_head, vocabulary_padding, residual, activation_offload, optimizer_offload, allocator,
 )  # fmt: skip

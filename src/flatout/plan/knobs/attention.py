@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flatout.engine.attention import offers_hook
-from flatout.engine.settings import Settings
+from flatout.engine.settings import MIXED, Settings
 from flatout.models.facts import has_dropout
 from flatout.plan.knobs.knob import Candidate, Decisions
 from flatout.plan.plan import Choice
@@ -32,7 +32,7 @@ def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     if s.device.type != "cuda" or now.attention != "auto" or not _attends(s):
         return
     for value, factor in _FACTORS.items():
-        if value == "efficient" or now.precision in ("bf16", "fp16", "fp8"):  # flash and cuDNN take no float32
+        if value == "efficient" or now.precision in MIXED:  # flash and cuDNN take no float32
             yield Candidate(value, "a kernel of its own for attention", factor)
     if now.compile != "off" and offers_hook(s.job.model) and not has_dropout(s.job.model):
         yield Candidate("flex", "attention compiled with what is around it", _FLEX_FACTOR, _FLEX_COST_S)

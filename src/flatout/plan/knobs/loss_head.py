@@ -7,7 +7,7 @@ from typing import Any
 
 from flatout.base.errors import RecipeError
 from flatout.base.units import show_bytes
-from flatout.engine.settings import Settings
+from flatout.engine.settings import MIXED, Settings
 from flatout.objectives.next_token import NextToken
 from flatout.objectives.token_loss import LARGE
 from flatout.plan.knobs.knob import Candidate, Decisions
@@ -63,5 +63,5 @@ def _vocabulary(s: Situation) -> int:
 
 
 def _logits_bytes(s: Situation, now: Settings) -> int:
-    size = 2 if now.precision in ("bf16", "fp16", "fp8") else 4
+    size = 2 if now.precision in MIXED else 4
     return round(now.micro_batch * s.job.data.tokens_per_row * _vocabulary(s) * size)

@@ -1,0 +1,38 @@
+"""The format of what flows between the blocks of a model of tokens. Autocast leaves it in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flatout.base.errors import RecipeError
+from flatout.engine.settings import MIXED, Settings
+from flatout.measure.groups import ATTENTION
+from flatout.models.residual import can_narrow
+from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.plan import Choice
+from flatout.plan.situation import Situation
+
+name = "residual"
+off = "float32"
+lossy = True
+risky = False
+meets: tuple[str, ...] = ("precision", "compile")
+
+_FACTOR = 1.03  # of a compiled step of GPT-2 on an H200: 1.04
+
+
+def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
+    if s.pins.get(name, off) != off and not can_narrow(s.job.model):
+        said = f"settings: {name}={s.pins[name]}: {type(s.job.model).__name__} has neither an embedding nor an attribute"
+        raise RecipeError([f"{said} narrow_residual, which this would turn; --off {name}"])
+    if not can_narrow(s.job.model):
+        yield Choice(name, off, "no embedding that a stream through blocks begins with")
+    else:
+        yield Choice(name, off, "as autocast leaves it: fewer digits are worth a trial")
+
+
+def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
+    attends = any(group.name == ATTENTION for group in s.plain.groups)  # an embedding alone may belong to a table
+    if now.residual == off and now.precision in MIXED and attends and can_narrow(s.job.model):
+        yield Candidate("autocast", "half as much to move between the blocks", _FACTOR)
