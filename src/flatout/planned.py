@@ -37,11 +37,12 @@ from flatout.plan.plan import Plan
 from flatout.plan.planning import steps_to_come, with_receipt
 from flatout.plan.search import LIMIT_S, Search
 from flatout.plan.situation import Situation
+from flatout.plan.traces import Traces
 from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.process import TRIAL_LIMIT_S, TrialProcess
 from flatout.plan.trials.recording import Recording, Trove
 from flatout.plan.trials.reports import Tries
-from flatout.plan.work import work_of
+from flatout.plan.work import keep_traces, work_of
 from flatout.recipe import Recipe
 
 Say = Callable[[str], None]
@@ -106,15 +107,21 @@ def _chosen(
 
     def to_time(ceilings: Ceilings) -> list[Operation]:
         plain = Settings(device=str(device))
-        return _operations(job, by(ceilings).settings, plain, replace(plain, precision="bf16"))
+        return _to_time(job, ceilings, by(ceilings).settings, plain, replace(plain, precision="bf16"))
 
+    if cache is not None:
+        keep_traces(job, Traces(cache / "traces", f"{_key(recipe, job, device)} {_versions()}"))
     ceilings = ceilings_of(device, cache, to_time)
     return by(ceilings), ceilings
 
 
-def _operations(job: Job, *forms: Settings) -> list[Operation]:
+def _to_time(job: Job, ceilings: Ceilings, *forms: Settings) -> list[Operation]:
+    """The operators of these forms of a step; none, where all of them were timed before."""
     try:
-        return [one for settings in forms for one in work_of(job, settings).operations]
+        works = [work_of(job, settings) for settings in forms]
+        if all(not one.key or one.key in ceilings.operators for work in works for one in work.operations):
+            return []
+        return [one for settings in forms for one in work_of(job, settings, to_call=True).operations]
     except Exception:  # a model that can't be traced is not predicted either
         return []
 

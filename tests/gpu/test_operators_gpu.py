@@ -65,8 +65,8 @@ def test_every_operator_is_timed(ceilings: Ceilings, device: torch.device, preci
     settings = Settings(device=str(device), precision=precision, channels_last=channels_last, graph=True)
     operations = work_of(job, settings).operations
     timed = with_operators(ceilings, device, operations, 60.0)
-    called = [one for one in operations if one.call is not None]
-    missing = {one.name for one in called if timed.operators[one.call.key] is None}  # type: ignore[union-attr]
+    called = [one for one in operations if one.key]
+    missing = {one.name for one in called if timed.operators[one.key] is None}
     assert called and not missing
     assert all(seconds is not None and 0 <= seconds < 0.1 for seconds in timed.operators.values())
     assert torch.equal(state, torch.cuda.get_rng_state(device))
@@ -84,8 +84,8 @@ def test_attention_of_every_kernel_is_timed_both_ways(ceilings: Ceilings, device
     with sdpa_kernel(getattr(SDPBackend, kernel)):
         operations = work_of(job, settings).operations
     timed = with_operators(ceilings, device, operations, 60.0)
-    attention = [one for one in operations if one.call is not None and "scaled_dot_product" in one.name]
-    assert all(timed.operators[one.call.key] for one in attention) and len(attention) == (0 if kernel == "MATH" else 2)  # type: ignore[union-attr]
+    attention = [one for one in operations if one.key and "scaled_dot_product" in one.name]
+    assert all(timed.operators[one.key] for one in attention) and len(attention) == (0 if kernel == "MATH" else 2)
 
 
 def test_a_plan_times_the_operators_of_its_model_once(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_a_machine_that_was_asked_for_more_is_taken_at_its_word() -> None:
 
 def timed(ceilings: Ceilings, job: Job, settings: Settings, seconds: Callable[[Operation], float | None]) -> Ceilings:
     operations = work_of(job, settings).operations
-    return replace(ceilings, operators={one.call.key: seconds(one) for one in operations if one.call is not None})
+    return replace(ceilings, operators={one.key: seconds(one) for one in operations if one.key})
 
 
 @pytest.mark.parametrize("group", [PRODUCTS, CONVOLUTIONS, ATTENTION, NORMALISATION, ELEMENTWISE, UPDATE])
@@ -278,7 +278,7 @@ def test_a_slow_operator_is_where_the_time_goes(group: str) -> None:
 def test_a_step_takes_what_its_operators_were_timed_to_take() -> None:
     job = rich_job()
     for settings, ceilings in ((Settings(), CPU), (Settings(device="cuda:0", graph=True), GPU)):
-        timed_s = sum(1e-3 for one in work_of(job, settings).operations if one.call is not None)
+        timed_s = sum(1e-3 for one in work_of(job, settings).operations if one.key)
         found = predict(job, settings, timed(ceilings, job, settings, lambda one: 1e-3))
         assert found.step_s == pytest.approx(timed_s, rel=0.05)
 

@@ -42,7 +42,7 @@ _BLOCK_S, _MOST_IN_A_BLOCK = 4e-4, 64  # one repeat: long enough for a clock, sh
 def with_operators(ceilings: Ceilings, device: torch.device, operations: Iterable[Operation], limit_s: float) -> Ceilings:
     """Time those that are not known yet, in their order, until the time is over. The same object, if there are none."""
     began_s = time.monotonic()
-    missing = {one.call.key: one for one in operations if one.call is not None and one.call.key not in ceilings.operators}
+    missing = {one.key: one for one in operations if one.call is not None and one.key not in ceilings.operators}
     if not missing:
         return ceilings
     free_bytes = _free_bytes(device)

@@ -10,7 +10,6 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
 
 from flatout.measure.groups import (
     ATTENTION,
@@ -55,9 +54,10 @@ def _attention_backward_flops(
     return sdpa_backward_flop_count(gradient, query, key, value)  # type: ignore[no-untyped-call]
 
 
-_MORE_FLOPS = {
-    aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+_FLOPS: dict[Any, Callable[..., int]] = {
+    **flop_registry,
+    aten._scaled_dot_product_flash_attention_for_cpu: shape_wrapper(_attention_flops),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: shape_wrapper(_attention_backward_flops),
 }
 
 Touched = tuple[tuple[int, int], ...]  # (a number for a block of memory, bytes of it)
@@ -85,7 +85,7 @@ class Call:
         laid_out, named_out = tree_map_only(torch.Tensor, _layout, (given, dict(named)))
         return cls(func, laid_out, named_out)
 
-    @cached_property
+    @property
     def key(self) -> str:
         """The same for calls that do the same work, in other processes too."""
         return hashlib.sha256(repr((str(self.func), self.given, sorted(self.named.items()))).encode()).hexdigest()[:16]
@@ -103,6 +103,7 @@ class Operation:
     writes: Touched
     backward: bool = False
     parts: tuple[Operation, ...] = ()
+    key: str = ""  # of its call: the same work has the same one
     call: Call | None = field(default=None, compare=False)
 
     @property
@@ -118,6 +119,10 @@ class Counts:
     bytes: int
     operators: int = 0  # launched one by one; views launch nothing
     operations: tuple[Operation, ...] = ()
+
+    @classmethod
+    def of(cls, operations: tuple[Operation, ...]) -> Counts:
+        return cls(sum(one.flops for one in operations), sum(one.bytes for one in operations), len(operations), operations)
 
 
 def count_step(fn: Callable[[], object]) -> Counts:
@@ -135,30 +140,23 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.in_loss = False
         self._done: list[Operation] = []
         self._memory: dict[int, tuple[int, StorageWeakRef]] = {}  # a reference keeps its address from being given away
-        self._flops = FlopCounterMode(display=False, custom_mapping=_MORE_FLOPS)
 
     def __enter__(self) -> Counter:
-        self._flops.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._flops.__exit__(*error)
 
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        before = self._flops.get_total_flops()
         result = func(*args, **kwargs)
-        if not func.is_view and func.namespace not in _NO_WORK and func.overloadpacket not in _UNTOUCHED:
-            self._note(func, args, kwargs, result, int(self._flops.get_total_flops() - before))
+        if func.namespace not in _NO_WORK and not func.is_view and func.overloadpacket not in _UNTOUCHED:
+            count = _FLOPS.get(func.overloadpacket)
+            self._note(func, args, kwargs, result, int(count(*args, **kwargs, out_val=result)) if count else 0)
         return result
 
     def counts(self) -> Counts:
-        done = tuple(self._done)
-        return Counts(sum(one.flops for one in done), sum(one.bytes for one in done), len(done), done)
+        return Counts.of(tuple(self._done))
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, flops: int) -> None:
         written = _tensors((result, _changed_in_place(func, args, kwargs)))
@@ -174,7 +172,8 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         dtype = _computes_with((*_tensors(args), *written))
         backward = torch._C._current_graph_task_id() >= 0
         call = Call.of(func, args, kwargs)
-        self._done.append(Operation(str(func.overloadpacket), group, dtype, flops, reads, writes, backward, call=call))
+        name = str(func.overloadpacket)
+        self._done.append(Operation(name, group, dtype, flops, reads, writes, backward, key=call.key, call=call))
 
     def _touched(self, tensors: Iterable[torch.Tensor]) -> Touched:
         return tuple((self._number(tensor), _tensor_bytes(tensor)) for tensor in tensors)
@@ -219,7 +218,7 @@ def _as_one(chain: list[Operation], last_read: Mapping[int, int], place: int) ->
     read_inside = {number for one in chain for number, _ in one.reads}
     kept = {number: size for number, size in writes.items() if last_read.get(number, -1) > place or number not in read_inside}
     heaviest = max(chain, key=lambda one: one.bytes)
-    return replace(heaviest, reads=tuple(reads.items()), writes=tuple(kept.items()), parts=tuple(chain), call=None)
+    return replace(heaviest, reads=tuple(reads.items()), writes=tuple(kept.items()), parts=tuple(chain), key="", call=None)
 
 
 def _changed_in_place(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[object]:

@@ -109,7 +109,7 @@ class Rates:
 
     def _busy_s(self, one: Operation) -> float | None:
         """As it was timed, without what starting it takes. Products in tf32 were not: they look like those in float32."""
-        seconds = self.operators.get(one.call.key) if one.call else None
+        seconds = self.operators.get(one.key)
         tf32 = one.group in _COMPUTING and one.dtype == torch.float32 and self.plain_format == "tf32"
         if seconds is None or (tf32 and not self.on_cpu):
             return None

@@ -68,20 +68,23 @@ class Options:
         self.compiling_s = 0.0  # as it was seen here: every other knob has to be compiled anew once that is on
 
     def left(self, standing: Standing, done: Collection[Key]) -> list[Option]:
-        now = predict(self._s.job, standing.settings, self._s.ceilings).step_s
         found = []
         for knob in self._knobs:
             for candidate in knob.candidates(self._s, standing.settings):
                 settings = with_values(standing.settings, {knob.name: candidate.value})
                 if (knob.name, str(candidate.value)) in done or conflicts(settings):
                     continue
-                then = predict(self._s.job, settings, self._s.ceilings).step_s
-                factor = candidate.factor or (now / then if now and then else _UNKNOWN_FACTOR)
+                factor = candidate.factor or self._predicted_factor(standing.settings, settings)
                 again_s = self.compiling_s if standing.settings.compile != "off" else 0.0
                 measuring_s = 0.0 if self._free else MEASURE_S + STEPS_LOOKED_AT * standing.step_s
                 cost_s = candidate.cost_s + again_s + measuring_s
                 found.append(Option(knob, candidate, settings, factor, cost_s))
         return found
+
+    def _predicted_factor(self, now: Settings, then: Settings) -> float:
+        """Asked only where a knob knows no better: a form of the step that nobody looked at yet takes a second to trace."""
+        now_s, then_s = (predict(self._s.job, settings, self._s.ceilings).step_s for settings in (now, then))
+        return now_s / then_s if now_s and then_s else _UNKNOWN_FACTOR
 
     def best_first(self, standing: Standing, done: Collection[Key]) -> list[Option]:
         """What is worth a trial. What pays back soonest comes first: so the compiler comes late, and compiles what was found

@@ -8,7 +8,7 @@ is carried out.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -33,6 +33,7 @@ from flatout.models.head import pad_vocabulary
 from flatout.models.residual import narrow_residual
 from flatout.objectives.objective import Objective
 from flatout.objectives.token_loss import has_kernels
+from flatout.plan.traces import Traces
 
 
 @dataclass(frozen=True)
@@ -60,33 +61,50 @@ _TENSOR_CALLS = 0.5  # a CPU takes one by one the tensors that a GPU takes in on
 _IN_A_GRAPH = 7  # small kernels of its own
 _SCALE_PASSES = 3  # clipping and averaging read the weights or their like twice and write them once
 
-_TRACED: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], tuple[Objective, Counts]]] = WeakKeyDictionary()
-_UPDATED: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], tuple[Operation, ...]]] = WeakKeyDictionary()
+Form = tuple[object, ...]
+_KNOWN: WeakKeyDictionary[nn.Module, dict[Form, tuple[Objective, tuple[Operation, ...]]]] = WeakKeyDictionary()
+_KEPT: WeakKeyDictionary[nn.Module, Traces] = WeakKeyDictionary()
 
 
-def work_of(job: Job, settings: Settings) -> Work:
-    """Raises what the model raises where it can't run without data."""
+def keep_traces(job: Job, traces: Traces) -> None:
+    """From now on: what was traced before is read, what is traced is written."""
+    _KEPT[job.model] = traces
+
+
+def work_of(job: Job, settings: Settings, *, to_call: bool = False) -> Work:
+    """Raises what the model raises where it can't run without data. `to_call`: with operations that can be called again."""
     whole, columns = job.data.typical_batch(job.batch)
     rows = min(settings.micro_batch or whole, whole)
     stored_bytes = sum(column.row_bytes for column in job.data.train.typical_batch(job.batch)[1].values())
+    shapes = tuple((name, column.shape, column.dtype) for name, column in columns.items())
+    head = _traced_head(settings), settings.vocabulary_padding
+    how = settings.precision, settings.residual, settings.channels_last, settings.activation_checkpointing
+    place = _trace_device(settings)
+    both_ways: Form = (place, *how, *head, rows, shapes)
+    update: Form = ("update", place, settings.fused_optimizer, settings.graph, settings.optimizer_offload)
     return Work(
-        counts=_counted(job, settings, rows, columns),
+        counts=Counts.of(_known(job, both_ways, to_call, lambda: trace(job, settings, rows, columns).operations)),
         rows=rows,
         parts=whole / rows,
-        around=(*_fetched(settings, columns, 2 * whole * stored_bytes), *_updated(job, settings)),
+        around=(
+            *_fetched(settings, columns, 2 * whole * stored_bytes),
+            *_known(job, update, to_call, lambda: _update(job, settings)),
+        ),
         batch_bytes=whole * stored_bytes,
     )
 
 
-def _counted(job: Job, settings: Settings, rows: int, columns: Mapping[str, Column]) -> Counts:
-    shapes = tuple((name, column.shape, column.dtype) for name, column in columns.items())
-    head = _traced_head(settings), settings.vocabulary_padding
-    how = settings.precision, settings.residual, settings.channels_last, settings.activation_checkpointing
-    key = (_trace_device(settings), *how, *head, rows, shapes)
-    traced = _TRACED.setdefault(job.model, {})
-    if key not in traced or traced[key][0] is not job.objective:
-        traced[key] = (job.objective, trace(job, settings, rows, columns))
-    return traced[key][1]
+def _known(job: Job, form: Form, to_call: bool, make: Callable[[], tuple[Operation, ...]]) -> tuple[Operation, ...]:
+    known, kept = _KNOWN.setdefault(job.model, {}), _KEPT.get(job.model)
+    objective, found = known.get(form, (None, None))
+    if objective is not job.objective:
+        found = None if kept is None else kept.read(str(form))
+    if found is None or (to_call and any(one.key and one.call is None for one in found)):
+        found = make()
+        if kept is not None:
+            kept.write(str(form), found)
+    known[form] = (job.objective, found)
+    return found
 
 
 def trace(job: Job, settings: Settings, rows: int, columns: Mapping[str, Column]) -> Counts:
@@ -165,15 +183,11 @@ def _fetched(settings: Settings, columns: Mapping[str, Column], size_bytes: int)
     return picked + [_moved("bookkeeping", MOVEMENT, 0)] * (_IN_A_GRAPH if settings.graph else 0)
 
 
-def _updated(job: Job, settings: Settings) -> tuple[Operation, ...]:
-    key = (_trace_device(settings), settings.fused_optimizer, settings.graph, settings.optimizer_offload)
-    known = _UPDATED.setdefault(job.model, {})
-    if key not in known:
-        try:
-            known[key] = _traced_update(job, settings)
-        except Exception:  # an optimizer that looks at its numbers, or one on the host: as others do it
-            known[key] = _usual_update(job, settings)
-    return known[key]
+def _update(job: Job, settings: Settings) -> tuple[Operation, ...]:
+    try:
+        return _traced_update(job, settings)
+    except Exception:  # an optimizer that looks at its numbers, or one on the host: as others do it
+        return _usual_update(job, settings)
 
 
 def _traced_update(job: Job, settings: Settings) -> tuple[Operation, ...]:

@@ -1,0 +1,57 @@
+"""What was traced, kept between runs: tracing a form of a large model takes a second, reading it back takes none.
+
+An operation that was read has its key and no call: it is known what it takes, if it was timed, and it can't be timed again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+
+from flatout.base.files import write_bytes
+from flatout.measure.counts import Operation
+
+_FORMAT = 1
+_DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+
+
+class Traces:
+    """A file for each form of a step, below `folder`; `key` says of what step, and by what versions."""
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self._folder, self._key = folder, key
+
+    def read(self, form: str) -> tuple[Operation, ...] | None:
+        try:
+            written = json.loads(self._path(form).read_bytes())
+            if written["format"] != _FORMAT:
+                return None
+            return tuple(_from_list(one) for one in written["operations"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # traced again
+
+    def write(self, form: str, operations: Sequence[Operation]) -> None:
+        document = {"format": _FORMAT, "operations": [_to_list(one) for one in operations]}
+        with suppress(OSError):  # a cache that can't be written costs a second of the next run
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_bytes(self._path(form), json.dumps(document).encode())
+
+    def _path(self, form: str) -> Path:
+        return self._folder / f"{sha256(f'{self._key} {form}'.encode()).hexdigest()[:24]}.json"
+
+
+def _to_list(one: Operation) -> list[object]:
+    return [one.name, one.group, str(one.dtype), one.flops, one.reads, one.writes, one.backward, one.key]
+
+
+def _from_list(written: list[object]) -> Operation:
+    name, group, dtype, flops, reads, writes, backward, key = written
+    touched = [tuple((int(number), int(size)) for number, size in blocks) for blocks in (reads, writes)]  # type: ignore[attr-defined]
+    one = Operation(str(name), str(group), _DTYPES[str(dtype)], int(flops), touched[0], touched[1], bool(backward))  # type: ignore[call-overload]
+    return replace(one, key=str(key))

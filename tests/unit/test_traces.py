@@ -1,0 +1,102 @@
+"""Traces that are kept between runs: read instead of made, and made again where they can't be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import flatout as fo
+from flatout.building import build_job
+from flatout.engine.job import Job
+from flatout.engine.settings import Settings
+from flatout.plan import work
+from flatout.plan.plan import Plan
+from flatout.plan.traces import Traces
+from flatout.plan.work import keep_traces, work_of
+from flatout.planned import checked_plan
+
+
+def recipe(hidden: int = 16, **given: Any) -> fo.Recipe:
+    data = fo.data.arrays(torch.randn(64, 8), torch.arange(64) % 3, classes=3, holdout=0.0)
+    asked: dict[str, Any] = {"batch": 16, "lr": 0.1, "budget": "9 steps", "evaluate": None, "settings": {"device": "cpu"}}
+    return fo.Recipe(data=data, model={"mlp": {"hidden": [hidden]}}, **(asked | given))
+
+
+def job_keeping(folder: Path, key: str = "mlp") -> Job:
+    job = build_job(recipe())
+    keep_traces(job, Traces(folder, key))
+    return job
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was traced, as often as it was."""
+    asked: list[str] = []
+    trace, update = work.trace, work._traced_update
+    monkeypatch.setattr(work, "trace", lambda *given: asked.append("both ways") or trace(*given))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(work, "_traced_update", lambda *given: asked.append("update") or update(*given))  # type: ignore[func-returns-value]
+    return asked
+
+
+def test_the_same_work_is_read_back(tmp_path: Path, traced: list[str]) -> None:
+    for settings in (Settings(), Settings(precision="bf16", micro_batch=4)):
+        first, second = (work_of(job_keeping(tmp_path), settings) for _ in range(2))
+        assert first == second and first.counts.flops > 0
+        assert all(one.call is None for one in second.operations) and any(one.call for one in first.operations)
+    assert traced == ["both ways", "update", "both ways"]
+
+
+def test_what_is_to_be_called_is_traced_again(tmp_path: Path, traced: list[str]) -> None:
+    work_of(job_keeping(tmp_path), Settings())
+    again = work_of(job_keeping(tmp_path), Settings(), to_call=True)
+    assert all(one.call is not None for one in again.operations if one.key) and len(traced) == 4
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b'{"format": 1', b'{"format": 0, "operations": []}', b'{"format": 1, "operations": [[1]]}']
+)
+def test_a_damaged_file_is_traced_again(tmp_path: Path, traced: list[str], damage: bytes) -> None:
+    first = work_of(job_keeping(tmp_path), Settings())
+    for path in tmp_path.iterdir():
+        path.write_bytes(damage)
+    assert work_of(job_keeping(tmp_path), Settings()) == first and len(traced) == 4
+    work_of(job_keeping(tmp_path), Settings())
+    assert len(traced) == 4  # and mended
+
+
+def test_another_step_or_version_is_not_read(tmp_path: Path, traced: list[str]) -> None:
+    for key in ("mlp", "mlp by other versions"):
+        work_of(job_keeping(tmp_path, key), Settings())
+    assert len(traced) == 4
+
+
+def test_a_folder_that_can_not_be_written_costs_a_trace(tmp_path: Path, traced: list[str]) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for _ in range(2):
+        assert work_of(job_keeping(tmp_path / "file" / "traces"), Settings()).counts.flops
+    assert len(traced) == 4
+
+
+def planned(asked: fo.Recipe, cache: Path) -> Plan:
+    return checked_plan(asked, build_job(asked), cache, limit_s=0)[0]
+
+
+def test_a_second_plan_traces_nothing_and_foretells_the_same(tmp_path: Path, traced: list[str]) -> None:
+    first = planned(recipe(), tmp_path)
+    done = len(traced)
+    assert done and planned(recipe(), tmp_path) == first and len(traced) == done
+    planned(recipe(hidden=32), tmp_path)
+    assert len(traced) > done  # another model
+
+
+def test_operators_are_timed_again_where_that_was_lost(tmp_path: Path, traced: list[str]) -> None:
+    planned(recipe(), tmp_path)
+    (kept,) = tmp_path.glob("ceilings-*.json")
+    kept.unlink()
+    done = len(traced)
+    again = planned(recipe(), tmp_path)
+    assert len(traced) > done and again.prediction.step_s
+    assert '"operators": {\n' in kept.read_text()
