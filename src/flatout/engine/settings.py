@@ -75,6 +75,10 @@ def conflicts(settings: Settings) -> list[str]:
         )
     if settings.precision == "fp16" and not settings.fused_optimizer:
         found.append("fp16 needs a fused optimizer, which can skip a step that overflowed: --set precision=bf16")
+    if settings.precision == "tf32" and on == "cpu":
+        found.append("tf32 is a format of GPUs, and on a CPU it would be fp32: --off precision")
+    if settings.attention in ("cudnn", "efficient") and on == "cpu":
+        found.append(f"attention={settings.attention} is a kernel of GPUs and the run is on a CPU: --off attention")
     if settings.precision == "fp8" and on != "cuda":
         found.append(f"fp8 needs a CUDA device and the run is on {on}: --off precision")
     if settings.residual == "autocast" and settings.precision not in MIXED:
