@@ -38,7 +38,7 @@ from flatout.plan.plan import Plan
 from flatout.planned import checked_plan
 from flatout.reading import read_recipe, recipe_from
 from flatout.recipe import Recipe
-from flatout.store.run_folder import RunFolder, create, find, find_unfinished
+from flatout.store.run_folder import RunFolder, check_place, create, find, find_unfinished
 from flatout.trained import Words, own_part, read_given, read_like, trained_model, with_names
 
 
@@ -129,6 +129,7 @@ def run(
     key = identity(recipe, job)
     folder = None if fresh else find_unfinished(Path(runs), key)
     if folder is None:
+        check_place(Path(runs))
         plan, receipt = _planned(recipe, job, cache, limit_s, observers)
         folder = create(Path(runs), recipe.stem, key, __version__)
         begun = False

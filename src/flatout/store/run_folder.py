@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -103,6 +104,15 @@ class RunFolder:
         write_json(self.path / name, content)
 
 
+def check_place(runs: Path) -> None:
+    """Before anything that takes long: runs can be created below it. What is made to find out is gone again."""
+    nearest = next(place for place in (runs.absolute(), *runs.absolute().parents) if place.exists())
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".flatout-", dir=nearest))
+    except OSError as error:
+        raise _no_place(runs, error.strerror) from error
+
+
 def create(runs: Path, stem: str, identity: str, version: str) -> RunFolder:
     """A new folder `stem-N`, N the first free number."""
     stem = re.sub(r"[^A-Za-z0-9_]+", "-", stem).strip("-") or "run"
@@ -125,8 +135,12 @@ def create(runs: Path, stem: str, identity: str, version: str) -> RunFolder:
             shutil.rmtree(path, ignore_errors=True)
             raise
     except OSError as error:
-        raise StoreError(f"can't create a run in {runs}: {error.strerror}; choose another place with --runs") from error
+        raise _no_place(runs, error.strerror) from error
     return folder
+
+
+def _no_place(runs: Path, why: str | None) -> StoreError:
+    return StoreError(f"can't create a run in {runs}: {why}; choose another place with --runs")
 
 
 def open_run(path: Path) -> RunFolder:
