@@ -44,9 +44,9 @@ from flatout.engine.settings import Settings
 from flatout.machine.device import pick_device
 from flatout.measure.receipt import KEPT, REJECTED, Receipt
 from flatout.measure.stats import compare
+from flatout.plan.options import LIMIT_S
 from flatout.plan.plan import Plan
 from flatout.plan.predict import predict
-from flatout.plan.search import LIMIT_S
 from flatout.planned import ceilings_of, checked_plan
 from flatout.reading import read_recipe
 

@@ -31,6 +31,7 @@ from flatout.measure.receipt import KEPT
 from flatout.models.gpt import gpt
 from flatout.plan.choose import choose, situation_of
 from flatout.plan.knobs.all import KNOBS
+from flatout.plan.options import Terms
 from flatout.plan.search import Search
 from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.recording import Recording
@@ -100,7 +101,7 @@ def record(name: str, smoke: bool, limit_s: float, ceilings: Ceilings, device: t
     s = situation_of(job, {}, ceilings)
     bench = Bench(job, device)
     recording = Recording(None, bench)
-    search = Search(s, plan.settings, KNOBS, recording, steps_left=STEPS, limit_s=limit_s, analyze=True, say=_say)
+    search = Search(s, plan.settings, KNOBS, recording, Terms(STEPS, limit_s, analyze=True), say=_say)
     receipt = search.run()
     best = replace(plan.settings, **receipt.settings)
     reference = search.reference.to_dict()

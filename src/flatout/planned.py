@@ -33,9 +33,10 @@ from flatout.plan.choose import choose, situation_of
 from flatout.plan.knobs.all import KNOBS
 from flatout.plan.knobs.knob import Knob
 from flatout.plan.knobs.untried import PRICED
+from flatout.plan.options import LIMIT_S, Terms
 from flatout.plan.plan import Plan
 from flatout.plan.planning import steps_to_come, with_receipt
-from flatout.plan.search import LIMIT_S, Search
+from flatout.plan.search import Search
 from flatout.plan.situation import Situation
 from flatout.plan.traces import Traces
 from flatout.plan.trials.bench import Bench
@@ -146,9 +147,8 @@ def tried_plan(
     with _tries(recipe, job, device, cache, limit_s) as live:
 
         def search(recording: Recording, *, free: bool) -> Search:
-            how: dict[str, Any] = {"isolated": isolated, "analyze": analyze, "free": free, "priced": PRICED, "say": say}
-            how |= {"clock": recording.clock, "limit_s": limit_s}
-            return Search(s, plan.settings, knobs, recording, steps_left=steps, **how)
+            terms = Terms(steps, limit_s, isolated, analyze, free)
+            return Search(s, plan.settings, knobs, recording, terms, priced=PRICED, clock=recording.clock, say=say)
 
         recording = Recording(kept, None if recall else live)
         asked = search(recording, free=recall)

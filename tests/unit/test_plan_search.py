@@ -17,6 +17,7 @@ from flatout.measure.receipt import KEPT, REJECTED, UNTRIED, Receipt
 from flatout.plan.knobs import channels_last, compile, fused_optimizer, precision
 from flatout.plan.knobs.knob import Candidate, Knob
 from flatout.plan.knobs.untried import PRICED
+from flatout.plan.options import Terms
 from flatout.plan.plan import Prediction
 from flatout.plan.search import Search
 from flatout.plan.situation import Situation
@@ -86,7 +87,8 @@ def situation(**pins: Any) -> Situation:
 def search(machine: Any, knobs: list[Knob], steps: float = 1e5, **given: Any) -> Receipt:
     pins = given.pop("pins", {})
     start = Settings(**{"fused_optimizer": False, **pins})
-    return Search(situation(**pins), start, knobs, machine, steps_left=steps, **given).run()
+    around = {name: given.pop(name) for name in ("priced", "clock") if name in given}
+    return Search(situation(**pins), start, knobs, machine, Terms(steps, **given), **around).run()
 
 
 def verdicts(receipt: Receipt) -> dict[tuple[str, Any], str]:
@@ -212,7 +214,7 @@ def test_interrupted_what_was_not_tried_yet_is_as_by_default() -> None:
     machine = Machine(times(fused_optimizer=1.2, channels_last=1.3), interrupt_at=3)
     start = Settings(fused_optimizer=True, channels_last=True)
     fused, last = Turn("fused_optimizer", True, 1.1), Turn("channels_last", True, 1.3)
-    receipt = Search(situation(), start, [fused, last], machine, steps_left=1e5, analyze=True).run()
+    receipt = Search(situation(), start, [fused, last], machine, Terms(1e5, analyze=True)).run()
     assert verdicts(receipt) == {("channels_last", True): KEPT, ("fused_optimizer", True): UNTRIED}
     assert receipt.settings["channels_last"] is True and receipt.settings["fused_optimizer"] is True
     assert "as by default" in receipt.entries[-1].why
@@ -221,7 +223,7 @@ def test_interrupted_what_was_not_tried_yet_is_as_by_default() -> None:
 def test_what_would_be_taken_untried_is_tried_even_if_its_trial_does_not_pay() -> None:
     machine = Machine(times(fused_optimizer=0.8, precision=3.0))
     big = Turn("precision", "bf16", 3.0, off="fp32")
-    receipt = Search(situation(), Settings(fused_optimizer=True), [FUSED, big], machine, steps_left=2000).run()
+    receipt = Search(situation(), Settings(fused_optimizer=True), [FUSED, big], machine, Terms(2000)).run()
     assert receipt.settings["fused_optimizer"] is False and receipt.settings["precision"] == "bf16"
 
 

@@ -19,7 +19,20 @@ _START_S = {"cpu": 6.0, "cuda": 20.0}  # a process for trials: importing, buildi
 _UNKNOWN_STEP_S = 1e-3  # of a step that can't be predicted: rather too short, so that no short run waits for trials
 _UNKNOWN_FACTOR = 1.1
 
+LIMIT_S = 300.0
+
 Key = tuple[str, str]  # a knob's name and a value of it
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On which a search is made."""
+
+    steps_left: float
+    limit_s: float = LIMIT_S
+    isolated: bool = True  # trials have a process of their own: one that may take it with it can be made
+    analyze: bool = False  # also try what can't pay in the steps that are left; what is kept must pay all the same
+    free: bool = False  # trials are replayed and measure nothing, so that no run is too short for them
 
 
 @dataclass
@@ -52,19 +65,8 @@ class Option:
 
 
 class Options:
-    def __init__(
-        self,
-        s: Situation,
-        start: Settings,
-        knobs: Sequence[Knob],
-        steps_left: float,
-        *,
-        analyze: bool = False,
-        free: bool = False,
-    ) -> None:
-        """`analyze`: also what can't pay in the steps that are left. `free`: trials are replayed, and cost nothing."""
-        self._s, self._start, self._knobs, self._steps_left = s, start, knobs, steps_left
-        self._analyze, self._free = analyze, free
+    def __init__(self, s: Situation, start: Settings, knobs: Sequence[Knob], terms: Terms) -> None:
+        self._s, self._start, self._knobs, self._terms = s, start, knobs, terms
         self.compiling_s = 0.0  # as it was seen here: every other knob has to be compiled anew once that is on
 
     def left(self, standing: Standing, done: Collection[Key]) -> list[Option]:
@@ -76,7 +78,7 @@ class Options:
                     continue
                 factor = candidate.factor or self._predicted_factor(standing.settings, settings)
                 again_s = self.compiling_s if standing.settings.compile != "off" else 0.0
-                measuring_s = 0.0 if self._free else MEASURE_S + STEPS_LOOKED_AT * standing.step_s
+                measuring_s = 0.0 if self._terms.free else MEASURE_S + STEPS_LOOKED_AT * standing.step_s
                 cost_s = candidate.cost_s + again_s + measuring_s
                 found.append(Option(knob, candidate, settings, factor, cost_s))
         return found
@@ -100,7 +102,7 @@ class Options:
         return sorted(worth, key=rank, reverse=True)
 
     def saves_s(self, option: Option, standing: Standing) -> float:
-        return self._steps_left * standing.step_s * (1 - 1 / option.factor)
+        return self._terms.steps_left * standing.step_s * (1 - 1 / option.factor)
 
     def is_default(self, option: Option) -> bool:
         """Without a trial it would be taken: so it is always tried."""
@@ -113,7 +115,7 @@ class Options:
         start_s = predict(self._s.job, self._start, self._s.ceilings).step_s if self._s.plain.step_s else None
         standing = Standing(self._start, (start_s or self._s.plain.step_s or _UNKNOWN_STEP_S,))
         cost_s = _START_S.get(self._s.device.type, _START_S["cuda"]) + MEASURE_S
-        whole_s = self._steps_left * standing.step_s
+        whole_s = self._terms.steps_left * standing.step_s
         if whole_s <= cost_s:
             return f"the whole run should take {show_seconds(whole_s)}, and trials would cost {show_seconds(cost_s)} or more"
         best = sum(max(0.0, self.saves_s(option, standing)) for option in self.left(standing, ()))
@@ -124,6 +126,6 @@ class Options:
     def _is_worth_it(self, option: Option, standing: Standing) -> bool:
         if self.is_default(option):
             return True
-        if self._analyze:
+        if self._terms.analyze:
             return option.factor > 1 + MARGIN
         return self.saves_s(option, standing) > option.cost_s

@@ -16,13 +16,12 @@ from flatout.engine.settings import Settings, conflicts, value_of, with_values
 from flatout.measure.receipt import KEPT, REJECTED, UNTRIED, Entry, Receipt
 from flatout.measure.stats import Comparison, compare, compare_paired
 from flatout.plan.knobs.knob import Knob
-from flatout.plan.options import MARGIN, MEASURE_S, STEPS_LOOKED_AT, Option, Options, Standing
+from flatout.plan.options import MARGIN, MEASURE_S, STEPS_LOOKED_AT, Option, Options, Standing, Terms
 from flatout.plan.price import Priced, cheap_s, prices
 from flatout.plan.side_by_side import SideBySide
 from flatout.plan.situation import Situation
 from flatout.plan.trials.reports import INTERRUPTED, NOT_RECORDED, Ask, Report, Tries, fitting_rows
 
-LIMIT_S = 300.0
 _HARMLESS = 0.02  # what is good for something else may seem to cost, within the noise
 _SLOWER = 3.0
 _PATIENCE_S, _PATIENCE = 20.0, 4.0  # with a trial: some time, and so many times what it should take
@@ -35,26 +34,16 @@ class Search:
         start: Settings,
         knobs: Sequence[Knob],
         tries: Tries,
+        terms: Terms,
         *,
-        steps_left: float,
-        limit_s: float = LIMIT_S,
-        isolated: bool = True,
-        analyze: bool = False,
-        free: bool = False,
         priced: Sequence[Priced] = (),
         clock: Callable[[], float] = time.monotonic,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """`start`: settings as they would be without a trial; pinned ones are never turned. `priced`: what keeps a promise.
-
-        `analyze`: also try what can't pay in the steps that are left; what is kept must pay all the same.
-        `free`: `tries` replays what it has and measures nothing, so that no run is too short for it.
-        """
-        self._s, self._tries, self._steps_left, self._limit_s = s, tries, steps_left, limit_s
-        self._knobs = [knob for knob in knobs if knob.name not in s.pins and (isolated or not knob.risky)]
-        self._isolated, self._analyze, self._clock, self._say = isolated, analyze, clock, say
-        self._free = free
-        self._options = Options(s, start, self._knobs, steps_left, analyze=analyze, free=free)
+        """`start`: settings as they would be without a trial; pinned ones are never turned. `priced`: what keeps a promise."""
+        self._s, self._tries, self._terms, self._clock, self._say = s, tries, terms, clock, say
+        self._knobs = [knob for knob in knobs if knob.name not in s.pins and (terms.isolated or not knob.risky)]
+        self._options = Options(s, start, self._knobs, terms)
         self._priced, self._began_s = priced, clock()
         self.reference = with_values(start, {knob.name: knob.off for knob in self._knobs})
         self.entries: list[Entry] = []
@@ -65,7 +54,7 @@ class Search:
     @property
     def why_none(self) -> str | None:
         """Why no trial could pay; None: some could, or need not."""
-        return None if self._analyze or self._free else self._options.why_none()
+        return None if self._terms.analyze or self._terms.free else self._options.why_none()
 
     def run(self) -> Receipt:
         if (why := self.why_none) is not None:
@@ -129,9 +118,9 @@ class Search:
 
     def _prices(self, proven: Standing) -> list[Entry]:
         """What promises cost, where that is asked for or cheap to know."""
-        left_s = self._limit_s - self._spent_s()
-        if not self._analyze:
-            left_s = min(left_s, cheap_s(self._limit_s, self._steps_left * proven.step_s))
+        left_s = self._terms.limit_s - self._spent_s()
+        if not self._terms.analyze:
+            left_s = min(left_s, cheap_s(self._terms.limit_s, self._terms.steps_left * proven.step_s))
         first_s = max((entry.first_s or 0.0 for entry in self.entries if entry.verdict == KEPT), default=0.0)
         arms = (proven.settings, self.reference, proven.steps_s)
         return prices(self._s, self._priced, self._tries, *arms, first_s=first_s, most_s=left_s)
@@ -143,7 +132,7 @@ class Search:
         try:
             while not stopped:
                 worth = self._options.best_first(standing, self._done)
-                left_s = self._limit_s - self._spent_s()
+                left_s = self._terms.limit_s - self._spent_s()
                 option = next((one for one in worth if one.cost_s <= left_s), None)
                 if option is None:
                     stopped = self._why_no_more(worth, standing)
@@ -161,7 +150,7 @@ class Search:
 
     def _why_no_more(self, worth: Sequence[Option], standing: Standing) -> str:
         if worth:
-            spent, limit = show_seconds(self._spent_s()), show_seconds(self._limit_s)
+            spent, limit = show_seconds(self._spent_s()), show_seconds(self._terms.limit_s)
             cheapest = min(worth, key=lambda one: one.cost_s)
             costs = f"would cost {show_seconds(cheapest.cost_s)}"
             return f"{spent} of the {limit} for planning are spent, and the next trial, {cheapest.named}, {costs}"
@@ -201,7 +190,7 @@ class Search:
             return f"slower: {gain:.2f}x"
         if found.better is None and not (option.candidate.unless_slower and gain > 1 - _HARMLESS):
             return f"no gain above the noise: {gain:.2f}x [{1 / found.high:.2f}, {1 / found.low:.2f}], n={found.n}"
-        saved_s = self._steps_left * _saved_s(report, standing)
+        saved_s = self._terms.steps_left * _saved_s(report, standing)
         if report.first_s is not None and option.candidate.cost_s and saved_s < report.first_s:
             return f"{gain:.2f}x, but it costs {show_seconds(report.first_s)} once and saves {show_seconds(max(0.0, saved_s))}"
         return None
@@ -281,7 +270,7 @@ class Search:
         saves_s, costs = self._options.saves_s(option, standing), show_seconds(option.cost_s)
         if saves_s <= 0:
             return "should be no faster here"
-        if self._analyze and option.factor > 1 + MARGIN:
+        if self._terms.analyze and option.factor > 1 + MARGIN:
             return f"there was no time to try it: a trial costs {costs}"
         return f"should save {show_seconds(saves_s)} of this run, a trial costs {costs}"
 
@@ -301,7 +290,7 @@ class Search:
             reference_step_s=median(first.steps_s) if first is not None and first.steps_s else None,
             step_s=proven.step_s if proven else None,
             paired=self._paired,
-            isolated=self._isolated,
+            isolated=self._terms.isolated,
             stopped=stopped,
             took_s=self._spent_s(),
         )
