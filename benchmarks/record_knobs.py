@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,24 @@ from torch import nn
 
 import flatout as fo
 from flatout.building import build_job
-from flatout.engine.settings import conflicts
+from flatout.engine.job import Job
+from flatout.engine.settings import Settings, conflicts
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import device_name, pick_device
+from flatout.machine.operators import with_operators
 from flatout.machine.probe import probe
 from flatout.measure.receipt import KEPT
 from flatout.models.gpt import gpt
-from flatout.plan.choose import choose, situation_of
+from flatout.plan.choose import choose, choose_in, situation_of
 from flatout.plan.knobs.all import KNOBS
 from flatout.plan.options import Terms
+from flatout.plan.prediction import Prediction
 from flatout.plan.search import Search
+from flatout.plan.situation import Situation
 from flatout.plan.trials.bench import Bench
-from flatout.plan.trials.recording import Recording
+from flatout.plan.trials.recording import Recording, shown
 from flatout.plan.trials.reports import Ask
+from flatout.plan.work import work_of
 
 REPLAYS = Path(__file__).parent.parent / "tests" / "replays"
 STEPS = 20_000  # of the run that is planned for
@@ -92,13 +97,32 @@ def _recipe(data: Any, model: Any, batch: int, lr: float, **more: Any) -> fo.Rec
     return fo.Recipe(data=data, model=model, batch=batch, lr=lr, budget=f"{STEPS} steps", evaluate=None, **more)
 
 
+@dataclass(frozen=True)
+class Keeping(Situation):
+    """Keeps every prediction: a replay asks for the same ones, on a machine that can't trace the kernels of this one."""
+
+    kept: dict[str, Prediction] = field(default_factory=dict)
+
+    def predicted(self, settings: Settings) -> Prediction:
+        found = self.kept[shown(settings.to_dict())] = super().predicted(settings)
+        return found
+
+
+def situation_to_keep(name: str, job: Job, ceilings: Ceilings, device: torch.device) -> Keeping:
+    """With the operators of its model timed, as a plan has them."""
+    plain = Settings(device=str(device))
+    forms = (choose(job, {}, ceilings, name).settings, plain, replace(plain, precision="bf16"))
+    timed = with_operators(ceilings, device, [one for form in forms for one in work_of(job, form).operations], 20.0)
+    return Keeping(**vars(situation_of(job, {}, timed)))
+
+
 def record(name: str, smoke: bool, limit_s: float, ceilings: Ceilings, device: torch.device) -> dict[str, Any]:
     """The search as a long run would make it, then each knob by itself and each left out of what was found."""
     recipe = MODELS[name](smoke)
     job = build_job(recipe)
     began_s = time.monotonic()
-    plan = choose(job, {}, ceilings, name)
-    s = situation_of(job, {}, ceilings)
+    s = situation_to_keep(name, job, ceilings, device)
+    plan = choose_in(s, name)
     bench = Bench(job, device)
     recording = Recording(None, bench)
     search = Search(s, plan.settings, KNOBS, recording, Terms(STEPS, limit_s, analyze=True), say=_say)
@@ -125,7 +149,10 @@ def record(name: str, smoke: bool, limit_s: float, ceilings: Ceilings, device: t
         "batch": job.batch,
         "steps_left": STEPS,
         "took_s": round(time.monotonic() - began_s, 1),
-        "plain": s.plain.step_s,
+        "smoke": smoke,
+        "plain": asdict(s.plain),
+        "foretold": {words: asdict(prediction) for words, prediction in s.kept.items()},
+        "default": plan.settings.to_dict(),
         "kept": [f"{entry.name}={entry.value}" for entry in receipt.entries if entry.verdict == KEPT],
         "recording": recording.to_dict(),
         "receipt": receipt.to_dict(),

@@ -36,7 +36,10 @@ def choose(
     cache: Path | None = None,
     knobs: Sequence[Knob] = KNOBS,
 ) -> Plan:
-    s = situation_of(job, pins, ceilings, cache)
+    return choose_in(situation_of(job, pins, ceilings, cache), label, knobs)
+
+
+def choose_in(s: Situation, label: str, knobs: Sequence[Knob] = KNOBS) -> Plan:
     choices: list[Choice] = []
     rejected: list[Rejected] = []
     values: dict[str, Any] = {"device": str(s.device)}
@@ -61,11 +64,11 @@ def choose(
     return Plan(
         model=label,
         machine=device_name(s.device),
-        unit=job.unit,
-        per_sample=job.data.tokens_per_row,
-        batch=round(job.rows_per_step),
+        unit=s.job.unit,
+        per_sample=s.job.data.tokens_per_row,
+        batch=round(s.job.rows_per_step),
         settings=settings,
         choices=tuple(choices),
         rejected=tuple(rejected),
-        prediction=predict(job, settings, ceilings),
+        prediction=s.predicted(settings),
     )

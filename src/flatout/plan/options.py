@@ -9,7 +9,6 @@ from statistics import median
 from flatout.base.units import show_seconds, show_value
 from flatout.engine.settings import Settings, conflicts, value_of, with_values
 from flatout.plan.knobs.knob import Candidate, Knob
-from flatout.plan.predict import predict
 from flatout.plan.situation import Situation
 
 MEASURE_S = 2.0
@@ -85,7 +84,7 @@ class Options:
 
     def _predicted_factor(self, now: Settings, then: Settings) -> float:
         """Asked only where a knob knows no better: a form of the step that nobody looked at yet takes a second to trace."""
-        now_s, then_s = (predict(self._s.job, settings, self._s.ceilings).step_s for settings in (now, then))
+        now_s, then_s = (self._s.predicted(settings).step_s for settings in (now, then))
         return now_s / then_s if now_s and then_s else _UNKNOWN_FACTOR
 
     def best_first(self, standing: Standing, done: Collection[Key]) -> list[Option]:
@@ -112,7 +111,7 @@ class Options:
         """Why trials could not save what their process costs, over what would be taken without any; None: they could."""
         if not self._knobs:
             return "every knob is pinned"
-        start_s = predict(self._s.job, self._start, self._s.ceilings).step_s if self._s.plain.step_s else None
+        start_s = self._s.predicted(self._start).step_s if self._s.plain.step_s else None
         standing = Standing(self._start, (start_s or self._s.plain.step_s or _UNKNOWN_STEP_S,))
         cost_s = _START_S.get(self._s.device.type, _START_S["cuda"]) + MEASURE_S
         whole_s = self._terms.steps_left * standing.step_s

@@ -11,7 +11,6 @@ from flatout.engine.settings import Settings, value_of
 from flatout.measure.receipt import KEPT, REJECTED, Entry, Receipt
 from flatout.plan.knobs.knob import Knob
 from flatout.plan.plan import Choice, Plan, Rejected
-from flatout.plan.predict import predict
 from flatout.plan.situation import Situation
 
 
@@ -36,7 +35,7 @@ def with_receipt(plan: Plan, receipt: Receipt, s: Situation, knobs: Sequence[Kno
     )
     told = [Rejected(entry.name, entry.value, entry.why) for entry in receipt.entries if entry.verdict != KEPT]
     rejected = (*(r for r in plan.rejected if r.name not in searched), *told)
-    prediction = predict(s.job, settings, s.ceilings)
+    prediction = s.predicted(settings)
     return replace(plan, settings=settings, choices=choices, rejected=rejected, prediction=prediction)
 
 

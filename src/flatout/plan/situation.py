@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from flatout.engine.job import Job
+from flatout.engine.settings import Settings
 from flatout.machine.ceilings import Ceilings
-from flatout.plan.plan import Prediction
+from flatout.plan.predict import predict
+from flatout.plan.prediction import Prediction
+from flatout.plan.trials.recording import shown
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,10 @@ class Situation:
     ceilings: Ceilings | None
     plain: Prediction  # of the run with nothing switched on
     cache: Path | None = None  # where decoded and prepared rows may be kept
+    foretold: Mapping[str, Prediction] = field(default_factory=dict)  # by settings in words: of a machine that is not this one
+
+    def predicted(self, settings: Settings) -> Prediction:
+        return self.foretold.get(shown(settings.to_dict())) or predict(self.job, settings, self.ceilings)
 
     @property
     def epochs(self) -> float | None:

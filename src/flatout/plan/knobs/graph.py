@@ -10,7 +10,6 @@ from flatout.data.stores.device import filled_by
 from flatout.engine.settings import Settings, with_values
 from flatout.plan.knobs.knob import Candidate, Decisions
 from flatout.plan.plan import Choice
-from flatout.plan.predict import predict
 from flatout.plan.prediction import LAUNCH, Prediction
 from flatout.plan.situation import Situation
 
@@ -34,7 +33,7 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
     elif _is_decoded_beside(s, str(values["tier"])):
         yield Choice(name, True, _BESIDE)
     else:
-        yield _by_launches(predict(s.job, with_values(Settings(device=str(s.device)), values), s.ceilings))
+        yield _by_launches(s.predicted(with_values(Settings(device=str(s.device)), values)))
 
 
 def _by_launches(step: Prediction) -> Choice:

@@ -10,7 +10,6 @@ from flatout.engine.logbook import INTERVAL_S
 from flatout.engine.settings import LOG_SLOTS, Settings, with_values
 from flatout.plan.knobs.knob import Decisions
 from flatout.plan.plan import Choice
-from flatout.plan.predict import predict
 from flatout.plan.situation import Situation
 
 name = "log_every"
@@ -24,7 +23,7 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
 def _in_steps(s: Situation, values: Mapping[str, Any]) -> str:
     if s.plain.step_s is None:
         return ""
-    step_s = predict(s.job, with_values(Settings(device=str(s.device)), values), s.ceilings).step_s or s.plain.step_s
+    step_s = s.predicted(with_values(Settings(device=str(s.device)), values)).step_s or s.plain.step_s
     steps = max(1, min(LOG_SLOTS, round(INTERVAL_S / step_s)))
     if steps > 1 and s.total_steps is not None and s.total_steps <= steps:
         return f", and at the end: the run should be over by then, by the {show_seconds(step_s)} that a step should take"
