@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,8 @@ def _chosen(
 
     def to_time(ceilings: Ceilings) -> list[Operation]:
         plain = Settings(device=str(device))
-        return _to_time(job, ceilings, by(ceilings).settings, plain, replace(plain, precision="bf16"))
+        half = [] if "precision" in pins else [replace(plain, precision="bf16")]
+        return _to_time(job, ceilings, by(ceilings).settings, plain, *half)
 
     if cache is not None:
         keep_traces(job, Traces(cache / "traces", f"{_key(recipe, job, device)} {_versions()}"))
@@ -118,13 +119,13 @@ def _chosen(
 
 def _to_time(job: Job, ceilings: Ceilings, *forms: Settings) -> list[Operation]:
     """The operators of these forms of a step; none, where all of them were timed before."""
-    try:
-        works = [work_of(job, settings) for settings in forms]
-        if all(not one.key or one.key in ceilings.operators for work in works for one in work.operations):
-            return []
-        return [one for settings in forms for one in work_of(job, settings, to_call=True).operations]
-    except Exception:  # a model that can't be traced is not predicted either
-        return []
+    found: list[Operation] = []
+    for settings in forms:
+        with suppress(Exception):  # a form that can't be traced is not predicted either
+            operations = work_of(job, settings).operations
+            if any(one.key and one.key not in ceilings.operators for one in operations):
+                found += work_of(job, settings, to_call=True).operations
+    return found
 
 
 def tried_plan(
@@ -243,11 +244,13 @@ class _InProcess:
 
 
 def _key(recipe: Recipe, job: Job, device: torch.device) -> str:
-    """What a measurement depends on: the model, the shapes of its batch, what is computed with it, the device, its threads."""
+    """What a measurement depends on: the model as written and as built, its batch, what it computes, device, threads."""
     asked = {name: value for name, value in recipe.written().items() if name not in _NOT_OF_A_TRIAL and name != "data"}
     shapes = {name: [list(column.shape), str(column.dtype)] for name, column in job.data.schema().items()}
     parts = (*(part for part in (recipe.objective, recipe.optimizer) if callable(part)), *(k.turn for k in recipe.own_knobs))
-    own = [source_hash(recipe.model), *map(source_text, parts)]
+    tensors = (*job.model.named_parameters(), *job.model.named_buffers())
+    built = [repr(job.model), *(f"{name} {tuple(t.shape)} {t.dtype} {t.requires_grad}" for name, t in tensors)]
+    own = [source_hash(recipe.model), *map(source_text, parts), *built]
     place = [device_name(device), torch.get_num_threads() if device.type == "cpu" else 0, read_facts().cpu.model]
     told = json.dumps([asked, shapes, own, place, job.rows_per_step], sort_keys=True, default=str)
     return hashlib.sha256(told.encode()).hexdigest()[:24]

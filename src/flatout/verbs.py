@@ -33,6 +33,7 @@ from flatout.engine.precision import autocast
 from flatout.machine.device import pick_device
 from flatout.machine.facts import read_facts
 from flatout.measure.receipt import Receipt
+from flatout.models.residual import narrow_residual
 from flatout.plan.explain import explain as explain_plan
 from flatout.plan.plan import Plan
 from flatout.planned import checked_plan
@@ -194,7 +195,7 @@ def evaluate(
     else:
         raise UsageError(f"part={part!r} is of the run's own data, and other data was given to evaluate: give one of them")
     place = pick_device(device)
-    model = trained_model(run.folder, job).to(place)
+    model = _as_trained(run, trained_model(run.folder, job), place)
     tier = run.plan.settings.tier if part == "train" else "resident"  # what was too large for the device still is
     feed = EvalFeed(source, job.data.prepare, run.plan.batch, place, _tier(source, tier), any_order=True)
     batch = next(iter(feed))
@@ -215,7 +216,7 @@ def predict(run: Run, data: OtherData, *, device: str = "auto", cache: Path | No
     job = _job_to_use(run)
     source = _other_source(run, job, data, targets=False, cache=cache)
     place = pick_device(device)
-    model = trained_model(run.folder, job).to(place).eval()
+    model = _as_trained(run, trained_model(run.folder, job), place).eval()
     pieces: dict[str, list[Tensor]] = {}
     with torch.no_grad(), autocast(_precision(run, place), place):
         for batch in EvalFeed(source, job.data.prepare, source.stored_rows(run.plan.batch), place, _tier(source)):
@@ -380,6 +381,12 @@ def _other_sequences(job: Job, data: Any) -> Source:
 def _tier(source: Source, planned: str = "resident") -> str:
     """Rows that have to be read or decoded come as they are needed: nobody knows how many there are."""
     return "resident" if source.in_memory and planned == "resident" else "streamed"
+
+
+def _as_trained(run: Run, model: nn.Module, device: torch.device) -> nn.Module:
+    """On the device, with the stream between its blocks as it was in training; in float32 that makes no difference."""
+    narrow_residual(model, run.plan.settings.residual == "autocast")
+    return model.to(device)
 
 
 def _precision(run: Run, device: torch.device) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import flatout as fo
 from flatout.building import build_job
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings
+from flatout.machine.capture import captured
 from flatout.machine.ceilings import Ceilings, measure_ceilings
 from flatout.machine.device import pick_device
 from flatout.machine.operators import with_operators
+from flatout.measure.counts import count_step
 from flatout.plan.predict import predict
 from flatout.plan.work import work_of
 from flatout.planned import checked_plan
@@ -85,7 +88,7 @@ def test_attention_of_every_kernel_is_timed_both_ways(ceilings: Ceilings, device
         operations = work_of(job, settings).operations
     timed = with_operators(ceilings, device, operations, 60.0)
     attention = [one for one in operations if one.key and "scaled_dot_product" in one.name]
-    assert all(timed.operators[one.key] for one in attention) and len(attention) == (0 if kernel == "MATH" else 2)
+    assert all(timed.operators[one.key] is not None for one in attention) and len(attention) == (0 if kernel == "MATH" else 2)
 
 
 def test_a_plan_times_the_operators_of_its_model_once(tmp_path: Path) -> None:
@@ -93,4 +96,34 @@ def test_a_plan_times_the_operators_of_its_model_once(tmp_path: Path) -> None:
     recipe = fo.Recipe(data=job.data, model=lambda: Everything(), batch=128, lr=1e-3, budget="9 steps", evaluate=None)
     plans = [checked_plan(recipe, build_job(recipe), tmp_path, limit_s=0)[0] for _ in range(2)]
     (kept,) = tmp_path.glob("ceilings-*.json")
-    assert kept.stat().st_size > 1000 and plans[0].prediction == plans[1].prediction
+    operators = json.loads(kept.read_text())["ceilings"]["operators"]
+    assert len(operators) > 30 and None not in operators.values()
+    assert plans[0].prediction == plans[1].prediction
+
+
+def test_what_waits_for_the_device_is_left_alone_and_leaves_it_whole(ceilings: Ceilings, device: torch.device) -> None:
+    """No graph can hold it: a capture that failed would leave random numbers and streams in pieces."""
+    mean, spread = torch.zeros(64, device=device), torch.ones(64, device=device)
+    waits = count_step(lambda: torch.normal(mean, spread).cpu()).operations
+    own = count_step(lambda: torch.normal(mean, spread)).operations
+    stream = torch.cuda.current_stream(device)
+    timed = with_operators(ceilings, device, [*waits, *own], 60.0)
+    assert torch.cuda.current_stream(device) == stream and torch.cuda.get_sync_debug_mode() == 0
+    for one in (*waits, *own):
+        assert one.key in timed.operators
+    drop = nn.Dropout(0.5).to(device)
+    assert 0 < float(drop(torch.ones(1000, device=device)).count_nonzero()) < 1000
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        drop(spread)
+    graph.replay()
+    torch.cuda.synchronize()
+
+
+def test_a_capture_that_fails_leaves_the_process_as_it_was(device: torch.device) -> None:
+    value, stream = torch.ones(4, device=device), torch.cuda.current_stream(device)
+    with pytest.raises(RuntimeError), captured(device):
+        value.sum().item()
+    assert torch.cuda.current_stream(device) == stream
+    assert float(F.dropout(torch.ones(1000, device=device), 0.5).count_nonzero()) < 1000
+    torch.cuda.empty_cache()

@@ -16,9 +16,10 @@ from flatout.data.stores import runs
 from flatout.data.stores.cache import Cache, cache_key
 from flatout.data.stores.filling import FillingSource, place
 from flatout.data.stores.mapped import MappedStore
-from flatout.data.stores.memory import MemoryStore, RowStore, bytes_needed, free_host_bytes
+from flatout.data.stores.memory import MemoryStore, RowStore, bytes_needed
 from flatout.data.stores.records import Layout, Take
 from flatout.data.stores.tiers import Surroundings, choose_tier
+from flatout.machine.host import free_host_bytes
 
 STORES = ("memory", "mapped", "mapped lz4", "mapped zstd")
 

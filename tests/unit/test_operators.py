@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -100,6 +102,30 @@ def test_what_gets_integers_that_are_no_index_is_left_alone() -> None:
     assert "bag" in bag.name and seconds_of(timed([bag]), bag) is None
 
 
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda: torch.randn(4, 8).masked_scatter(torch.ones(4, 8, dtype=torch.bool), torch.randn(32)),
+        lambda: torch._assert_async(torch.tensor(True)),
+        lambda: torch.linalg.eigh(torch.eye(4)),
+    ],
+    ids=["mask", "assertion", "solver"],
+)
+def test_what_a_random_mask_would_break_or_no_graph_can_hold_is_left_alone(step: Any) -> None:
+    one = count_step(step).operations[-1]
+    assert seconds_of(timed([one]), one) is None
+
+
+def test_random_numbers_of_the_user_are_not_drawn_from() -> None:
+    numbers = torch.Generator().manual_seed(7)
+    operations = count_step(lambda: torch.empty(16).normal_(generator=numbers)).operations
+    before = numbers.get_state()
+    found = timed(operations)
+    assert torch.equal(numbers.get_state(), before) and None not in found.values()
+    again = count_step(lambda: torch.empty(16).normal_(generator=torch.Generator())).operations
+    assert {one.key for one in again} == set(found)  # its address is no part of the work
+
+
 def test_what_looks_at_its_numbers_is_left_alone() -> None:
     looks = count_step(lambda: torch.ones(4).nonzero()).operations
     assert [seconds_of(timed(looks), one) for one in looks if "nonzero" in one.name] == [None]
@@ -122,8 +148,39 @@ def test_what_fails_or_is_too_large_is_none_and_not_asked_again(monkeypatch: pyt
     assert with_operators(known, CPU, [relu], 60.0) is known and len(calls) == 1
     slow = Ceilings("cpu", {"fp32": RATE}, copy_bytes_per_s=Measured(1.0, 1.0, 1.0, 5))  # 64 bytes take a minute
     assert seconds_of(timed([relu], ceilings=slow), relu) is None and len(calls) == 1
-    monkeypatch.setattr(operators, "_free_bytes", lambda device: 100)
-    assert seconds_of(timed([relu]), relu) is None and len(calls) == 1
+
+
+def test_what_memory_is_short_for_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a table that few rows are picked from, all is made."""
+    table, rows = torch.randn(1000, 8), torch.zeros(2, dtype=torch.int64)
+    (pick,) = count_step(lambda: F.embedding(rows, table)).operations
+    assert pick.bytes < 200 and pick.call is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(operators, "_free_bytes", lambda device: 4 * 32_000)
+        short = with_operators(BARE, CPU, [pick], 60.0)
+        assert short is BARE
+    assert seconds_of(dict(with_operators(short, CPU, [pick], 60.0).operators), pick)
+
+    def fails(*given: Any) -> float:
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(operators, "_seconds", fails)
+    assert with_operators(BARE, CPU, [pick], 60.0) is BARE
+
+
+def test_a_slow_operator_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    (relu,) = count_step(torch.ones(8).relu).operations
+    called: list[float] = []
+
+    def slow(*given: Any, **named: Any) -> None:
+        called.append(1.0)
+        time.sleep(0.15)
+
+    assert relu.call is not None
+    monkeypatch.setattr(operators, "_is_safe", lambda call: True)
+    monkeypatch.setattr(operators, "_is_attention_backward", lambda call: False)
+    found = timed([replace(relu, call=replace(relu.call, func=slow))])
+    assert len(called) == 1 and (seconds_of(found, relu) or 0) > 0.1
 
 
 def test_time_is_up() -> None:

@@ -79,6 +79,19 @@ def test_the_stream_has_the_format_that_was_asked_for(make: Any) -> None:
     assert flows_in(model, x) == {torch.float32}
 
 
+def test_what_autocast_does_not_touch_stays() -> None:
+    class Twofold(nn.Embedding):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), x
+
+    exact, twofold = nn.Embedding(8, 4).double(), Twofold(8, 4)
+    for model in (exact, twofold):
+        narrow_residual(model, True)
+    x = torch.zeros(2, dtype=torch.int64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert exact(x).dtype == torch.float64 and twofold(x)[0].dtype == torch.float32
+
+
 def test_a_step_takes_what_the_settings_say(tmp_path: Path) -> None:
     job = text_job(tmp_path)
     x = torch.zeros(2, 8, dtype=torch.int64)
@@ -96,10 +109,10 @@ def test_a_run_ends_near_where_a_plain_one_does(tmp_path: Path) -> None:
         data = fo.data.text(tmp_path / "words.txt", encoding="chars", window=16, holdout=0.1)
         asked: dict[str, Any] = {"objective": "next_token", "batch": 16, "lr": 1e-2, "budget": "60 steps", "model": GPT}
         settings = {"device": "cpu", "precision": "bf16", "residual": value}
-        result = fo.run(
-            fo.Recipe(data=data, settings=settings, **asked), runs=tmp_path / value, cache=tmp_path / "cache", planning="off"
-        ).result
-        losses.append(result["metrics"]["loss"])
+        recipe = fo.Recipe(data=data, settings=settings, **asked)
+        run = fo.run(recipe, runs=tmp_path / value, cache=tmp_path / "cache", planning="off")
+        losses.append(run.result["metrics"]["loss"])
+        assert fo.evaluate(run, device="cpu")["loss"] == losses[-1]  # as it was trained
     assert losses[0] < 2.0 and losses[1] == pytest.approx(losses[0], rel=0.05)
     assert losses[0] != losses[1]
 

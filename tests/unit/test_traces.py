@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import flatout as fo
 from flatout.building import build_job
@@ -22,7 +24,7 @@ from flatout.planned import checked_plan
 def recipe(hidden: int = 16, **given: Any) -> fo.Recipe:
     data = fo.data.arrays(torch.randn(64, 8), torch.arange(64) % 3, classes=3, holdout=0.0)
     asked: dict[str, Any] = {"batch": 16, "lr": 0.1, "budget": "9 steps", "evaluate": None, "settings": {"device": "cpu"}}
-    return fo.Recipe(data=data, model={"mlp": {"hidden": [hidden]}}, **(asked | given))
+    return fo.Recipe(**({"data": data, "model": {"mlp": {"hidden": [hidden]}}} | asked | given))
 
 
 def job_keeping(folder: Path, key: str = "mlp") -> Job:
@@ -92,6 +94,53 @@ def test_a_second_plan_traces_nothing_and_foretells_the_same(tmp_path: Path, tra
     assert len(traced) > done  # another model
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda other: {"data": classes(30 if other else 3)},
+        lambda other: {"model": frozen(other)},
+        lambda other: {"model": nn.Sequential(nn.Linear(8, 3), nn.Dropout(0.5 if other else 0.1))},
+    ],
+    ids=["classes", "frozen", "dropout"],
+)
+def test_a_model_that_is_written_alike_and_built_otherwise_is_another(tmp_path: Path, traced: list[str], made: Any) -> None:
+    plans = []
+    for other in (False, True):
+        before = len(traced)
+        plans.append(planned(recipe(**made(other)), tmp_path))
+        assert len(traced) > before
+    alone = planned(recipe(**made(True)), tmp_path / "alone")
+    assert plans[1].prediction.flops_per_sample == alone.prediction.flops_per_sample
+
+
+def classes(count: int) -> Any:
+    return fo.data.arrays(torch.zeros(64, 8), torch.arange(64) % count, classes=count, holdout=0.0)
+
+
+def frozen(on: bool) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3))
+    model[0].requires_grad_(not on)
+    return model
+
+
+def test_a_form_that_can_not_be_traced_keeps_no_other_from_being_timed(tmp_path: Path) -> None:
+    class OnlyExact(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.layer(x)
+            return (
+                torch.linalg.vector_norm(out, dtype=torch.float64).float() + out if out.dtype == torch.float32 else out.view(1)
+            )
+
+    planned(recipe(model=lambda: OnlyExact()), tmp_path)
+    (kept,) = tmp_path.glob("ceilings-*.json")
+    assert json.loads(kept.read_text())["ceilings"]["operators"]
+
+
 def test_operators_are_timed_again_where_that_was_lost(tmp_path: Path, traced: list[str]) -> None:
     planned(recipe(), tmp_path)
     (kept,) = tmp_path.glob("ceilings-*.json")
@@ -99,4 +148,4 @@ def test_operators_are_timed_again_where_that_was_lost(tmp_path: Path, traced: l
     done = len(traced)
     again = planned(recipe(), tmp_path)
     assert len(traced) > done and again.prediction.step_s
-    assert '"operators": {\n' in kept.read_text()
+    assert json.loads(kept.read_text())["ceilings"]["operators"]

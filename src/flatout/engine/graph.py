@@ -19,6 +19,7 @@ from flatout.data.serving.pinned import PinnedFeed
 from flatout.data.serving.resident import ResidentFeed
 from flatout.engine.records import GraphRecords, Records
 from flatout.engine.step import Step
+from flatout.machine.capture import captured
 
 _WARMUP_STEPS = 3
 _RATES_AHEAD = 512
@@ -44,7 +45,6 @@ class GraphStep:
             self._record()
         except RuntimeError:
             self.step.optimizer.zero_grad(set_to_none=True)  # they lie in the memory of the graph that came to nothing
-            _leave_capture(self.step.device)
             raise
         finally:
             self.step.records = Records()
@@ -62,8 +62,7 @@ class GraphStep:
                 self._once()
         torch.cuda.current_stream().wait_stream(side)
         self.step.optimizer.zero_grad(set_to_none=True)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with captured(self.step.device) as graph:
             self._once()
         self._replay = graph.replay
 
@@ -107,10 +106,3 @@ class GraphStep:
 def _look_up(rates: list[Tensor], table: Tensor, slot: Tensor) -> None:
     for rate, row in zip(rates, table, strict=True):
         rate.copy_(row.index_select(0, slot).squeeze(0))
-
-
-def _leave_capture(device: torch.device) -> None:
-    """A capture that fails leaves the device's random numbers believing that it still runs: they go on from a copy."""
-    with torch.cuda.device(device):
-        numbers = torch.cuda.default_generators[torch.cuda.current_device()]
-    numbers.graphsafe_set_state(numbers.clone_state())

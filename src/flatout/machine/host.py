@@ -47,6 +47,18 @@ def cgroup_memory_bytes(root: Path = _CGROUP) -> int | None:
     return int(limit) if limit is not None and limit < psutil.virtual_memory().total else None
 
 
+def free_host_bytes(root: Path = _CGROUP) -> int:
+    """Memory that can be had without swapping, within the container's limit where there is one."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = int((root / "memory.max").read_text())
+        used = int((root / "memory.current").read_text())
+        cached = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+        return min(free, limit - used + int(cached.get("inactive_file", 0)))
+    except (OSError, ValueError):  # "max", or no such file: no limit
+        return free
+
+
 def shm_bytes(folder: Path = Path("/dev/shm")) -> int | None:
     """Size of the shared-memory file system, or None where the platform has none."""
     if not folder.is_dir():

@@ -10,26 +10,30 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from statistics import median
 
-import psutil
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from flatout.machine.capture import captured
 from flatout.machine.ceilings import Ceilings
+from flatout.machine.host import free_host_bytes
 from flatout.machine.rates import MATMUL_DTYPES, tf32_products
-from flatout.measure.clock import time_repeats
+from flatout.measure.clock import synchronize, time_repeats
 from flatout.measure.counts import Call, Layout, Operation
 
 _FORMATS = {dtype: name for name, dtype in MATMUL_DTYPES.items() if dtype != torch.float32}
-# integers, as what works element by element does; some of them are the bytes of a library's own notes
-_TAKES_ANY = {"_to_copy", "cat", "clone", "copy_", "cudnn_batch_norm_backward", "fill_", "stack", "zero_"}
+# integers and truth values, as what works element by element does; some of them are the bytes of a library's own notes
+_TAKES_ANY = {
+    "_to_copy", "all", "any", "cat", "clone", "copy_", "cudnn_batch_norm_backward", "fill_", "stack", "sum", "tril", "triu",
+    "zero_",
+}  # fmt: skip
 _PICKS = {
-    "embedding", "embedding_dense_backward", "gather", "index", "index_select", "max_pool2d_with_indices_backward",
+    "embedding", "embedding_dense_backward", "gather", "index_select", "max_pool2d_with_indices_backward",
     "nll_loss2d_backward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss_forward", "scatter", "scatter_add",
 }  # fmt: skip
 _LOOKS_AT_NUMBERS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
@@ -39,13 +43,16 @@ _REPEATS = 5
 _BLOCK_S, _MOST_IN_A_BLOCK = 4e-4, 64  # one repeat: long enough for a clock, short enough for hundreds of operators
 
 
+class _Short(Exception):
+    """Of memory, for now: another time it may be timed."""
+
+
 def with_operators(ceilings: Ceilings, device: torch.device, operations: Iterable[Operation], limit_s: float) -> Ceilings:
     """Time those that are not known yet, in their order, until the time is over. The same object, if there are none."""
     began_s = time.monotonic()
     missing = {one.key: one for one in operations if one.call is not None and one.key not in ceilings.operators}
     if not missing:
         return ceilings
-    free_bytes = _free_bytes(device)
     found: dict[str, float | None] = {}
     numbers = torch.Generator(device).manual_seed(0)
     random = torch.random.fork_rng([device] if device.type == "cuda" else [])
@@ -53,20 +60,33 @@ def with_operators(ceilings: Ceilings, device: torch.device, operations: Iterabl
         for key, one in missing.items():
             if time.monotonic() - began_s > limit_s:
                 break
-            bearable = _at_best_s(one, ceilings) < _BEARABLE_S and one.bytes < _BEARABLE_PART * free_bytes
-            found[key] = _timed(one.call, device, numbers) if bearable and one.call is not None else None
+            with suppress(_Short):
+                found[key] = _timed(one, ceilings, device, numbers)
+            synchronize(device)  # one that broke the device ends this here: what comes after it would be wrong
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return replace(ceilings, operators={**ceilings.operators, **found}) if found else ceilings
 
 
-def _timed(call: Call, device: torch.device, numbers: torch.Generator) -> float | None:
-    try:
-        if _is_attention_backward(call):
-            return _attention_backward_seconds(call, device, numbers)
-        return _seconds(call, device, numbers) if _is_safe(call) else None
-    except (RuntimeError, NotImplementedError, TypeError):  # torch's own limits, memory among them
+def _timed(one: Operation, ceilings: Ceilings, device: torch.device, numbers: torch.Generator) -> float | None:
+    call = one.call
+    backward = call is not None and _is_attention_backward(call)
+    if call is None or not (backward or _is_safe(call)) or _at_best_s(one, ceilings) > _BEARABLE_S:
         return None
+    if _needed_bytes(one, call) > _BEARABLE_PART * _free_bytes(device):
+        raise _Short
+    try:
+        return (_attention_backward_seconds if backward else _seconds)(call, device, numbers)
+    except torch.OutOfMemoryError as error:
+        raise _Short from error
+    except Exception:  # what a library can't do, it says in many ways
+        return None
+
+
+def _needed_bytes(one: Operation, call: Call) -> int:
+    """All that its arguments lie in, which may be more than it reads, and as much again as it reads and writes."""
+    layouts = [leaf for leaf in tree_leaves((call.given, call.named)) if isinstance(leaf, Layout)]
+    return one.bytes + sum(layout.extent_bytes for layout in layouts)
 
 
 def _at_best_s(one: Operation, ceilings: Ceilings) -> float:
@@ -76,13 +96,16 @@ def _at_best_s(one: Operation, ceilings: Ceilings) -> float:
 
 
 def _free_bytes(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_bytes()
 
 
 def _is_safe(call: Call) -> bool:
     if call.func.namespace not in ("aten", "flatout") or _LOOKS_AT_NUMBERS & {*call.func.tags}:
         return False
-    known = call.func.namespace == "flatout" or str(call.func.overloadpacket).removeprefix("aten.") in _TAKES_ANY | _PICKS
+    name = str(call.func.overloadpacket).removeprefix("aten.")
+    if "linalg" in name and "norm" not in name:  # solvers wait for the device, which no graph can
+        return False
+    known = call.func.namespace == "flatout" or name in _TAKES_ANY | _PICKS
     return bool(known or torch.Tag.pointwise in call.func.tags or not _has_integers(call))
 
 
@@ -93,7 +116,7 @@ def _is_attention_backward(call: Call) -> bool:
 
 def _has_integers(call: Call) -> bool:
     layouts = [one for one in tree_leaves((call.given, call.named)) if isinstance(one, Layout)]
-    return any(_is_integer(one.dtype) and one.dtype != torch.bool for one in layouts)
+    return any(_is_integer(one.dtype) for one in layouts)
 
 
 def _seconds(call: Call, device: torch.device, numbers: torch.Generator) -> float:
@@ -110,10 +133,11 @@ def _attention_backward_seconds(call: Call, device: torch.device, numbers: torch
     bias = asked.get("attn_bias") or asked.get("attn_mask")
     mask = None if bias is None else _filled(bias, device, 1, numbers)
 
+    shared = query.dim() == 4 and query.shape[1] != key.shape[1]  # heads that share their keys
+
     def forward() -> Tensor:
-        return F.scaled_dot_product_attention(
-            query, key, value, mask, dropout_p=asked.get("dropout_p", 0.0), is_causal=asked.get("is_causal", False)
-        )
+        dropout, causal = asked.get("dropout_p", 0.0), asked.get("is_causal", False)
+        return F.scaled_dot_product_attention(query, key, value, mask, dropout, causal, enable_gqa=shared)
 
     with torch.enable_grad():
         gradient = torch.ones_like(forward())
@@ -122,11 +146,31 @@ def _attention_backward_seconds(call: Call, device: torch.device, numbers: torch
 
 
 def _time(once: Callable[[], object], device: torch.device) -> float:
-    once()
+    began_s = time.monotonic()
+    with _no_waiting(device):
+        once()
+    synchronize(device)
+    first_s = time.monotonic() - began_s
+    if device.type == "cpu" and first_s > _BEARABLE_S:  # on a device the first one may look for the best of its kernels
+        return first_s
     once_s = max(min(time_repeats(once, 2, 0, device)), 1e-7)
     times = max(1, min(_MOST_IN_A_BLOCK, math.ceil(_BLOCK_S / once_s)))
     with _block(once, times, device) as block:
         return median(time_repeats(block, _REPEATS, 1, device)) / times
+
+
+@contextmanager
+def _no_waiting(device: torch.device) -> Iterator[None]:
+    """What waits for the device within is an error: a graph can't hold it, and trying would leave the process in pieces."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 @contextmanager
@@ -140,8 +184,7 @@ def _block(once: Callable[[], object], times: int, device: torch.device) -> Iter
     if device.type != "cuda":
         yield block
         return
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(device), torch.cuda.graph(graph):
+    with captured(device) as graph:
         block()
     try:
         yield graph.replay
@@ -164,6 +207,8 @@ def _filled(layout: Layout, device: torch.device, below: int, numbers: torch.Gen
     tensor = torch.empty_strided(shape, strides, dtype=layout.dtype, device=device)
     if _is_integer(layout.dtype):
         tensor.random_(0, 2 if layout.dtype == torch.bool else below, generator=numbers)
+    elif layout.dtype.itemsize > 1:
+        tensor.real.uniform_(generator=numbers) if layout.dtype.is_complex else tensor.uniform_(generator=numbers)
     else:
         tensor.copy_(torch.rand(shape, device=device, generator=numbers))  # above 0, as a variance is
     return tensor.expand(layout.shape)

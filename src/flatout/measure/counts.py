@@ -71,6 +71,14 @@ class Layout:
     strides: tuple[int, ...]
     dtype: torch.dtype
 
+    @property
+    def extent_bytes(self) -> int:
+        """Of the memory from its first number to its last."""
+        if 0 in self.shape:
+            return 0
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return (last + 1) * self.dtype.itemsize
+
 
 @dataclass(frozen=True)
 class Call:
@@ -82,8 +90,9 @@ class Call:
 
     @classmethod
     def of(cls, func: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> Call:
-        laid_out, named_out = tree_map_only(torch.Tensor, _layout, (given, dict(named)))
-        return cls(func, laid_out, named_out)
+        """Without the random numbers of the user, which another call would draw from."""
+        told = tree_map_only(torch.Generator, lambda numbers: None, (given, dict(named)))
+        return cls(func, *tree_map_only(torch.Tensor, _layout, told))
 
     @property
     def key(self) -> str:

@@ -30,10 +30,11 @@ def narrow_residual(model: nn.Module, on: bool) -> None:
 
 
 def in_autocast(stream: Tensor) -> Tensor:
-    """As it is, where autocast is off."""
+    """As it is, where autocast is off or has nothing to say about its format."""
     kind = stream.device.type
-    return stream.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else stream
+    narrow = stream.dtype == torch.float32 and torch.is_autocast_enabled(kind)
+    return stream.to(torch.get_autocast_dtype(kind)) if narrow else stream
 
 
-def _narrowed(embedding: nn.Module, given: object, output: Tensor) -> Tensor | None:
-    return in_autocast(output) if getattr(embedding, _OFFER) else None
+def _narrowed(embedding: nn.Module, given: Any, output: Any) -> Any:
+    return in_autocast(output) if getattr(embedding, _OFFER) and isinstance(output, Tensor) else None

@@ -25,6 +25,7 @@ _NAMES = {
     _RANDOM: ("bernoulli", "dropout", "uniform", "normal_", "rand"),
     _CURVED: ("gelu", "tanh", "sigmoid", "silu", "exp", "log", "erf", "softmax", "pow", "sin", "cos"),
 }
+_NO_PART_OF_A_KERNEL = ("sort", "topk", "cumsum", "cumprod", "rnn", "lstm", "gru", "fft", "linalg")
 _CPU_SHARES = {
     PRODUCTS: 0.9, CONVOLUTIONS: 0.8, ATTENTION: 0.35, NORMALISATION: 0.6, _CURVED: 0.4, _RANDOM: 0.06,
     _POOLING: 0.2, _PLAIN: 0.9,
@@ -99,7 +100,10 @@ class Rates:
             return Cost(busy_s * computes, busy_s * (not computes), self.start_s, self.call_s)
         moved_s = one.bytes / self.bytes_per_s
         if one.group not in _COMPUTING:
-            compute_s = max(self._arithmetic_s(part) for part in one.parts or (one,))  # the rest is done meanwhile
+            parts = one.parts or (one,)
+            alone_s = sum(self._arithmetic_s(part) for part in parts if _stays_alone(part))
+            fused_s = max((self._arithmetic_s(part) for part in parts if not _stays_alone(part)), default=0.0)
+            compute_s = alone_s + fused_s  # of what becomes one kernel the slowest part counts
             return Cost(compute_s, moved_s / self.shares[_PLAIN], self.start_s, self.call_s)
         compute_s = one.flops / self._flops_per_s(one)
         reordered_s = self._turns(one) * moved_s
@@ -147,3 +151,8 @@ def _kind(one: Operation) -> str:
     if one.group == NORMALISATION:
         return one.group
     return next((kind for kind, names in _NAMES.items() if any(name in one.name for name in names)), _PLAIN)
+
+
+def _stays_alone(one: Operation) -> bool:
+    """A compiler calls it as it is."""
+    return any(name in one.name for name in _NO_PART_OF_A_KERNEL)

@@ -14,11 +14,11 @@ from flatout.data.stores.cache import Cache, disk_bytes
 from flatout.data.stores.compression import SAMPLE_BYTES, choose_compression
 from flatout.data.stores.device import filled_by
 from flatout.data.stores.mapped import cached_compression, cached_rows
-from flatout.data.stores.memory import free_host_bytes
 from flatout.data.stores.records import Array, Layout, bytes_of
 from flatout.data.stores.tiers import Surroundings
 from flatout.engine.job import Job
 from flatout.machine.ceilings import Ceilings, Measured
+from flatout.machine.host import free_host_bytes
 
 _TRIED_S = 0.3  # reading some rows tells how fast the source is
 _TRIED_ROWS = 32

@@ -58,6 +58,7 @@ class Work:
 # of updates that can't be traced: how often they read or write all weights, and in how many operators
 _UPDATES = {"adamw": (22, 11), "adam": (20, 10), "sgd": (7, 3)}
 _TENSOR_CALLS = 0.5  # a CPU takes one by one the tensors that a GPU takes in one launch, each for so much of a call
+_MANY = 500  # tensors, of which each takes milliseconds to trace
 _IN_A_GRAPH = 7  # small kernels of its own
 _SCALE_PASSES = 3  # clipping and averaging read the weights or their like twice and write them once
 
@@ -184,15 +185,18 @@ def _fetched(settings: Settings, columns: Mapping[str, Column], size_bytes: int)
 
 
 def _update(job: Job, settings: Settings) -> tuple[Operation, ...]:
+    """An optimizer of the user's own is not called for a prediction; one on the host, or over very many tensors, is as others
+    are."""
+    tensors = sum(1 for _ in job.model.parameters())
+    if not isinstance(job.optimizer, Spec) or settings.optimizer_offload or tensors > _MANY:
+        return _usual_update(job, settings)
     try:
         return _traced_update(job, settings)
-    except Exception:  # an optimizer that looks at its numbers, or one on the host: as others do it
+    except Exception:  # it looks at its numbers
         return _usual_update(job, settings)
 
 
 def _traced_update(job: Job, settings: Settings) -> tuple[Operation, ...]:
-    if settings.optimizer_offload:
-        raise ValueError("its tensors are on the host")
     device = _trace_device(settings)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(fake):

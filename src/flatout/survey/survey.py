@@ -18,10 +18,10 @@ from flatout.building import build_job
 from flatout.data.data import Data
 from flatout.data.datasets.iterables import IterableSource
 from flatout.data.serving.tuning import Budget
-from flatout.data.stores.memory import free_host_bytes
 from flatout.engine.settings import parse_pins
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import device_name, pick_device
+from flatout.machine.host import free_host_bytes
 from flatout.measure.clock import Stopwatch
 from flatout.plan.plan import Choice, Plan, Rejected
 from flatout.planned import ceilings_of, default_plan

@@ -23,8 +23,8 @@ from flatout.data.source import Batch, Source
 from flatout.data.stores.cache import Cache, disk_bytes
 from flatout.data.stores.device import DeviceStore, filled_by
 from flatout.data.stores.filling import FillingSource, place
-from flatout.data.stores.memory import free_host_bytes
 from flatout.data.stores.tiers import Surroundings, choose_tier
+from flatout.machine.host import free_host_bytes
 
 TIERS = ("auto", "resident", "pinned", "mapped", "streamed")
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -21,10 +20,10 @@ from flatout.data.room import empty
 from flatout.data.source import Batch, Source
 from flatout.data.stores.records import Array, Layout, Take, starts
 from flatout.data.stores.runs import CHUNK_BYTES, Runs
+from flatout.machine.host import free_host_bytes
 
 _KEEP_FREE = 0.05  # of the host's memory: what the rest of the machine is left with
 _INDEX_BYTES = 32  # what a row costs beside its content
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 class RowStore(Protocol):
@@ -66,18 +65,6 @@ def bytes_needed(source: Source) -> int:
     """An estimate of what a store of the whole source takes: ragged columns count by their mean."""
     layout = Layout.of(source.schema)
     return round(len(source) * (layout.row_bytes + _INDEX_BYTES))
-
-
-def free_host_bytes(cgroup: Path = _CGROUP) -> int:
-    """Memory that can be had without swapping, within the container's limit where there is one."""
-    free = int(psutil.virtual_memory().available)
-    try:
-        limit = int((cgroup / "memory.max").read_text())
-        used = int((cgroup / "memory.current").read_text())
-        cached = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        return min(free, limit - used + int(cached.get("inactive_file", 0)))
-    except (OSError, ValueError):  # "max", or no such file: no limit
-        return free
 
 
 class MemoryStore:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from flatout.base.errors import UsageError
 from flatout.data.source import Batch
-from flatout.data.stores.memory import free_host_bytes
 from flatout.data.stores.parts import Part
 from flatout.data.stores.records import Array, Layout, Take, bytes_of, starts
+from flatout.machine.host import free_host_bytes
 
 _DECOMPRESSED_BYTES = 32 << 20
 _FEW_BYTES = 256  # of a record: all are picked by one call, for which each byte needs an index of eight

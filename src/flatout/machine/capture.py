@@ -1,0 +1,26 @@
+"""Capturing a CUDA graph, so that one that fails leaves the process as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def captured(device: torch.device) -> Iterator[torch.cuda.CUDAGraph]:
+    """A graph of what is called within, on a stream of torch's own."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(device):
+        before = torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph):
+                yield graph
+        except BaseException:
+            # torch goes back to its stream only after a capture that went well, and its random numbers go on believing that
+            # they are in one: they go on from a copy
+            torch.cuda.set_stream(before)
+            numbers = torch.cuda.default_generators[torch.cuda.current_device()]
+            numbers.graphsafe_set_state(numbers.clone_state())
+            raise
