@@ -27,7 +27,7 @@ from flatout.data.stores.filling import place
 from flatout.data.stores.mapped import cached_compression, cached_rows
 from flatout.data.tables import encoded
 from flatout.machine.ceilings import Ceilings, Measured
-from flatout.plan import choose, tier
+from flatout.plan import situation, tier
 from flatout.plan.plan import Prediction
 from flatout.survey.survey import survey
 from flatout.survey.view import doc
@@ -46,7 +46,7 @@ def machine(disk_bytes_s: float, free_bytes: int, step_s: float = 1e-6) -> Itera
         quick(),
         patch.object(planned, "ceilings_of", lambda device, cache, job: ceilings),
         patch.object(tier, "free_bytes", lambda device: free_bytes),
-        patch.object(choose, "predict", lambda job, settings, ceilings: Prediction(step_s=step_s)),
+        patch.object(situation, "predict", lambda job, settings, ceilings: Prediction(step_s=step_s)),
     ):
         yield
 
@@ -216,4 +216,4 @@ def test_a_loader_reads_what_a_run_has_cached(tmp_path: Path, photos: Path, monk
     with fo.loader(data, 6, device="cpu", tier="mapped", cache=tmp_path / "cache") as served:
         assert all(batch["x"].equal(x) for batch, x in zip(served, expected, strict=True))
     assert opened == []
-    assert not [path for path in (tmp_path / "cache").iterdir() if path.name not in ("rows", "alone")]
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.name not in ("rows", "alone", "traces")]

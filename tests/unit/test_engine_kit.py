@@ -19,7 +19,7 @@ from flatout.data.order import Order
 from flatout.engine.saver import Saver
 from flatout.engine.sync import inside_sync_point
 from flatout.machine.facts import read_facts
-from flatout.plan import choose
+from flatout.plan import situation
 from flatout.plan.plan import Prediction
 from flatout.store.tensors import read_tensors
 from flatout.verbs import Run
@@ -94,7 +94,7 @@ def quick() -> Iterator[None]:
             patch.object(planned, "ceilings_of", lambda device, cache, job: None),
             patch.object(verbs, "read_facts", _facts),
             patch.object(Saver, "busy", False),
-            patch.object(choose, "predict", lambda job, settings, ceilings: Prediction(reason="not asked for")),
+            patch.object(situation, "predict", lambda job, settings, ceilings: Prediction(reason="not asked for")),
         ):
             yield
     finally:

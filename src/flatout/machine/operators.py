@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -56,7 +57,8 @@ def with_operators(ceilings: Ceilings, device: torch.device, operations: Iterabl
     found: dict[str, float | None] = {}
     numbers = torch.Generator(device).manual_seed(0)
     random = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    with torch.no_grad(), random, tf32_products(False, device):
+    with torch.no_grad(), random, tf32_products(False, device), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the model will give its own, once, where it is run
         for key, one in missing.items():
             if time.monotonic() - began_s > limit_s:
                 break

@@ -15,8 +15,7 @@ from flatout.machine.device import device_name, pick_device
 from flatout.plan.knobs.all import KNOBS
 from flatout.plan.knobs.knob import Decisions, Knob
 from flatout.plan.knobs.untried import AFTER, BEFORE
-from flatout.plan.plan import Choice, Plan, Rejected
-from flatout.plan.predict import predict
+from flatout.plan.plan import Choice, Plan, Prediction, Rejected
 from flatout.plan.situation import Situation
 
 Decide = Callable[[Situation, Mapping[str, Any]], Decisions]
@@ -25,7 +24,8 @@ Decide = Callable[[Situation, Mapping[str, Any]], Decisions]
 def situation_of(job: Job, pins: Mapping[str, Any], ceilings: Ceilings | None, cache: Path | None = None) -> Situation:
     pins = {name: value for name, value in pins.items() if (name, value) != ("cache_compression", "auto")}
     device = pick_device(str(pins.get("device", "auto")))
-    return Situation(job, device, pins, ceilings, predict(job, Settings(device=str(device)), ceilings), cache)
+    s = Situation(job, device, pins, ceilings, Prediction(), cache)
+    return replace(s, plain=s.predicted(Settings(device=str(device))))
 
 
 def choose(
