@@ -22,7 +22,7 @@ from flatout.plan.plan import Prediction
 from flatout.plan.search import Search
 from flatout.plan.situation import Situation
 from flatout.plan.trials.recording import Recording
-from flatout.plan.trials.reports import CRASHED, OUT_OF_MEMORY, Ask, Losses, Report
+from flatout.plan.trials.reports import CRASHED, HUNG, OUT_OF_MEMORY, Ask, Held, Losses, Report
 
 STEP_S = 0.01
 NOISE = (0.0, 0.004, -0.003, 0.002, -0.002, 0.001, -0.001, 0.003)
@@ -89,6 +89,23 @@ def search(machine: Any, knobs: list[Knob], steps: float = 1e5, **given: Any) ->
     start = Settings(**{"fused_optimizer": False, **pins})
     around = {name: given.pop(name) for name in ("priced", "clock") if name in given}
     return Search(situation(**pins), start, knobs, machine, Terms(steps, **given), **around).run()
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (OUT_OF_MEMORY, "4 samples at a time do not fit: out of memory: 80 GB are not enough"),
+        (HUNG, "4 samples at a time could not be tried: hung: 80 GB are not enough"),
+    ],
+)
+def test_a_batch_that_could_not_be_looked_at_is_said(failure: str, words: str) -> None:
+    class Small(Machine):
+        def held(self, settings: Mapping[str, Any], rows: int) -> Held:
+            return Held(rows, 0, 0, failure, "80 GB are not enough")
+
+    on_a_device = replace(situation(), device=torch.device("cuda"))
+    receipt = Search(on_a_device, Settings(device="cuda", fused_optimizer=False), [FUSED], Small(times()), Terms(1e5)).run()
+    assert receipt.stopped == words and receipt.step_s is None
 
 
 def verdicts(receipt: Receipt) -> dict[tuple[str, Any], str]:

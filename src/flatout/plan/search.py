@@ -20,7 +20,7 @@ from flatout.plan.options import MARGIN, MEASURE_S, STEPS_LOOKED_AT, Option, Opt
 from flatout.plan.price import Priced, cheap_s, prices
 from flatout.plan.side_by_side import SideBySide
 from flatout.plan.situation import Situation
-from flatout.plan.trials.reports import INTERRUPTED, NOT_RECORDED, Ask, Report, Tries, fitting_rows
+from flatout.plan.trials.reports import INTERRUPTED, NOT_RECORDED, OUT_OF_MEMORY, Ask, Report, Tries, fitting_rows
 
 _HARMLESS = 0.02  # what is good for something else may seem to cost, within the noise
 _SLOWER = 3.0
@@ -94,7 +94,8 @@ class Search:
             return None
         if failed := [probe for probe in probes if probe.failure]:
             what = "the longest and the largest batch" if vary else f"{failed[0].rows} samples at a time"
-            return f"{what} do not fit: {failed[0].failure}: {failed[0].why}"
+            how = "do not fit" if failed[0].failure == OUT_OF_MEMORY else "could not be tried"
+            return f"{what} {how}: {failed[0].failure}: {failed[0].why}"
         rows = batch if vary else fitting_rows(probes, batch)
         if rows < batch and "micro_batch" in {knob.name for knob in self._knobs}:
             self._say(f"{batch} samples at once would not fit in float32: the reference takes {rows} at a time")
