@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import flatout as fo
 from flatout.building import build_job
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings
-from flatout.plan import work
+from flatout.plan import traces, work
 from flatout.plan.plan import Plan
 from flatout.plan.traces import Traces
 from flatout.plan.work import keep_traces, work_of
@@ -73,6 +74,16 @@ def test_another_step_or_version_is_not_read(tmp_path: Path, traced: list[str]) 
     for key in ("mlp", "mlp by other versions"):
         work_of(job_keeping(tmp_path, key), Settings())
     assert len(traced) == 4
+
+
+def test_the_oldest_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "_MOST", 3)
+    operations = work_of(job_keeping(tmp_path / "other"), Settings()).operations
+    for second, form in enumerate("abcde"):
+        Traces(tmp_path, "mlp").write(form, operations)
+        newest = max(tmp_path.glob("*.json"), key=lambda path: path.stat().st_ctime_ns)
+        os.utime(newest, (second, second))
+    assert [form for form in "abcde" if Traces(tmp_path, "mlp").read(form)] == ["c", "d", "e"]
 
 
 def test_a_folder_that_can_not_be_written_costs_a_trace(tmp_path: Path, traced: list[str]) -> None:

@@ -18,6 +18,7 @@ from flatout.base.files import write_bytes
 from flatout.measure.counts import Operation
 
 _FORMAT = 1
+_MOST = 512
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
@@ -41,6 +42,13 @@ class Traces:
         with suppress(OSError):  # a cache that can't be written costs a second of the next run
             self._folder.mkdir(parents=True, exist_ok=True)
             write_bytes(self._path(form), json.dumps(document).encode())
+            self._forget_the_oldest()
+
+    def _forget_the_oldest(self) -> None:
+        """A search over models would else fill a disk: some 100 kB each."""
+        kept = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for path in kept[:-_MOST]:
+            path.unlink(missing_ok=True)
 
     def _path(self, form: str) -> Path:
         return self._folder / f"{sha256(f'{self._key} {form}'.encode()).hexdigest()[:24]}.json"
