@@ -18,9 +18,13 @@ def captured(device: torch.device) -> Iterator[torch.cuda.CUDAGraph]:
             with torch.cuda.graph(graph):
                 yield graph
         except BaseException:
-            # torch goes back to its stream only after a capture that went well, and its random numbers go on believing that
-            # they are in one: they go on from a copy
-            torch.cuda.set_stream(before)
-            numbers = torch.cuda.default_generators[torch.cuda.current_device()]
-            numbers.graphsafe_set_state(numbers.clone_state())
+            torch.cuda.set_stream(before)  # torch goes back to it only after a capture that went well
+            leave_capture(device)
             raise
+
+
+def leave_capture(device: torch.device) -> None:
+    """A capture that fails leaves the device's random numbers believing that it still runs: they go on from a copy."""
+    with torch.cuda.device(device):
+        numbers = torch.cuda.default_generators[torch.cuda.current_device()]
+    numbers.graphsafe_set_state(numbers.clone_state())
