@@ -57,6 +57,7 @@ _NOT_OF_A_TRIAL = (
     "early_stop",
     "price_per_hour",
     "settings",
+    "data",  # but for its shapes
 )
 
 
@@ -112,7 +113,7 @@ def _chosen(
         return _to_time(job, ceilings, by(ceilings).settings, plain, *half)
 
     if cache is not None:
-        key = _key(recipe, job, device, without="lr")  # of a sweep over rates the step is traced once
+        key = _key(recipe, job, device, without=("lr",))  # of a sweep over rates the step is traced once
         keep_traces(job, Traces(cache / "traces", f"{key} {_versions()}"))
     ceilings = ceilings_of(device, cache, to_time)
     return by(ceilings), ceilings
@@ -244,10 +245,9 @@ class _InProcess:
         return self._made
 
 
-def _key(recipe: Recipe, job: Job, device: torch.device, without: str = "data") -> str:
+def _key(recipe: Recipe, job: Job, device: torch.device, without: tuple[str, ...] = ()) -> str:
     """What a measurement depends on: the model as written and as built, its batch, what it computes, device, threads."""
-    left_out = (*_NOT_OF_A_TRIAL, "data", without)
-    asked = {name: value for name, value in recipe.written().items() if name not in left_out}
+    asked = {name: value for name, value in recipe.written().items() if name not in (*_NOT_OF_A_TRIAL, *without)}
     shapes = {name: [list(column.shape), str(column.dtype)] for name, column in job.data.schema().items()}
     parts = (*(part for part in (recipe.objective, recipe.optimizer) if callable(part)), *(k.turn for k in recipe.own_knobs))
     tensors = (*job.model.named_parameters(), *job.model.named_buffers())

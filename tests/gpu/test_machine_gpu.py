@@ -10,22 +10,12 @@ import torch
 
 from flatout.base.tree import to_text
 from flatout.machine.ceilings import Ceilings, measure_ceilings
-from flatout.machine.device import device_name, pick_device
+from flatout.machine.device import device_name
 from flatout.machine.meters import Meters
 from flatout.machine.probe import doc, probe
 from flatout.measure.clock import Stopwatch, time_repeats
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-
-
-@pytest.fixture(scope="module")
-def device() -> torch.device:
-    return pick_device("cuda")
-
-
-@pytest.fixture(scope="module")
-def ceilings(device: torch.device) -> Ceilings:
-    return measure_ceilings(device, quick=True)
 
 
 def test_products_are_faster_on_tensor_cores(ceilings: Ceilings, device: torch.device) -> None:

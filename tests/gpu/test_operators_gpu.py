@@ -16,8 +16,7 @@ from flatout.building import build_job
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings
 from flatout.machine.capture import captured
-from flatout.machine.ceilings import Ceilings, measure_ceilings
-from flatout.machine.device import pick_device
+from flatout.machine.ceilings import Ceilings
 from flatout.machine.operators import with_operators
 from flatout.measure.counts import count_step
 from flatout.plan.predict import predict
@@ -49,16 +48,6 @@ def everything(**given: Any) -> Job:
     x, y = torch.randn(256, 3, 16, 16), torch.arange(256) % 10
     asked: dict[str, Any] = {"batch": 128, "lr": 1e-3, "budget": "9 steps", "evaluate": None, "clip": 1.0} | given
     return build_job(fo.Recipe(data=fo.data.arrays(x, y, classes=10, holdout=0.0), model=lambda: Everything(), **asked))
-
-
-@pytest.fixture(scope="module")
-def device() -> torch.device:
-    return pick_device("cuda")
-
-
-@pytest.fixture(scope="module")
-def ceilings(device: torch.device) -> Ceilings:
-    return measure_ceilings(device, quick=True)
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

@@ -134,7 +134,6 @@ def _attention_backward_seconds(call: Call, device: torch.device, numbers: torch
     query, key, value = (_filled(asked[name], device, 1, numbers).requires_grad_() for name in ("query", "key", "value"))
     bias = asked.get("attn_bias") or asked.get("attn_mask")
     mask = None if bias is None else _filled(bias, device, 1, numbers)
-
     shared = query.dim() == 4 and query.shape[1] != key.shape[1]  # heads that share their keys
 
     def forward() -> Tensor:
@@ -209,10 +208,10 @@ def _filled(layout: Layout, device: torch.device, below: int, numbers: torch.Gen
     tensor = torch.empty_strided(shape, strides, dtype=layout.dtype, device=device)
     if _is_integer(layout.dtype):
         tensor.random_(0, 2 if layout.dtype == torch.bool else below, generator=numbers)
-    elif layout.dtype.itemsize > 1:
-        tensor.real.uniform_(generator=numbers) if layout.dtype.is_complex else tensor.uniform_(generator=numbers)
-    else:
-        tensor.copy_(torch.rand(shape, device=device, generator=numbers))  # above 0, as a variance is
+    elif layout.dtype.itemsize == 1:  # such formats can't be drawn
+        tensor.copy_(torch.rand(shape, device=device, generator=numbers))
+    else:  # above 0, as a variance is
+        (tensor.real if layout.dtype.is_complex else tensor).uniform_(generator=numbers)
     return tensor.expand(layout.shape)
 
 
