@@ -37,7 +37,7 @@ def roofline(prediction: Prediction) -> list[Node]:
     if prediction.ceiling_flops and prediction.ceiling_bytes_per_s:
         caption = (
             "Groups of operations under the measured roofs; a larger dot takes more of the step. Hollow: it moves bytes only; "
-            "how far below the slope it is counts, not its place along it."
+            "how far below the slope it is counts, not its place along it. What is above the slope comes from a cache."
         )
         nodes.append(Picture(draw(prediction), caption))
     return nodes
