@@ -148,6 +148,7 @@ def record(name: str, smoke: bool, limit_s: float, ceilings: Ceilings, device: t
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
         "batch": job.batch,
         "steps_left": STEPS,
+        "limit_s": limit_s,
         "took_s": round(time.monotonic() - began_s, 1),
         "smoke": smoke,
         "plain": asdict(s.plain),

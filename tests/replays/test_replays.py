@@ -57,7 +57,8 @@ def a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the knobs ask torch about, of a device that is not here."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr("flatout.objectives.token_loss._HAS_TRITON", True)
-    monkeypatch.setattr("flatout.plan.choose.device_name", lambda device: "recorded")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "recorded")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (149 * 10**9, 150 * 10**9))
 
 
 @pytest.fixture(params=RECORDED, ids=lambda path: path.stem)
@@ -76,7 +77,7 @@ def situation(path: Path, **pins: Any) -> Situation:
 
 def replay(path: Path, recording: dict[str, Any] | None = None, *, steps: float | None = None, **pins: Any) -> Receipt:
     found = recorded(path)
-    terms = Terms(steps or found["steps_left"], limit_s=1e9, free=steps is None)
+    terms = Terms(found["steps_left"], found["limit_s"], analyze=True) if steps is None else Terms(steps, limit_s=1e9)
     start = choose_in(situation(path, **pins), path.stem).settings
     return Search(situation(path, **pins), start, KNOBS, Recording(recording or found["recording"]), terms).run()
 

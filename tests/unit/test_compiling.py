@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from flatout.base.errors import Stopped
 from flatout.base.events import read_events
-from flatout.engine import assembly, compile_cache, graph
+from flatout.engine import assembly, compile_cache
 from flatout.engine.compile_cache import Kept, made_for
 from flatout.engine.compiling import Watch
 from flatout.engine.settings import Settings
@@ -218,7 +218,6 @@ def test_a_graph_of_the_whole_step_does_without_the_compiler(tmp_path: Path, mon
     plain = train(tmp_path / "plain", model=Plain)
     monkeypatch.setattr(choose, "conflicts", lambda settings: [])
     monkeypatch.setattr(assembly, "GraphStep", NotCompiled)
-    monkeypatch.setattr(graph, "leave_capture", lambda device: None)  # there is none on a CPU
     run = train(tmp_path / "graph", model=Plain, settings={**ON, "graph": True})
     (event,) = kinds(run, "degraded")
     assert event["what"] == "compile" and "not to my taste" in event["why"]

@@ -19,7 +19,7 @@ from flatout.data.serving.pinned import PinnedFeed
 from flatout.data.serving.resident import ResidentFeed
 from flatout.engine.records import GraphRecords, Records
 from flatout.engine.step import Step
-from flatout.machine.capture import leave_capture
+from flatout.machine.capture import captured
 
 _WARMUP_STEPS = 3
 _RATES_AHEAD = 512
@@ -45,7 +45,6 @@ class GraphStep:
             self._record()
         except RuntimeError:
             self.step.optimizer.zero_grad(set_to_none=True)  # they lie in the memory of the graph that came to nothing
-            leave_capture(self.step.device)
             raise
         finally:
             self.step.records = Records()
@@ -63,8 +62,7 @@ class GraphStep:
                 self._once()
         torch.cuda.current_stream().wait_stream(side)
         self.step.optimizer.zero_grad(set_to_none=True)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with captured(self.step.device) as graph:
             self._once()
         self._replay = graph.replay
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,12 +16,24 @@ def captured(device: torch.device) -> Iterator[torch.cuda.CUDAGraph]:
     with torch.cuda.device(device):
         before = torch.cuda.current_stream()
         try:
-            with torch.cuda.graph(graph):
+            with _no_garbage(), torch.cuda.graph(graph):
                 yield graph
         except BaseException:
             torch.cuda.set_stream(before)  # torch goes back to it only after a capture that went well
             leave_capture(device)
             raise
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """An earlier graph that is collected in the middle of a capture gives back memory, which ends the capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def leave_capture(device: torch.device) -> None:
