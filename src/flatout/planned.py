@@ -47,6 +47,7 @@ from flatout.plan.work import keep_traces, work_of
 from flatout.recipe import Recipe
 
 Say = Callable[[str], None]
+_WORTH_TIMING_S = 60.0  # a run this long repays the seconds that timing its operators takes
 # of a recipe, what no trial depends on
 _NOT_OF_A_TRIAL = (
     "budget",
@@ -78,7 +79,8 @@ def checked_plan(
     pins = _pins(recipe)
     device = pick_device(str(pins.get("device", "auto")))
     check_job(job, device)
-    plan, ceilings = _chosen(recipe, job, pins, device, cache)
+    to_run = limit_s > 0 and not analyze
+    plan, ceilings = _chosen(recipe, job, pins, device, cache, worth_timing_s=_WORTH_TIMING_S if to_run else 0.0)
     check_loss_head(job, device, plan.settings.loss_head)
     if limit_s <= 0:
         return plan, None
@@ -99,10 +101,15 @@ def ceilings_of(
 
 
 def _chosen(
-    recipe: Recipe, job: Job, pins: Mapping[str, Any], device: torch.device, cache: Path | None
+    recipe: Recipe,
+    job: Job,
+    pins: Mapping[str, Any],
+    device: torch.device,
+    cache: Path | None,
+    worth_timing_s: float = 0.0,
 ) -> tuple[Plan, Ceilings | None]:
     """Chosen twice: by the ceilings alone, and again once operators were timed: of that choice, of a plain step, and of one
-    in the format that is asked about everywhere."""
+    in the format that is asked about everywhere. A run that is over in less than `worth_timing_s` is chosen for once."""
 
     def by(ceilings: Ceilings | None) -> Plan:
         return choose(job, pins, ceilings, _label(recipe, job), cache, knobs_of(recipe))
@@ -110,7 +117,12 @@ def _chosen(
     def to_time(ceilings: Ceilings) -> list[Operation]:
         plain = Settings(device=str(device))
         half = [] if "precision" in pins else [replace(plain, precision="bf16")]
-        return _to_time(job, ceilings, by(ceilings).settings, plain, *half)
+        chosen = by(ceilings)
+        steps = steps_to_come(situation_of(job, pins, ceilings, cache))
+        step_s = chosen.prediction.step_s
+        if steps is not None and step_s is not None and steps * step_s < worth_timing_s:
+            return []
+        return _to_time(job, ceilings, chosen.settings, plain, *half)
 
     if cache is not None:
         key = _key(recipe, job, device, without=("lr",))  # of a sweep over rates the step is traced once

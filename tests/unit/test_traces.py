@@ -160,3 +160,11 @@ def test_operators_are_timed_again_where_that_was_lost(tmp_path: Path, traced: l
     again = planned(recipe(), tmp_path)
     assert len(traced) > done and again.prediction.step_s
     assert json.loads(kept.read_text())["ceilings"]["operators"]
+
+
+@pytest.mark.parametrize(("steps", "timed"), [(9, False), (10**9, True)])
+def test_a_run_that_is_soon_over_begins_without_timing(tmp_path: Path, steps: int, timed: bool) -> None:
+    asked = recipe(budget=f"{steps} steps")
+    checked_plan(asked, build_job(asked), tmp_path, limit_s=1e-6)
+    (kept,) = tmp_path.glob("ceilings-*.json")
+    assert bool(json.loads(kept.read_text())["ceilings"]["operators"]) is timed
