@@ -26,6 +26,7 @@ from flatout.data.source import Batch, Source
 from flatout.data.texts.sequence_source import SequenceSource
 from flatout.data.transforms import apply, describe_all
 from flatout.engine.job import Job
+from flatout.engine.parallel.rounds import parse_rounds
 from flatout.engine.progress import BudgetMeter
 from flatout.engine.schedules import parse_schedule
 from flatout.machine.meters import Meters
@@ -74,6 +75,7 @@ def build_job(recipe: Recipe, cache: Path | None = None, data: Data | None = Non
         rates=rates(model, recipe.rates) if recipe.rates else {},
         clip=recipe.clip,
         ema=recipe.ema,
+        exchange=None if recipe.exchange is None else parse_rounds(recipe.exchange),
         evaluate_every=Budget.parse(recipe.evaluate) if recipe.evaluate else None,
         early_stop=recipe.early_stopping(objective.metric),
         price_per_hour=recipe.price_per_hour,

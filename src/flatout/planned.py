@@ -112,7 +112,7 @@ def _chosen(
     in the format that is asked about everywhere. A run that is over in less than `worth_timing_s` is chosen for once."""
 
     def by(ceilings: Ceilings | None) -> Plan:
-        return choose(job, pins, ceilings, _label(recipe, job), cache, knobs_of(recipe))
+        return choose(job, pins, ceilings, label_of(recipe, job), cache, knobs_of(recipe))
 
     def to_time(ceilings: Ceilings) -> list[Operation]:
         plain = Settings(device=str(device))
@@ -275,7 +275,7 @@ def _versions() -> dict[str, str]:
     return {"flatout": __version__, "torch": torch.__version__, "cuda": cuda, "python": platform.python_version()}
 
 
-def _label(recipe: Recipe, job: Job) -> str:
+def label_of(recipe: Recipe, job: Job) -> str:
     return f"{_data_name(recipe)}/{_model_name(job)}"
 
 

@@ -23,6 +23,7 @@ from flatout.data.data import Data
 from flatout.data.specs import check_data, parse_data
 from flatout.engine.job import EarlyStop
 from flatout.engine.optimizers import check_optimizer
+from flatout.engine.parallel.rounds import parse_rounds
 from flatout.engine.schedules import parse_schedule
 from flatout.engine.settings import Settings, parse_pins
 from flatout.models.build import BUILDERS
@@ -77,6 +78,11 @@ def _check_early_stop(written: Any) -> None:
         _early_stop(written, "loss")
 
 
+def _check_exchange(written: Any) -> None:
+    if written is not None:
+        parse_rounds(written)
+
+
 def _check_init(written: Any) -> None:
     if written is None or isinstance(written, str | Path):
         return
@@ -129,6 +135,7 @@ class Recipe(BaseModel):
     schedule: Annotated[Any, _checked(parse_schedule)] = "cosine"
     clip: Annotated[Number, Field(gt=0)] | None = None
     ema: Annotated[Number, Field(gt=0, lt=1)] | None = None
+    exchange: Annotated[Any, _checked(_check_exchange)] = None
     evaluate: Annotated[Amount | None, _checked(_check_every)] = "1 epoch"
     early_stop: Annotated[Any, _checked(_check_early_stop)] = None
     init_from: Annotated[Any, _checked(_check_init)] = None
@@ -230,6 +237,8 @@ def _validate(recipe: Recipe, given: dict[str, Any]) -> None:
     elif "data" in given and not isinstance(given["data"], Data):
         came = type(given["data"]).__name__
         problems.append(f"data: expected what fo.data.arrays(...) and its like return, or a written form; got {came}")
+    if given.get("exchange") is not None and given.get("ema") is not None:
+        problems.append("ema: with exchange every process would have an average of its own; leave one of them out")
     pins, own = given.get("settings"), _own_names(() if stored else given.get("knobs", ()), problems)
     if isinstance(pins, Mapping) and not stored:
         problems += parse_pins(pins, own)[1]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,33 +10,33 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatout import __version__
-from flatout.base.errors import DataError, Diverged, FlatoutError, Stopped, StoreError, UsageError
-from flatout.base.events import Event, EventLog, Observer, read_events
+from flatout.base.errors import DataError, StoreError, UsageError
+from flatout.base.events import Event, Observer, read_events
 from flatout.base.tree import Doc, to_text
 from flatout.base.units import parse_seconds
-from flatout.building import build_job, check_columns, check_job, first_output, identity
+from flatout.building import build_job, check_columns, first_output
 from flatout.data.arrays import arrays
 from flatout.data.data import Data
-from flatout.data.kept import recall, remember
+from flatout.data.kept import recall
 from flatout.data.serving.evaluation import EvalFeed
 from flatout.data.source import Source
 from flatout.data.specs import located
 from flatout.data.tables.query import is_query
 from flatout.engine.evaluation import evaluate as evaluate_model
 from flatout.engine.job import Job
-from flatout.engine.loop import train
 from flatout.engine.precision import autocast
+from flatout.engine.settings import Settings, parse_pins
 from flatout.machine.device import pick_device
-from flatout.machine.facts import read_facts
 from flatout.measure.receipt import Receipt
 from flatout.models.residual import narrow_residual
 from flatout.plan.explain import explain as explain_plan
+from flatout.plan.layouts.jobs import explain_job_layouts
 from flatout.plan.plan import Plan
-from flatout.planned import checked_plan
+from flatout.planned import checked_plan, label_of
 from flatout.reading import read_recipe, recipe_from
 from flatout.recipe import Recipe
-from flatout.store.run_folder import RunFolder, check_place, create, find, find_unfinished
+from flatout.running import Asked, joined, run_in
+from flatout.store.run_folder import RunFolder, find
 from flatout.trained import Words, own_part, read_given, read_like, trained_model, with_names
 
 
@@ -123,30 +120,13 @@ def run(
 ) -> Run:
     """Plan and train. An unfinished run of the same recipe, code and data is resumed, unless `fresh`.
 
+    Started by torchrun, Slurm, Kubeflow or Ray Train, the processes train together.
+
     `planning` is the most that trials of settings may take, such as "2 min"; "off": none are made.
     """
-    limit_s = _planning_limit(planning)
-    job = build_job(recipe, cache)
-    key = identity(recipe, job)
-    folder = None if fresh else find_unfinished(Path(runs), key)
-    if folder is None:
-        check_place(Path(runs))
-        plan, receipt = _planned(recipe, job, cache, limit_s, observers)
-        folder = create(Path(runs), recipe.stem, key, __version__)
-        begun = False
-    else:
-        begun = folder.begun
-        if begun:
-            plan, receipt = Plan.from_dict(folder.read("plan.json")), None
-            check_job(job, pick_device(plan.settings.device))
-        else:
-            plan, receipt = _planned(recipe, job, cache, limit_s, observers)
-    with _said(folder), folder.locked():
-        if not begun:
-            _write_beginning(folder, recipe, plan, job, receipt)
-        with EventLog(folder.events_path, tuple(observers)) as events:
-            _train(job, plan, folder, events, cache)
-    return Run(folder, recipe)
+    asked = Asked(Path(runs), fresh, tuple(observers), cache, _planning_limit(planning))
+    with joined(recipe) as world:
+        return Run(run_in(world, recipe, asked), recipe)
 
 
 def explain(
@@ -165,6 +145,20 @@ def explain(
     how: dict[str, Any] = {"analyze": True, "say": say} if analyze else {"recall": True}
     plan, receipt = checked_plan(recipe, job, cache, limit_s=_planning_limit(planning), **how)
     return explain_plan(plan, receipt=receipt)
+
+
+def explain_layouts(
+    recipe: Recipe, *, devices: int, device_kind: str, per_node: int | None = None, cache: Path | None = CACHE
+) -> Doc:
+    """What as many devices of a kind would make of it, laid out in every way that fits: memory, time, communication.
+
+    None of these devices has to be here. `compile=on` in the recipe's settings counts as it would there.
+    """
+    job = build_job(recipe, cache)
+    pins, _ = parse_pins(recipe.settings)
+    asked = Settings(compile=pins.get("compile", "off"))
+    name = label_of(recipe, job)
+    return explain_job_layouts(job, devices=devices, device_kind=device_kind, name=name, per_node=per_node, settings=asked)
 
 
 def load(name: str | Path, *, runs: Path | str = "runs", recipe: Recipe | None = None) -> Run:
@@ -247,98 +241,10 @@ def _job_to_use(run: Run) -> Job:
         return build_job(run.recipe)
 
 
-def _planned(
-    recipe: Recipe, job: Job, cache: Path | None, limit_s: float, observers: Sequence[Observer]
-) -> tuple[Plan, Receipt | None]:
-    """Observers are told of the trials; there is no run yet whose events they could be."""
-
-    def say(line: str) -> None:
-        for observer in observers:
-            observer({"kind": "planning", "t": 0.0, "at": round(time.time(), 3), "line": line})
-
-    return checked_plan(recipe, job, cache, limit_s=limit_s, say=say)
-
-
 def _planning_limit(written: str) -> float:
     if written == "off":
         return 0.0
     return parse_seconds(written)
-
-
-def _train(job: Job, plan: Plan, folder: RunFolder, events: EventLog, cache: Path | None) -> None:
-    prediction = plan.prediction
-    events.emit(
-        "planned",
-        run=folder.name,
-        model=plan.model,
-        machine=plan.machine,
-        unit=plan.unit,
-        per_sample=plan.per_sample,
-        flops_per_sample=prediction.flops_per_sample,
-        ceiling_flops=prediction.ceiling_flops,
-    )
-    try:
-        result = train(job, plan.settings, folder, events, cache)
-    except BaseException as error:
-        reason = str(error) if isinstance(error, FlatoutError) else f"{type(error).__name__}: {error}"
-        if not isinstance(error, Stopped):
-            events.emit("failed", error=reason)
-        _write_result(folder, {"status": _status_after(error), "reason": reason, **_so_far(folder), "plan": plan.to_dict()})
-        raise
-    folder.write("result.json", {**result, "plan": plan.to_dict()})
-
-
-def _so_far(folder: RunFolder) -> dict[str, Any]:
-    """What a run that did not end had come to, from its events."""
-    last: dict[str, Event] = {event["kind"]: event for event in read_events(folder.events_path)}
-    step, evaluation = last.get("step", {}), last.get("evaluation", {})
-    metrics = {"train_loss": step.get("loss"), **evaluation.get("metrics", {})}
-    return {"steps": step.get("step"), "samples": step.get("samples"), "metrics": metrics} if step else {}
-
-
-def _status_after(error: BaseException) -> str:
-    if isinstance(error, Stopped | KeyboardInterrupt):
-        return "stopped"
-    return "diverged" if isinstance(error, Diverged) else "failed"
-
-
-@contextmanager
-def _said(folder: RunFolder) -> Iterator[None]:
-    """What the disk refuses, in words. A run that had not begun leaves nothing behind."""
-    try:
-        yield
-    except OSError as error:
-        kept = "its checkpoints are as they were: mend that, and the same command goes on from the last one"
-        if not folder.begun:
-            shutil.rmtree(folder.path, ignore_errors=True)
-            kept = "nothing was trained: mend that, or choose another place with --runs"
-        place = error.filename or folder.path
-        raise StoreError(f"{place}: {error.strerror or error}; {kept}") from error
-
-
-def _write_result(folder: RunFolder, result: dict[str, Any]) -> None:
-    with suppress(OSError):  # the error that ended the run is the one to show
-        folder.write("result.json", result)
-
-
-def _write_beginning(folder: RunFolder, recipe: Recipe, plan: Plan, job: Job, receipt: Receipt | None) -> None:
-    python = recipe.source is not None and recipe.source.suffix == ".py"
-    objects = (
-        isinstance(recipe.data, Data) or callable(recipe.model) or callable(recipe.objective) or callable(recipe.optimizer)
-    )
-    source = "recipe.py" if python else None if objects else "recipe.json"
-    overrides, pins = recipe.given
-    given = {"file": str(recipe.source.resolve()) if recipe.source else None, "overrides": list(overrides), "pins": pins}
-    folder.write("recipe.json", recipe.written())
-    folder.write("data.json", remember(job.data))
-    folder.write("origin.json", {**given, "folder": str(recipe.folder.resolve()), "source": source})
-    if python:
-        assert recipe.source is not None
-        shutil.copyfile(recipe.source, folder.path / "recipe.py")
-    folder.write("environment.json", read_facts().to_dict())
-    if receipt is not None:
-        folder.write("receipt.json", receipt.to_dict())
-    folder.write("plan.json", plan.to_dict())  # the last one: with it a run has begun
 
 
 def _stored_recipe(folder: RunFolder) -> Recipe:

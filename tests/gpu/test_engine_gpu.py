@@ -18,7 +18,10 @@ import torch
 import flatout as fo
 from flatout.base.events import EventLog, read_events
 from flatout.engine.saver import Saver
+from flatout.machine.world import World
 from flatout.store.checkpoints import Checkpoints
+from flatout.store.sharded import ShardedCheckpoints
+from flatout.store.sharded_peers import Peers
 from flatout.store.tensors import read_tensors
 
 STRICT = {"device": "cuda", "deterministic": True, "log_every": 10}
@@ -212,7 +215,7 @@ def _losses_of_intervals(events: Path) -> dict[tuple[int, int], float]:
 def test_a_save_beside_training_holds_what_was_there_in_whatever_order_it_lies(tmp_path: Path) -> None:
     """The stream of the loop is busy for a second after the save began, as it is with steps that are queued."""
     checkpoints = Checkpoints(tmp_path)
-    saver = Saver(checkpoints, EventLog(None), torch.device("cuda"))
+    saver = Saver(ShardedCheckpoints(checkpoints, Peers(World())), EventLog(None), torch.device("cuda"))
     weights = torch.randn(64, 32, 3, 3, device="cuda").to(memory_format=torch.channels_last)
     turned = torch.randn(48, 80, device="cuda").t()
     saver.save(1, {"weights": weights, "turned": turned}, wait=True)  # what a first save loads and allocates is there

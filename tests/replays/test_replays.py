@@ -89,7 +89,7 @@ def has(words: str, name: str, value: Any) -> bool:
 
 
 def test_defaults_are_those_of_the_recorded_machine(path: Path) -> None:
-    assert choose_in(situation(path), path.stem).settings.to_dict() == recorded(path)["default"]
+    assert choose_in(situation(path), path.stem).settings == Settings(**recorded(path)["default"])
 
 
 def test_the_search_ends_where_it_ended(path: Path) -> None:

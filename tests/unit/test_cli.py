@@ -223,12 +223,12 @@ def test_a_killed_command_from_outside(desk: Path) -> None:
 
 
 def test_ctrl_c_before_anything_is_saved(flatout: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flatout import verbs
+    from flatout import running
 
     def interrupted(*given: Any, **named: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(verbs, "build_job", interrupted)
+    monkeypatch.setattr(running, "build_job", interrupted)
     answer = flatout("run", "table.yaml")
     assert (answer.code, answer.out) == (130, "")
     assert "flatout: interrupted" in answer.err

@@ -20,8 +20,11 @@ from flatout.base.events import EventLog
 from flatout.base.units import parse_seconds
 from flatout.drill.difference import differing_bits
 from flatout.engine.saver import Saver
+from flatout.machine.world import World
 from flatout.store import checkpoints as checkpoints_module
 from flatout.store.checkpoints import Checkpoints
+from flatout.store.sharded import ShardedCheckpoints
+from flatout.store.sharded_peers import Peers
 from flatout.store.tensors import decode, encode, write_tensors
 from flatout.verbs import Run
 
@@ -158,7 +161,7 @@ def test_a_stop_on_a_full_disk_does_not_claim_to_have_saved(tmp_path: Path, monk
 
 def test_the_final_weights_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = recipe(settings=EVERY_TWO)
-    monkeypatch.setattr("flatout.engine.outcome.write_tensors", full_disk)
+    monkeypatch.setattr("flatout.store.sharded_export.write_tensors", full_disk)
     with pytest.raises(StoreError, match=r"model.safetensors.*No space left.*the same command"):
         train(tmp_path, asked)
     monkeypatch.undo()
@@ -365,7 +368,7 @@ def test_channels_last_survives_a_resume(tmp_path: Path) -> None:
 
 
 def test_saves_are_as_far_apart_as_what_they_take_and_failures_make_worth(tmp_path: Path) -> None:
-    saver = Saver(Checkpoints(tmp_path), EventLog(None), torch.device("cpu"))
+    saver = Saver(ShardedCheckpoints(Checkpoints(tmp_path), Peers(World())), EventLog(None), torch.device("cpu"))
     assert saver.best_interval_s(86_400) == 120  # nothing is known yet
     saver.times.count, saver.times.whole_s = 2, 6.0
     assert saver.best_interval_s(86_400) == pytest.approx((2 * 3 * 86_400) ** 0.5)
@@ -388,7 +391,7 @@ def test_a_run_saves_by_itself_as_often_as_pays(tmp_path: Path, monkeypatch: pyt
 def test_copies_are_turned_into_the_order_of_the_file_before_they_are_handed_over(tmp_path: Path) -> None:
     """Else the thread that writes would turn them, on a stream of a device that nothing waits for."""
     checkpoints = Checkpoints(tmp_path)
-    saver = Saver(checkpoints, EventLog(None), torch.device("cpu"))
+    saver = Saver(ShardedCheckpoints(checkpoints, Peers(World())), EventLog(None), torch.device("cpu"))
     weights, turned = torch.randn(8, 4, 3, 3).to(memory_format=torch.channels_last), torch.randn(6, 5).t()
     saver.save(1, {"weights": weights, "turned": turned}, wait=True)
     assert all(copy.is_contiguous() for copy in saver._copies.values())

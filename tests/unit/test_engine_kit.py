@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flatout as fo
-from flatout import planned, verbs
+from flatout import planned, running
 from flatout.data.order import Order
 from flatout.engine.saver import Saver
 from flatout.engine.sync import inside_sync_point
@@ -92,7 +92,7 @@ def quick() -> Iterator[None]:
     try:
         with (
             patch.object(planned, "ceilings_of", lambda device, cache, job: None),
-            patch.object(verbs, "read_facts", _facts),
+            patch.object(running, "read_facts", _facts),
             patch.object(Saver, "busy", False),
             patch.object(situation, "predict", lambda job, settings, ceilings: Prediction(reason="not asked for")),
         ):

@@ -18,7 +18,7 @@ from flatout.machine.facts import CpuFacts, Facts
 from flatout.machine.nvml import GpuFacts
 from flatout.machine.probe import doc, probe
 from flatout.machine.rates import MATMUL_DTYPES, Unavailable, disk_bytes_per_s
-from flatout.machine.world import NullWorld
+from flatout.machine.world import World
 from flatout.measure.counts import count_step
 
 CPU = torch.device("cpu")
@@ -180,7 +180,9 @@ def test_a_folder_that_cannot_be_written_is_said_and_not_fatal(measurer: Measure
 def test_a_cpu_is_measured_quickly_and_reads_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
     state = torch.random.get_rng_state()
-    ceilings = measure_ceilings(CPU, quick=True, folder=tmp_path, world=NullWorld(size=2))
+    two = World()
+    two.size = 2
+    ceilings = measure_ceilings(CPU, quick=True, folder=tmp_path, world=two)
     assert torch.equal(state, torch.random.get_rng_state())
     assert list(tmp_path.iterdir()) == []
     found = [

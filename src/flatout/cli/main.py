@@ -9,7 +9,7 @@ import typer
 
 from flatout import __version__
 from flatout.base.errors import FlatoutError
-from flatout.cli import data, drill, machine, runs, training
+from flatout.cli import data, drill, fleet, machine, runs, training
 
 app = typer.Typer(
     name="flatout",
@@ -31,6 +31,7 @@ app.command("probe")(machine.probe)
 app.command("env")(machine.env)
 app.command("drill")(drill.drill)
 app.add_typer(runs.app, name="runs")
+app.add_typer(fleet.app, name="fleet")
 
 
 def _version(asked: bool) -> None:

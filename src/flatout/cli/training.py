@@ -29,6 +29,10 @@ RunName = Annotated[str, typer.Argument(help="A run's name, its folder, or `last
 Planning = Annotated[
     str, typer.Option("--planning", help="The most that trials of settings may take, such as '2 min'; off: none are made.")
 ]
+Mesh = Annotated[
+    str | None,
+    typer.Option("--mesh", help="How processes share the work: data=2,tensor=2, shard=4, pipeline=2. Default: data."),
+]
 DeviceName = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
 
 NEXT_STEPS = {
@@ -50,15 +54,31 @@ def run(
     planning: Planning = "5 min",
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
+    devices: Annotated[
+        int | None, typer.Option("--devices", help="Start as many processes on this machine, one a device, and train together.")
+    ] = None,
+    mesh: Mesh = None,
 ) -> None:
-    """Train a recipe. The same command again resumes an unfinished run."""
+    """Train a recipe. The same command again resumes an unfinished run. Under torchrun the processes train together."""
     from flatout import verbs
     from flatout.cli.progress import progress_view
+    from flatout.machine.joining import is_first, is_launched
 
-    asked = read_asked(recipe, overrides, sets, offs)
-    with progress_view(quiet) as observers:
+    asked = read_asked(recipe, overrides, [*(sets or []), *([] if mesh is None else [f"mesh={mesh}"])], offs)
+    if devices is not None and not is_launched():
+        raise typer.Exit(_run_here(devices))
+    speaks = is_first()
+    with progress_view(quiet or not speaks) as observers:
         done = verbs.run(asked, runs=runs, fresh=fresh, observers=observers, cache=cache_folder(), planning=planning)
-    print_json(done.result) if as_json else _print_outcome(done)
+    if speaks:
+        print_json(done.result) if as_json else _print_outcome(done)
+
+
+def _run_here(devices: int) -> int:
+    """This very command in several processes: they know from torchrun that they are not to start others."""
+    from flatout.fleet.local import run_here
+
+    return run_here(devices, sys.argv[1:], lambda line: print(f"flatout: {line}", file=sys.stderr, flush=True))
 
 
 def explain(
@@ -74,8 +94,15 @@ def explain(
     html: Annotated[
         Path | None, typer.Option("--html", help="Write a page with the plan and its roofline to this file.")
     ] = None,
+    devices: Annotated[
+        int | None, typer.Option("--devices", help="Lay it out on as many devices, which need not be here.")
+    ] = None,
+    device_kind: Annotated[
+        str | None, typer.Option("--device-kind", help="Of which kind these are, such as h100 or a100-80gb.")
+    ] = None,
+    per_node: Annotated[int | None, typer.Option("--per-node", help="How many of them a machine has; else as usual.")] = None,
 ) -> None:
-    """Say how a recipe would be trained here and why, without training a step."""
+    """Say how a recipe would be trained here and why, without training a step; or how many devices would share it."""
     from flatout import verbs
     from flatout.base.tree import to_data, to_text
 
@@ -85,7 +112,13 @@ def explain(
     if html is not None:
         check_page_path(html)
     asked = read_asked(recipe, overrides, sets, offs)
-    doc = verbs.explain(asked, cache=cache_folder(), analyze=analyze, planning=planning, say=say)
+    if devices is None and device_kind is None:
+        doc = verbs.explain(asked, cache=cache_folder(), analyze=analyze, planning=planning, say=say)
+    elif devices is None or device_kind is None:
+        raise UsageError("layouts are explained for a number of devices of a kind: --devices 64 --device-kind h100")
+    else:
+        many: Any = {"devices": devices, "device_kind": device_kind, "per_node": per_node}
+        doc = verbs.explain_layouts(asked, cache=cache_folder(), **many)
     if html is not None:
         from flatout.base.html import to_html
 

@@ -23,14 +23,20 @@ from flatout.engine.graph import GraphStep
 from flatout.engine.job import Job
 from flatout.engine.making import make_step
 from flatout.engine.memory import allocator, start_counting
+from flatout.engine.parallel.statistics import OWN
 from flatout.engine.progress import BudgetMeter, Progress
 from flatout.engine.records import Interval
-from flatout.engine.saver import Saver
+from flatout.engine.saver import Saver, SaverElsewhere
 from flatout.engine.settings import LOG_SLOTS, Settings
+from flatout.engine.signals import StopRequest
 from flatout.engine.state import TrainState
 from flatout.engine.step import Step
+from flatout.engine.together import Together
 from flatout.machine.meters import Meters
+from flatout.machine.world import World
 from flatout.store.run_folder import RunFolder
+from flatout.store.sharded import ShardedCheckpoints
+from flatout.store.sharded_peers import Peers
 
 
 @dataclass
@@ -41,6 +47,7 @@ class Assembly:
     evaluation: EvalFeed | None
     state: TrainState
     saver: Saver
+    checkpoints: ShardedCheckpoints
     budget: BudgetMeter
     meters: Meters
     compiling: Compiling
@@ -109,6 +116,7 @@ class Assembly:
             self.feed.release()
         if self.evaluation is not None:
             self.evaluation.close()
+        self.checkpoints.peers.close()
         self.at_release.close()
 
     def stream_state(self) -> str | None:
@@ -132,20 +140,31 @@ class Assembly:
         """What the steps since the last call did. Waits for the device."""
         eager = self.step.records.drain()
         replayed = self.graph.records.drain() if self.graph is not None else Interval([], [], [])
-        return Interval(replayed.losses + eager.losses, replayed.weights + eager.weights, replayed.norms + eager.norms)
+        return self.step.exchange.of_all(
+            Interval(replayed.losses + eager.losses, replayed.weights + eager.weights, replayed.norms + eager.norms)
+        )
 
 
-def assemble(job: Job, settings: Settings, folder: RunFolder, events: EventLog, cache: Path | None = None) -> Assembly:
+def assemble(
+    job: Job,
+    settings: Settings,
+    folder: RunFolder,
+    events: EventLog,
+    cache: Path | None = None,
+    together: Together | None = None,
+) -> Assembly:
     """`cache` is where rows may be kept that take long to read. What holds for the process is put back at the release."""
     with ExitStack() as surroundings:
         surroundings.enter_context(allocator(settings.allocator, torch.device(settings.device)))
-        parts = _put_together(job, settings, folder, events, cache)
+        parts = _put_together(job, settings, folder, events, cache, together or Together(World(), StopRequest()))
         parts.at_release = surroundings.pop_all()
         return parts
 
 
-def _put_together(job: Job, settings: Settings, folder: RunFolder, events: EventLog, cache: Path | None) -> Assembly:
-    device = torch.device(settings.device)
+def _put_together(
+    job: Job, settings: Settings, folder: RunFolder, events: EventLog, cache: Path | None, together: Together
+) -> Assembly:
+    device, world = torch.device(settings.device), together.world
     start_counting(device)
 
     def on_split(before: int, after: int, reason: str) -> None:
@@ -153,13 +172,17 @@ def _put_together(job: Job, settings: Settings, folder: RunFolder, events: Event
 
     compiling = Compiling(settings, folder.path, events)
     compiling.begin()
-    made = make_step(job, job.model, settings, on_split=on_split, on_eager=compiling.give_up)
+    made = make_step(job, job.model, settings, on_split=on_split, on_eager=compiling.give_up, world=world)
     if made.lacks_blocks:
         events.emit("degraded", what="activation_checkpointing", why="the model has no list of like blocks to recompute")
     if settings.attention == "flex" and not offers_hook(job.model):
         events.emit("degraded", what="attention", why="no module of the model has an attribute `attend`: torch's own choice")
+    if made.own_statistics:
+        events.emit("degraded", what="batch norm", why=OWN)
     step = made.step
-    step.warm(job.batch)
+    step.warm(world.largest_share(job.batch))
+    meters = Meters(device)
+    budget = budget_of(job, meters, together)
     compression = "none" if settings.cache_compression == "auto" else settings.cache_compression  # nobody chose
     kept = None if cache is None else Cache(cache, disk_bytes(cache, settings.disk_budget), compression)
     feed = make_feed(
@@ -171,7 +194,11 @@ def _put_together(job: Job, settings: Settings, folder: RunFolder, events: Event
         cache=kept,
         threads=settings.reader_threads,
         prefetch=settings.prefetch,
+        world=world,
+        total=budget.total_samples,
     )
+    if isinstance(feed, BucketFeed):
+        budget = budget_of(job, meters, together, feed)
     evaluation = None
     if job.data.validation is not None:
         rows = settings.evaluation_batch or job.batch
@@ -181,27 +208,38 @@ def _put_together(job: Job, settings: Settings, folder: RunFolder, events: Event
         evaluation = EvalFeed(job.data.validation, job.data.prepare, rows, device, served, **options)
     if kept is not None and (too_much := kept.trim()):  # now that what this run uses is open
         events.emit("degraded", what="disk_budget", why=too_much)
-    meters = Meters(device)
+    apart = world.is_split or made.local is not None  # each has something of its own to keep
+    saver = Saver if world.is_first or apart else SaverElsewhere
+    peers = Peers(world if apart else World())
+    checkpoints = ShardedCheckpoints(folder.checkpoints(settings.keep_checkpoints), peers)
     return Assembly(
         step=step,
         source=job.data.train,
         feed=feed,
         evaluation=evaluation,
-        state=TrainState(step.model, made.optimizer, made.average, step.scale, device, job.data.train.made_by),
-        saver=Saver(folder.checkpoints(settings.keep_checkpoints), events, device, parse_seconds(settings.grace)),
-        budget=BudgetMeter(
-            job.budget,
-            epoch_samples=job.epoch_samples(job.budget),
-            batch=job.batch,
-            tokens_per_sample=job.data.train.tokens_per_row,
-            rows_per_step=job.rows_per_step,
-            steps=feed if isinstance(feed, BucketFeed) else None,
-            price_per_hour=job.price_per_hour,
-            read_energy_j=lambda: meters.read().energy_j,
-            energy_reason=meters.why_unavailable,
+        state=TrainState(
+            step.model, made.optimizer, made.average, step.scale, device, job.data.train.made_by, world, job.seed, made.local
         ),
+        saver=saver(checkpoints, events, device, parse_seconds(settings.grace)),
+        checkpoints=checkpoints,
+        budget=budget,
         meters=meters,
         compiling=compiling,
+    )
+
+
+def budget_of(job: Job, meters: Meters, together: Together, steps: BucketFeed | None = None) -> BudgetMeter:
+    return BudgetMeter(
+        job.budget,
+        epoch_samples=job.epoch_samples(job.budget),
+        batch=job.batch,
+        tokens_per_sample=job.data.train.tokens_per_row,
+        rows_per_step=job.rows_per_step,
+        steps=steps,
+        price_per_hour=job.price_per_hour,
+        read_energy_j=lambda: meters.read().energy_j,
+        energy_reason=meters.why_unavailable,
+        clock=together.clock,
     )
 
 

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from flatout.data.keyed import keyed
+from flatout.machine.world import World
+
 
 @contextmanager
 def deterministic_kernels(on: bool) -> Iterator[None]:
@@ -35,16 +38,17 @@ def own_random_state(seed: int, device: torch.device) -> Iterator[None]:
     devices = [device] if device.type == "cuda" else []
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would leave a seed for a CUDA that has not started
-        if devices:
-            torch.cuda.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+        reseed(seed, device)
         try:
             yield
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
+
+
+def seed_of(seed: int, world: World) -> int:
+    """Of what a process draws by itself, such as dropout: processes with rows of their own draw numbers of their own."""
+    return seed if world.data_rank == 0 else keyed(seed, f"rank {world.data_rank}")
 
 
 def read_random_state(device: torch.device) -> dict[str, Any]:
@@ -74,3 +78,30 @@ def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
     np.random.set_state((numpy["kind"], keys, numpy["position"], numpy["has_gauss"], numpy["cached"]))
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def written_random_state(device: torch.device) -> dict[str, Any]:
+    """The same as JSON can hold it, to be told to another process."""
+    state = read_random_state(device)
+    return {
+        "python": {**state["python"], "numbers": state["python"]["numbers"].tolist()},
+        "numpy": {**state["numpy"], "keys": state["numpy"]["keys"].tolist()},
+        **{name: state[name].tolist() for name in ("torch", "cuda") if name in state},
+    }
+
+
+def restore_written_random_state(state: dict[str, Any], device: torch.device) -> None:
+    read: dict[str, Any] = {
+        "python": {**state["python"], "numbers": torch.tensor(state["python"]["numbers"])},
+        "numpy": {**state["numpy"], "keys": torch.tensor(state["numpy"]["keys"])},
+        **{name: torch.tensor(state[name], dtype=torch.uint8) for name in ("torch", "cuda") if name in state},
+    }
+    restore_random_state(read, device)
+
+
+def reseed(seed: int, device: torch.device) -> None:
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would leave a seed for a CUDA that has not started
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from flatout.store.tensors import local_part
+
 
 class Average:
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -17,7 +19,7 @@ class Average:
 
     @torch.no_grad()
     def update(self) -> None:
-        torch._foreach_lerp_(self.average, self._weights, 1 - self.decay)
+        torch._foreach_lerp_(_here(self.average), _here(self._weights), 1 - self.decay)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -31,4 +33,8 @@ class Average:
 
     @torch.no_grad()
     def _put(self, values: list[Tensor]) -> None:
-        torch._foreach_copy_(self._weights, values)
+        torch._foreach_copy_(_here(self._weights), _here(values))
+
+
+def _here(tensors: list[Tensor]) -> list[Tensor]:
+    return [local_part(tensor) for tensor in tensors]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from torch import nn
 from flatout.base.errors import OutOfMemory
 from flatout.data.serving.evaluation import EvalFeed
 from flatout.engine.memory import is_out_of_memory, release_cached
+from flatout.engine.parallel.exchange import Exchange
 from flatout.engine.precision import autocast
 from flatout.engine.step import Batch
 from flatout.engine.sync import sync_point
@@ -24,8 +26,9 @@ def evaluate(
     precision: str,
     device: torch.device,
     should_stop: Callable[[], bool] = lambda: False,
+    exchange: Exchange | None = None,
 ) -> dict[str, float] | None:
-    """Metrics over all batches, or None if it was asked to stop on the way."""
+    """Metrics over all batches, or None if it was asked to stop on the way. `exchange`: how a model in parts is called."""
     was_training = model.training
     model.eval()
     meter = objective.meter(device)
@@ -34,11 +37,13 @@ def evaluate(
             for batch in batches:
                 if should_stop():
                     return None
-                output = objective.forward(model, batch)
+                output = objective.forward(model, batch) if exchange is None else exchange.look(objective.forward, batch)
+                if output is None:
+                    continue  # another process has it
                 loss_sum, weight = objective.loss(output, batch)
                 meter.update(output, loss_sum, weight, batch)
             with sync_point():
-                return meter.result()
+                return meter.result() if exchange is None else exchange.told(meter.result())
     finally:
         model.train(was_training)
 
@@ -52,11 +57,13 @@ def evaluate_in_memory(
     device: torch.device,
     should_stop: Callable[[], bool],
     on_split: Callable[[int, int, str], None],
+    exchange: Exchange | None = None,
 ) -> dict[str, float] | None:
     """`evaluate`, again with smaller batches where memory runs out: the metrics are sums, so they stay the same."""
     while True:
         try:
-            return evaluate(model, objective, feed, precision=precision, device=device, should_stop=should_stop)
+            how: Any = {"precision": precision, "device": device, "should_stop": should_stop, "exchange": exchange}
+            return evaluate(model, objective, feed, **how)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

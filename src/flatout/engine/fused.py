@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from flatout.store.tensors import local_part
+
 
 @dataclass(frozen=True)
 class _Group:
@@ -51,9 +53,9 @@ class FusedUpdate:
             self._groups.append(
                 _Group(
                     options,
-                    [parameter.detach() for parameter in options["params"]],
-                    [state[name] for state in states for name in ("exp_avg", "momentum_buffer") if name in state],
-                    [state["exp_avg_sq"] for state in states if "exp_avg_sq" in state],
+                    [local_part(parameter.detach()) for parameter in options["params"]],
+                    [local_part(state[name]) for state in states for name in ("exp_avg", "momentum_buffer") if name in state],
+                    [local_part(state["exp_avg_sq"]) for state in states if "exp_avg_sq" in state],
                     [self._count] * len(states),
                 )
             )
@@ -67,7 +69,7 @@ class FusedUpdate:
             self._count.add_(1).sub_(self.skip)
         for group in self._groups:
             # a parameter that took no part in this batch has no gradient, and stays as it is
-            gradients = [p.grad for p in group.options["params"]]
+            gradients: list[Any] = [None if p.grad is None else local_part(p.grad) for p in group.options["params"]]
             if any(gradient is None for gradient in gradients):
                 group, gradients = _with_gradients(group, gradients)
             if gradients:

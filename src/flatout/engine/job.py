@@ -12,6 +12,7 @@ from flatout.base.budget import Budget
 from flatout.base.specs import Spec
 from flatout.data import Data
 from flatout.engine.optimizers import OptimizerLike
+from flatout.engine.parallel.rounds import Rounds
 from flatout.engine.schedules import Schedule, parse_schedule
 from flatout.objectives.objective import Objective
 
@@ -40,6 +41,7 @@ class Job:
     rates: Mapping[str, float] = field(default_factory=dict)
     clip: float | None = None
     ema: float | None = None
+    exchange: Rounds | None = None  # of weights, every so many steps; None: of gradients, in each
     evaluate_every: Budget | None = field(default_factory=lambda: Budget.parse("1 epoch"))
     early_stop: EarlyStop | None = None
     price_per_hour: float | None = None

@@ -17,19 +17,24 @@ from flatout.base.errors import DamagedCheckpoint, Diverged, Stopped
 from flatout.base.events import EventLog
 from flatout.base.units import parse_seconds, show_seconds
 from flatout.engine.assembly import assemble, evaluation_interval
-from flatout.engine.determinism import deterministic_kernels, own_random_state
+from flatout.engine.determinism import deterministic_kernels, own_random_state, seed_of
 from flatout.engine.ending import early_end, note_evaluation
 from flatout.engine.evaluation import evaluate_in_memory
 from flatout.engine.job import Job
 from flatout.engine.logbook import Logbook
 from flatout.engine.outcome import outcome, write_weights
+from flatout.engine.parallel.mesh import parse_mesh
+from flatout.engine.parallel.statistics import average_statistics
 from flatout.engine.phases import DevicePhases, HostPhases, NoPhases
 from flatout.engine.precision import matmul_precision
 from flatout.engine.progress import Progress
 from flatout.engine.settings import Settings
-from flatout.engine.signals import StopRequest, watch_signals
+from flatout.engine.signals import watch_signals
 from flatout.engine.state import finite
 from flatout.engine.sync import sync_point
+from flatout.engine.together import Together, together
+from flatout.machine.watch import NoWatch, Watch
+from flatout.machine.world import World
 from flatout.measure.clock import synchronize
 from flatout.measure.ledger import Ledger
 from flatout.store.run_folder import RunFolder
@@ -37,16 +42,29 @@ from flatout.store.run_folder import RunFolder
 MAX_ROLLBACKS = 3
 
 
-def train(job: Job, settings: Settings, folder: RunFolder, events: EventLog, cache: Path | None = None) -> dict[str, Any]:
-    """Train to the end of the budget, from the last good checkpoint if there is one. Returns what result.json holds."""
+def train(
+    job: Job,
+    settings: Settings,
+    folder: RunFolder,
+    events: EventLog,
+    cache: Path | None = None,
+    world: World | None = None,
+    watch: Watch | NoWatch | None = None,
+) -> dict[str, Any]:
+    """Train to the end of the budget, from the last good checkpoint if there is one. Returns what result.json holds.
+
+    Every process of a `world` calls it with the same job and settings; `watch` is told where this one is.
+    """
     device = torch.device(settings.device)
+    world = world or World()
+    world.lay_out(parse_mesh(settings.mesh, world.size))
     with (
         watch_signals() as stop,
-        own_random_state(job.seed, device),
+        own_random_state(seed_of(job.seed, world), device),
         deterministic_kernels(settings.deterministic),
         matmul_precision(settings.precision),
     ):
-        loop = Loop(job, settings, folder, events, stop, cache)
+        loop = Loop(job, settings, folder, events, together(world, stop, watch), cache)
         try:
             loop.begin()
             loop.run()
@@ -58,14 +76,16 @@ def train(job: Job, settings: Settings, folder: RunFolder, events: EventLog, cac
 
 class Loop:
     def __init__(
-        self, job: Job, settings: Settings, folder: RunFolder, events: EventLog, stop: StopRequest, cache: Path | None
+        self, job: Job, settings: Settings, folder: RunFolder, events: EventLog, together: Together, cache: Path | None
     ) -> None:
-        self.job, self.settings, self.folder, self.events, self.stop = job, settings, folder, events, stop
+        self.job, self.settings, self.folder, self.events = job, settings, folder, events
+        self.together, self.world, self.stop, self.watch = together, together.world, together.stop, together.watch
         self.ledger = Ledger()
         self.device = torch.device(settings.device)
-        self.parts = assemble(job, settings, folder, events, cache)
+        self.parts = assemble(job, settings, folder, events, cache, together)
         self.parts.say_degraded(events)
-        self.log = Logbook(job, self.parts, events, settings.log_every)
+        self.parts.step.at = self.at
+        self.log = Logbook(job, self.parts, events, settings.log_every, self.meet)
         self.evaluate_every = evaluation_interval(job)
         every = settings.checkpoint_every
         self.save_every = None if every in ("auto", "end") else Budget.parse(every)
@@ -75,11 +95,10 @@ class Loop:
 
     def begin(self) -> None:
         """From the last good checkpoint, or from the start."""
-        checkpoints = self.folder.checkpoints()
-        swept = checkpoints.sweep()
-        found = checkpoints.load_latest(self.on_damage)
+        swept = self.folder.checkpoints().sweep() if self.world.is_first else []
+        found = self.last_good()
         if found is not None:
-            self.restore(found[1])
+            self.restore(found)
             self.ledger.add(self.progress.ledger)
         self.ledger.lap("setup")
         self.parts.capture(self.job, self.settings, self.events)
@@ -92,12 +111,12 @@ class Loop:
             self.events.emit("started", total_steps=budget.total_steps, total_samples=budget.total_samples)
             self.save()  # there is always a checkpoint to go back to, and what a save takes is known from the start
         else:
-            differences = self.parts.state.differences(found[1])
+            differences = self.parts.state.differences(found)
             if differences and self.settings.deterministic:
                 self.events.emit(
                     "degraded", what="deterministic", why=f"resumed, but not bit for bit: {'; '.join(differences)}"
                 )
-            was, now = found[1].get("made_by", ""), self.parts.state.made_by
+            was, now = found.get("made_by", ""), self.parts.state.made_by
             if was != now:
                 self.events.emit("degraded", what="data", why=f"rows are made by {now} from here on, until here by {was}")
             self.events.emit("resumed", step=self.progress.step, samples=self.progress.samples, swept=swept)
@@ -111,6 +130,8 @@ class Loop:
             ended = budget.is_spent(progress)
             if self.stop:
                 return
+            if ended:
+                parts.step.exchange.finish()
             if self.evaluation_due() or (ended and self.evaluate_every is not None):
                 self.evaluate()
             if ended or self.stop or early_end(self.job, progress):
@@ -119,6 +140,7 @@ class Loop:
                 self.save()
                 progress = self.progress
 
+            self.at("data")
             size = parts.next_size(progress)
             if parts.graph is not None and size == self.job.batch:
                 parts.graph.feed.bring()
@@ -130,7 +152,9 @@ class Loop:
                     self.phases.begin()
                 batch = parts.feed.next(size)
                 ledger.lap("data")
-                parts.step(batch)
+                self.at("compile" if first and parts.step.compiled else "forward")
+                parts.step(batch, size)
+            parts.step.exchange.after_step(size)
             if first:
                 self.after_first_step(size)
                 first = False
@@ -143,15 +167,12 @@ class Loop:
         if self.parts.evaluation is not None and not self.stop and self.progress.evaluated_at != self.progress.samples:
             self.evaluate()
         self.save(wait=True)
+        self.world.barrier()  # the one that writes has written
         if self.stop:
             self.leave()
         best = self.progress.best["step"] if self.job.early_stop and self.progress.best else None
-        with sync_point():
-            try:
-                write_weights(self.parts.state, self.folder, best)
-            except DamagedCheckpoint as damage:
-                self.events.emit("degraded", what="best weights", why=f"the last ones are the result instead: {damage}")
-                write_weights(self.parts.state, self.folder, None)
+        if self.world.is_first or self.world.is_split or self.parts.state.local is not None:
+            self.write_weights(best)
         self.ledger.lap("checkpoint")
         self.phases.attribute(self.ledger)
         if (bad := self.parts.bad_rows()) is not None:
@@ -161,7 +182,23 @@ class Loop:
         self.events.emit("finished", reason=reason, steps=self.progress.step, metrics=result["metrics"])
         return result
 
+    def write_weights(self, best: int | None) -> None:
+        with sync_point():
+            try:
+                write_weights(self.parts.state, self.folder, self.parts.checkpoints, best)
+            except DamagedCheckpoint as damage:
+                self.events.emit("degraded", what="best weights", why=f"the last ones are the result instead: {damage}")
+                write_weights(self.parts.state, self.folder, self.parts.checkpoints, None)
+
     # ---- what happens between steps ----
+
+    def at(self, phase: str) -> None:
+        """Whoever watches several processes knows where this one is."""
+        self.watch.beat(self.progress.step, phase)
+
+    def meet(self) -> None:
+        self.at("exchange")
+        self.together.meet(self.wants_save)
 
     def rate_in(self, steps: int) -> float:
         """The learning rate so many steps from now."""
@@ -195,7 +232,7 @@ class Loop:
 
     def is_finite(self) -> bool:
         with sync_point():
-            return finite(self.parts.state.model)
+            return not self.world.any(not finite(self.parts.state.model))
 
     def evaluation_due(self) -> bool:
         return self.evaluate_every is not None and self.progress.samples >= self.progress.next_evaluation
@@ -214,16 +251,18 @@ class Loop:
         if self.log.behind(self.progress):
             self.read_log()
         assert self.parts.evaluation is not None
+        average_statistics(self.parts.state.model, self.world)
         average = self.parts.state.average
-        with average.in_place() if average else nullcontext():
+        with self.parts.step.exchange.in_place(), average.in_place() if average else nullcontext():
             metrics = evaluate_in_memory(
                 self.parts.state.model,
                 self.job.objective,
                 self.parts.evaluation,
                 precision=self.settings.precision,
                 device=self.device,
-                should_stop=lambda: bool(self.stop),
+                should_stop=self.stops_evaluation,
                 on_split=self.on_evaluation_split,
+                exchange=self.parts.step.exchange,
             )
         self.ledger.lap("evaluation")
         if metrics is None:
@@ -235,29 +274,40 @@ class Loop:
         if is_best:
             self.save(again=True)
 
+    def stops_evaluation(self) -> bool:
+        self.at("evaluation")
+        return bool(self.stop)
+
     def save_due(self) -> bool:
-        progress = self.progress
-        if progress.step == self.saved_step or progress.nonfinite_in_row or self.parts.saver.busy:
+        """Counted in steps, or as the first process finds by its clock."""
+        progress, every = self.progress, self.save_every
+        if progress.step == self.saved_step or progress.nonfinite_in_row or self.settings.checkpoint_every == "end":
             return False
-        if self.settings.checkpoint_every == "end":
+        if every is not None and every.unit == "steps":
+            return progress.step - self.saved_step >= every.amount
+        return self.together.save_due(self.wants_save)
+
+    def wants_save(self) -> bool:
+        progress = self.progress
+        if self.parts.saver.busy:
             return False
         if self.save_every is None:
             failure_every_s = parse_seconds(self.settings.failure_every)
             return progress.elapsed_s - self.saved_s >= self.parts.saver.best_interval_s(failure_every_s)
-        if self.save_every.unit == "seconds":
-            return progress.elapsed_s - self.saved_s >= self.save_every.amount
-        return progress.step - self.saved_step >= self.save_every.amount
+        return progress.elapsed_s - self.saved_s >= self.save_every.amount
 
     def save(self, *, wait: bool = False, again: bool = False) -> None:
         """`again`: also if this step has been saved, since more is known of it now."""
         if self.log.behind(self.progress):
             self.read_log()
+        self.at("checkpoint")
         progress = self.progress
         if again or progress.step != self.saved_step:
             if not self.is_finite():
                 self.events.emit("checkpoint_refused", step=progress.step, why="some weights are not finite")
                 return
             progress.micro_batch = self.parts.step.micro_batch
+            average_statistics(self.parts.state.model, self.world)
             self.ledger.lap("checkpoint")
             progress.ledger = self.ledger.to_dict()
             self.parts.saver.save(progress.step, self.parts.state.tree(progress, self.parts.stream_state()), best=progress.best)
@@ -270,13 +320,13 @@ class Loop:
         """Back to the last good checkpoint at half the rate; after a few times of that, stop with the reason."""
         failed = self.progress
         self.parts.saver.wait()
-        found = self.folder.checkpoints().load_latest(self.on_damage)
+        found = self.last_good()
         if failed.rollbacks >= MAX_ROLLBACKS or found is None:
             raise Diverged(
                 f"{why}; rolled back {failed.rollbacks} times, last to {failed.rate_factor:g} of the rate: "
                 f"lower lr (it is {self.job.lr:g}), set clip: 1.0, or look for bad values in the data"
             )
-        self.restore(found[1])
+        self.restore(found)
         progress = self.progress
         progress.rate_factor, progress.rollbacks = failed.rate_factor / 2, failed.rollbacks + 1
         progress.skipped, progress.elapsed_s, progress.energy_j = failed.skipped, failed.elapsed_s, failed.energy_j
@@ -284,6 +334,23 @@ class Loop:
         self.log.start_at(progress)
         self.saved_step = -1  # the same step again, at the lower rate, is worth keeping
         self.events.emit("rolled_back", step=progress.step, from_step=failed.step, rate_factor=progress.rate_factor, why=why)
+
+    def last_good(self) -> dict[str, Any] | None:
+        """The newest checkpoint that is whole. The first process finds it and all read it, or each its part."""
+        if self.world.is_split:
+            here = self.parts.state.tree(self.progress, self.parts.stream_state())
+            whole = self.parts.checkpoints.load_latest(self.on_damage, into=here)
+            return None if whole is None else whole[1]
+        if self.parts.state.local is not None:  # whole: another number of processes needs the parts of all
+            whole = self.parts.checkpoints.load_latest(self.on_damage)
+            return None if whole is None else whole[1]
+        checkpoints = self.folder.checkpoints()
+        found = checkpoints.load_latest(self.on_damage) if self.world.is_first else None
+        step = self.world.from_first(None if found is None else found[0])
+        if step is None:
+            return None
+        tree: dict[str, Any] = checkpoints.load(step) if found is None else found[1]
+        return tree
 
     def restore(self, tree: dict[str, Any]) -> None:
         self.progress = self.parts.state.restore(tree)
@@ -310,6 +377,8 @@ class Loop:
 
     def on_damage(self, step: int, what: str) -> None:
         self.events.emit("checkpoint_damaged", step=step, why=what)
+        if not self.world.is_first:
+            return
         with suppress(OSError):
             self.folder.checkpoints().set_aside(step)
 

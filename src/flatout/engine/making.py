@@ -16,9 +16,14 @@ from flatout.engine.fp8 import to_fp8
 from flatout.engine.job import Job
 from flatout.engine.offload import HostOptimizer
 from flatout.engine.optimizers import build_optimizer, decay_groups
+from flatout.engine.parallel.exchange import exchange_for
+from flatout.engine.parallel.local import LocalUpdates
+from flatout.engine.parallel.statistics import share_statistics
+from flatout.engine.precision import autocast
 from flatout.engine.recompute import recompute_blocks
 from flatout.engine.settings import Settings
 from flatout.engine.step import Step
+from flatout.machine.world import World
 from flatout.models.head import pad_vocabulary
 from flatout.models.residual import narrow_residual
 
@@ -29,6 +34,8 @@ class Made:
     optimizer: Optimizer | HostOptimizer
     average: Average | None
     lacks_blocks: bool  # recomputing was asked for, and there is nothing to recompute
+    own_statistics: bool = False  # batch norms see a process's own rows
+    local: LocalUpdates | None = None  # processes have weights of their own between exchanges
 
 
 def make_step(
@@ -38,6 +45,7 @@ def make_step(
     *,
     on_split: Callable[[int, int, str], None] = lambda before, after, reason: None,
     on_eager: Callable[[str], None] | None = None,
+    world: World | None = None,
 ) -> Made:
     """`model` is changed and used: the job's own, or a copy of it."""
     device = torch.device(settings.device)
@@ -49,10 +57,21 @@ def make_step(
     if settings.attention == "flex":
         use_flex(model)
     lacks_blocks = settings.activation_checkpointing and not recompute_blocks(model)
+    world = world or World()
+    model, shared = share_statistics(model, world if job.exchange is None else World(), device)
     pad_vocabulary(model, settings.vocabulary_padding)
     narrow_residual(model, settings.residual == "autocast")
     for name, value in settings.own.items():
         job.turns[name](model, value)
+    loss = job.objective.with_loss_head(settings.loss_head, model, device)
+    local = None if job.exchange is None else LocalUpdates(model, loss, job.exchange, world)
+    if local is not None:
+        exchange: Any = local
+    elif world.mesh is not None and "pipeline" in world.mesh.mesh_dim_names:
+        exchange = _piped(job, model, settings, world)
+        model = exchange.pipeline.model
+    else:
+        exchange = exchange_for(world, model, loss, settings)
     groups = decay_groups(model, job.weight_decay, job.rates)
 
     def build(groups: list[dict[str, Any]]) -> Optimizer:
@@ -64,7 +83,7 @@ def make_step(
     average = Average(model, job.ema) if job.ema else None
     step = Step(
         model,
-        job.objective.with_loss_head(settings.loss_head, model, device),
+        loss,
         optimizer,
         settings,
         clip=job.clip,
@@ -72,5 +91,15 @@ def make_step(
         on_split=on_split,
         on_eager=on_eager,
         shapes_vary=job.data.train.shapes_vary,
+        world=world if local is None else World(),  # a step of its own
+        exchange=exchange,
     )
-    return Made(step, optimizer, average, lacks_blocks)
+    return Made(step, optimizer, average, lacks_blocks, not shared, local)
+
+
+def _piped(job: Job, model: nn.Module, settings: Settings, world: World) -> Any:
+    from flatout.engine.parallel.piped import Piped
+
+    rows, columns = job.data.typical_batch(world.largest_share(job.batch))
+    device = torch.device(settings.device)
+    return Piped(world, model, job.objective, settings, rows, columns, lambda: autocast(settings.precision, device))

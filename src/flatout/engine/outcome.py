@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
+from contextlib import nullcontext
 from typing import Any
 
-from flatout.base.errors import StoreError
-from flatout.base.files import sync_folder
 from flatout.data.serving.feed import PinnedFeed
 from flatout.engine.assembly import Assembly
 from flatout.engine.job import Job
@@ -15,36 +13,22 @@ from flatout.engine.progress import Progress
 from flatout.engine.state import TrainState
 from flatout.measure.ledger import Ledger
 from flatout.store.run_folder import RunFolder
-from flatout.store.tensors import write_tensors
+from flatout.store.sharded import ShardedCheckpoints
+from flatout.store.sharded_export import export
 
 TRAINING_ROWS = ("data", "forward", "backward", "optimizer", "step", "device wait", "logging")
 
 
-def write_weights(state: TrainState, folder: RunFolder, best_step: int | None) -> None:
-    """`model.safetensors`: the averaged weights where the recipe asked for an average, the best where it stops early."""
+def write_weights(state: TrainState, folder: RunFolder, checkpoints: ShardedCheckpoints, best_step: int | None) -> None:
+    """`model.safetensors`: the averaged weights where the recipe asked for an average, the best where it stops early.
+
+    Tied weights are there under each of their names, for whoever loads the file with something else.
+    """
     if best_step is not None:
-        tree = folder.checkpoints().load(best_step)
-        state.restore(tree)
-    if state.average is not None:
-        with state.average.in_place():
-            _write(dict(state.model.state_dict()), folder)
-    else:
-        _write(dict(state.model.state_dict()), folder)
-
-
-def _write(weights: dict[str, Any], folder: RunFolder) -> None:
-    """Tied weights are there under each of their names, for whoever loads the file with something else."""
-    aside = folder.path / ".model.safetensors.tmp"
-    try:
-        write_tensors(aside, weights)
-        os.replace(aside, folder.weights_path)
-        sync_folder(folder.path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise StoreError(
-            f"{folder.weights_path} could not be written: {error.strerror}; make room, then the same command "
-            "goes on from the last checkpoint"
-        ) from error
+        here = state.tree(Progress()) if state.world.is_split else None
+        state.restore(checkpoints.load(best_step, into=here))
+    with state.average.in_place() if state.average is not None else nullcontext():
+        export(folder.weights_path, state.weights(), checkpoints.peers)
 
 
 def outcome(

@@ -21,7 +21,7 @@ from flatout.base.events import EventLog
 from flatout.base.units import show_seconds
 from flatout.engine.memory import is_out_of_memory
 from flatout.engine.sync import sync_point
-from flatout.store.checkpoints import Checkpoints
+from flatout.store.sharded import ShardedCheckpoints, Snapshot, local_parts
 from flatout.store.tensors import encode
 
 _STAGE_BYTES = 64 << 20
@@ -40,10 +40,12 @@ class SaveTimes:
 
 
 class Saver:
-    def __init__(self, checkpoints: Checkpoints, events: EventLog, device: torch.device, grace_s: float = math.inf) -> None:
+    def __init__(
+        self, checkpoints: ShardedCheckpoints, events: EventLog, device: torch.device, grace_s: float = math.inf
+    ) -> None:
         self.times = SaveTimes()
         self.failures = 0
-        self._checkpoints = checkpoints
+        self._written, self._checkpoints = checkpoints, checkpoints.checkpoints
         self._events = events
         self._device = device
         self._grace_s = grace_s
@@ -66,11 +68,11 @@ class Saver:
         self.wait()
         began_s = time.perf_counter()
         document, tensors = encode(state)
-        copies, copied = self._copy(tensors)
+        copies, copied = self._copy(local_parts(tensors))
         blocked_s = time.perf_counter() - began_s
         self._thread = threading.Thread(
             target=self._write,
-            args=(step, document, copies, copied, best, began_s, blocked_s),
+            args=(step, Snapshot(document, copies, tensors), copied, best, began_s, blocked_s),
             name="flatout-checkpoint",
             daemon=True,
         )
@@ -113,8 +115,7 @@ class Saver:
     def _write(
         self,
         step: int,
-        document: Any,
-        copies: dict[str, Tensor],
+        taken: Snapshot,
         copied: torch.cuda.Event | None,
         best: dict[str, Any] | None,
         began_s: float,
@@ -124,10 +125,11 @@ class Saver:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         try:
             with _DeviceReader(self._device, copied) as to_host:
-                path = self._checkpoints.write(step, document, copies, to_host)
-            if best is not None and best["step"] in self._checkpoints.steps() and best != self._checkpoints.best():
-                self._checkpoints.mark_best(**best)
-            self._checkpoints.prune()
+                path = self._written.write(step, taken, to_host)
+            if self._written.peers.rank == 0:
+                if best is not None and best["step"] in self._checkpoints.steps() and best != self._checkpoints.best():
+                    self._checkpoints.mark_best(**best)
+                self._checkpoints.prune()
         except OSError as error:
             self.failures += 1
             self._events.emit(
@@ -149,8 +151,15 @@ class Saver:
             grace = show_seconds(self._grace_s)
             why = f"a save takes {show_seconds(whole_s)}, the grace period is {grace}: a SIGTERM may lose steps"
             self._events.emit("degraded", what="grace", why=why)
-        size = sum(tensor.numel() * tensor.element_size() for tensor in copies.values())
+        size = sum(tensor.numel() * tensor.element_size() for tensor in taken.copies.values())
         self._events.emit("checkpoint_saved", step=step, path=path.name, seconds=whole_s, blocked_s=blocked_s, bytes=size)
+
+
+class SaverElsewhere(Saver):
+    """Of a process that leaves writing to the first one, which has the same weights."""
+
+    def save(self, step: int, state: Any, *, best: dict[str, Any] | None = None, wait: bool = False) -> None:
+        pass
 
 
 class _DeviceReader:

@@ -17,6 +17,7 @@ COMPILES = ("off", "on", "reduce-overhead", "max-autotune")
 ATTENTIONS = ("auto", "flash", "cudnn", "efficient", "math", "flex")
 LOSS_HEADS = ("plain", "fused", "chunked")
 RESIDUALS = ("float32", "autocast")
+PIPELINES = ("1f1b", "gpipe", "interleaved")
 ALLOCATORS = ("default", "expandable")
 MIXED = ("bf16", "fp16", "fp8")  # precisions in which the most is computed in fewer bits than it is kept in
 LOG_SLOTS = 4096  # the most steps between two log points
@@ -52,6 +53,10 @@ class Settings:
     keep_checkpoints: int = 2
     nonfinite_limit: int = 10  # skipped steps in a row before rolling back
     grace: str = "30 s"  # how long a scheduler waits between SIGTERM and SIGKILL
+    mesh: str = ""  # of several processes: "data=2,tensor=2"; empty: each has all weights and a share of each batch
+    pipeline: str = "1f1b"  # of a mesh with stages: the order in which they take parts of a batch forward and back
+    bucket_mb: int = 25  # gradients that are exchanged together, while the backward goes on
+    reshard: bool = True  # of sharded weights: a block's are let go after its forward, and gathered again for its backward
     own: Mapping[str, Any] = field(default_factory=dict)  # of knobs that the recipe brings along
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,6 +98,7 @@ def conflicts(settings: Settings) -> list[str]:
         found.append(
             "activation_offload=on hands out memory that the graphs of compile=reduce-overhead can't know: --set compile=on"
         )
+    found += _conflicts_of_a_mesh(settings)
     for name in ("activation_offload", "optimizer_offload"):
         if getattr(settings, name) and on == "cpu":
             found.append(f"{name}=on moves memory to the host, where a run on cpu has it already: --off {name}")
@@ -101,10 +107,35 @@ def conflicts(settings: Settings) -> list[str]:
     return found
 
 
+def _conflicts_of_a_mesh(settings: Settings) -> list[str]:
+    split = [axis for axis in ("pipeline", "shard", "tensor") if axis in settings.mesh]
+    if not split:
+        return []
+    axis, found = split[0], []
+    refused = {
+        "graph": ("off", bool(settings.graph)),
+        "optimizer_offload": ("off", settings.optimizer_offload),
+        "precision": ("bf16", settings.precision in ("fp8", "fp16")),
+        "fused_optimizer": ("on", not settings.fused_optimizer),
+    }
+    if "tensor" in split or "pipeline" in split:
+        axis = "tensor" if "tensor" in split else "pipeline"
+        refused["loss_head"] = ("plain", settings.loss_head != "plain")
+        refused["vocabulary_padding"] = ("0", settings.vocabulary_padding > 0)
+    if "pipeline" in split:
+        refused["compile"] = ("off", settings.compile != "off")
+        if len(split) > 1:
+            found.append(f"mesh {settings.mesh}: pipeline goes together with data, not with {split[1]} yet")
+    for name, (instead, wrong) in refused.items():
+        if wrong:
+            found.append(f"{name}={value_of(settings, name)} is not for weights split by {axis}: --set {name}={instead}")
+    return found
+
+
 _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": PRECISIONS, "compile": COMPILES, "attention": ATTENTIONS, "tier": TIERS,
     "cache_compression": ("auto", *COMPRESSIONS), "loss_head": LOSS_HEADS, "allocator": ALLOCATORS,
-    "residual": RESIDUALS,
+    "residual": RESIDUALS, "pipeline": PIPELINES,
 }  # fmt: skip
 # The most that can be: threads are not without end, and a log point can look back on so many steps.
 _MOST = {"reader_threads": 1024, "prefetch": 4096, "vocabulary_padding": 1024, "log_every": LOG_SLOTS}
@@ -113,7 +144,8 @@ _PLAIN: dict[str, Any] = {
     "device": "cpu", "tier": "streamed", "reader_threads": 1, "prefetch": 1, "cache_compression": "none",
     "compile": "off", "precision": "fp32", "attention": "auto", "micro_batch": 0,
     "loss_head": "plain", "vocabulary_padding": 0, "residual": "float32", "allocator": "default",
-    "log_every": LOG_SLOTS, "evaluation_batch": 0, "checkpoint_every": "end",
+    "log_every": LOG_SLOTS, "evaluation_batch": 0, "checkpoint_every": "end", "mesh": "",
+    "pipeline": "1f1b",
 }  # fmt: skip
 _ON = {"on", "true", "yes", "1"}
 _OFF = {"off", "false", "no", "0"}
@@ -197,7 +229,7 @@ def _number(name: str, text: str, written: object) -> int:
         raise UsageError(f"expected a whole number, got {written!r}")
     if number < 0:
         raise UsageError(f"expected a number that is not negative, got {written!r}")
-    if number == 0 and name in ("nonfinite_limit", "keep_checkpoints"):
+    if number == 0 and name in ("nonfinite_limit", "keep_checkpoints", "bucket_mb"):
         raise UsageError("expected 1 or more, got 0")
     if name in _MOST and number > _MOST[name]:
         raise UsageError(f"expected {_MOST[name]:,} or less, got {written!r}")

@@ -9,11 +9,23 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flatout.base.errors import StoreError
-from flatout.engine.determinism import read_random_state, restore_random_state
+from flatout.data.keyed import keyed
+from flatout.engine.determinism import (
+    read_random_state,
+    reseed,
+    restore_random_state,
+    restore_written_random_state,
+    seed_of,
+    written_random_state,
+)
 from flatout.engine.ema import Average
+from flatout.engine.named_state import by_name, by_number
 from flatout.engine.offload import HostOptimizer
+from flatout.engine.parallel.local import LocalUpdates
 from flatout.engine.precision import LossScale
 from flatout.engine.progress import Progress
+from flatout.machine.world import World
+from flatout.store.tensors import local_part
 
 
 class TrainState:
@@ -25,28 +37,38 @@ class TrainState:
         scale: LossScale | None,
         device: torch.device,
         made_by: str = "",
+        world: World | None = None,
+        seed: int = 0,
+        local: LocalUpdates | None = None,
     ) -> None:
         """`made_by`: what makes rows of the data's files."""
+        self.world, self.seed = world or World(), seed
         self.model = model
         self.optimizer = optimizer
         self.average = average
         self.scale = scale
         self.device = device
         self.made_by = made_by
+        self.local = local
 
     def tree(self, progress: Progress, stream: str | None = None) -> dict[str, Any]:
         """`stream`: where an iterable is, which no position alone can say."""
+        own = {"optimizer": by_name(self.optimizer, self.model), "scale": self.scale.state() if self.scale else None}
         return {
             "progress": progress.to_dict(),
             "stream": stream,
             "random": read_random_state(self.device),
-            "model": dict(self.model.state_dict()),
-            "optimizer": self.optimizer.state_dict(),
+            "random_of_others": self._random_of_others(),
+            "model": self.weights(),
+            **(own if self.local is None else {"exchange": self.local.tree(own)}),
             "average": self.average.average if self.average else None,
-            "scale": self.scale.state() if self.scale else None,
             "made_by": self.made_by,
-            "topology": {"device": self.device.type, "threads": torch.get_num_threads(), "torch": torch.__version__},
+            "topology": self._topology(),
         }
+
+    def weights(self) -> dict[str, Any]:
+        """That a run is about: those of all, where processes have weights of their own."""
+        return dict(self.model.state_dict()) if self.local is None else self.local.weights()
 
     def restore(self, tree: dict[str, Any]) -> Progress:
         """Put a checkpoint's tree back, in place where a graph may hold the tensors."""
@@ -54,20 +76,45 @@ class TrainState:
             self.model.load_state_dict(tree["model"])
         except RuntimeError as error:
             raise StoreError(f"the checkpoint's weights do not fit the model: {error}") from error
-        self._restore_optimizer(tree["optimizer"])
+        own = tree if self.local is None else self.local.restore(tree["exchange"])
+        self._restore_optimizer(by_number(own["optimizer"], self.optimizer, self.model))
         with torch.no_grad():
             if self.average is not None:
-                torch._foreach_copy_(self.average.average, [t.to(self.device) for t in tree["average"]])
+                kept = [local_part(tensor).to(self.device) for tensor in tree["average"]]
+                torch._foreach_copy_([local_part(tensor) for tensor in self.average.average], kept)
             if self.scale is not None:
-                self.scale.scale.copy_(tree["scale"]["scale"])
-                self.scale.growth.copy_(tree["scale"]["growth"])
-        restore_random_state(tree["random"], self.device)
-        return Progress(**tree["progress"])
+                self.scale.scale.copy_(own["scale"]["scale"])
+                self.scale.growth.copy_(own["scale"]["growth"])
+        progress = Progress(**tree["progress"])
+        self._restore_random(tree, progress.step)
+        return progress
+
+    def _random_of_others(self) -> list[Any]:
+        """Of each process but the first, by the rows it gets."""
+        if self.world.data_size == 1:
+            return []
+        said = self.world.gather({"rows": self.world.data_rank, "state": written_random_state(self.device)})
+        by_rows = {one["rows"]: one["state"] for one in said}
+        return [by_rows[rows] for rows in range(1, self.world.data_size)]
+
+    def _restore_random(self, tree: dict[str, Any], step: int) -> None:
+        """Onto as many processes as there were: as it was. Onto others, each begins a sequence of its own from here."""
+        others = tree.get("random_of_others", [])
+        if len(others) + 1 != self.world.data_size:
+            reseed(keyed(seed_of(self.seed, self.world), f"step {step}"), self.device)
+        elif self.world.data_rank == 0:
+            restore_random_state(tree["random"], self.device)
+        else:
+            restore_written_random_state(others[self.world.data_rank - 1], self.device)
 
     def differences(self, tree: dict[str, Any]) -> list[str]:
         """What differs from where the checkpoint was written: with any of these a resume is exact in data, not in bits."""
+        here = self._topology()
+        return [f"{name} was {was}, is {here.get(name, 1)}" for name, was in tree["topology"].items() if here.get(name) != was]
+
+    def _topology(self) -> dict[str, Any]:
         here = {"device": self.device.type, "threads": torch.get_num_threads(), "torch": torch.__version__}
-        return [f"{name} was {was}, is {here.get(name)}" for name, was in tree["topology"].items() if here.get(name) != was]
+        return here if self.world.size == 1 else {**here, "processes": self.world.size}
 
     def _restore_optimizer(self, saved: dict[str, Any]) -> None:
         groups = self.optimizer.param_groups
@@ -118,7 +165,7 @@ class TrainState:
 
 def finite(model: nn.Module) -> bool:
     """Whether every weight and every running statistic is a number. Waits for the device."""
-    both = (*model.parameters(), *model.buffers())
+    both = [local_part(tensor) for tensor in (*model.parameters(), *model.buffers())]
     changing = [tensor.detach() for tensor in both if tensor.is_floating_point() and tensor.numel()]
     norms = torch._foreach_norm(changing, float("inf"))  # the largest value, which can't overflow as a sum of squares can
     return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())

@@ -7,7 +7,7 @@ gradient norm) is not finite leaves weights and optimizer as they were: the fuse
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,10 +21,14 @@ from flatout.engine.ema import Average
 from flatout.engine.fused import FusedUpdate
 from flatout.engine.memory import is_out_of_memory, release_cached
 from flatout.engine.offload import ActivationOffload, HostOptimizer, guarded_update, trained_by
+from flatout.engine.parallel.exchange import Exchange, Replicas
+from flatout.engine.parallel.norms import clip_, scale_
+from flatout.engine.parallel.piped import Piped
 from flatout.engine.phases import NoPhases, Phases
 from flatout.engine.precision import LossScale, autocast
 from flatout.engine.records import GraphRecords, Records
 from flatout.engine.settings import Settings
+from flatout.machine.world import World
 
 Batch = dict[str, Tensor]
 Loss = tuple[Tensor, Tensor | float]  # with its weight: how many samples or tokens it speaks for
@@ -45,8 +49,12 @@ class Step:
         on_split: Callable[[int, int, str], None] = lambda before, after, reason: None,
         on_eager: Callable[[str], None] | None = None,
         shapes_vary: bool = False,
+        world: World | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         """`shapes_vary`: batches come in many shapes, and what is compiled is to serve them all.
+
+        In a `world` of several processes a batch is this one's share, `exchange` the engine between them.
 
         `on_eager` is told why, where a step could not be compiled and was done eagerly; without it the error is raised.
         """
@@ -58,6 +66,7 @@ class Step:
         self.records: Records | GraphRecords = Records()
         self.rate = 0.0
         self.phases: Phases = NoPhases()
+        self.at: Callable[[str], None] = lambda phase: None  # told where a step of several processes is
         self._precision = settings.precision
         self._channels_last = settings.channels_last
         self._clip = clip
@@ -70,7 +79,10 @@ class Step:
         )
         trained = {id(parameter) for parameter in trained_by(optimizer)}
         self._parameters = [p for p in model.parameters() if id(p) in trained]  # in the model's order, as a norm is summed
-        self._loss = loss
+        self._world = world or World()
+        self.exchange = exchange or Exchange(model, loss)
+        self._loss = self.exchange.loss
+        self._rehearsed = self._world.data_size == 1
         self._compiled_rows = 0  # until `warm` says how many rows a batch has, nothing takes the compiled path
         self._shapes_vary = shapes_vary
         self._own_graphs = settings.compile == "reduce-overhead"
@@ -101,12 +113,20 @@ class Step:
         for factor, rate in self.device_rates.items():
             rate.fill_(lr * factor)
 
-    def __call__(self, batch: Batch) -> None:
+    def __call__(self, batch: Batch, whole: int | None = None) -> None:
         """One update. Out of memory splits the batch and tries again: same samples, same loss.
 
-        So does a failure of the compiler: the step is done again without it, from where it began.
+        So does a failure of the compiler: the step is done again without it, from where it began. `whole`: rows of the batch
+        of all processes, of which this is a share.
         """
+        if whole is not None and not self.exchange.takes_part(whole):
+            nothing = torch.zeros((), device=self.device)
+            self.records.add(nothing, 0.0, None if self._clip is None else nothing)
+            return
         rows = len(next(iter(batch.values())))
+        if self._world.data_size > 1 or isinstance(self.exchange, Piped):
+            self._together(batch, rows if whole is None else whole)
+            return
         while True:
             before = self._before_compiling(batch)
             try:
@@ -138,6 +158,98 @@ class Step:
         self._updating = True
         norm = self._update(loss)
         self.records.add(self._to_keep(loss), self._to_keep(weight), norm)
+
+    def _together(self, batch: Batch, whole: int) -> None:
+        """A step of several processes. What goes wrong on one is found before the first exchange, and known to all."""
+        if not self._rehearsed:
+            self._rehearse(batch, whole)
+            self._rehearsed = True
+        self._forget_gradients()
+        self._updating = False
+        loss, weight = self._piped(batch, whole) if isinstance(self.exchange, Piped) else self._shared(batch, whole)
+        self._updating = True
+        self.records.add(loss, weight, self._update(loss))
+
+    def _rehearse(self, batch: Batch, whole: int) -> None:
+        """Forward and backward of a first part, kept from the others, until it goes well on all of them; it leaves no trace."""
+        if not isinstance(self.exchange, Replicas):
+            return  # its forward is an exchange
+        while True:
+            before, failure, reason = Before(self.model, self.device), "", ""
+            try:
+                with self.exchange.held_back():
+                    compute, part, _ = next(self._share_parts(batch, whole))
+                    self._backward(self._forward(compute, part)[0])
+            except Exception as error:
+                out_of_memory = is_out_of_memory(error)
+                if not out_of_memory and not self._can_go_eager(error, before):
+                    raise
+                failure = "memory" if out_of_memory else "compiler"
+                reason = str(error).partition("\n")[0] if out_of_memory else why_not(error)
+            unused = any(parameter.grad is None for parameter in self._parameters)
+            self._forget_gradients()
+            before.put_back()
+            self.at("exchange")
+            votes = self._world.gather([failure, reason, unused])
+            told = {str(vote[0]): f"rank {rank}: {vote[1]}" for rank, vote in enumerate(votes) if vote[0]}
+            if not told:
+                break
+            if "memory" in told:
+                self._split_further(self._world.largest_share(whole), told["memory"])
+            else:
+                self.go_eager(told["compiler"])
+        self.say_eager()
+        if any(vote[2] for vote in votes):
+            self.exchange.expect_unused()
+
+    def _shared(self, batch: Batch, whole: int) -> Loss:
+        """The gradient of the mean over the rows of all; where only data knows how many count, scaled once that is known."""
+        totals = torch.zeros(2, dtype=torch.float64, device=self.device)  # the loss summed, and of how many
+        parts = list(self._share_parts(batch, whole))
+        averaged_over = self._world.data_size if self.exchange.averages else 1
+        by_data = False
+        for number, (compute, part, counts) in enumerate(parts):
+            last = number == len(parts) - 1
+            with nullcontext() if last else self.exchange.held_back():
+                loss_sum, weight = self._forward(compute, part)
+                by_data = isinstance(weight, Tensor)
+                if counts:
+                    totals[0] += loss_sum.detach()
+                    totals[1] += weight
+                if last:
+                    all_summed = self._world.begin_sum(totals)
+                    self.phases.mark("forward")
+                    self.at("backward")
+                a_row = 1.0 if isinstance(weight, Tensor) else weight / len(next(iter(part.values())))
+                self._backward(loss_sum * (averaged_over / (whole * a_row) if counts else 0.0))
+        self.at("exchange")
+        self.exchange.end(self._parameters)
+        all_summed()
+        self.at("optimizer")
+        if by_data:
+            scale_(self._parameters, whole / totals[1])
+        self.phases.mark("backward")
+        return totals[0] / totals[1], totals[1]
+
+    def _piped(self, batch: Batch, whole: int) -> Loss:
+        assert isinstance(self.exchange, Piped)
+        low, high = self._world.share(whole)
+        own = {name: column[: high - low] for name, column in batch.items()}
+        totals = torch.stack([torch.as_tensor(value, dtype=torch.float64) for value in self.exchange.learn(own, whole)])
+        self._world.sum_(totals)
+        scale_(self._parameters, whole / totals[1])
+        self.phases.mark("backward")
+        return totals[0] / totals[1], totals[1]
+
+    def _share_parts(self, batch: Batch, whole: int) -> Iterator[tuple[Compute, Batch, bool]]:
+        """As many on every process, since some engines meet in each; who has no row for one takes one that does not count."""
+        low, high = self._world.share(whole)
+        largest = self._world.largest_share(whole)
+        micro = min(self.micro_batch or largest, largest)
+        for start in range(0, largest, micro):
+            begin, end = (start, min(start + micro, high - low)) if start < high - low else (0, 1)
+            part = {name: column[begin:end] for name, column in batch.items()}
+            yield self._compiled_sum if self._compiles(end - begin) else self._sum_of, part, start < high - low
 
     def mean_loss(self, batch: Batch) -> Tensor:
         """Of a batch, without a step; computed as a step does, with gradients, so that nothing is compiled for this alone."""
@@ -252,7 +364,13 @@ class Step:
             self._skip.zero_()
             self.scale.unscale(self._gradients(), self._skip)
         if self._clip is not None:
-            norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._clip, foreach=True)
+            if isinstance(self.exchange, Piped):
+                elsewhere = self.exchange.pipeline.counted_elsewhere
+                norm = clip_(self._parameters, self._clip, pipeline=self.exchange.group, skip=elsewhere)
+            elif self._world.is_split:
+                norm = clip_(self._parameters, self._clip)
+            else:
+                norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._clip, foreach=True)
         if self._guarded is not None:
             self._guarded(None if self.scale is not None else loss if norm is None else norm)
         else:

@@ -13,7 +13,7 @@ import torch
 
 from flatout.machine import rates
 from flatout.machine.rates import Unavailable
-from flatout.machine.world import NullWorld, World
+from flatout.machine.world import World
 from flatout.measure.clock import time_repeats
 from flatout.measure.stats import summarize
 
@@ -102,7 +102,7 @@ def measure_ceilings(
         host_to_device_pageable_bytes_per_s=link("host_to_device_pageable_bytes_per_s", pinned=False, to_device=True),
         device_to_host_bytes_per_s=link("device_to_host_bytes_per_s", pinned=True, to_device=False),
         peer_bytes_per_s=measured("peer_bytes_per_s", lambda: rates.peer_bytes_per_s(device, limit_s)),
-        network_bytes_per_s=measured("network_bytes_per_s", lambda: _network_bytes_per_s(device, world or NullWorld())),
+        network_bytes_per_s=measured("network_bytes_per_s", lambda: _network_bytes_per_s(device, world or World())),
         launch_s=measured("launch_s", lambda: rates.launch_seconds(device, limit_s)),
         disk_read_bytes_per_s=measured("disk_read_bytes_per_s", lambda: rates.disk_bytes_per_s(disk_folder, disk_bytes, 3)),
         operator_s=measured("operator_s", lambda: rates.operator_seconds(device, limit_s)),
@@ -126,4 +126,4 @@ def _network_bytes_per_s(device: torch.device, world: World) -> list[float]:
         raise Unavailable("a run of one process")
     values = torch.randn(2**24, device=device, generator=torch.Generator(device).manual_seed(0))
     sent_bytes = 2 * (world.size - 1) / world.size * values.numel() * values.element_size()
-    return [sent_bytes / s for s in time_repeats(lambda: world.all_sum(values), 10, 2, device)]
+    return [sent_bytes / s for s in time_repeats(lambda: world.sum_(values), 10, 2, device)]

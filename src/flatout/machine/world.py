@@ -1,41 +1,160 @@
-"""The processes of one run. Everything above speaks to a World; on a single process it is the null one."""
+"""The processes that train together, as one object: which of them this is, and what they tell each other.
+
+`World()` is one process by itself: rank 0 of 1, and every exchange gives back what it was given. So nobody has to ask whether
+there are others.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Thing = TypeVar("Thing")
+
+AXES = ("pipeline", "data", "shard", "tensor")  # outermost first: ranks of one tensor group are neighbours
+DATA_AXES = ("data", "shard")  # along these, each rank has rows of its own
 
 
-class World(Protocol):
+class World:
+    """`gather` and `from_first` take what JSON can hold."""
+
+    rank = 0
+    size = 1
+    local_rank = 0  # on its host
+    local_size = 1
+    data_rank = 0  # among those that get different rows
+    data_size = 1
+    mesh: Any = None  # a DeviceMesh, once laid out
+    data_group: Any = None  # torch's group of those; None: all
+    store: Any = None  # torch's, where they met
+
     @property
-    def rank(self) -> int: ...
+    def is_first(self) -> bool:
+        """The one that writes and speaks for all."""
+        return self.rank == 0
 
     @property
-    def size(self) -> int: ...
+    def is_split(self) -> bool:
+        """Whether each process has only a part of the weights."""
+        return self.mesh is not None and any(name != "data" for name in self.mesh.mesh_dim_names)
 
     @property
-    def is_main(self) -> bool:
-        """Whether this process prints, writes the run folder and answers for the others."""
+    def name(self) -> str:
+        return f"rank {self.rank} of {self.size}"
 
-    def all_sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over all processes, the same on each; `tensor` may be changed in place."""
+    def share(self, rows: int) -> tuple[int, int]:
+        """Which rows of a batch are this process's: all processes' shares are as equal as can be, and in order."""
+        return rows * self.data_rank // self.data_size, rows * (self.data_rank + 1) // self.data_size
 
-    def barrier(self) -> None:
-        """Return once every process has come here."""
+    def largest_share(self, rows: int) -> int:
+        return -(-rows // self.data_size)
 
-
-@dataclass(frozen=True)
-class NullWorld:
-    """One process: sums are what they are, and nobody is waited for."""
-
-    rank: int = 0
-    size: int = 1
-    is_main: bool = True
-
-    def all_sum(self, tensor: torch.Tensor) -> torch.Tensor:
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Over those that get different rows, in place."""
+        self.begin_sum(tensor)()
         return tensor
+
+    def begin_sum(self, tensor: Tensor) -> Callable[[], object]:
+        """The same beside what comes next; it is done when what this returns was called."""
+        return lambda: None
+
+    def any(self, flag: bool) -> bool:
+        return flag
+
+    def gather(self, thing: Thing) -> list[Thing]:
+        """Everybody's, by rank."""
+        return [thing]
+
+    def from_first(self, thing: Thing) -> Thing:
+        return thing
 
     def barrier(self) -> None:
         pass
+
+    def lay_out(self, axes: Mapping[str, int]) -> None:
+        """Put the processes on a mesh of these axes, whose sizes multiply to the size of the world."""
+
+    def close(self) -> None:
+        pass
+
+
+class ProcessWorld(World):
+    """Over torch's default process group, which talks through Gloo where tensors are on the host."""
+
+    def __init__(self, device: torch.device, local_rank: int, local_size: int, store: Any, *, ours: bool) -> None:
+        """`ours`: nobody else made the group, and nobody else ends it."""
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.local_rank, self.local_size = local_rank, local_size
+        self.data_rank, self.data_size = self.rank, self.size
+        self.store = store
+        self._device, self._ours = device, ours
+
+    def begin_sum(self, tensor: Tensor) -> Callable[[], object]:
+        if self.data_size == 1:
+            return lambda: None
+        work = dist.all_reduce(tensor, group=self.data_group, async_op=True)
+        assert work is not None
+        wait: Callable[[], object] = work.wait
+        return wait
+
+    def any(self, flag: bool) -> bool:
+        votes = torch.tensor([flag], dtype=torch.int32)
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX)
+        return bool(votes.item())
+
+    def gather(self, thing: Thing) -> list[Thing]:
+        mine = _to_bytes(thing)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(mine)]))
+        longest = max(int(size) for size in sizes)
+        pieces = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(pieces, torch.nn.functional.pad(mine, (0, longest - len(mine))))
+        return [_from_bytes(piece[: int(size)]) for piece, size in zip(pieces, sizes, strict=True)]
+
+    def from_first(self, thing: Thing) -> Thing:
+        mine = _to_bytes(thing if self.is_first else None)
+        size = torch.tensor([len(mine)])
+        dist.broadcast(size, src=0)
+        piece = mine if self.is_first else torch.zeros(int(size), dtype=torch.uint8)
+        dist.broadcast(piece, src=0)
+        found: Thing = _from_bytes(piece)
+        return found
+
+    def barrier(self) -> None:
+        self.any(False)
+
+    def lay_out(self, axes: Mapping[str, int]) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        names = tuple(name for name in AXES if axes.get(name, 1) > 1)
+        if not names:
+            return
+        self.mesh = init_device_mesh(self._device.type, tuple(axes[name] for name in names), mesh_dim_names=names)
+        place = dict(zip(names, self.mesh.get_coordinate(), strict=True))
+        rows = [name for name in DATA_AXES if name in names]
+        self.data_rank, self.data_size = 0, 1
+        for name in rows:
+            self.data_rank, self.data_size = self.data_rank * axes[name] + place[name], self.data_size * axes[name]
+        if self.data_size in (1, self.size):
+            self.data_group = None
+        elif len(rows) == 1:
+            self.data_group = self.mesh.get_group(rows[0])
+        else:
+            self.data_group = self.mesh[tuple(rows)]._flatten("rows").get_group()
+
+    def close(self) -> None:
+        if self._ours and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _to_bytes(thing: Any) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(thing).encode()), dtype=torch.uint8)
+
+
+def _from_bytes(piece: Tensor) -> Any:
+    return json.loads(bytes(piece.tolist()))

@@ -91,21 +91,24 @@ class GPT(nn.Module):
 
     def hidden(self, x: Tensor, documents: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """What the head turns into logits: a loss that takes a part of the logits at a time begins here."""
-        length = x.shape[1]
-        if length > self.window:
-            raise ModelError(f"gpt was built for a window of {self.window} tokens and got {length}: set window: {length}")
-        places = self.positions.weight[:length] if positions is None else self.positions(positions)
-        stream = self.dropout(self.tokens(x) + places)
-        if self.narrow_residual:
-            stream = in_autocast(stream)
-        visible = None if documents is None else _own_past(documents)
+        stream = self.embed(x, positions)
+        visible = None if documents is None else own_past(documents)
         for block in self.blocks:
             stream = block(stream, visible)
         normed: Tensor = self.norm(stream)
         return normed
 
+    def embed(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """What the first block gets."""
+        length = x.shape[1]
+        if length > self.window:
+            raise ModelError(f"gpt was built for a window of {self.window} tokens and got {length}: set window: {length}")
+        places = self.positions.weight[:length] if positions is None else self.positions(positions)
+        stream: Tensor = self.dropout(self.tokens(x) + places)
+        return in_autocast(stream) if self.narrow_residual else stream
 
-def _own_past(documents: Tensor) -> Tensor:
+
+def own_past(documents: Tensor) -> Tensor:
     """[rows, 1, length, length]: whether a token (third) sees another (last)."""
     length = documents.shape[1]
     past = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()

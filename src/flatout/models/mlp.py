@@ -43,13 +43,17 @@ class MLP(nn.Module):
         self.head = nn.Linear(width, outputs)
 
     def forward(self, x: Tensor, categories: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.head(self.body(self.features(x, categories)))
+        return logits
+
+    def features(self, x: Tensor, categories: Tensor | None = None) -> Tensor:
+        """What the first layer gets."""
         x = x.flatten(1)
         if not x.is_floating_point():
-            x = x.to(self.head.weight.dtype)
+            x = x.to(next(self.parameters()).dtype)
         if categories is not None:
             x = torch.cat([x, *(embed(categories[:, i]) for i, embed in enumerate(self.embeddings))], dim=1)
-        logits: Tensor = self.head(self.body(x))
-        return logits
+        return x
 
 
 def mlp(

@@ -1,14 +1,16 @@
 """Checkpoints of a run: `checkpoints/step-000000120/` with state.safetensors, state.json and manifest.json (checksums).
 
-A checkpoint is written aside as `.writing-step-...`, synced, then renamed, so one that has its name is whole. At load the
-checksums are compared; a damaged one is named and the one before it is used.
+One that several processes wrote together has a file of each instead of state.safetensors (sharded.py). A checkpoint is written
+aside as `.writing-step-...`, synced, then renamed, so one that has its name is whole. At load the checksums are compared; a
+damaged one is named and the one before it is used.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,11 @@ from torch import Tensor
 
 from flatout.base.errors import DamagedCheckpoint, StoreError
 from flatout.base.files import read_json, sync_folder, write_json
+from flatout.store.sharded_files import TensorFiles
 from flatout.store.tensors import ToHost, decode, file_digest, plain_copy, read_tensors, write_tensors
 
 FORMAT = 1
+SHARDED = "sharded 1"  # for what many wrote; flatouts that know format 1 alone say so
 _NAME = re.compile(r"step-(\d+)")
 _ASIDE = ".writing-"
 _REPLACED = ".replaced-"
@@ -39,45 +43,59 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:09d}"
 
+    def aside(self, step: int) -> Path:
+        """Where it is while it is written."""
+        return self.folder / f"{_ASIDE}{self.path(step).name}"
+
     def write(self, step: int, document: Any, tensors: Mapping[str, Tensor], to_host: ToHost = plain_copy) -> Path:
         """Write what `encode` gave as a whole checkpoint, or none at all."""
-        self.folder.mkdir(exist_ok=True)
-        final = self.path(step)
-        aside, replaced = self.folder / f"{_ASIDE}{final.name}", self.folder / f"{_REPLACED}{final.name}"
-        shutil.rmtree(aside, ignore_errors=True)
         try:
-            aside.mkdir()
+            aside = self.begin(step)
             digest = write_tensors(aside / "state.safetensors", tensors, to_host=to_host)
-            write_json(aside / "state.json", {"format": FORMAT, "step": step, "state": document})
-            write_json(
-                aside / "manifest.json",
-                {"format": FORMAT, "sha256": {"state.safetensors": digest, "state.json": file_digest(aside / "state.json")}},
-            )
-            sync_folder(aside)
-            if final.exists():  # the same step again, after a rollback
-                final.rename(replaced)
-            aside.rename(final)
-            sync_folder(self.folder)
-            shutil.rmtree(replaced, ignore_errors=True)
+            return self.finish(step, document, {"state.safetensors": digest})
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
-            if replaced.exists() and not final.exists():
-                replaced.rename(final)
+            self.discard(step)
             raise
+
+    def begin(self, step: int) -> Path:
+        """An empty folder for the tensors of a checkpoint. It gets its name by `finish`, or goes by `discard`."""
+        self.folder.mkdir(exist_ok=True)
+        aside = self.aside(step)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        return aside
+
+    def finish(self, step: int, document: Any, digests: Mapping[str, str], form: int | str = FORMAT) -> Path:
+        """`digests`: the files of tensors that were written since `begin`, with their checksums."""
+        final = self.path(step)
+        aside, replaced = self.aside(step), self.folder / f"{_REPLACED}{final.name}"
+        write_json(aside / "state.json", {"format": form, "step": step, "state": document})
+        write_json(
+            aside / "manifest.json",
+            {"format": form, "sha256": {**digests, "state.json": file_digest(aside / "state.json")}},
+        )
+        sync_folder(aside)
+        if final.exists():  # the same step again, after a rollback
+            final.rename(replaced)
+        aside.rename(final)
+        sync_folder(self.folder)
+        shutil.rmtree(replaced, ignore_errors=True)
         return final
+
+    def discard(self, step: int) -> None:
+        final = self.path(step)
+        replaced = self.folder / f"{_REPLACED}{final.name}"
+        shutil.rmtree(self.aside(step), ignore_errors=True)
+        if replaced.exists() and not final.exists():
+            replaced.rename(final)
 
     def load(self, step: int) -> Any:
         path = self.path(step)
-        try:
-            manifest = read_json(path / "manifest.json")
-            _check_format(manifest["format"], path)
-            for name, digest in manifest["sha256"].items():
-                if file_digest(path / name) != digest:
-                    raise DamagedCheckpoint(f"{path / name} does not have the checksum it was written with")
+        with named_as_damage(path):
+            manifest = read_manifest(path)
+            check_files(path, manifest, manifest["sha256"])
             document = read_json(path / "state.json")
-            return decode(document["state"], read_tensors(path / "state.safetensors"))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DamagedCheckpoint(f"{path} can't be read: {type(error).__name__}: {error}") from error
+            return decode(document["state"], _tensors(path, manifest))
 
     def load_latest(self, on_damage: Callable[[int, str], None]) -> tuple[int, Any] | None:
         """The newest checkpoint that is whole; each damaged one on the way is reported and passed over."""
@@ -133,9 +151,32 @@ class Checkpoints:
         return None
 
 
-def _check_format(found: object, path: Path) -> None:
-    if found != FORMAT:
+@contextmanager
+def named_as_damage(path: Path) -> Iterator[None]:
+    """What can't be read as a checkpoint is damaged, whatever Python calls it."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedCheckpoint(f"{path} can't be read: {type(error).__name__}: {error}") from error
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = read_json(path / "manifest.json")
+    if manifest["format"] not in (FORMAT, SHARDED):
         raise StoreError(
-            f"{path} has checkpoint format {found!r}, this flatout reads format {FORMAT}: "
+            f"{path} has checkpoint format {manifest['format']!r}, this flatout reads format {FORMAT} and {SHARDED!r}: "
             "resume it with the version that wrote it, or start anew with --fresh"
         )
+    return manifest
+
+
+def check_files(path: Path, manifest: Mapping[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        if file_digest(path / name) != manifest["sha256"][name]:
+            raise DamagedCheckpoint(f"{path / name} does not have the checksum it was written with")
+
+
+def _tensors(path: Path, manifest: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    if manifest["format"] == FORMAT:
+        return read_tensors(path / "state.safetensors")
+    return TensorFiles(path, manifest["sha256"]).read_whole()

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from flatout.base.errors import StoreError
 
@@ -33,6 +34,18 @@ def plain_copy(tensor: Tensor) -> Tensor:
     return tensor.to("cpu")
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """What this process has of a tensor: all of it, unless it is spread over a mesh of processes."""
+    if type(tensor) in (Tensor, Parameter):  # nearly always, and then nothing of torch.distributed needs to be loaded
+        return tensor
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with torch.no_grad():
+        return tensor.to_local()
+
+
 def encode(tree: Any) -> tuple[Any, dict[str, Tensor]]:
     """(document, tensors): the document is JSON and names the tensors by their place in the tree."""
     tensors: dict[str, Tensor] = {}
@@ -40,8 +53,10 @@ def encode(tree: Any) -> tuple[Any, dict[str, Tensor]]:
 
     def walk(node: Any, place: str) -> Any:
         if isinstance(node, Tensor):
-            key = (node.untyped_storage().data_ptr(), node.storage_offset(), tuple(node.shape), node.stride(), node.dtype)
-            name = seen.get(key) if node.numel() else None
+            own = local_part(node)
+            memory = (own.untyped_storage().data_ptr(), own.storage_offset(), tuple(own.shape), own.stride(), own.dtype)
+            key = (*memory, tuple(node.shape))
+            name = seen.get(key) if own.numel() else None
             if name is None:
                 name = place
                 while name in tensors:  # {"a.b": ...} beside {"a": {"b": ...}}
@@ -76,7 +91,7 @@ def decode(document: Any, tensors: Mapping[str, Tensor]) -> Any:
             return [build(value) for value in node]
         if isinstance(node, dict):
             if "$tensor" in node:
-                return _with_stride(tensors[node["$tensor"]], node.get("stride"))
+                return with_stride(tensors[node["$tensor"]], node.get("stride"))
             if "$items" in node:
                 return {key: build(value) for key, value in node["$items"]}
             if "$tuple" in node:
@@ -87,15 +102,20 @@ def decode(document: Any, tensors: Mapping[str, Tensor]) -> Any:
     return build(document)
 
 
-def _with_stride(tensor: Tensor, stride: list[int] | None) -> Tensor:
+def with_stride(tensor: Tensor, stride: list[int] | None) -> Tensor:
     if stride is None:
         return tensor
     return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], to_host: ToHost = plain_copy) -> str:
-    """Write a safetensors file, synced; returns its SHA-256."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], to_host: ToHost = plain_copy, **notes: str) -> str:
+    """Write a safetensors file, synced; returns its SHA-256. `notes` go to its header."""
+    return stream_tensors(path, tensors, lambda name: to_host(tensors[name].detach()), **notes)
+
+
+def stream_tensors(path: Path, tensors: Mapping[str, Tensor], content: Callable[[str], Tensor], **notes: str) -> str:
+    """The same for contents that are asked for one after the other: of `tensors` only shapes and types are looked at."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **notes}}
     offset = 0
     # widest first, so that each tensor lies at a multiple of its own element size
     tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
@@ -111,9 +131,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], to_host: ToHost = p
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
         _write(handle, digest, memoryview(len(head).to_bytes(8, "little") + head))
-        for tensor in tensors.values():
+        for name, tensor in tensors.items():
             if tensor.numel():
-                flat = to_host(tensor.detach()).contiguous().reshape(-1).view(torch.uint8)
+                flat = content(name).contiguous().reshape(-1).view(torch.uint8)
                 _write(handle, digest, flat.numpy().data)
         os.fsync(handle)
     finally:

@@ -10,15 +10,18 @@ import torch
 from flatout.base.errors import UsageError, did_you_mean
 from flatout.data.data import Data
 from flatout.data.datasets.iterables import IterableFeed, IterableSource
+from flatout.data.order import Sampler
 from flatout.data.serving.bucketed import BucketFeed
 from flatout.data.serving.evaluation import TIERS, EvalFeed, eval_batches
 from flatout.data.serving.pinned import PinnedFeed
 from flatout.data.serving.resident import ResidentFeed
+from flatout.data.serving.together import CutFeed, ShareFeed, ShareOrder
 from flatout.data.source import Batch, Source
 from flatout.data.stores.cache import Cache
 from flatout.data.stores.device import DeviceStore, filled_by
 from flatout.data.stores.filling import FillingSource, place
 from flatout.data.texts.sequence_source import SequenceSource
+from flatout.machine.world import World
 
 __all__ = ["TIERS", "EvalFeed", "Feed", "IterableFeed", "PinnedFeed", "ResidentFeed", "StoredFeed", "eval_batches", "feed"]
 
@@ -70,13 +73,40 @@ def feed(
     cache: Cache | None = None,
     threads: int = 0,
     prefetch: int = 0,
+    world: World | None = None,
+    total: int | None = None,
 ) -> Feed:
     """The training part of `data`, prepared and augmented, from the tier asked for, or the next one that has room for it.
 
-    What is not at hand is read ahead by `threads`, `prefetch` batches of it; 0: as many as that turns out to take.
+    What is not at hand is read ahead by `threads`, `prefetch` batches of it; 0: as many as that turns out to take. Of a `world`
+    of several processes each gets its share of every batch, until `total` samples were served to all of them.
     """
     if tier not in TIERS:
         raise UsageError(f"unknown tier {tier!r}; {did_you_mean(tier, TIERS)}")
+    if world is None or world.data_size == 1:
+        sampler = None if _has_own_order(data) else data.sampler(seed)
+        return _served(data, tier, batch, device, seed, sampler, cache, threads, prefetch)
+    if _has_own_order(data):
+        return CutFeed(_served(data, tier, batch, device, seed, None, cache, threads, prefetch), world)
+    order = ShareOrder(data.sampler(seed), batch, world, total)
+    return ShareFeed(_served(data, tier, order.own, device, seed, order, cache, threads, prefetch), order, batch, world)
+
+
+def _has_own_order(data: Data) -> bool:
+    return isinstance(data.train, IterableSource) or (isinstance(data.train, SequenceSource) and data.train.shapes_vary)
+
+
+def _served(
+    data: Data,
+    tier: str,
+    batch: int,
+    device: torch.device | str,
+    seed: int,
+    sampler: Sampler | None,
+    cache: Cache | None,
+    threads: int,
+    prefetch: int,
+) -> Feed:
     if isinstance(data.train, IterableSource):
         return IterableFeed(data.train, batch, device, transforms=data.transforms(), seed=seed, depth=prefetch)
     if isinstance(data.train, SequenceSource) and data.train.shapes_vary:
@@ -87,19 +117,20 @@ def feed(
             made = BucketFeed(data.train, batch, device, **options, resident=False)
             made.degraded.append(_without_room(error, device))
             return made
+    assert sampler is not None
     moved: list[str] = []
     kept: DeviceStore | None = None
     if tier == "resident":
         try:
             if (placed := filled_by(data.train, device)) is None:
-                return ResidentFeed(data.train, data.sampler(seed), batch, device, transforms=data.transforms(), seed=seed)
+                return ResidentFeed(data.train, sampler, batch, device, transforms=data.transforms(), seed=seed)
             kept = DeviceStore(placed, device)
         except (torch.OutOfMemoryError, MemoryError) as error:
             moved, tier = [_without_room(error, device)], "pinned"
     narrow, widen = data.train.compact()
     return StoredFeed(
         place(narrow, tier, cache),  # where the device keeps them, the source itself
-        data.sampler(seed),
+        sampler,
         batch,
         device,
         transforms=(*widen, *data.transforms()),

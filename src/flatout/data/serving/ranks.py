@@ -8,7 +8,7 @@ has as many batches of the same sizes and nobody waits for the others.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -81,7 +81,7 @@ class Share:
             return read(first * self._all_rows, last * self._all_rows, device).index_select(
                 0, self._places(start, stop, device)
             )
-        return self._collect_stretches(read, start, stop, device)
+        return collect_stretches(read, self._stretches(start, stop), device)
 
     def _places(self, start: int, stop: int, device: torch.device) -> Tensor:
         """Of positions [start, stop) of this rank, among those of all, from the start of the first of their epochs."""
@@ -92,28 +92,6 @@ class Share:
         size = torch.where(number < self._whole, self._batch, self._last)
         place = within.sub_(number * self._batch).add_(number * self._global_batch).add_(size * self._rank)
         return place.remainder_(self._all_rows).add_(epoch * self._all_rows)
-
-    def _collect_stretches(self, read: Callable[..., Tensor], start: int, stop: int, device: torch.device) -> Tensor:
-        """Stretches that lie near each other are made in one go: what is made in between and not used costs less."""
-        gap = _GAP_ROWS if device.type == "cpu" else _GAP_ROWS_ON_A_DEVICE
-        parts = [torch.empty(0, dtype=torch.int64, device=device)]
-        near: list[tuple[int, int]] = []
-        low = high = 0
-
-        def make() -> None:
-            if near:
-                made = read(low, high, device)
-                parts.extend(made[begin - low : end - low] for begin, end in near)
-                near.clear()
-
-        for begin, end in self._stretches(start, stop):
-            if not near or begin < low or begin > high + gap:
-                make()
-                low = high = begin
-            near.append((begin, end))
-            high = max(high, end)
-        make()
-        return torch.cat(parts)
 
     def _stretches(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Positions [start, stop) of this rank as stretches of positions of all."""
@@ -135,3 +113,26 @@ class Share:
             count = min(end - begin, rows - place)
             yield place, place + count
             begin += count
+
+
+def collect_stretches(read: Callable[..., Tensor], stretches: Iterable[tuple[int, int]], device: torch.device) -> Tensor:
+    """Stretches that lie near each other are made in one go: what is made in between and not used costs less."""
+    gap = _GAP_ROWS if device.type == "cpu" else _GAP_ROWS_ON_A_DEVICE
+    parts = [torch.empty(0, dtype=torch.int64, device=device)]
+    near: list[tuple[int, int]] = []
+    low = high = 0
+
+    def make() -> None:
+        if near:
+            made = read(low, high, device)
+            parts.extend(made[begin - low : end - low] for begin, end in near)
+            near.clear()
+
+    for begin, end in stretches:
+        if not near or begin < low or begin > high + gap:
+            make()
+            low = high = begin
+        near.append((begin, end))
+        high = max(high, end)
+    make()
+    return torch.cat(parts)

@@ -1,0 +1,170 @@
+"""fleet manifest, fleet node: what a cluster is handed, and what its machines run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatout.base.errors import StoreError, UsageError
+from flatout.cli.output import print_json
+from flatout.cli.places import cache_folder
+from flatout.cli.training import Json, Offs, Overrides, RecipePath, Sets
+
+app = typer.Typer(help="Many machines: what a cluster is handed.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("manifest")
+def manifest(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    image: Annotated[str, typer.Option("--image", help="What the pods run; flatout is installed in it.")] = "",
+    kind: Annotated[str, typer.Option("--kind", help="trainjob (Kubeflow Trainer) or rayjob (KubeRay).")] = "trainjob",
+    name: Annotated[str | None, typer.Option("--name", help="Of the job; else that of the recipe.")] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", help="Where it goes; else where kubectl points.")] = None,
+    nodes: Annotated[str, typer.Option("--nodes", help="Machines: 4, or 2:8 for a rayjob that grows and shrinks.")] = "1",
+    devices: Annotated[int, typer.Option("--devices", help="Devices, and so processes, on each of them.")] = 1,
+    resource: Annotated[
+        str, typer.Option("--resource", help="What a node calls its devices, such as amd.com/gpu; none: its cores.")
+    ] = "nvidia.com/gpu",
+    cpus: Annotated[str | None, typer.Option("--cpus", help="Cores that a node must have free at least.")] = None,
+    memory: Annotated[str | None, typer.Option("--memory", help="Memory that it must have free at least, as 64Gi.")] = None,
+    node_labels: Annotated[
+        list[str] | None, typer.Option("--node-label", help="key=value that a node must have. May be repeated.")
+    ] = None,
+    runs_claim: Annotated[
+        str | None, typer.Option("--runs-claim", help="The volume claim that holds the runs, where there is one.")
+    ] = None,
+    storage: Annotated[
+        str | None, typer.Option("--storage", help="Ask for a new claim of this size for them, as 100Gi.")
+    ] = None,
+    storage_class: Annotated[str | None, typer.Option("--storage-class", help="Of the new claim.")] = None,
+    data_claim: Annotated[str | None, typer.Option("--data-claim", help="A volume claim to be found at /data.")] = None,
+    along: Annotated[
+        list[Path] | None, typer.Option("--with", help="A file that the recipe needs beside it. May be repeated.")
+    ] = None,
+    spot: Annotated[str | None, typer.Option("--spot", help="Train on spot nodes of gke, eks or aks.")] = None,
+    lost_every: Annotated[
+        str | None, typer.Option("--lost-every", help="How long one node lasts on average; a spot node: 24 h.")
+    ] = None,
+    save_time: Annotated[
+        str | None, typer.Option("--save-time", help="What a save takes, such as '20 s'; else predicted from the model.")
+    ] = None,
+    grace: Annotated[
+        str | None, typer.Option("--grace", help="Between SIGTERM and SIGKILL, such as '2 min'; else by what a save takes.")
+    ] = None,
+    restarts: Annotated[int, typer.Option("--restarts", help="After failures; lost nodes are not counted.")] = 5,
+    queue: Annotated[str | None, typer.Option("--queue", help="A queue of Kueue that admits the job.")] = None,
+    sets: Sets = None,
+    offs: Offs = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The file to write; else it is printed.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a recipe as a job for Kubernetes: a TrainJob or a RayJob, and all that belongs to it."""
+    from flatout.base.tree import to_data, to_text
+    from flatout.fleet import interruptions as lost
+    from flatout.fleet import manifest as writing
+    from flatout.fleet.clusterjob import ClusterJob, Nodes, suggested_name
+    from flatout.fleet.packing import pack, predicted_save
+    from flatout.fleet.saving import SaveTime
+    from flatout.fleet.spot import pick_cloud
+
+    cloud = None if spot is None else pick_cloud(spot)
+    machines = Nodes.parse(nodes)
+    files = pack(recipe, overrides or (), along or ())
+    given = _seconds("--save-time", save_time)
+    save = predicted_save(recipe, overrides or (), cache_folder()) if given is None else SaveTime(given, "as given")
+    if cloud is not None and save.seconds is None:
+        raise UsageError(
+            f"--spot: how often to save follows from what a save takes, which is {save.why}: give --save-time '20 s'"
+        )
+    usual = lost.NODE_LOST_EVERY_S if cloud is None else lost.SPOT_NODE_LOST_EVERY_S
+    job = ClusterJob(
+        kind=kind,
+        name=suggested_name(recipe.stem) if name is None else name,
+        image=image,
+        files=files,
+        interruptions=lost.Interruptions(
+            save_s=save.seconds,
+            save_why=save.why,
+            node_lost_every_s=_seconds("--lost-every", lost_every) or usual,
+            nodes=machines.most,
+            cloud=cloud,
+            asked_grace_s=_seconds("--grace", grace),
+        ),
+        nodes=machines,
+        devices=devices,
+        resource=None if resource == "none" else resource,
+        cpus=cpus,
+        memory=memory,
+        runs_claim=runs_claim,
+        storage=storage,
+        storage_class=storage_class,
+        data_claim=data_claim,
+        namespace=namespace,
+        queue=queue,
+        node_labels=dict(_labels(node_labels)),
+        arguments=(*(overrides or ()), *_repeated("--set", sets), *_repeated("--off", offs)),
+        restarts=restarts,
+    )
+    text = writing.manifest(job)
+    if out is not None:
+        _write(out, text)
+    if as_json:
+        print_json({**to_data(writing.report(job)), "objects": writing.objects(job)})
+    elif out is None:
+        print(text, end="")
+    else:
+        print(f"{to_text(writing.report(job))}\n\nkubectl apply -f {out}")
+
+
+_AS_IT_IS = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
+
+
+@app.command("node", context_settings=_AS_IT_IS)
+def node(
+    arguments: Annotated[list[str], typer.Argument(help="As for torchrun: -m flatout run recipe.yaml", show_default=False)],
+) -> None:
+    """What a machine of a TrainJob runs: torchrun, which leaves with 143 where a run was stopped and has saved."""
+    from flatout.fleet.node import launch
+
+    raise typer.Exit(launch(arguments))
+
+
+def _seconds(option: str, text: str | None) -> float | None:
+    from flatout.base.units import parse_seconds
+
+    if text is None:
+        return None
+    try:
+        seconds = parse_seconds(text)
+    except UsageError as error:
+        raise UsageError(f"{option}: {error}") from error
+    if seconds <= 0:
+        raise UsageError(f"{option}: expected more than nothing, got {text!r}")
+    return seconds
+
+
+def _labels(written: list[str] | None) -> list[tuple[str, str]]:
+    pairs = [one.partition("=") for one in written or []]
+    for key, equals, value in pairs:
+        if not equals:
+            raise UsageError(f"--node-label takes key=value, got {key + equals + value!r}")
+    return [(key, value) for key, _, value in pairs]
+
+
+def _repeated(flag: str, values: list[str] | None) -> list[str]:
+    return [word for value in values or [] for word in (flag, value)]
+
+
+def _write(path: Path, text: str) -> None:
+    if not path.resolve().parent.is_dir():
+        raise UsageError(f"--out: there is no folder {path.resolve().parent}")
+    if path.is_dir():
+        raise UsageError(f"--out is a file to write, and {path} is a folder")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"can't write {path}: {os.strerror(error.errno) if error.errno else error}") from error

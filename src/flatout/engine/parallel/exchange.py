@@ -1,0 +1,173 @@
+"""How gradients get from process to process, and weights to where they are used: torch's engines around the model.
+
+An engine's root is a module that computes whatever is asked of the model, so that every way to a loss goes through it: a loss
+head that reads the model's weights beside its forward, a function of the user's own. Engines average over processes; what is
+differentiated is therefore the sum over this process's rows times the number of processes, over the rows of all.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatout.base.errors import UsageError
+from flatout.engine.parallel.sums import sum_gradients_
+from flatout.engine.recompute import like_blocks
+from flatout.engine.records import Interval
+from flatout.engine.settings import Settings
+from flatout.machine.world import World
+
+_ENGINE: Any = nn.parallel.DistributedDataParallel
+_NAMES = inspect.signature(_ENGINE.__init__).parameters
+_SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _NAMES else "broadcast_buffers"  # before torch 2.13
+
+Batch = dict[str, Tensor]
+Loss = tuple[Tensor, Tensor | float]
+LossFunction = Callable[[nn.Module, Batch], Loss]
+Compute = Callable[[nn.Module, Batch], Any]
+
+
+class Root(nn.Module):
+    """What an engine is wrapped around."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, compute: Compute, batch: Batch) -> Any:
+        return compute(self.model, batch)
+
+
+class Exchange:
+    """Of one process by itself: nothing is exchanged."""
+
+    averages = True  # over processes; else it sums
+
+    def __init__(self, model: nn.Module, loss: LossFunction) -> None:
+        self._model, self._loss = model, loss
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        return self._loss(model, batch)
+
+    def look(self, compute: Compute, batch: Batch) -> Any:
+        """What comes of a batch, where nothing is learned."""
+        return compute(self._model, batch)
+
+    def told(self, metrics: dict[str, float]) -> dict[str, float]:
+        """To those that have none."""
+        return metrics
+
+    def held_back(self) -> AbstractContextManager[Any]:
+        """Within it a backward adds to this process's gradients alone. It may do more than asked, never less."""
+        return nullcontext()
+
+    def end(self, parameters: Sequence[Tensor]) -> None:
+        """After the last backward of a step."""
+
+    def takes_part(self, rows: int) -> bool:
+        """Whether this process steps with a batch of so many rows."""
+        return True
+
+    def after_step(self, rows: int) -> None:
+        """`rows`: of the batch of all processes."""
+
+    def finish(self) -> None:
+        """At the end of a run, before anybody looks at the weights."""
+
+    def in_place(self) -> AbstractContextManager[Any]:
+        """The model has the weights that are evaluated inside this context."""
+        return nullcontext()
+
+    def of_all(self, interval: Interval) -> Interval:
+        """What the steps did on all processes, of what they did here."""
+        return interval
+
+
+class Replicas(Exchange):
+    """Each process has all weights; gradients are summed in buckets while the backward goes on."""
+
+    def __init__(self, model: nn.Module, loss: LossFunction, settings: Settings) -> None:
+        super().__init__(model, loss)
+        self._root, self._bucket_mb = Root(model), settings.bucket_mb
+        self._engine = self._made(unused=False)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        found: Loss = self._engine(self._loss, batch)
+        return found
+
+    def held_back(self) -> AbstractContextManager[Any]:
+        within: AbstractContextManager[Any] = self._engine.no_sync()
+        return within
+
+    def expect_unused(self) -> None:
+        """Some parameters take no part in some batches."""
+        self._engine = self._made(unused=True)
+
+    def _made(self, unused: bool) -> Any:
+        return _ENGINE(
+            self._root,
+            bucket_cap_mb=self._bucket_mb,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=unused,
+            **{_SYNC_BUFFERS: False},  # whoever has statistics of batches is told, or has them exchanged
+        )
+
+
+class Shards(Exchange):
+    """Each process keeps a part of every weight and of its optimizer state; a block's weights are gathered when it is used."""
+
+    def __init__(self, model: nn.Module, loss: LossFunction, settings: Settings, mesh: Any) -> None:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        super().__init__(model, loss)
+        narrow = settings.precision == "bf16" and settings.device.partition(":")[0] != "cpu"
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if narrow else MixedPrecisionPolicy()
+        self._root: Any = Root(model)
+        for block in reversed(like_blocks(model)):  # what is inside of another first
+            fully_shard(block, mesh=mesh, reshard_after_forward=settings.reshard, mp_policy=policy)
+        fully_shard(self._root, mesh=mesh, mp_policy=policy)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        found: Loss = self._root(self._loss, batch)
+        return found
+
+    def look(self, compute: Compute, batch: Batch) -> Any:
+        found = self._root(compute, batch)
+        self._root.reshard()  # which a backward would have done
+        return found
+
+
+class Summed(Exchange):
+    """Split weights that are on several processes alike: their gradients are summed after the backward."""
+
+    averages = False
+
+    def __init__(self, model: nn.Module, loss: LossFunction, settings: Settings, group: Any) -> None:
+        super().__init__(model, loss)
+        self._group, self._bucket_bytes = group, settings.bucket_mb << 20
+
+    def end(self, parameters: Sequence[Tensor]) -> None:
+        sum_gradients_(parameters, self._group, self._bucket_bytes)
+
+
+def exchange_for(world: World, model: nn.Module, loss: LossFunction, settings: Settings) -> Exchange:
+    """Before the optimizer is made: splitting replaces the parameters."""
+    names = () if world.mesh is None else world.mesh.mesh_dim_names
+    if "tensor" in names:
+        from flatout.engine.parallel.tensor import split_tensors
+
+        split_tensors(model, world.mesh["tensor"])
+    if "shard" in names:
+        return Shards(model, loss, settings, world.mesh[("data", "shard")] if "data" in names else world.mesh["shard"])
+    if world.data_size == 1:
+        return Exchange(model, loss)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError("no parameter of the model is trained: there is nothing to share between processes")
+    if "tensor" in names:
+        return Summed(model, loss, settings, world.mesh.get_group("data"))
+    return Replicas(model, loss, settings)

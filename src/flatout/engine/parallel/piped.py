@@ -1,0 +1,83 @@
+"""A model in stages, each on a process of its own, as an exchange between them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from flatout.base.errors import UsageError
+from flatout.data.source import Column
+from flatout.engine.parallel.exchange import Batch, Compute, Exchange, Loss
+from flatout.engine.settings import Settings
+from flatout.machine.world import World
+from flatout.objectives.objective import Objective
+
+
+class Piped(Exchange):
+    """`model` is what this process has of it. A batch goes through all stages in pieces, forward and back."""
+
+    averages = False
+
+    def __init__(
+        self,
+        world: World,
+        model: nn.Module,
+        objective: Objective,
+        settings: Settings,
+        rows: int,
+        columns: dict[str, Column],
+        beside: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        """`rows` and `columns`: of a batch of this process, to measure the layers with."""
+        from flatout.engine.parallel.pipeline import Pipeline, checked_micro_batches
+        from flatout.engine.parallel.stages import chain_of, measure_costs
+
+        if not hasattr(objective, "inputs") or settings.loss_head != "plain":
+            raise UsageError("pipeline needs a built-in objective, whose loss is of the model's output: --off loss_head")
+        device, names = torch.device(settings.device), world.mesh.mesh_dim_names
+        group = world.mesh.get_group("pipeline")
+        stages = world.mesh.shape[names.index("pipeline")]
+        asked = -(-rows // settings.micro_batch) if settings.micro_batch else 0
+        pieces = checked_micro_batches(settings.pipeline, asked, stages)
+        chain = chain_of(model)
+        sample = {
+            name: torch.zeros(max(1, rows // pieces), *column.shape, dtype=column.dtype, device=device)
+            for name, column in columns.items()
+        }
+        given, side = _inputs(model, objective, sample)
+        costs = world.from_first(measure_costs(chain, given, side) if world.is_first else None)
+        self.pipeline = Pipeline(
+            model, objective.loss, objective.inputs.call, group, device, schedule=settings.pipeline, micro_batches=pieces,
+            costs=costs, data_group=world.mesh.get_group("data") if "data" in names else None, beside=beside,
+        )  # fmt: skip
+        self.group, self._world = group, world
+        super().__init__(self.pipeline.model, objective)
+
+    def look(self, compute: Compute, batch: Batch) -> Any:
+        """On the last stage; None on the others."""
+        return self.pipeline.outputs(batch)
+
+    def told(self, metrics: dict[str, float]) -> dict[str, float]:
+        return next((one for one in self._world.gather(metrics) if one), {})
+
+    def learn(self, batch: Batch, whole: int, factor: torch.Tensor | float = 1.0) -> Loss:
+        """Gradients of the sum over the rows of all that have the same stages, over `whole`."""
+        return self.pipeline(batch, factor / whole)
+
+
+def _inputs(model: nn.Module, objective: Objective, sample: Batch) -> tuple[torch.Tensor, Batch]:
+    """What the model's forward is called with: the first flows through the stages, the others are known to all of them."""
+    names = list(inspect.signature(model.forward).parameters)
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(*given: torch.Tensor, **named: torch.Tensor) -> None:
+        found.update({**dict(zip(names, given, strict=False)), **named})
+
+    objective.inputs.call(keep, sample)  # type: ignore[arg-type]
+    first = found.pop(names[0])
+    return first, found

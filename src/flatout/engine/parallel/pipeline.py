@@ -1,0 +1,232 @@
+"""Pipeline parallel: each process has some layers of the model, and micro-batches go through them one after another.
+
+The schedules are torch's. A batch is cut into micro-batches of equal shape; one that lacks rows is filled up with copies of
+a row whose output is not looked at. What is differentiated is the plain sum of all losses, so their weights may differ.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+from flatout.base.errors import UsageError, did_you_mean
+from flatout.engine.parallel.stages import Chain, cut, only
+from flatout.engine.parallel.sums import sum_gradients_
+
+Batch = dict[str, Tensor]
+Loss = tuple[Tensor, Tensor | float]
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
+VIRTUAL = 2  # stages of each process, where they are interleaved
+
+
+class Stage(nn.Module):
+    """Some pieces of a chain. Its modules belong to the part of the model that this process has."""
+
+    def __init__(self, chain: Chain, part: nn.Module, pieces: range, beside: Callable[[], AbstractContextManager[Any]]) -> None:
+        super().__init__()
+        self.pieces = pieces
+        self._chain, self._beside = chain, beside
+        self._part = [part]  # in a list, which is no child: its names are those of the whole model, not of a stage
+
+    def forward(self, stream: Tensor, **side: Tensor) -> Tensor:
+        with self._beside():
+            return self._chain.run(self._part[0], self.pieces, stream, side)
+
+
+class Pipeline:
+    """Runs batches through the stages of all processes of `group`. `model` is what this process has of the model."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Any, Batch], Loss],
+        call: Callable[[Callable[..., Any], Batch], Any],
+        group: dist.ProcessGroup,
+        device: torch.device,
+        *,
+        schedule: str = "1f1b",
+        micro_batches: int = 0,
+        costs: Sequence[float] | None = None,
+        data_group: dist.ProcessGroup | None = None,
+        beside: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        """`model` is whole, and the same on all processes; anything that is done to its modules was done before.
+
+        `call` calls a model with the columns of a batch that are its inputs. `micro_batches`: 0 is twice the number of stages.
+        `costs`: of each piece, as measured by one process for all; all are alike without it. `data_group`: processes that have
+        the same stages and other rows. `beside` makes what a forward and a loss run in, such as autocast.
+        """
+        if schedule not in SCHEDULES:
+            raise UsageError(f"there is no schedule {schedule!r}; {did_you_mean(schedule, SCHEDULES)}")
+        self.rank, size = dist.get_rank(group), dist.get_world_size(group)
+        self._stages = size * VIRTUAL if schedule == "interleaved" else size
+        chain, self._pieces = cut(model, self._stages, costs)
+        self.micro_batches = checked_micro_batches(schedule, micro_batches, size)
+        mine = range(self.rank, self._stages, size)
+        names = {name for stage in mine for piece in self._pieces[stage] for name in chain.pieces[piece]}
+        self.model = only(model, names)
+        self.tied = _tied(chain, self._pieces, size)
+        self._inputs_of = list(inspect.signature(model.forward).parameters)
+        chain = replace(chain, model=self.model)  # and nothing here holds on to the rest
+        self._loss, self._call, self._beside = loss, call, beside
+        self._group, self._data_group, self._device, self._schedule = group, data_group, device, schedule
+        self._modules = {stage: Stage(chain, self.model, self._pieces[stage], beside) for stage in mine}
+        self._runners: dict[object, Any] = {}
+        self._rows: dict[object, int] = {}  # of a micro-batch, by the shape of a row
+        self._batch: Batch = {}
+        self._factor: Tensor | float = 1.0
+        self._found: dict[int, Loss] = {}
+
+    @property
+    def is_last(self) -> bool:
+        """It has the model's output and its loss."""
+        return self._stages - 1 in self._modules
+
+    @property
+    def counted_elsewhere(self) -> list[Tensor]:
+        """Parameters of this process that another stage has too, and counts in a norm."""
+        shared = [names for names in self.tied if self.rank in names and self.rank != min(names)]
+        return [self.model.get_parameter(names[self.rank]) for names in shared]
+
+    def __call__(self, batch: Batch, factor: Tensor | float = 1.0) -> Loss:
+        """Adds the gradients of loss_sum * factor; returns loss_sum and weight of the batch, the same on all stages.
+
+        With a data group, gradients are those of all its processes' rows together, and loss and weight of this one's alone.
+        """
+        self._batch, self._factor, self._found = batch, factor, {}
+        runner, given = self._ready(batch, train=True)
+        runner.step(*given[0], target=torch.arange(self.micro_batches), return_outputs=False, **given[1])
+        self._batch = {}
+        parameters = list(self.model.parameters())
+        if self._data_group is not None:
+            sum_gradients_(parameters, self._data_group)
+        self._share_tied()
+        return self._totals()
+
+    @torch.no_grad()
+    def outputs(self, batch: Batch) -> Tensor | None:
+        """The model's output on the last stage, None on the others. The modes of the modules are the caller's."""
+        runner, given = self._ready(batch, train=False)
+        made = runner.step(*given[0], **given[1])
+        return made[: _rows(batch)] if self.is_last else None
+
+    def split_into(self, micro_batches: int) -> None:
+        """From the next batch on, on all processes alike."""
+        self.micro_batches = checked_micro_batches(self._schedule, micro_batches, dist.get_world_size(self._group))
+        self._runners, self._rows = {}, {}
+
+    def _ready(self, batch: Batch, *, train: bool) -> tuple[Any, tuple[tuple[Tensor, ...], dict[str, Tensor]]]:
+        """What runs batches of this shape, and what it is called with on this process."""
+        args, side = self._inputs(batch)
+        shape = (train, *((tensor.shape[1:], tensor.dtype) for tensor in (*args, *side.values())))
+        rows = _rows(batch)
+        if shape not in self._rows or rows > self.micro_batches * self._rows[shape]:
+            self._rows[shape] = max(1, -(-rows // self.micro_batches))
+            self._runners[shape] = self._runner(train)
+        wanted = self.micro_batches * self._rows[shape]
+        filled = {name: _filled(tensor, wanted) for name, tensor in side.items()}
+        first = tuple(_filled(tensor, wanted) for tensor in args) if 0 in self._modules else ()
+        return self._runners[shape], (first, filled)
+
+    def _inputs(self, batch: Batch) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """The first is what flows; all others are known to every stage."""
+        args, keywords = self._call(lambda *args, **keywords: (args, keywords), batch)
+        named = dict(zip(self._inputs_of, args, strict=False)) | keywords
+        first = named.pop(self._inputs_of[0])
+        return (first,), named
+
+    def _runner(self, train: bool) -> Any:
+        stages = [
+            PipelineStage(module, number, self._stages, self._device, group=self._group)
+            for number, module in self._modules.items()
+        ]
+        loss = self._loss_of if train else None
+        if self._schedule == "interleaved":
+            return ScheduleInterleaved1F1B(stages, self.micro_batches, loss_fn=loss, scale_grads=False)  # type: ignore[arg-type]
+        kind = Schedule1F1B if self._schedule == "1f1b" and train else ScheduleGPipe
+        return kind(stages[0], self.micro_batches, loss_fn=loss, scale_grads=False)
+
+    def _loss_of(self, output: Tensor, number: Tensor) -> Tensor:
+        """Of one micro-batch. Torch calls this once more than there are, to learn what gradients look like."""
+        index = int(number)
+        begin = index * len(output)
+        part = {name: column[begin : begin + len(output)] for name, column in self._batch.items()}
+        if not _rows(part):
+            self._found[index] = output.detach().new_zeros(()), 0.0
+            return output.sum() * 0.0
+        with self._beside():
+            loss_sum, weight = self._loss(output[: _rows(part)], part)
+        self._found[index] = loss_sum.detach(), weight
+        return loss_sum * self._factor
+
+    def _totals(self) -> Loss:
+        totals = torch.zeros(2, dtype=torch.float64, device=self._device)
+        for loss_sum, weight in self._found.values():
+            totals[0] += loss_sum
+            totals[1] += weight
+        self._found = {}
+        dist.broadcast(totals, group=self._group, group_src=(self._stages - 1) % dist.get_world_size(self._group))
+        return totals[0], totals[1]
+
+    @torch.no_grad()
+    def _share_tied(self) -> None:
+        """A weight of several stages gets the sum of its gradients, added up by one of them: so it stays one weight."""
+        for names in self.tied:
+            if self.rank not in names:
+                continue
+            weight = self.model.get_parameter(names[self.rank])
+            if not weight.requires_grad:
+                continue
+            gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad.contiguous()
+            first, *others = sorted(names)
+            if self.rank == first:
+                for other in others:
+                    dist.recv(arrived := torch.empty_like(gradient), group=self._group, group_src=other)
+                    gradient += arrived
+                for other in others:
+                    dist.send(gradient, group=self._group, group_dst=other)
+            else:
+                dist.send(gradient, group=self._group, group_dst=first)
+                dist.recv(gradient, group=self._group, group_src=first)
+            weight.grad = gradient
+
+
+def checked_micro_batches(schedule: str, given: int, size: int) -> int:
+    number = given or 2 * size
+    if schedule == "1f1b" and number < size:
+        raise UsageError(f"1f1b keeps {size} stages busy with {size} micro-batches or more, and there are {number}: set {size}")
+    if schedule == "interleaved" and number % size:
+        fits = -(-number // size) * size
+        raise UsageError(f"interleaved needs micro-batches in multiples of {size}, its processes, got {number}: set {fits}")
+    return number
+
+
+def _tied(chain: Chain, pieces: Sequence[range], size: int) -> list[dict[int, str]]:
+    """Weights that processes share: rank to name."""
+    ranks = {name: stage % size for stage, mine in enumerate(pieces) for piece in mine for name in chain.pieces[piece]}
+    owners: dict[int, dict[int, str]] = {}
+    for name, weight in chain.model.named_parameters(remove_duplicate=False):
+        rank = next(rank for module, rank in ranks.items() if name.startswith(f"{module}."))
+        owners.setdefault(id(weight), {}).setdefault(rank, name)
+    return [names for names in owners.values() if len(names) > 1]
+
+
+def _rows(batch: Batch) -> int:
+    return len(next(iter(batch.values())))
+
+
+def _filled(tensor: Tensor, rows: int) -> Tensor:
+    """Contiguous: torch 2.11 wants the same strides every time. Where there is no row at all, with zeros."""
+    missing = rows - len(tensor)
+    if not missing:
+        return tensor.contiguous()
+    other = tensor[-1:] if len(tensor) else tensor.new_zeros((1, *tensor.shape[1:]))
+    return torch.cat([tensor, other.expand(missing, *tensor.shape[1:])])

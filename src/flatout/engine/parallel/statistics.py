@@ -1,0 +1,33 @@
+"""Batch statistics of several processes: over all rows where the device can, else over each process's own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from flatout.machine.world import World
+
+OWN = "batch norms take each process's own rows, one over all of them is only for GPUs; running statistics are averaged"
+
+
+def share_statistics(model: nn.Module, world: World, device: torch.device) -> tuple[nn.Module, bool]:
+    """The model with batch norms over the rows of all processes, and whether they are."""
+    if world.data_size == 1 or not _statistics(model):
+        return model, True
+    if device.type != "cuda":
+        return model, False
+    made: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, world.data_group)
+    return made, True
+
+
+def average_statistics(model: nn.Module, world: World) -> None:
+    """Before anybody looks at them: an evaluation, a checkpoint."""
+    if world.data_size > 1:
+        for statistic in _statistics(model):
+            world.sum_(statistic).div_(world.data_size)
+
+
+def _statistics(model: nn.Module) -> list[Tensor]:
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    found = [statistic for norm in norms for statistic in (norm.running_mean, norm.running_var)]
+    return [statistic for statistic in found if statistic is not None]

@@ -1,0 +1,205 @@
+"""Tensor parallel: the weights of wide layers are split over processes that work on the same rows.
+
+A plan says of each module how it is split; torch's DTensor keeps the parts and moves what has to move. Every weight stays one
+logical tensor, the one that a single process has: gathered, saved or loaded it is the same, whatever the number of processes.
+
+| style    | weight                               | takes                  | gives                                          |
+| -------- | ------------------------------------ | ---------------------- | ---------------------------------------------- |
+| column   | by outputs                           | all                    | its own outputs                                |
+| row      | by inputs; an embedding by tokens    | what a column gave     | all; with `sequence`, a share of the sequence  |
+| gathered | by outputs                           | all                    | all                                            |
+| qkv      | queries, keys, values, each by heads | all                    | queries, keys and values of its own heads      |
+| sequence | on every process                     | a share of the sequence | the same                                      |
+| whole    | on every process                     | all                    | all                                            |
+
+What a plan does not name stays as it is, on every process. All processes of a tensor group get the same rows, start from the
+same weights and draw the same random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+
+from flatout.base.errors import UsageError, did_you_mean
+from flatout.engine.parallel.split_layers import QKV, RUNS, Stream
+from flatout.models.gpt import GPT, Attention
+from flatout.models.head import Head
+from flatout.models.mlp import MLP
+
+STYLES = ("column", "row", "gathered", "qkv", "sequence", "whole")
+
+_GPT = {
+    "tokens": "row",
+    "positions": "whole",
+    "blocks.*.norm_attention": "sequence",
+    "blocks.*.attention.qkv": "qkv",
+    "blocks.*.attention.project": "row",
+    "blocks.*.norm_mlp": "sequence",
+    "blocks.*.expand": "column",
+    "blocks.*.project": "row",
+    "norm": "sequence",
+    "head": "gathered",
+}
+
+
+def split_tensors(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    plan: Mapping[str, str] | None = None,
+    *,
+    sequence: bool = True,
+    split_logits: bool = False,
+) -> None:
+    """In place, before an optimizer is made: `mesh` has one axis, that of the processes that share the model's weights.
+
+    A `plan` has patterns of module names, part by part: {"layers.*.up": "column", "layers.*.down": "row"}. The built-in models
+    have one. `sequence`: where the plan says so, norms and what is added up between layers are split along the sequence.
+    `split_logits`: while it trains, the last layer of gpt gives a DTensor of logits, each process those of its own tokens, and
+    the loss and its backward are to run within torch's `loss_parallel()`.
+    """
+    parts, model_with_plan = mesh.size(), model
+    if plan is None:
+        model_with_plan = part_with_plan(model, parts)
+        plan = plan_of(model_with_plan)
+    styles = styles_of(model_with_plan, plan, parts)
+    by_sequence = sequence and "sequence" in styles.values()
+    # gpt adds positions to its tokens outside of any module: there both are DTensors
+    stream = Stream(mesh, Shard(1) if by_sequence else Replicate(), not by_sequence and not isinstance(model_with_plan, GPT))
+    _place(model, mesh, layouts_of(model_with_plan, styles))
+    for name, style in styles.items():
+        module = model_with_plan.get_submodule(name)
+        RUNS["logits" if split_logits and isinstance(module, Head) else style](module, stream)
+    for attention in model_with_plan.modules():
+        if isinstance(attention, Attention) and isinstance(attention.qkv.weight, DTensor):
+            attention.heads //= parts
+
+
+def plan_of(model: nn.Module) -> dict[str, str]:
+    """Of a built-in model."""
+    if isinstance(model, GPT):
+        return dict(_GPT)
+    assert isinstance(model, MLP)
+    linear = [f"body.{name}" for name, layer in model.body.named_children() if isinstance(layer, nn.Linear)] + ["head"]
+    norms = [f"body.{name}" for name, layer in model.body.named_children() if isinstance(layer, nn.LayerNorm)]
+    plan = {f"embeddings.{number}": "whole" for number in range(len(model.embeddings))}
+    if norms:  # each needs all outputs of the layer before it
+        return plan | dict.fromkeys(linear[:-1], "gathered") | dict.fromkeys((*norms, "head"), "whole")
+    paired = linear[: len(linear) // 2 * 2]
+    plan |= {name: ("column", "row")[place % 2] for place, name in enumerate(paired)}
+    return plan | dict.fromkeys(linear[len(paired) :], "whole")
+
+
+def styles_of(model: nn.Module, plan: Mapping[str, str], parts: int) -> dict[str, str]:
+    """Which module is split how, and all of it can be done over so many processes."""
+    names = [name for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))]
+    found: dict[str, str] = {}
+    for pattern, style in plan.items():
+        if style not in STYLES:
+            raise UsageError(f"tensor_plan: {pattern}: there is no style {style!r}; {did_you_mean(str(style), STYLES)}")
+        matched = [name for name in names if _matches(name, pattern)]
+        if not matched:
+            shown = {".".join("*" if part.isdigit() else part for part in name.split(".")) for name in names}
+            raise UsageError(f"tensor_plan: no module with weights is called {pattern!r}; {did_you_mean(pattern, shown)}")
+        found |= dict.fromkeys(matched, style)
+    for module in model.modules():
+        if isinstance(module, Attention) and "qkv" in found.values() and module.heads % parts:
+            raise UsageError(_does_not_divide(parts, module.heads, "heads of gpt", "heads"))
+    for name, style in found.items():
+        _check(name, model.get_submodule(name), style, parts)
+    return found
+
+
+def _check(name: str, module: nn.Module, style: str, parts: int) -> None:
+    if style in ("sequence", "whole"):
+        return
+    kinds = (nn.Linear,) if style == "qkv" else (nn.Linear, nn.Embedding)
+    if not isinstance(module, kinds) or not (type(module) in kinds or isinstance(module, Head)):
+        can = "a Linear" if style == "qkv" else "a Linear or an Embedding of torch's own"
+        raise UsageError(f"tensor_plan: {name} is a {type(module).__name__}, and {style} is for {can}: leave it out")
+    if isinstance(module, nn.Embedding):
+        if module.padding_idx is not None or module.max_norm is not None or module.sparse:
+            raise UsageError(f"tensor_plan: {name} has a padding_idx, a max_norm or sparse gradients and can't be split: whole")
+        count, what = (module.num_embeddings, "rows") if style == "row" else (module.embedding_dim, "columns")
+    else:
+        count, what = (module.in_features, "inputs") if style == "row" else (module.out_features, "outputs")
+    if style == "gathered" or (style == "row" and isinstance(module, nn.Embedding)):
+        fits = -(-count // parts) * (parts - 1) < count  # what is put together again need not divide, but each needs a part
+    else:
+        fits = count % (parts * QKV if style == "qkv" else parts) == 0
+    if not fits:
+        raise UsageError(_does_not_divide(parts, count, f"{what} of {name}"))
+
+
+def _does_not_divide(parts: int, count: int, what: str, option: str | None = None) -> str:
+    smaller = [number for number in range(2, parts) if count % number == 0]
+    mesh = f"tensor={smaller[-1]}" if smaller else "a mesh without tensor"
+    wider = -(-count // parts) * parts
+    return f"tensor={parts} does not divide the {count} {what}: set {mesh}, or {f'{option}: {wider}' if option else f'{wider}'}"
+
+
+def part_with_plan(model: nn.Module, parts: int) -> nn.Module:
+    """The model that has a plan: this one, or one inside of it."""
+    for module in model.modules():
+        if isinstance(module, GPT | MLP):
+            return module
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    example = ", ".join(f"{name}: {style}" for name, style in zip(linear, ("column", "row"), strict=False))
+    raise UsageError(
+        f"tensor={parts}: {type(model).__name__} has no plan of how to split it, only gpt and mlp bring one: "
+        f"set tensor_plan: {{{example or 'layers.*.up: column, layers.*.down: row'}}}, or use shard={parts}"
+    )
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Part by part: a star stands for one of them."""
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+
+
+def layouts_of(model: nn.Module, styles: Mapping[str, str]) -> dict[nn.Parameter, Placement]:
+    found: dict[nn.Parameter, tuple[Placement, str]] = {}
+    for name, style in styles.items():
+        module = model.get_submodule(name)
+        for own, weight in module.named_parameters(recurse=False):
+            layout = _layout(module, own, style)
+            before, elsewhere = found.setdefault(weight, (layout, name))
+            if before != layout:
+                both = f"{name} and {elsewhere} share a weight"
+                raise UsageError(f"tensor_plan: {both}, which {style} and {styles[elsewhere]} split in different ways")
+    return {weight: layout for weight, (layout, _) in found.items()}
+
+
+def _place(model: nn.Module, mesh: DeviceMesh, layouts: Mapping[nn.Parameter, Placement]) -> None:
+    """A weight that two modules share is split once, and stays shared."""
+    made = {weight: _split(weight, mesh, layout) for weight, layout in layouts.items()}
+    for module in model.modules():
+        for own, weight in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if weight in made:
+                module.register_parameter(own, made[weight])
+
+
+def _layout(module: nn.Module, own: str, style: str) -> Placement:
+    if style in ("sequence", "whole") or (style == "row" and own == "bias"):
+        return Replicate()
+    return Shard(1) if (style == "row") is isinstance(module, nn.Linear) else Shard(0)
+
+
+def _split(weight: nn.Parameter, mesh: DeviceMesh, layout: Placement) -> nn.Parameter:
+    own = nn.Parameter(distribute_tensor(weight.detach(), mesh, [layout], src_data_rank=None), weight.requires_grad)
+    if own.requires_grad:
+        own.register_hook(_like_its_weight(layout))
+    return own
+
+
+def _like_its_weight(layout: Placement) -> Callable[[Tensor], Tensor]:
+    """Of a norm that sees a share of the sequence, each process has a part of the gradient."""
+
+    def settled(gradient: Tensor) -> Tensor:
+        return gradient.redistribute(placements=[layout]) if isinstance(gradient, DTensor) else gradient
+
+    return settled

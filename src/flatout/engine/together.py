@@ -1,0 +1,69 @@
+"""What each process would decide by its own clock, disk or signals, decided once for all of them.
+
+They meet at log points, which are at the same step on every process. A clock that stands still in between makes everything
+that depends on time the same everywhere: rates, budgets, the next log point.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from flatout.base.errors import Stopped
+from flatout.engine.signals import StopRequest
+from flatout.machine.watch import NoWatch, Watch
+from flatout.machine.world import World
+
+
+class Together:
+    """Of one process: everything is as it is now."""
+
+    def __init__(self, world: World, stop: StopRequest, watch: Watch | NoWatch | None = None) -> None:
+        self.world = world
+        self.stop = stop
+        self.watch = watch or NoWatch()
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+    def meet(self, wants_save: Callable[[], bool]) -> None:
+        """At a log point."""
+
+    def save_due(self, wants_save: Callable[[], bool]) -> bool:
+        return wants_save()
+
+
+class Among(Together):
+    """Of several: as the first one said when they last met. A signal to any one of them is known to all then."""
+
+    def __init__(self, world: World, stop: StopRequest, watch: Watch | NoWatch | None = None) -> None:
+        super().__init__(world, StopRequest(), watch)  # the agreed one
+        self._own = stop
+        self._now_s = 0.0
+        self._save = False
+
+    def clock(self) -> float:
+        return self._now_s
+
+    def meet(self, wants_save: Callable[[], bool]) -> None:
+        """A signal after somebody's end comes from whoever started all of them: then there is nobody to save with."""
+        if self._own and (missing := self.watch.missing()):
+            gone = f"rank{'' if len(missing) == 1 else 's'} {', '.join(map(str, missing))}"
+            why = f"{self._own.signal_name} after {gone} went: left without saving, the last checkpoint is as it was"
+            raise Stopped(str(self._own.signal_name), self._own.exit_code, why)
+        said: list[dict[str, Any]] = self.world.gather(
+            {"stop": self._own.signal_name, "now": time.monotonic(), "save": self.world.is_first and wants_save()}
+        )
+        self._now_s, self._save = said[0]["now"], said[0]["save"]
+        signals = [one["stop"] for one in said if one["stop"]]
+        if signals:
+            self.stop.signal_name = signals[0]
+
+    def save_due(self, wants_save: Callable[[], bool]) -> bool:
+        due, self._save = self._save, False
+        return due
+
+
+def together(world: World, stop: StopRequest, watch: Watch | NoWatch | None = None) -> Together:
+    return Together(world, stop, watch) if world.size == 1 else Among(world, stop, watch)

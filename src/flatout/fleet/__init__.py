@@ -1,0 +1,1 @@
+"""Many machines: what a cluster is handed, and what its machines run."""

@@ -1,0 +1,178 @@
+"""What is asked of a cluster, checked before anything is written: all that is wrong is said at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from flatout.base.errors import UsageError, did_you_mean
+from flatout.fleet.interruptions import Interruptions
+
+KINDS = {"trainjob": "TrainJob", "rayjob": "RayJob"}
+MOST_IN_A_NAME = 40  # pods, hosts and clusters are named after the job, with endings of their own, and end at 63
+MOST_BYTES = 2**20 - 2**16  # a ConfigMap holds 1 MiB
+_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([KMGTP]i|[kMGTP])")
+_CORES = re.compile(r"[0-9]+(\.[0-9]+)?|[0-9]+m")
+_IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:-]*(/[a-zA-Z0-9._-]+)*(:[\w][\w.-]*)?(@sha256:[0-9a-f]{64})?")
+_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+_FILE = re.compile(r"[-._a-zA-Z0-9]+")
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """How many machines: as many as `most`, or where the kind of job allows for it as few as `least` for a while."""
+
+    least: int
+    most: int
+
+    @classmethod
+    def parse(cls, text: str) -> Nodes:
+        match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
+        if match is None:
+            raise UsageError(f"--nodes is a number such as 4, or a range such as 2:8, got {text!r}")
+        least, most = int(match[1]), int(match[2] or match[1])
+        if least < 1:
+            raise UsageError(f"--nodes: at least 1 node is needed to train, got {text!r}")
+        if least > most:
+            raise UsageError(f"--nodes is LEAST:MOST, got {text!r}; did you mean {most}:{least}?")
+        return cls(least, most)
+
+    @property
+    def varies(self) -> bool:
+        return self.least != self.most
+
+    def __str__(self) -> str:
+        return f"{self.least} to {self.most}" if self.varies else str(self.most)
+
+
+@dataclass(frozen=True)
+class ClusterJob:
+    """`files`: the recipe first, then what it needs beside it. `storage` asks for a new claim, `runs_claim` names one."""
+
+    kind: str
+    name: str
+    image: str
+    files: Mapping[str, str]
+    interruptions: Interruptions
+    nodes: Nodes = field(default_factory=lambda: Nodes(1, 1))
+    devices: int = 1
+    resource: str | None = "nvidia.com/gpu"
+    cpus: str | None = None
+    memory: str | None = None
+    runs_claim: str | None = None
+    storage: str | None = None
+    storage_class: str | None = None
+    data_claim: str | None = None
+    namespace: str | None = None
+    queue: str | None = None
+    node_labels: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()  # for `flatout run`, behind the recipe
+    restarts: int = 5
+
+    def __post_init__(self) -> None:
+        if problems := _problems(self):
+            raise UsageError("\n".join(problems))
+
+    @property
+    def recipe_name(self) -> str:
+        return next(iter(self.files))
+
+    @property
+    def claim(self) -> str:
+        return self.runs_claim or f"{self.name}-runs"
+
+    @property
+    def workers(self) -> int:
+        """Processes that train, where all nodes are there."""
+        return self.nodes.most * self.devices
+
+    @property
+    def cores(self) -> str:
+        """What is asked for at least: three for a GPU fit the smallest machines that have one."""
+        return self.cpus or str(self.devices * (3 if self.resource else 1))
+
+    @property
+    def host_memory(self) -> str:
+        return self.memory or f"{self.devices * (12 if self.resource else 4)}Gi"
+
+
+def suggested_name(stem: str) -> str:
+    """A recipe's own name as a cluster takes it."""
+    plain = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:MOST_IN_A_NAME].rstrip("-")
+    return plain if plain[:1].isalpha() else f"run-{plain}".rstrip("-")
+
+
+def _problems(job: ClusterJob) -> list[str]:
+    found = [*_of_names(job), *_of_amounts(job)]
+    if job.kind not in KINDS:
+        found.append(f"--kind: no kind {job.kind!r}; {did_you_mean(job.kind.lower(), KINDS)}")
+    if not job.image.strip():
+        found.append(
+            "--image is missing: what the pods run, with flatout installed, such as --image registry.example.org/gpt:1"
+        )
+    elif not _IMAGE.fullmatch(job.image):
+        found.append(f"--image: {job.image!r} is no name of an image, such as registry.example.org/team/gpt:1")
+    if job.runs_claim is None and job.storage is None:
+        found.append(
+            "where the runs are kept must outlive the pods: --runs-claim names a claim that is there, "
+            "--storage 100Gi asks for a new one"
+        )
+    if job.runs_claim is not None and job.storage is not None:
+        found.append("--runs-claim names a claim that is there and --storage asks for a new one: give one of them")
+    if job.storage_class is not None and job.storage is None:
+        found.append("--storage-class is for a new claim: give --storage with it")
+    if job.kind == "trainjob" and job.nodes.varies:
+        found.append(
+            f"--nodes: a TrainJob has a fixed number of nodes, got {job.nodes.least}:{job.nodes.most}; "
+            f"give --nodes {job.nodes.most}, or --kind rayjob, whose cluster grows and shrinks"
+        )
+    if job.queue is not None and job.nodes.varies:
+        found.append("--queue: Kueue admits a fixed number of nodes; give one number to --nodes")
+    size = sum(len(text.encode()) for text in job.files.values())
+    if size > MOST_BYTES:
+        found.append(f"the recipe and its files have {size:,} bytes, and a ConfigMap holds 1 MiB: put them into the image")
+    return found
+
+
+def _of_names(job: ClusterJob) -> list[str]:
+    found = []
+    if not _LABEL.fullmatch(job.name) or len(job.name) > MOST_IN_A_NAME:
+        rule = f"small letters, digits and '-', a letter first, at most {MOST_IN_A_NAME}"
+        found.append(f"--name: {job.name!r} is no DNS label ({rule}); try --name {suggested_name(job.name)}")
+    if job.namespace is not None and (not _LABEL.fullmatch(job.namespace) or len(job.namespace) > 63):
+        found.append(f"--namespace: {job.namespace!r} is no DNS label (small letters, digits and '-')")
+    for option, name in (
+        ("--runs-claim", job.runs_claim), ("--data-claim", job.data_claim), ("--queue", job.queue),
+        ("--storage-class", job.storage_class),
+    ):  # fmt: skip
+        if name is not None and (not _SUBDOMAIN.fullmatch(name) or len(name) > 253):
+            found.append(f"{option}: {name!r} is no name of an object in a cluster (small letters, digits, '-' and '.')")
+    for key, value in job.node_labels.items():
+        if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
+            found.append(f"--node-label: {key}={value} is no label of a node")
+    found += [
+        f"{name}: a file's name in a ConfigMap has letters, digits, '-', '_' and '.'"
+        for name in job.files
+        if not _FILE.fullmatch(name)
+    ]
+    return found
+
+
+def _of_amounts(job: ClusterJob) -> list[str]:
+    found = []
+    if job.devices < 1:
+        found.append(f"--devices: at least 1 a node is needed to train, got {job.devices}")
+    if job.restarts < 0:
+        found.append(f"--restarts: expected 0 or more, got {job.restarts}")
+    if job.resource is not None and not (_KEY.fullmatch(job.resource) and "/" in job.resource):
+        found.append(f"--resource is what a node calls its devices, such as nvidia.com/gpu, or none; got {job.resource!r}")
+    if job.cpus is not None and not _CORES.fullmatch(job.cpus):
+        found.append(f"--cpus is a number such as 16, got {job.cpus!r}")
+    for option, amount in (("--memory", job.memory), ("--storage", job.storage)):
+        if amount is not None and not _QUANTITY.fullmatch(amount):
+            found.append(f"{option} is a size as Kubernetes writes it, such as 64Gi, got {amount!r}")
+    return found

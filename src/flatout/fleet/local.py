@@ -1,0 +1,44 @@
+"""Several processes on this machine, started by torchrun, and started again when one of them is killed.
+
+torchrun by itself would start again after every failure, a mistake in the recipe too. Here only a process that something else
+ended is a reason: the others leave with it, and the same command goes on from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+
+from flatout.base.errors import MachineError, UsageError
+from flatout.fleet.node import SAVED_AND_LEFT, exit_codes
+
+RESTARTS = 10
+_BY_TORCHRUN = -signal.SIGTERM  # what it sends to those that are left
+
+
+def run_here(devices: int, arguments: Sequence[str], say: Callable[[str], None], restarts: int = RESTARTS) -> int:
+    """`python -m flatout` with these arguments in as many processes; the code to leave with."""
+    check_devices(devices)
+    torchrun = ["--standalone", "--nproc-per-node", str(devices), "-m", "flatout", *arguments]
+    for left in range(restarts, -1, -1):
+        codes = exit_codes(torchrun)
+        killed = [code for code in codes if code < 0 and code != _BY_TORCHRUN]
+        if not codes:
+            return 0
+        if not killed or not left:
+            break
+        name = signal.Signals(-killed[0]).name
+        say(f"a process was ended by {name}: all {devices} start again from the last checkpoint ({left} more times)")
+    if all(code in (SAVED_AND_LEFT, _BY_TORCHRUN) for code in codes):
+        return SAVED_AND_LEFT
+    return next((code for code in codes if 0 < code != SAVED_AND_LEFT), 1)
+
+
+def check_devices(devices: int) -> None:
+    if devices < 1:
+        raise UsageError(f"--devices is 1 or more, got {devices}")
+    import torch
+
+    here = torch.accelerator.device_count() if torch.accelerator.is_available() else None
+    if here is not None and devices > here:
+        raise MachineError(f"--devices {devices}: this machine has {here} accelerators; ask for no more than that")

@@ -1,0 +1,102 @@
+"""A recipe as a pod will find it: its text and the files that go along, and what of it would not be there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flatout.base.errors import FlatoutError, UsageError
+from flatout.fleet.saving import SaveTime, predict_save
+from flatout.reading import read_recipe, recipe_from
+from flatout.recipe import Recipe
+
+
+def pack(path: Path, overrides: Sequence[str] = (), along: Sequence[Path] = ()) -> dict[str, str]:
+    """File names and texts, the recipe first. Its keys are checked; its data may be where only the cluster sees it."""
+    if not path.is_file():
+        raise UsageError(f"there is no recipe at {path}; `flatout demo` shows one that runs")
+    if path.suffix not in (".yaml", ".yml", ".py"):
+        raise UsageError(f"a recipe is a .yaml or a .py file, got {path.name}")
+    files = {path.name: _text(path)}
+    if path.suffix == ".py":
+        _check_python(path, files[path.name])
+    else:
+        _check_yaml(path, files[path.name], overrides)
+    for other in along:
+        if not other.is_file():
+            raise UsageError(f"--with: there is no file {other}")
+        if other.name in files:
+            raise UsageError(f"--with: {other.name} would be there twice: in a pod all files lie in one folder")
+        files[other.name] = _text(other)
+    return files
+
+
+def predicted_save(path: Path, overrides: Sequence[str] = (), cache: Path | None = None) -> SaveTime:
+    """As far as it can be known here: a recipe in Python would have to be run, and data may be elsewhere."""
+    if path.suffix == ".py":
+        return SaveTime(None, "not known: a recipe in Python is not run to find out")
+    try:
+        recipe = read_recipe(path, overrides)
+    except FlatoutError as error:
+        return SaveTime(None, f"not known: {str(error).splitlines()[-1].strip(' -')}")
+    return predict_save(recipe, cache)
+
+
+def _check_python(path: Path, text: str) -> None:
+    try:
+        compile(text, str(path), "exec")
+    except SyntaxError as error:
+        raise UsageError(f"{path} is not Python: {error.msg} (line {error.lineno})") from error
+
+
+def _check_yaml(path: Path, text: str, overrides: Sequence[str]) -> None:
+    try:
+        written = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path} is not YAML: {error}") from error
+    if not isinstance(written, dict):
+        raise UsageError(f"{path} must hold keys and values (data:, model:, ...)")
+    recipe = recipe_from(written, path.parent, overrides, source=path, stored=True)
+    if left := list(_left_behind(recipe)):
+        places = "\n".join(f"  - {place}: {value}" for place, value in left)
+        place, value = left[0]
+        raise UsageError(
+            f"{path.name} names files beside it, and a pod has the recipe alone:\n{places}\n"
+            f"put them on a volume and say where they are there: {place}=/data/{Path(value).name} --data-claim NAME"
+        )
+
+
+def _left_behind(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    for key in ("data", "init_from"):
+        for place, value in _texts(getattr(recipe, key), key):
+            is_kind = place == "data"  # `data: digits` names no file
+            if not is_kind and not Path(value).is_absolute() and _is_beside(recipe.folder, value):
+                yield place, value
+
+
+def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _texts(inner, f"{place}.{key}")
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner, place)
+
+
+def _is_beside(folder: Path, value: str) -> bool:
+    try:
+        return (folder / value).exists() or ("*" in value and any(folder.glob(value)))
+    except (OSError, ValueError, NotImplementedError):  # a query is no path, and may be longer than any
+        return False
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} can't be read as text: {error}") from error

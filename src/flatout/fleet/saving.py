@@ -1,0 +1,48 @@
+"""What a save of a recipe will take, before there is a run that has measured one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatout.base.errors import FlatoutError
+from flatout.base.units import show_bytes, show_count
+from flatout.recipe import Recipe
+
+WRITES_BYTES_PER_S = 200e6  # one writer on a shared network volume, of the slower kind
+_OWN_SECONDS = 1.0  # names, checksums and the renaming, whatever the size
+_COPIES = {"sgd": 1, "adam": 2, "adamw": 2}  # of each trained weight that an optimizer keeps
+
+
+@dataclass(frozen=True)
+class SaveTime:
+    seconds: float | None
+    why: str
+
+
+def predict_save(recipe: Recipe, cache: Path | None = None) -> SaveTime:
+    """From the sizes of the model's weights and of what its optimizer keeps; no weight is made for it."""
+    try:
+        parameters, size = state_size(recipe, cache)
+    except FlatoutError as error:
+        return SaveTime(None, f"not known: {str(error).splitlines()[0]}")
+    seconds = _OWN_SECONDS + size / WRITES_BYTES_PER_S
+    rate = f"{show_bytes(WRITES_BYTES_PER_S)}/s"
+    return SaveTime(seconds, f"{show_count(parameters)} parameters and their optimizer, {show_bytes(size)} at {rate}")
+
+
+def state_size(recipe: Recipe, cache: Path | None = None) -> tuple[int, int]:
+    """Parameters, and the bytes of a checkpoint; the data is read, since it says how large a model's ends are."""
+    import torch
+
+    from flatout.building import build_job
+
+    recipe.load_data(cache)
+    with torch.device("meta"):
+        job = build_job(recipe, cache)
+    copies = 2 if callable(job.optimizer) else _COPIES.get(job.optimizer.name, 2)
+    weights = list(job.model.parameters())
+    trained = sum(weight.numel() * 4 for weight in weights if weight.requires_grad)
+    kept = sum(value.numel() * value.element_size() for value in job.model.state_dict().values())
+    averaged = trained if job.ema else 0
+    return sum(weight.numel() for weight in weights), kept + copies * trained + averaged

@@ -1,0 +1,10 @@
+"""The watch over the processes of a run: who hangs and where, who is slow, who failed, who is gone. See `watch.py`.
+
+Nothing here is a collective: all of it goes over a side store, from a thread, and works while the main thread hangs in one.
+"""
+
+from flatout.machine.watch.news import Failed, Hang, Lost, Moving, News, StoreLost, Straggler
+from flatout.machine.watch.no_watch import NoWatch
+from flatout.machine.watch.watch import Watch
+
+__all__ = ["Watch", "NoWatch", "News", "Hang", "Moving", "Straggler", "Failed", "Lost", "StoreLost"]

@@ -1,0 +1,36 @@
+"""The watch of a run that has one process, so that no loop must ask whether there are others."""
+
+from __future__ import annotations
+
+import traceback
+
+from flatout.machine.watch.news import Failed, Lost, StoreLost
+
+
+class NoWatch:
+    """One process has nobody to watch."""
+
+    rank, size, trouble = 0, 1, ""
+    cause: Failed | Lost | StoreLost | None = None
+
+    def beat(self, step: int, phase: str) -> None:
+        pass
+
+    def waited(self, seconds: float) -> None:
+        pass
+
+    def fail(self, error: BaseException) -> Failed:
+        last = "".join(traceback.format_exception_only(error)).strip()
+        return Failed(0, last, "".join(traceback.format_exception(error)))
+
+    def missing(self, within_s: float = 0.0) -> tuple[int, ...]:
+        return ()
+
+    def lost(self) -> tuple[int, ...]:
+        return ()
+
+    def goodbye(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

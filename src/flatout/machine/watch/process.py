@@ -1,0 +1,47 @@
+"""What the system knows of a process on this host: whether it is there, stopped, or gone."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+import psutil
+
+State = Literal["running", "stopped", "gone", "unknown"]
+
+
+@dataclass(frozen=True)
+class Process:
+    """`place` is where its number means something: one host's name may be that of several containers."""
+
+    pid: int
+    born: float  # numbers are used again; a number and a time of birth are not
+    host: str
+    place: str
+
+
+def this_process() -> Process:
+    namespace = ""
+    with suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid")
+    host = socket.gethostname()
+    return Process(os.getpid(), round(psutil.Process().create_time(), 2), host, f"{host} {namespace}")
+
+
+def state_of(process: Process, here: Process) -> State:
+    """ "unknown" for one on another host: only a process there can tell."""
+    if process.place != here.place:
+        return "unknown"
+    try:
+        found = psutil.Process(process.pid)
+        status, born = found.status(), found.create_time()
+    except psutil.NoSuchProcess:
+        return "gone"
+    except psutil.Error:
+        return "unknown"
+    if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) or abs(born - process.born) > 1:
+        return "gone"
+    return "stopped" if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP) else "running"

@@ -1,0 +1,284 @@
+"""A model to its shape: run once forward and backward on tensors without data, counted operator by operator, block by block.
+
+Weights and inputs are of the format that is computed with, as sharding with mixed precision hands them out. The kernels are
+those of a CPU: attention that a CPU has no fast kernel for, such as with dropout, is counted with all its scores.
+"""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
+
+from flatout.measure.counts import Counter, Operation, fuse
+from flatout.measure.groups import ATTENTION, CONVOLUTIONS, PRODUCTS
+from flatout.plan.layouts.shape import Block, Kept, Shape, Work
+
+_ROWS = 2  # counted at once: of one row a batch norm makes nothing
+_HEAVY = (PRODUCTS, CONVOLUTIONS)
+Loss = Callable[[nn.Module, dict[str, Tensor]], tuple[Tensor, Any]]
+
+
+@dataclass
+class _Watch:
+    """Where in the model the counter is: 0 before the blocks, 1 to n in them, n + 1 after."""
+
+    counter: Counter
+    blocks: int
+    place: int = 0
+    marks: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
+    saved: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # storage: place, operators before, bytes
+    storages: list[StorageWeakRef] = field(default_factory=list)  # keep addresses from being given away
+    weights: set[int] = field(default_factory=set)
+    output_bytes: dict[int, int] = field(default_factory=dict)
+    users: dict[str, int] = field(default_factory=dict)  # the place where a module was first called
+
+    def done(self) -> int:
+        return len(self.counter._done)
+
+    def go(self, place: int) -> None:
+        self.place = place
+        self.marks.append((self.done(), place))
+
+    def save(self, tensor: Tensor) -> Tensor:
+        storage = StorageWeakRef(tensor.untyped_storage())
+        if storage.cdata not in self.weights and storage.cdata not in self.saved:
+            self.saved[storage.cdata] = (self.place, self.done(), tensor.untyped_storage().nbytes())
+            self.storages.append(storage)
+        return tensor
+
+    def leave(self, place: int, output: Any) -> None:
+        tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        self.output_bytes[place] = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        for tensor in tensors:
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient: self.go(place))
+        self.go(place + 1 if place == self.blocks else place)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The largest list of like modules; failing that the parts of the largest list; else the model is one block."""
+    best: list[nn.Module] = []
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList | nn.Sequential):
+            children = [child for child in module if any(True for _ in child.parameters())]
+            like = [child for child in children if type(child) is type(children[0]) and any(True for _ in child.children())]
+            found = like if len(like) >= 2 else children
+            if len(found) >= 2 and _size(found) > _size(best):
+                best = found
+    return best or [model]
+
+
+def _size(modules: Sequence[nn.Module]) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+
+def count_model(
+    model: nn.Module,
+    loss: Loss,
+    columns: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    *,
+    name: str = "model",
+    dtype: torch.dtype = torch.bfloat16,
+    unit: str = "samples",
+    per_sample: float = 1.0,
+    splits: Mapping[str, int] | None = None,
+) -> Shape:
+    """`columns`: shape and format of one row of each. Raises what the model raises where it can't run without data."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with FakeCopyMode(fake):
+        copied = copy.deepcopy(model).train()
+    names = {id(module): name for name, module in copied.named_modules()}
+    blocks = blocks_of(copied)
+    with fake:
+        state = {name: _empty(t, dtype) for name, t in (*copied.named_parameters(), *copied.named_buffers())}
+        shapes = {name: ((_ROWS, *shape), dtype if kind.is_floating_point else kind) for name, (shape, kind) in columns.items()}
+        batch = {name: torch.empty(shape, dtype=kind) for name, (shape, kind) in shapes.items()}
+        with Counter() as counter:
+            watch = _Watch(counter, len(blocks))
+            watch.weights = {StorageWeakRef(t.untyped_storage()).cdata for t in state.values()}
+            _listen(copied, blocks, watch)
+            with saved_tensors_hooks(watch.save, lambda tensor: tensor):
+                loss_sum, weight = loss(_Called(copied, state), batch)
+                total = loss_sum / weight
+            total.backward()
+    owners = _owners(copied, blocks, watch, names)
+    known: dict[Block, Block] = {}  # like blocks are one object, so that they are calculated once
+    made = [known.setdefault(block, block) for block in (_block(watch, place, owners) for place in range(len(blocks) + 2))]
+    tied = sum(p.numel() for p, place in _second_uses(copied, watch, names) if place == len(blocks) + 1)
+    return Shape(name, made[0], tuple(made[1:-1]), made[-1], unit, per_sample, tied, splits)
+
+
+def _empty(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    kind = dtype if tensor.is_floating_point() else tensor.dtype
+    return torch.empty(tensor.shape, dtype=kind).requires_grad_(tensor.requires_grad)
+
+
+class _Called(nn.Module):
+    def __init__(self, model: nn.Module, state: dict[str, Tensor]) -> None:
+        super().__init__()
+        self._call: Any = lambda *given, **named: functional_call(model, state, given, named)
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        return self._call(*given, **named)
+
+
+def _listen(model: nn.Module, blocks: list[nn.Module], watch: _Watch) -> None:
+    for number, block in enumerate(blocks, 1):
+        block.register_forward_pre_hook(lambda module, given, number=number: _enter(watch, number, given))
+        block.register_forward_hook(lambda module, given, output, number=number: watch.leave(number, output))
+    for name, module in model.named_modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            module.register_forward_pre_hook(lambda module, given, name=name: _used(watch, name))
+
+
+def _used(watch: _Watch, name: str) -> None:
+    watch.users.setdefault(name, watch.place)
+
+
+def _enter(watch: _Watch, number: int, given: Any) -> None:
+    watch.go(number)
+    if number == 1:
+        for leaf in tree_leaves(given):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                watch.output_bytes[0] = leaf.numel() * leaf.element_size()
+                leaf.register_hook(lambda gradient: watch.go(0))
+
+
+def _owners(
+    model: nn.Module, blocks: list[nn.Module], watch: _Watch, names: Mapping[int, str]
+) -> dict[int, list[nn.Parameter]]:
+    """Place to its parameters, each once. Those that no call of their module used are taken to come before the blocks."""
+    owned: dict[int, list[nn.Parameter]] = {}
+    seen: set[int] = set()
+    inside = {id(p): number for number, block in enumerate(blocks, 1) for p in block.parameters()}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                place = inside.get(id(parameter), watch.users.get(names[id(module)], 0))
+                owned.setdefault(place, []).append(parameter)
+    return owned
+
+
+def _second_uses(model: nn.Module, watch: _Watch, names: Mapping[int, str]) -> list[tuple[nn.Parameter, int]]:
+    seen: set[int] = set()
+    again = []
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            if id(parameter) in seen:
+                again.append((parameter, watch.users.get(names[id(module)], 0)))
+            seen.add(id(parameter))
+    return again
+
+
+def _block(watch: _Watch, place: int, owners: Mapping[int, list[nn.Parameter]]) -> Block:
+    operations = watch.counter.counts().operations
+    starts = [start for start, _ in watch.marks]
+    here = [(i, one) for i, one in enumerate(operations) if watch.marks[bisect_right(starts, i) - 1][1] == place]
+    forward = [(i, one) for i, one in here if not one.backward]
+    backward = [(i, one) for i, one in here if one.backward]
+    saved = [entry for entry in watch.saved.values() if entry[0] == place]
+    selective, compiled_selective, again = _selective(forward, max((entry[1] for entry in saved), default=0))
+    both = [one for _, one in (*forward, *backward)]
+    after = [one for _, one in backward]
+    parameters = owners.get(place, [])
+    saved_bytes = sum(entry[2] for entry in saved) / _ROWS
+    heavy = _touched_by_products(both)
+    read = {number for one in operations for number, _ in one.reads}  # what nobody reads is a weight's gradient
+    return Block(
+        parameters=sum(p.numel() for p in parameters),
+        split_parameters=sum(p.numel() for p in parameters if p.dim() >= 2),
+        forward=_work([one for _, one in forward]),
+        backward=_work(after),
+        output_bytes=watch.output_bytes.get(place, 0) / _ROWS,
+        kept=Kept(saved_bytes, selective, _peak(after, read) / _ROWS, _peak(both, read) / _ROWS),
+        compiled=Kept(
+            saved_bytes, compiled_selective, _peak(after, read & heavy) / _ROWS, _peak(both, read & heavy, held=True) / _ROWS
+        ),
+        selective_flops=again,
+    )
+
+
+def _work(operations: list[Operation]) -> Work:
+    light = [one for one in operations if not one.flops]
+    fused = [one for one in fuse(operations) if not one.flops]
+    heavy = len(operations) - len(light)
+    return Work(
+        product_flops=sum(one.flops for one in operations if one.group != ATTENTION) / _ROWS,
+        attention_flops=sum(one.flops * _seen(one) for one in operations if one.group == ATTENTION) / _ROWS,
+        traffic_bytes=sum(one.bytes for one in light) / _ROWS,
+        fused_traffic_bytes=sum(one.bytes for one in fused) / _ROWS,
+        operators=len(operations),
+        fused_operators=len(fused) + heavy,
+    )
+
+
+def _seen(attention: Operation) -> float:
+    """The share of the scores that is computed: half of them where each token only sees those before it."""
+    call = attention.call
+    causal = call is not None and any(flag is True for flag in (*call.given, *call.named.values()))
+    return 0.5 if causal else 1.0
+
+
+def _selective(forward: list[tuple[int, Operation]], last_saved: int) -> tuple[float, float, float]:
+    """Keep what attention and every other product write: bytes, bytes once compiled, and FLOPs of the products done again."""
+    kept = compiled = again = 0.0
+    products = 0
+    for index, one in forward:
+        size = sum(written for _, written in one.writes)
+        if one.group in _HEAVY:
+            products += 1
+            if products % 2 == 0:
+                again += one.flops
+                continue
+        elif one.group != ATTENTION:
+            continue
+        kept += size
+        compiled += size if index < last_saved - 1 else 0  # nothing is saved after it: its output is only handed on
+    return kept / _ROWS, compiled / _ROWS, again / _ROWS
+
+
+def _touched_by_products(operations: list[Operation]) -> set[int]:
+    return {number for one in operations if one.flops for number, _ in (*one.reads, *one.writes)}
+
+
+def _peak(operations: list[Operation], counted: set[int], *, held: bool = False) -> int:
+    """Bytes alive at once, of the memory that these operators make, each from its first write to its last use.
+
+    `held`: what products write in the forward stays until the backward begins, which makes the rest anew from it.
+    """
+    turn = next((index for index, one in enumerate(operations) if one.backward and one.flops), 0)
+    spans: dict[int, tuple[int, int, int]] = {}  # first write, last use, bytes
+    given: set[int] = set()
+    for index, one in enumerate(operations):
+        for number, _ in one.reads:
+            if number in spans:
+                begin, end, size = spans[number]
+                spans[number] = (begin, max(end, index), size)
+            else:
+                given.add(number)
+        for number, written in one.writes:
+            if number in counted and number not in given:
+                begin, end, size = spans.get(number, (index, index, 0))
+                until = turn if held and one.flops and not one.backward else index
+                spans[number] = (begin, max(end, index, until), max(size, written))
+    changes: dict[int, int] = {}
+    for begin, end, size in spans.values():
+        changes[begin] = changes.get(begin, 0) + size
+        changes[end + 1] = changes.get(end + 1, 0) - size
+    live = peak = 0
+    for index in sorted(changes):
+        live += changes[index]
+        peak = max(peak, live)
+    return peak

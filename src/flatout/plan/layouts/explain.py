@@ -1,0 +1,140 @@
+"""Layouts as one tree: memory, time and communication of each, the fastest first, and why the others can't be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flatout.base.tree import Cell, Column, Doc, Fields, Line, Node, Table
+from flatout.base.units import show_bytes, show_count, show_rate, show_seconds, show_share
+from flatout.plan.layouts.estimate import Cluster, Estimate, Training
+from flatout.plan.layouts.layout import Layout
+from flatout.plan.layouts.search import Found, Rejected, find_layouts
+from flatout.plan.layouts.shape import Shape
+
+_SHOWN, _REASONS = 10, 6
+_TOO_LARGE = "too large"
+
+_COLUMNS = (
+    Column("mesh", "layout"),
+    Column("micro_batch", "rows at a time", right=True),
+    Column("how", "how"),
+    Column("memory_bytes", "memory a device", right=True),
+    Column("step_s", "step", right=True),
+    Column("communication_share", "communication", right=True),
+    Column("bubble_share", "idle", right=True),
+    Column("rate", "rate", right=True),
+    Column("parts", "parts of memory", shown=False),
+    Column("communication_s", "communication in all", shown=False),
+    Column("schedule", "schedule", shown=False),
+    Column("recompute", "recompute", shown=False),
+)
+
+
+def explain_layouts(
+    shape: Shape,
+    *,
+    batch: int,
+    devices: int,
+    device_kind: str,
+    inside: str | None = None,
+    between: str | None = None,
+    per_node: int | None = None,
+    compiled: bool = False,
+    float8: bool = False,
+    optimizer_bytes: int = 8,
+) -> Doc:
+    """`inside` and `between`: links of devices with each other in a node and with other nodes, by name; else the usual ones."""
+    cluster = Cluster.of(device_kind, inside, between, per_node)
+    base = Layout(compiled=compiled, compiled_loss=compiled, float8=float8 and cluster.kind.float8)
+    found = find_layouts(shape, Training(batch, optimizer_bytes), cluster, devices, base)
+    return view(shape, found, cluster, devices, batch)
+
+
+def view(shape: Shape, found: Found, cluster: Cluster, devices: int, batch: int) -> Doc:
+    rows = [_row(one, shape) for one in found.fitting]
+    nodes: list[Node] = [
+        Line(_headline(shape, found, cluster, devices), strong=True),
+        Line(_setting(shape, cluster, batch)),
+        Fields(
+            {
+                "model": shape.name, "parameters": shape.parameters, "devices": devices, "device_kind": cluster.kind.name,
+                "inside": cluster.network.near.name, "between": cluster.network.far.name, "per_node": cluster.network.per_node,
+                "batch": batch, "unit": shape.unit, "flops_per_sample": shape.flops_per_sample,
+                "usable_bytes": cluster.usable_bytes,
+            }
+        ),
+        Line(),
+        Table("layouts", _COLUMNS, rows[:_SHOWN], fold=rows[_SHOWN:], fold_note="slower layouts: explain --json has them"),
+    ]  # fmt: skip
+    return Doc((*nodes, *_rejected(found.rejected), Line(), Line(_CAUTION)))
+
+
+_CAUTION = "calculated, not measured: docs/layouts.md has what is assumed, and how far off published runs it is"
+
+
+def _headline(shape: Shape, found: Found, cluster: Cluster, devices: int) -> str:
+    parts = [f"Layouts of {shape.name} on {devices} x {cluster.kind.name}"]
+    if not found.fitting:
+        return f"{parts[0]} · none fits"
+    best = found.fitting[0]
+    return f"{parts[0]} · {best.layout.mesh}: {show_rate(best.rate, shape.unit)} foretold"
+
+
+def _setting(shape: Shape, cluster: Cluster, batch: int) -> str:
+    many = f"{len(shape.blocks)} blocks" if len(shape.blocks) > 1 else "1 block"
+    return (
+        f"{show_count(shape.parameters)} weights in {many}, {show_count(shape.flops_per_sample / 1e9)} GFLOP a sample, "
+        f"batch {batch}; "
+        f"{cluster.kind.words}, {cluster.network.per_node} a node, {cluster.network.near.name} inside, "
+        f"{cluster.network.far.name} between"
+    )
+
+
+def _row(one: Estimate, shape: Shape) -> dict[str, Any]:
+    layout, times = one.layout, one.times
+    bubble = times.bubble_s / times.step_s
+    return {
+        "mesh": layout.mesh,
+        "micro_batch": layout.micro_batch,
+        "how": _how(layout),
+        "memory_bytes": Cell(one.memory.reserved, show_bytes(one.memory.reserved)),
+        "step_s": Cell(times.step_s, show_seconds(times.step_s)),
+        "communication_share": Cell(times.communication_share, show_share(times.communication_share)),
+        "bubble_share": Cell(bubble, show_share(bubble) if bubble else ""),
+        "rate": Cell(one.rate, show_rate(one.rate, shape.unit)),
+        "parts": dict(vars(one.memory)),
+        "communication_s": times.communication_s,
+        "schedule": layout.schedule if layout.pipeline > 1 else None,
+        "recompute": layout.recompute,
+    }
+
+
+def _how(layout: Layout) -> str:
+    words = [layout.schedule] if layout.pipeline > 1 else []
+    words += ["recomputed"] if layout.recompute == "full" else []
+    return ", ".join(words) or "plain"
+
+
+def _rejected(rejected: Sequence[Rejected]) -> list[Node]:
+    """In text each reason once, with how many it holds for; all of them in JSON."""
+    every = [{"mesh": one.layout.mesh, "why": one.why} for one in rejected]
+    if not every:
+        return [Fields({"rejected": []})]
+    reasons: dict[str, list[str]] = {}
+    for one in sorted(rejected, key=lambda one: one.least.memory.used if one.least else 0.0):
+        reasons.setdefault(_TOO_LARGE if one.least else one.why, []).append(one.layout.mesh)
+    nearest = min(
+        (one for one in rejected if one.least), key=lambda one: one.least.memory.used if one.least else 0.0, default=None
+    )
+    lines = [
+        Line(f"  {_named(which)}: {nearest.why if nearest and why == _TOO_LARGE else why}")
+        for why, which in list(reasons.items())[:_REASONS]
+    ]
+    more = len(reasons) - len(lines)
+    tail = [Line(f"  ({more} more reasons: explain --json has them)")] if more > 0 else []
+    return [Line(), Line(f"{len(every)} layouts can't be:"), *lines, *tail, Fields({"rejected": every})]
+
+
+def _named(meshes: list[str]) -> str:
+    return meshes[0] if len(meshes) == 1 else f"{meshes[0]} and {len(meshes) - 1} more"

@@ -1,0 +1,69 @@
+"""A job to its shape: its own model, loss and batches, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from flatout.base.specs import Spec
+from flatout.base.tree import Doc
+from flatout.engine.job import Job
+from flatout.engine.settings import Settings
+from flatout.models.gpt import GPT
+from flatout.plan.layouts.count import count_model
+from flatout.plan.layouts.explain import explain_layouts
+from flatout.plan.layouts.shape import Shape
+
+_STATE_BYTES = {"adamw": 8, "adam": 8, "sgd": 4}  # of an optimizer, for a weight
+
+
+def explain_job_layouts(
+    job: Job,
+    *,
+    devices: int,
+    device_kind: str,
+    name: str = "model",
+    inside: str | None = None,
+    between: str | None = None,
+    per_node: int | None = None,
+    settings: Settings | None = None,
+    splits: Mapping[str, int] | None = None,
+) -> Doc:
+    """What `flatout explain --devices N --device-kind KIND` shows. `splits`: what a tensor plan of the user's own divides."""
+    asked = settings or Settings()
+    return explain_layouts(
+        shape_of_job(job, name=name, splits=splits),
+        batch=job.data.typical_batch(job.batch)[0],
+        devices=devices,
+        device_kind=device_kind,
+        inside=inside,
+        between=between,
+        per_node=per_node,
+        compiled=asked.compile != "off",
+        optimizer_bytes=_STATE_BYTES.get(job.optimizer.name, 8) if isinstance(job.optimizer, Spec) else 8,
+    )
+
+
+def shape_of_job(job: Job, *, name: str = "model", splits: Mapping[str, int] | None = None) -> Shape:
+    """In bf16, which is what devices of these kinds compute with."""
+    _, columns = job.data.typical_batch(job.batch)
+    return count_model(
+        job.model,
+        job.objective,
+        {key: (tuple(column.shape), column.dtype) for key, column in columns.items()},
+        name=name,
+        dtype=torch.bfloat16,
+        unit=job.unit,
+        per_sample=job.data.train.tokens_per_row if job.unit == "tokens" else 1.0,
+        splits=splits or splits_of(job.model),
+    )
+
+
+def splits_of(model: nn.Module) -> Mapping[str, int] | None:
+    """What tensor parallelism divides in a built-in model; None for others, which need a plan of their own."""
+    if not isinstance(model, GPT):
+        return None
+    block = model.blocks[0]
+    return {"attention heads": int(block.attention.heads), "hidden units": int(block.expand.out_features)}  # type: ignore[union-attr, arg-type]

@@ -1,0 +1,76 @@
+"""A layout: in how many ways each kind of parallelism splits the work, and how a device goes through its rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from flatout.plan.layouts.shape import Shape
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`data` copies, each sharded `shard` ways; blocks split `tensor` ways and cut into `pipeline` stages."""
+
+    data: int = 1
+    shard: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    micro_batch: int = 1  # rows at a time
+    schedule: str = "1f1b"
+    chunks: int = 1  # stages on each device, of the interleaved schedule
+    recompute: str = "none"
+    compiled: bool = False
+    compiled_loss: bool = False
+    float8: bool = False
+    async_tensor: bool = False  # exchanges of tensor parallelism behind its products
+
+    @property
+    def world(self) -> int:
+        return self.data * self.shard * self.tensor * self.pipeline
+
+    @property
+    def rows_split(self) -> int:
+        """Ranks that get different rows."""
+        return self.data * self.shard
+
+    @property
+    def stages(self) -> int:
+        return self.pipeline * self.chunks
+
+    def micro_batches(self, batch: int) -> int:
+        return math.ceil(math.ceil(batch / self.rows_split) / self.micro_batch)
+
+    @property
+    def mesh(self) -> str:
+        """As --mesh takes it; one device has none."""
+        dims = {"pipeline": self.pipeline, "data": self.data, "shard": self.shard, "tensor": self.tensor}
+        return ",".join(f"{name}={size}" for name, size in dims.items() if size > 1) or "one device"
+
+
+def problem(shape: Shape, layout: Layout, batch: int, per_node: int) -> str | None:
+    """Why a layout can't be, in words; None where it can."""
+    if layout.rows_split > batch:
+        return f"a batch of {batch} has too few rows for {layout.rows_split} devices with rows of their own"
+    if layout.stages > len(shape.blocks):
+        count = len(shape.blocks)
+        return f"{layout.stages} pipeline stages, and the model has {count} block{'s' * (count != 1)} to cut between"
+    if layout.tensor > 1:
+        if shape.splits is None:
+            return "no way is known to split this model's blocks: tensor parallelism needs a plan"
+        for name, size in shape.splits.items():
+            if size % layout.tensor:
+                return f"{size} {name} do not divide by tensor={layout.tensor}"
+        if layout.tensor > per_node:
+            return f"tensor={layout.tensor} would leave the node of {per_node} devices: it exchanges in every block"
+    if layout.schedule == "interleaved" and layout.pipeline > 1 and layout.micro_batches(batch) % layout.pipeline:
+        return f"interleaved needs a multiple of {layout.pipeline} micro-batches, and has {layout.micro_batches(batch)}"
+    return None
+
+
+def cut(blocks: int, stages: int) -> list[int]:
+    """Blocks of each stage. The first has no more than any other, as it has what comes before the blocks too."""
+    each, more = divmod(blocks, stages)
+    return [each + (1 if 0 < stage <= more else 0) for stage in range(stages)]

@@ -1,0 +1,89 @@
+"""All layouts of a number of devices: the best way to run each, in the order of their rates, and why the others can't be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from flatout.base.errors import UsageError
+from flatout.base.units import show_bytes
+from flatout.plan.layouts.estimate import Cluster, Estimate, Training, estimate
+from flatout.plan.layouts.layout import Layout, problem
+from flatout.plan.layouts.shape import Shape
+
+_CHUNKS = 2
+_EQUAL = 0.99  # of a rate: what computes nothing twice is taken before what is hardly faster
+
+
+@dataclass(frozen=True)
+class Rejected:
+    layout: Layout
+    why: str
+    least: Estimate | None = None  # where it is memory that does not suffice
+
+
+@dataclass(frozen=True)
+class Found:
+    """`fitting` is ordered, the fastest first."""
+
+    fitting: tuple[Estimate, ...]
+    rejected: tuple[Rejected, ...]
+
+
+def find_layouts(shape: Shape, training: Training, cluster: Cluster, devices: int, base: Layout | None = None) -> Found:
+    """`base`: what is the same in all, such as compiling."""
+    if devices < 1:
+        raise UsageError(f"expected at least 1 device, got {devices}")
+    fitting, rejected = [], []
+    for mesh in meshes(devices, base or Layout()):
+        outcome = _best(shape, training, cluster, mesh)
+        if isinstance(outcome, Rejected):
+            rejected.append(outcome)
+        else:
+            fitting.append(outcome)
+    return Found(tuple(sorted(fitting, key=lambda one: (-one.rate, one.memory.used))), tuple(rejected))
+
+
+def meshes(devices: int, base: Layout) -> Iterator[Layout]:
+    """data x shard x tensor x pipeline = devices."""
+    for pipeline in divisors(devices):
+        for tensor in divisors(devices // pipeline):
+            for shard in divisors(devices // pipeline // tensor):
+                data = devices // pipeline // tensor // shard
+                yield replace(base, data=data, shard=shard, tensor=tensor, pipeline=pipeline)
+
+
+def divisors(number: int) -> list[int]:
+    return [one for one in range(1, number + 1) if number % one == 0]
+
+
+def variants(mesh: Layout, batch: int) -> Iterator[Layout]:
+    """Ways to run a mesh: schedules, all at once or in parts, kept or computed again."""
+    rows = max(1, -(-batch // mesh.rows_split))
+    schedules = [("1f1b", 1), ("interleaved", _CHUNKS)] if mesh.pipeline > 1 else [("1f1b", 1)]
+    sizes = sorted({rows, *(2**power for power in range(rows.bit_length()) if rows % 2**power == 0)})
+    for schedule, chunks in schedules:
+        for recompute in ("none", "full"):
+            for size in sizes:
+                yield replace(mesh, schedule=schedule, chunks=chunks, recompute=recompute, micro_batch=size)
+
+
+def _best(shape: Shape, training: Training, cluster: Cluster, mesh: Layout) -> Estimate | Rejected:
+    possible: list[Estimate] = []
+    why = ""
+    for layout in variants(mesh, training.batch):
+        found = problem(shape, layout, training.batch, cluster.network.per_node)
+        if found is None:
+            possible.append(estimate(shape, layout, training, cluster))
+        elif not why:
+            why = found
+    if not possible:
+        return Rejected(mesh, why)
+    fitting = [one for one in possible if one.memory.reserved <= cluster.usable_bytes]
+    if fitting:
+        enough = _EQUAL * max(one.rate for one in fitting)
+        plain = [one for one in fitting if one.rate >= enough]
+        return max(plain, key=lambda one: (one.layout.recompute == "none", one.rate, -one.memory.used))
+    least = min(possible, key=lambda one: one.memory.used)
+    needed, there = show_bytes(least.memory.reserved), show_bytes(cluster.usable_bytes)
+    return Rejected(least.layout, f"needs at least {needed} a device, and {there} can be used", least)

@@ -1,0 +1,136 @@
+"""Tensors that many processes hold, in files: one a process, each with what that process had of every tensor.
+
+The files are those of torch.distributed.checkpoint's safetensors writer: parts of tensors, and in the header where in the
+whole tensor each part begins. Its planner says where that is, and its reader reads them onto any other layout, as it does one
+file of whole tensors; nothing is pickled. They are written by us: its writer makes two more copies of everything first, and
+keeps every other thread of the process waiting meanwhile (0.5 s and more for 200 MB, where ours took 10 ms).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flatout.base.errors import DamagedCheckpoint, StoreError
+from flatout.store.tensors import ToHost, plain_copy, write_tensors
+
+SUFFIX = ".safetensors"
+
+
+class Part(NamedTuple):
+    """What one process has of a tensor, in words that JSON knows."""
+
+    name: str
+    dtype: str
+    shape: list[int]  # of the whole
+    offsets: list[int]
+    sizes: list[int]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.sizes)
+
+
+def parts_of(tensors: Mapping[str, Tensor]) -> list[Part]:
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.tensor import DTensor
+
+    for name, tensor in tensors.items():
+        if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
+            raise StoreError(f"{name} is a sum whose terms are on several ranks: add it up before it is kept")
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(dict(tensors))
+    parts = []
+    for item in planner.create_local_plan().items:
+        data = item.tensor_data
+        assert data is not None  # of a tensor there always is
+        dtype = str(data.properties.dtype).removeprefix("torch.")
+        parts.append(Part(item.index.fqn, dtype, list(data.size), list(data.chunk.offsets), list(data.chunk.sizes)))
+    return parts
+
+
+def share_out(offers: Sequence[Iterable[Part]], wanted: Iterable[str]) -> list[list[Part]]:
+    """Who writes which of its parts: of a part that several ranks have, the lowest, so that all is of one replica."""
+    first_seen: dict[str, tuple[int, Part]] = {}
+    missing = dict.fromkeys(wanted, 0)
+    taken: set[tuple[str, tuple[int, ...]]] = set()
+    shares: list[list[Part]] = []
+    for rank, offer in enumerate(offers):
+        share = []
+        for part in offer:
+            if part.name not in missing:
+                continue
+            if part.name not in first_seen:
+                first_seen[part.name] = rank, part
+                missing[part.name] = math.prod(part.shape)
+            before, known = first_seen[part.name]
+            if (known.dtype, known.shape) != (part.dtype, part.shape):
+                one, other = f"{known.dtype} {known.shape} on rank {before}", f"{part.dtype} {part.shape} on rank {rank}"
+                raise StoreError(f"{part.name} is {one} and {other}: what differs needs a name of its own")
+            place = part.name, tuple(part.offsets)
+            if place not in taken:
+                taken.add(place)
+                share.append(part)
+                missing[part.name] -= part.elements
+        shares.append(share)
+    for name, elements in missing.items():
+        if name not in first_seen or elements:
+            raise StoreError(f"the parts of {name} on all ranks do not make the whole: {elements} elements are missing")
+    return shares
+
+
+def write_part(
+    folder: Path, rank: int, parts: Iterable[Part], tensors: Mapping[str, Tensor], to_host: ToHost = plain_copy
+) -> dict[str, str]:
+    """The file of one rank, with its checksum; none where it has nothing to write."""
+    mine = {part.name: part for part in parts}
+    if not mine:
+        return {}
+    name = f"shard-{rank + 1:05d}-model-00001-of-00001{SUFFIX}"
+    where = {part.name: {"saved_offsets": part.offsets} for part in mine.values()}
+    held = {part.name: tensors[part.name] for part in mine.values()}
+    digest = write_tensors(folder / name, held, to_host, DCP_SHARDING_INFO=json.dumps(where), DCP_VERSION="1.0")
+    return {name: digest}
+
+
+class TensorFiles:
+    """The tensors of a checkpoint's folder, whoever wrote it. `files` are those that it was written with."""
+
+    def __init__(self, folder: Path, files: Iterable[str]) -> None:
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+        strange = {path.name for path in folder.iterdir() if path.name.endswith(SUFFIX)} - set(files)
+        if strange:
+            raise DamagedCheckpoint(f"{folder} holds {', '.join(sorted(strange))}, with which it was not written")
+        self._folder = folder
+        self._reader = HuggingFaceStorageReader(str(folder))
+        self._metadata = self._reader.read_metadata()
+        self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
+
+    def read_whole(self, names: Iterable[str] | None = None) -> dict[str, Tensor]:
+        known: dict[str, Any] = self._metadata.state_dict_metadata
+        names = known if names is None else names
+        tensors = {name: torch.empty(known[name].size, dtype=known[name].properties.dtype) for name in names}
+        self.read_into(tensors)
+        return tensors
+
+    def read_into(self, tensors: Mapping[str, Tensor]) -> None:
+        """Fill these, each with what it holds of the tensor of its name."""
+        from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+        known: dict[str, Any] = self._metadata.state_dict_metadata
+        for name, tensor in tensors.items():
+            if known[name].size != tensor.shape:
+                raise StoreError(
+                    f"{name} is {list(known[name].size)} in {self._folder} and {list(tensor.shape)} here: "
+                    "the checkpoint does not fit the model"
+                )
+        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        planner.set_up_planner(dict(tensors), self._metadata, is_coordinator=True)
+        self._reader.read_data(planner.create_local_plan(), planner).wait()

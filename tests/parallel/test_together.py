@@ -1,0 +1,135 @@
+"""The same recipe by one, two and four processes: the same weights, the same losses, each sample once."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from worlds import Ended, ended, started, together
+
+from flatout.base.events import read_events
+
+EXACT = {"mlp": 1e-5, "gpt": 1e-5, "gpt64": 1e-9, "tokens64": 1e-9}
+SEEN = {"budget": "4 epochs"}  # of 203 rows by 14: whole batches
+
+
+def asked(folder: Path, *names: str, **more: Any) -> list[dict[str, Any]]:
+    return [{"name": name, "runs": str(folder / name), **more} for name in names]
+
+
+def went_well(processes: list[Ended]) -> None:
+    assert [one.code for one in processes] == [0] * len(processes), "\n".join(one.err for one in processes)
+
+
+def folder_of(runs: Path) -> Path:
+    (folder,) = runs.iterdir()
+    return folder
+
+
+def weights(runs: Path) -> dict[str, Tensor]:
+    return load_file(folder_of(runs) / "model.safetensors")
+
+
+def losses(runs: Path) -> dict[int, float]:
+    return {e["step"]: e["loss"] for e in read_events(folder_of(runs) / "events.jsonl") if e["kind"] == "step"}
+
+
+def apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max() / a[name].abs().max()) for name in a)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone")
+    went_well(together(1, "training.py", [*asked(folder, *EXACT), *asked(folder, "seen", **{"with": SEEN})]))
+    return folder
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_more_processes_learn_the_same(alone: Path, tmp_path: Path, size: int) -> None:
+    processes = together(size, "training.py", [*asked(tmp_path, *EXACT), *asked(tmp_path, "seen", **{"with": SEEN})])
+    went_well(processes)
+    for name, limit in EXACT.items():
+        assert apart(weights(alone / name), weights(tmp_path / name)) < limit, name
+        here, there = losses(alone / name), losses(tmp_path / name)
+        assert list(here) == list(there) and torch.allclose(*(torch.tensor(list(one.values())) for one in (here, there)))
+    assert len({one.out for one in processes}) == 1  # every process knows the same metrics
+    assert torch.equal(weights(tmp_path / "seen")["table.weight"], torch.full((203, 1), -4.0))
+
+
+SPLIT = {
+    2: ["shard=2", "tensor=2", "pipeline=2"],
+    4: ["shard=4", "data=2,shard=2", "data=2,tensor=2", "shard=2,tensor=2", "pipeline=2,data=2"],
+}
+
+
+@pytest.mark.parametrize("size", SPLIT)
+def test_split_weights_learn_the_same(alone: Path, tmp_path: Path, size: int) -> None:
+    """In float64 with AdamW, and the MLP in float32 with SGD and momentum; a pipeline needs a built-in loss."""
+    pairs = [(mesh, name) for mesh in SPLIT[size] for name in ("gpt64", "mlp")]
+    pairs = [(mesh, "tokens64" if "pipeline" in mesh and name == "gpt64" else name) for mesh, name in pairs]
+    runs = [{"name": name, "runs": str(tmp_path / mesh / name), "settings": {"mesh": mesh}} for mesh, name in pairs]
+    went_well(together(size, "training.py", runs))
+    for mesh, name in pairs:
+        assert apart(weights(alone / name), weights(tmp_path / mesh / name)) < EXACT[name], (mesh, name)
+
+
+def test_a_run_goes_on_with_more_or_fewer_processes(alone: Path, tmp_path: Path) -> None:
+    """Stopped twice by a signal to one process, each time gone on with by another number of them."""
+    often = {"checkpoint_every": "1000 steps", "log_every": 1}
+    runs = asked(tmp_path, "seen", settings=often, **{"with": SEEN})
+    for size, told in ((4, 2), (2, 0)):
+        with started(size, "slowly.py", runs) as processes:
+            assert processes[told].stdout is not None
+            for line in processes[told].stdout:  # of this process's steps
+                if int(line) % 20 == 19:
+                    break
+            processes[told].send_signal(signal.SIGTERM)
+            found = ended(processes)
+        assert [one.code for one in found] == [143] * size, found
+        assert "SIGTERM: saved at step" in found[0].err
+    went_well(together(3, "slowly.py", runs))
+    assert torch.equal(weights(tmp_path / "seen")["table.weight"], torch.full((203, 1), -4.0))
+    folder = folder_of(tmp_path / "seen")
+    kinds = [event["kind"] for event in read_events(folder / "events.jsonl")]
+    assert kinds.count("resumed") == 2 and kinds.count("stopped") == 2
+    before, after = losses(alone / "seen"), losses(tmp_path / "seen")
+    assert all(after[step] == pytest.approx(loss) for step, loss in before.items() if step in after)
+
+
+def test_processes_that_differ_all_stop_and_say_in_what(tmp_path: Path) -> None:
+    found = together(2, "differing.py", str(tmp_path))
+    assert [one.code for one in found] == [2, 2]
+    for one in found:
+        assert "rank 1 has another recipe than rank 0" in one.err and '"lr": 0.25' in one.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_process_that_can_not_build_stops_all(tmp_path: Path) -> None:
+    found = together(3, "differing.py", str(tmp_path), "no data on rank 2")
+    assert [one.code for one in found] == [1, 1, 1]
+    assert all("there is no data here" in one.err for one in found) and "rank 2" in found[0].err
+
+
+def test_a_mesh_that_does_not_fit_is_said_before_anything_is_made(tmp_path: Path) -> None:
+    found = together(2, "training.py", asked(tmp_path, "mlp", settings={"mesh": "data=3"}))
+    said = "multiplies to 3, and the number of processes is 2: --mesh data=2 fits"
+    assert [one.code for one in found] == [2, 2] and all(said in one.err for one in found)
+    assert not (tmp_path / "mlp").exists()
+
+
+def test_memory_that_runs_out_on_one_process_is_known_to_all(alone: Path, tmp_path: Path) -> None:
+    """Rank 1 has room for two rows at a time: both take two, and learn the same."""
+    found = together(2, "short_of_memory.py", asked(tmp_path, "mlp"))
+    went_well(found)
+    assert apart(weights(alone / "mlp"), weights(tmp_path / "mlp")) < EXACT["mlp"]
+    event = [e for e in read_events(folder_of(tmp_path / "mlp") / "events.jsonl") if e.get("what") == "micro_batch"][-1]
+    assert event["value"] == 2 and "rank 1" in event["why"]
+    assert [json.loads(one.out.splitlines()[-1]) for one in found] == [2, 2]
