@@ -75,6 +75,7 @@ def build_job(recipe: Recipe, cache: Path | None = None, data: Data | None = Non
         rates=rates(model, recipe.rates) if recipe.rates else {},
         clip=recipe.clip,
         ema=recipe.ema,
+        tensor_plan=recipe.tensor_plan,
         exchange=None if recipe.exchange is None else parse_rounds(recipe.exchange),
         evaluate_every=Budget.parse(recipe.evaluate) if recipe.evaluate else None,
         early_stop=recipe.early_stopping(objective.metric),

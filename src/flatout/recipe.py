@@ -136,6 +136,7 @@ class Recipe(BaseModel):
     clip: Annotated[Number, Field(gt=0)] | None = None
     ema: Annotated[Number, Field(gt=0, lt=1)] | None = None
     exchange: Annotated[Any, _checked(_check_exchange)] = None
+    tensor_plan: dict[str, str] | None = None
     evaluate: Annotated[Amount | None, _checked(_check_every)] = "1 epoch"
     early_stop: Annotated[Any, _checked(_check_early_stop)] = None
     init_from: Annotated[Any, _checked(_check_init)] = None

@@ -15,7 +15,7 @@ from worlds import Ended, ended, started, together
 
 from flatout.base.events import read_events
 
-EXACT = {"mlp": 1e-5, "gpt": 1e-5, "gpt64": 1e-9, "tokens64": 1e-9}
+EXACT = {"mlp": 1e-5, "gpt": 1e-5, "gpt64": 1e-9}
 SEEN = {"budget": "4 epochs"}  # of 203 rows by 14: whole batches
 
 
@@ -48,7 +48,8 @@ def apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alone")
-    went_well(together(1, "training.py", [*asked(folder, *EXACT), *asked(folder, "seen", **{"with": SEEN})]))
+    few = asked(folder / "few", "tokens64", "mlp", **{"with": FEW})
+    went_well(together(1, "training.py", [*asked(folder, *EXACT), *few]))
     return folder
 
 
@@ -64,24 +65,22 @@ def test_more_processes_learn_the_same(alone: Path, tmp_path: Path, size: int) -
     assert torch.equal(weights(tmp_path / "seen")["table.weight"], torch.full((203, 1), -4.0))
 
 
-SPLIT = {
-    2: ["shard=2", "tensor=2", "pipeline=2"],
-    4: ["shard=4", "data=2,shard=2", "data=2,tensor=2", "shard=2,tensor=2", "pipeline=2,data=2"],
-}
+SPLIT = {2: ["shard=2", "tensor=2", "pipeline=2"], 4: ["data=2,shard=2", "data=2,tensor=2", "pipeline=2,data=2"]}
+FEW = {"budget": "12 steps"}  # benchmarks/exact_together.py has all meshes, over 50
 
 
 @pytest.mark.parametrize("size", SPLIT)
 def test_split_weights_learn_the_same(alone: Path, tmp_path: Path, size: int) -> None:
-    """In float64 with AdamW, and the MLP in float32 with SGD and momentum; a pipeline needs a built-in loss."""
-    pairs = [(mesh, name) for mesh in SPLIT[size] for name in ("gpt64", "mlp")]
-    pairs = [(mesh, "tokens64" if "pipeline" in mesh and name == "gpt64" else name) for mesh, name in pairs]
-    runs = [{"name": name, "runs": str(tmp_path / mesh / name), "settings": {"mesh": mesh}} for mesh, name in pairs]
+    """In float64 with AdamW, and the MLP in float32 with SGD and momentum."""
+    pairs = [(mesh, name) for mesh in SPLIT[size] for name in ("tokens64", "mlp")]
+    runs = [run for mesh, name in pairs for run in asked(tmp_path / mesh, name, settings={"mesh": mesh}, **{"with": FEW})]
     went_well(together(size, "training.py", runs))
     for mesh, name in pairs:
-        assert apart(weights(alone / name), weights(tmp_path / mesh / name)) < EXACT[name], (mesh, name)
+        limit = 1e-9 if name == "tokens64" else 1e-5
+        assert apart(weights(alone / "few" / name), weights(tmp_path / mesh / name)) < limit, (mesh, name)
 
 
-def test_a_run_goes_on_with_more_or_fewer_processes(alone: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_more_or_fewer_processes(tmp_path: Path) -> None:
     """Stopped twice by a signal to one process, each time gone on with by another number of them."""
     often = {"checkpoint_every": "1000 steps", "log_every": 1}
     runs = asked(tmp_path, "seen", settings=often, **{"with": SEEN})
@@ -100,8 +99,6 @@ def test_a_run_goes_on_with_more_or_fewer_processes(alone: Path, tmp_path: Path)
     folder = folder_of(tmp_path / "seen")
     kinds = [event["kind"] for event in read_events(folder / "events.jsonl")]
     assert kinds.count("resumed") == 2 and kinds.count("stopped") == 2
-    before, after = losses(alone / "seen"), losses(tmp_path / "seen")
-    assert all(after[step] == pytest.approx(loss) for step, loss in before.items() if step in after)
 
 
 def test_processes_that_differ_all_stop_and_say_in_what(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ class Job:
     rates: Mapping[str, float] = field(default_factory=dict)
     clip: float | None = None
     ema: float | None = None
+    tensor_plan: Mapping[str, str] | None = None  # how tensor parallel splits a model that is not built in
     exchange: Rounds | None = None  # of weights, every so many steps; None: of gradients, in each
     evaluate_every: Budget | None = field(default_factory=lambda: Budget.parse("1 epoch"))
     early_stop: EarlyStop | None = None

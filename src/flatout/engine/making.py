@@ -71,7 +71,7 @@ def make_step(
         exchange = _piped(job, model, settings, world)
         model = exchange.pipeline.model
     else:
-        exchange = exchange_for(world, model, loss, settings)
+        exchange = exchange_for(world, model, loss, settings, job.tensor_plan)
     groups = decay_groups(model, job.weight_decay, job.rates)
 
     def build(groups: list[dict[str, Any]]) -> Optimizer:

@@ -8,7 +8,7 @@ differentiated is therefore the sum over this process's rows times the number of
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -155,13 +155,15 @@ class Summed(Exchange):
         sum_gradients_(parameters, self._group, self._bucket_bytes)
 
 
-def exchange_for(world: World, model: nn.Module, loss: LossFunction, settings: Settings) -> Exchange:
-    """Before the optimizer is made: splitting replaces the parameters."""
+def exchange_for(
+    world: World, model: nn.Module, loss: LossFunction, settings: Settings, plan: Mapping[str, str] | None = None
+) -> Exchange:
+    """Before the optimizer is made: splitting replaces the parameters. `plan`: of a model that brings none."""
     names = () if world.mesh is None else world.mesh.mesh_dim_names
     if "tensor" in names:
         from flatout.engine.parallel.tensor import split_tensors
 
-        split_tensors(model, world.mesh["tensor"])
+        split_tensors(model, world.mesh["tensor"], plan)
     if "shard" in names:
         return Shards(model, loss, settings, world.mesh[("data", "shard")] if "data" in names else world.mesh["shard"])
     if world.data_size == 1:
