@@ -216,15 +216,18 @@ class Step:
                 if counts:
                     totals[0] += loss_sum.detach()
                     totals[1] += weight
+                a_row = 1.0 if isinstance(weight, Tensor) else weight / len(next(iter(part.values())))
+                learned = loss_sum * (averaged_over / (whole * a_row) if counts else 0.0)
                 if last:
-                    all_summed = self._world.begin_sum(totals)
+                    beside, all_summed = self.exchange.send(totals)
+                    if beside is not None:
+                        learned = learned + (beside if self.scale is None else beside / self.scale.scale)
                     self.phases.mark("forward")
                     self.at("backward")
-                a_row = 1.0 if isinstance(weight, Tensor) else weight / len(next(iter(part.values())))
-                self._backward(loss_sum * (averaged_over / (whole * a_row) if counts else 0.0))
+                self._backward(learned)
         self.at("exchange")
         self.exchange.end(self._parameters)
-        all_summed()
+        totals = all_summed()
         self.at("optimizer")
         if by_data:
             scale_(self._parameters, whole / totals[1])

@@ -30,11 +30,16 @@ def submit(url: str, recipe: Path, arguments: Sequence[str], runs: Path, write: 
     if not runs.is_absolute():
         raise UsageError(f"--runs is a place that all nodes of the cluster see, such as --runs /shared/runs, got {runs}")
     try:
+        from ray.exceptions import AuthenticationError
         from ray.job_submission import JobSubmissionClient
     except ImportError as error:
         raise MissingExtra("ray", "cluster", "--on ray") from error
     try:
         client = JobSubmissionClient(url)
+    except AuthenticationError as error:
+        raise MachineError(
+            f"{url} asks for a token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH=the file that holds the cluster's"
+        ) from error
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise MachineError(f"nobody takes jobs at {url}: {_first_line(error)}; is it the cluster's dashboard?") from error
     command = shlex.join(["python", "-m", "flatout", "run", recipe.name, *arguments, "--runs", str(runs)])

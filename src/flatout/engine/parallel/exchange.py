@@ -43,13 +43,25 @@ class Root(nn.Module):
         return compute(self.model, batch)
 
 
+class Tallied(Root):
+    """With two numbers whose gradients are whatever is to be summed: they travel with those of the weights."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        super().__init__(model)
+        fine = any(parameter.dtype == torch.float64 for parameter in model.parameters())
+        self.tally = nn.Parameter(torch.zeros(2, dtype=torch.float64 if fine else torch.float32, device=device))
+
+    def forward(self, compute: Compute, batch: Batch) -> Any:
+        return compute(self.model, batch), self.tally * 1
+
+
 class Exchange:
     """Of one process by itself: nothing is exchanged."""
 
     averages = True  # over processes; else it sums
 
-    def __init__(self, model: nn.Module, loss: LossFunction) -> None:
-        self._model, self._loss = model, loss
+    def __init__(self, model: nn.Module, loss: LossFunction, world: World | None = None) -> None:
+        self._model, self._loss, self._world = model, loss, world or World()
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         return self._loss(model, batch)
@@ -65,6 +77,16 @@ class Exchange:
     def held_back(self) -> AbstractContextManager[Any]:
         """Within it a backward adds to this process's gradients alone. It may do more than asked, never less."""
         return nullcontext()
+
+    def send(self, totals: Tensor) -> tuple[Tensor | None, Callable[[], Tensor]]:
+        """Sums over processes beside the backward: what to differentiate besides, and who has the sums after it."""
+        wait = self._world.begin_sum(totals)
+
+        def summed() -> Tensor:
+            wait()
+            return totals
+
+        return None, summed
 
     def end(self, parameters: Sequence[Tensor]) -> None:
         """After the last backward of a step."""
@@ -91,14 +113,32 @@ class Exchange:
 class Replicas(Exchange):
     """Each process has all weights; gradients are summed in buckets while the backward goes on."""
 
-    def __init__(self, model: nn.Module, loss: LossFunction, settings: Settings) -> None:
-        super().__init__(model, loss)
-        self._root, self._bucket_mb = Root(model), settings.bucket_mb
+    def __init__(self, model: nn.Module, loss: LossFunction, settings: Settings, world: World) -> None:
+        super().__init__(model, loss, world)
+        compiled = settings.compile != "off"  # which can't look into what is kept here
+        self._root = Root(model) if compiled else Tallied(model, torch.device(settings.device))
+        self._bucket_mb = settings.bucket_mb
         self._engine = self._made(unused=False)
+        self._tally: Tensor | None = None
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        found: Loss = self._engine(self._loss, batch)
-        return found
+        found = self._engine(self._loss, batch)
+        if isinstance(self._root, Tallied):
+            found, self._tally = found
+        computed: Loss = found
+        return computed
+
+    def send(self, totals: Tensor) -> tuple[Tensor | None, Callable[[], Tensor]]:
+        """No exchange of its own: that of two numbers takes as long as one of many."""
+        if self._tally is None or not isinstance(self._root, Tallied):
+            return super().send(totals)
+        tally, self._root.tally.grad = self._root.tally, None
+
+        def summed() -> Tensor:
+            assert tally.grad is not None
+            return tally.grad.to(totals.dtype) * self._world.data_size
+
+        return (self._tally * totals.to(tally.dtype)).sum(), summed
 
     def held_back(self) -> AbstractContextManager[Any]:
         within: AbstractContextManager[Any] = self._engine.no_sync()
@@ -121,10 +161,10 @@ class Replicas(Exchange):
 class Shards(Exchange):
     """Each process keeps a part of every weight and of its optimizer state; a block's weights are gathered when it is used."""
 
-    def __init__(self, model: nn.Module, loss: LossFunction, settings: Settings, mesh: Any) -> None:
+    def __init__(self, model: nn.Module, loss: LossFunction, settings: Settings, world: World, mesh: Any) -> None:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        super().__init__(model, loss)
+        super().__init__(model, loss, world)
         narrow = settings.precision == "bf16" and settings.device.partition(":")[0] != "cpu"
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if narrow else MixedPrecisionPolicy()
         self._root: Any = Root(model)
@@ -147,8 +187,8 @@ class Summed(Exchange):
 
     averages = False
 
-    def __init__(self, model: nn.Module, loss: LossFunction, settings: Settings, group: Any) -> None:
-        super().__init__(model, loss)
+    def __init__(self, model: nn.Module, loss: LossFunction, settings: Settings, world: World, group: Any) -> None:
+        super().__init__(model, loss, world)
         self._group, self._bucket_bytes = group, settings.bucket_mb << 20
 
     def end(self, parameters: Sequence[Tensor]) -> None:
@@ -165,11 +205,11 @@ def exchange_for(
 
         split_tensors(model, world.mesh["tensor"], plan)
     if "shard" in names:
-        return Shards(model, loss, settings, world.mesh[("data", "shard")] if "data" in names else world.mesh["shard"])
+        return Shards(model, loss, settings, world, world.mesh[("data", "shard")] if "data" in names else world.mesh["shard"])
     if world.data_size == 1:
         return Exchange(model, loss)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError("no parameter of the model is trained: there is nothing to share between processes")
     if "tensor" in names:
-        return Summed(model, loss, settings, world.mesh.get_group("data"))
-    return Replicas(model, loss, settings)
+        return Summed(model, loss, settings, world, world.mesh.get_group("data"))
+    return Replicas(model, loss, settings, world)
