@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from flatout import __version__
-from flatout.base.errors import Diverged, FlatoutError, Stopped, StoreError, TrainingError, UsageError
+from flatout.base.errors import Diverged, FlatoutError, PeerLost, Stopped, StoreError, TrainingError, UsageError
 from flatout.base.events import Event, EventLog, Observer, read_events
 from flatout.building import build_job, check_job, identity
 from flatout.data.data import Data
@@ -200,7 +200,7 @@ def _cause(watch: Watch | NoWatch, world: World, ended: BaseException) -> BaseEx
     cause = watch.fail(ended)
     if isinstance(cause, Failed) and cause.rank == world.rank:
         return ended
-    return TrainingError(cause.words())
+    return PeerLost(cause.words())
 
 
 def _device_of(world: World, planned: str) -> str:

@@ -59,11 +59,10 @@ def test_the_optimizer_is_as_if_the_step_had_not_been(tmp_path: Path, optimizer:
             tmp_path, optimizer=optimizer, settings={**EVERY, "nonfinite_limit": 5}, budget="8 steps", schedule="constant"
         )
     last = saved(run.folder, 8)
-    counts = {float(state["step"]) for state in last["optimizer"]["state"].values() if "step" in state}
+    counts = {float(state["step"]) for state in last["optimizer"]["by_name"].values() if "step" in state}
     assert counts <= {6.0}
-    assert all(
-        value.isfinite().all() for state in last["optimizer"]["state"].values() for value in state.values() if value is not None
-    )
+    states = last["optimizer"]["by_name"].values()
+    assert all(value.isfinite().all() for state in states for value in state.values() if value is not None)
     assert run.result["skipped_steps"] == 2
 
 

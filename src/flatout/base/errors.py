@@ -14,6 +14,7 @@
     └── TrainingError                     the run started and could not go on
         ├── Diverged
         ├── OutOfMemory
+        ├── PeerLost                      another process of the run failed or is gone: whoever restarts them may go on
         └── Stopped                       exit 130 or 143: saved at a step boundary because a signal asked for it
 
 A message says what was expected, what came, which argument did it, and what to set instead.
@@ -84,6 +85,10 @@ class Diverged(TrainingError):
 
 
 class OutOfMemory(TrainingError):
+    pass
+
+
+class PeerLost(TrainingError):
     pass
 
 

@@ -13,6 +13,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flatout"
 
 
+def ray_address() -> str | None:
+    """Of the cluster for `--on ray`: host:port or auto on a node of it, http://host:8265 from elsewhere."""
+    return os.environ.get("RAY_ADDRESS") or None
+
+
 def allow_deterministic_cuda() -> None:
     """cuBLAS reads this when it starts; without it torch refuses deterministic matrix products on a GPU."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from flatout.cli.output import check_page_path, print_json, write_page
 from flatout.cli.places import allow_deterministic_cuda, cache_folder
 
 if TYPE_CHECKING:
+    from flatout.base.events import Observer
     from flatout.recipe import Recipe
     from flatout.verbs import Run
 
@@ -32,6 +34,10 @@ Planning = Annotated[
 Mesh = Annotated[
     str | None,
     typer.Option("--mesh", help="How processes share the work: data=2,tensor=2, shard=4, pipeline=2. Default: data."),
+]
+On = Annotated[str | None, typer.Option("--on", help="ray: the cluster at RAY_ADDRESS, or one on this machine for this run.")]
+RayWorkers = Annotated[
+    str, typer.Option("--workers", help="With --on ray: processes, such as 8; 2:8 begins with fewer where there are no more.")
 ]
 DeviceName = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
 
@@ -58,13 +64,28 @@ def run(
         int | None, typer.Option("--devices", help="Start as many processes on this machine, one a device, and train together.")
     ] = None,
     mesh: Mesh = None,
+    on: On = None,
+    workers: RayWorkers = "1",
 ) -> None:
     """Train a recipe. The same command again resumes an unfinished run. Under torchrun the processes train together."""
     from flatout import verbs
     from flatout.cli.progress import progress_view
     from flatout.machine.joining import is_first, is_launched
 
-    asked = read_asked(recipe, overrides, [*(sets or []), *([] if mesh is None else [f"mesh={mesh}"])], offs)
+    pins = [*(sets or []), *([] if mesh is None else [f"mesh={mesh}"])]
+    if on is not None:
+        from flatout.cli.elsewhere import handed_in, run_on_ray
+
+        given = [*(overrides or []), *(word for pin in pins for word in ("--set", pin))]
+        given += [word for name in offs or [] for word in ("--off", name)]
+        given += [*(["--fresh"] if fresh else []), *(["--json"] if as_json else []), *(["--quiet"] if quiet else [])]
+        if (code := handed_in(on, recipe, [*given, "--planning", planning], workers, runs)) is not None:
+            raise typer.Exit(code)
+        work = partial(in_worker, recipe.absolute(), overrides, pins, offs, runs.absolute(), fresh, planning)
+        done = run_on_ray(work, read_asked(recipe, overrides, pins, offs), workers, runs, quiet)
+        print_json(done.result) if as_json else _print_outcome(done)
+        return
+    asked = read_asked(recipe, overrides, pins, offs)
     if devices is not None and not is_launched():
         raise typer.Exit(_run_here(devices))
     speaks = is_first()
@@ -79,6 +100,24 @@ def _run_here(devices: int) -> int:
     from flatout.fleet.local import run_here
 
     return run_here(devices, sys.argv[1:], lambda line: print(f"flatout: {line}", file=sys.stderr, flush=True))
+
+
+def in_worker(
+    recipe: Path,
+    overrides: list[str] | None,
+    sets: list[str],
+    offs: list[str] | None,
+    runs: Path,
+    fresh: bool,
+    planning: str,
+    observers: tuple[Observer, ...],
+    again: bool,
+) -> Path:
+    """What each worker of a cluster does. `again`, after a loss: then the fresh run is the one that was begun."""
+    from flatout import verbs
+
+    asked, anew = read_asked(recipe, overrides, sets, offs), fresh and not again
+    return verbs.run(asked, runs=runs, fresh=anew, observers=observers, cache=cache_folder(), planning=planning).path
 
 
 def explain(

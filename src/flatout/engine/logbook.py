@@ -22,7 +22,7 @@ class Logbook:
         self, job: Job, parts: Assembly, events: EventLog, every_steps: int, meet: Callable[[], None] = lambda: None
     ) -> None:
         """`meet`: what several processes agree on there, the time first of all."""
-        self._meet = meet
+        self.meet = meet
         self.last_loss: float | None = None
         self._job = job
         self._parts = parts
@@ -50,7 +50,7 @@ class Logbook:
         reading = parts.meters.read()  # takes milliseconds on some drivers: while the device still has work
         with sync_point():
             interval = parts.drain()
-        self._meet()
+        self.meet()
         parts.budget.spend(progress)
         parts.budget.spend_energy(progress, reading.energy_j)
         steps, seconds = progress.step - self._step, progress.elapsed_s - self._elapsed_s

@@ -72,6 +72,7 @@ def train(
         finally:
             loop.parts.saver.wait()
             loop.parts.release()
+            loop.let_go()
 
 
 class Loop:
@@ -189,6 +190,11 @@ class Loop:
             except DamagedCheckpoint as damage:
                 self.events.emit("degraded", what="best weights", why=f"the last ones are the result instead: {damage}")
                 write_weights(self.parts.state, self.folder, self.parts.checkpoints, None)
+
+    def let_go(self) -> None:
+        """Its parts know it no more: they, and the data, go with the run and not with the next garbage."""
+        self.parts.step.at = lambda phase: None
+        self.log.meet = lambda: None
 
     # ---- what happens between steps ----
 

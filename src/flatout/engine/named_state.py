@@ -5,18 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
-from flatout.base.errors import StoreError
+from flatout.engine.offload import trained_by
 
 _MARK = "by_name"
 
 
 def by_name(optimizer: Any, model: nn.Module) -> dict[str, Any]:
-    """As `state_dict`, for a checkpoint. An optimizer that is none of torch's is asked itself."""
+    """As `state_dict`, for a checkpoint."""
     saved: dict[str, Any] = optimizer.state_dict()
-    if not isinstance(optimizer, Optimizer):
-        return saved
     names = _names(optimizer, model)
     groups = [{key: value for key, value in group.items() if key != "params"} for group in saved["param_groups"]]
     return {_MARK: {names[number]: state for number, state in saved["state"].items()}, "param_groups": groups}
@@ -27,10 +24,7 @@ def by_number(kept: dict[str, Any], optimizer: Any, model: nn.Module) -> dict[st
     if _MARK not in kept:
         return kept
     here: dict[str, Any] = optimizer.state_dict()
-    names, states = _names(optimizer, model), kept[_MARK]
-    missing = [name for name in names if name not in states]
-    if states and missing:
-        raise StoreError(f"the checkpoint has no optimizer state of {missing[0]}: it is of another model or optimizer")
+    names, states = _names(optimizer, model), kept[_MARK]  # of what was never trained there is none
     groups = kept["param_groups"]
     if len(groups) != len(here["param_groups"]):  # of processes that had other parameters
         groups = [{} for _ in here["param_groups"]]
@@ -38,8 +32,7 @@ def by_number(kept: dict[str, Any], optimizer: Any, model: nn.Module) -> dict[st
     return {"state": state, "param_groups": [{**a, **b} for a, b in zip(here["param_groups"], groups, strict=True)]}
 
 
-def _names(optimizer: Optimizer, model: nn.Module) -> list[str]:
+def _names(optimizer: Any, model: nn.Module) -> list[str]:
     """In the order that the optimizer counts them in."""
     known = {id(parameter): name for name, parameter in model.named_parameters()}
-    counted = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return [known.get(id(parameter), f"parameter {number}") for number, parameter in enumerate(counted)]
+    return [known.get(id(parameter), f"parameter {number}") for number, parameter in enumerate(trained_by(optimizer))]

@@ -25,14 +25,32 @@ class StopRequest:
         return EXIT_CODES[self.signal_name or "SIGTERM"]
 
 
+_under_way: list[StopRequest] = []
+
+
+def ask_to_stop(signal_name: str = "SIGTERM") -> None:
+    """What the signal does, for runs in threads that none can reach, such as those of Ray Train's workers."""
+    for request in list(_under_way):
+        request.signal_name = request.signal_name or signal_name
+
+
 @contextmanager
 def watch_signals() -> Iterator[StopRequest]:
     """Handlers are set only for as long as a run lasts; a second Ctrl-C interrupts at once, saved or not."""
     request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield request  # Python delivers signals to the main thread only: whoever trains in another keeps their own handlers
-        return
+    _under_way.append(request)
+    try:
+        if threading.current_thread() is not threading.main_thread():
+            yield request  # Python delivers signals to the main thread only: whoever trains in another keeps their own handlers
+        else:
+            with _handled(request):
+                yield request
+    finally:
+        _under_way.remove(request)
 
+
+@contextmanager
+def _handled(request: StopRequest) -> Iterator[None]:
     def ask(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         if request and name == "SIGINT":
@@ -41,7 +59,7 @@ def watch_signals() -> Iterator[StopRequest]:
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield request
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set from Python

@@ -40,7 +40,7 @@ class Among(Together):
     def __init__(self, world: World, stop: StopRequest, watch: Watch | NoWatch | None = None) -> None:
         super().__init__(world, StopRequest(), watch)  # the agreed one
         self._own = stop
-        self._now_s = 0.0
+        self._now_s = world.from_first(time.monotonic())
         self._save = False
 
     def clock(self) -> float:

@@ -1,0 +1,47 @@
+"""run --on ray: the same command, on a cluster."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flatout.base.errors import UsageError
+from flatout.cli.places import ray_address
+
+if TYPE_CHECKING:
+    from flatout.fleet.ray_worker import Work
+    from flatout.recipe import Recipe
+    from flatout.verbs import Run
+
+
+def handed_in(on: str, recipe: Path, arguments: Sequence[str], workers: str, runs: Path) -> int | None:
+    """The code that the job left with, where RAY_ADDRESS is a cluster's dashboard; None: it is for this machine to launch."""
+    from flatout.fleet.ray import Workers, is_job_url
+
+    if on != "ray":
+        raise UsageError(f"--on: ray is all there is, got {on!r}")
+    Workers.parse(workers)
+    address = ray_address()
+    if address is None or not is_job_url(address):
+        return None
+    from flatout.fleet.ray_submit import submit
+
+    return submit(address, recipe, [*arguments, "--on", "ray", "--workers", workers], runs, _write)
+
+
+def run_on_ray(work: Work, asked: Recipe, workers: str, runs: Path, quiet: bool) -> Run:
+    from flatout import verbs
+    from flatout.cli.progress import progress_view
+    from flatout.fleet.ray import Workers, launch
+
+    device = str(asked.settings.get("device", "auto"))
+    gpus = None if device == "auto" else device.startswith("cuda")
+    with progress_view(quiet) as observers:
+        folder = launch(work, Workers.parse(workers), runs, address=ray_address(), gpus=gpus, observers=observers)
+    return verbs.load(folder)
+
+
+def _write(text: str) -> None:
+    print(text, end="", file=sys.stderr, flush=True)

@@ -1,0 +1,303 @@
+"""A run on a Ray cluster. Ray Train places the workers and starts them again when one is lost; each trains as under torchrun.
+
+Nothing is handed back and forth through Ray's own checkpoints: the run folder is on storage that all nodes share, and whoever
+is started again finds the unfinished run there, as the same command would.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flatout.base.errors import FlatoutError, MachineError, MissingExtra, Stopped, StoreError, TrainingError, UsageError
+from flatout.base.events import Observer
+from flatout.engine.signals import EXIT_CODES, watch_signals
+from flatout.fleet.ray_worker import Line, Work, notice, train_in_worker
+
+RESTARTS = 5
+_LOOK_S = 0.25
+_KNOCK_S = 10.0
+_MOST_WORDS = 200
+_GPU_BACKEND = "cpu:gloo,cuda:nccl"  # a world talks about what is on the host, too
+_FOLDER = ".ray"  # among the runs, while one is under way: Ray Train's own notes
+
+
+@dataclass(frozen=True)
+class Workers:
+    """As many as `most`; as few as `least` for a while, where the cluster has no more."""
+
+    least: int
+    most: int
+
+    @classmethod
+    def parse(cls, text: str) -> Workers:
+        match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
+        if match is None:
+            raise UsageError(f"--workers is a number such as 8, or a range such as 2:8, got {text!r}")
+        least, most = int(match[1]), int(match[2] or match[1])
+        if least < 1:
+            raise UsageError(f"--workers: at least 1 is needed to train, got {text!r}")
+        if least > most:
+            raise UsageError(f"--workers is LEAST:MOST, got {text!r}; did you mean {most}:{least}?")
+        return cls(least, most)
+
+    def __str__(self) -> str:
+        return str(self.most) if self.least == self.most else f"{self.least} to {self.most}"
+
+
+def is_job_url(address: str | None) -> bool:
+    """A cluster that is reached over its dashboard: the run is handed in there, see `ray_submit`."""
+    return address is not None and address.startswith(("http://", "https://"))
+
+
+def launch(
+    work: Work,
+    workers: Workers,
+    runs: Path,
+    *,
+    address: str | None = None,
+    gpus: bool | None = None,
+    restarts: int = RESTARTS,
+    observers: tuple[Observer, ...] = (),
+) -> Path:
+    """Has every worker do `work`, which can be pickled, and gives back the run's folder. Ctrl-C and SIGTERM save first.
+
+    `address` is that of a cluster which this machine is a node of; None starts one on this machine, for this run. `gpus`: one
+    for each worker; None: where the cluster has any.
+    """
+
+    def say(line: str) -> None:
+        _show((notice(line),), observers)
+
+    with _connected(address, workers, say) as (ray, own), _storage(runs) as place:
+        use_gpu = ray.cluster_resources().get("GPU", 0) > 0 if gpus is None else gpus
+        _check_room(ray, workers, use_gpu, own, say)
+        line = _line(ray)
+        fit = _beside(_trainer(work, workers, line, place, use_gpu, restarts).fit)
+        _attend(ray, fit, line, observers, say)
+        return _outcome(ray, fit, line, restarts)
+
+
+# ---- before it begins ----
+
+
+@contextmanager
+def _connected(address: str | None, workers: Workers, say: Callable[[str], None]) -> Iterator[tuple[Any, bool]]:
+    """Ray, talking to the cluster, and whether that is our own. Whoever has connected it before keeps it so."""
+    if address is not None and address.startswith("ray://"):
+        raise UsageError(
+            f"RAY_ADDRESS is {address}, a Ray Client, which Ray Train is not meant for: on a node of the cluster set it to "
+            "host:6379 or auto, from elsewhere to http://host:8265, and the run is handed in as a job"
+        )
+    try:
+        import ray
+        import ray.train.torch
+    except ImportError as error:
+        raise MissingExtra("ray", "cluster", "--on ray") from error
+    if ray.is_initialized():
+        yield ray, False
+        return
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        say("RAY_ADDRESS is not set: a Ray cluster on this machine, for this run alone")
+        quiet |= {"address": "local", "num_cpus": max(_cores(), workers.most), "include_dashboard": False}
+    else:
+        quiet |= {"address": address}
+    try:
+        _knock(address)
+        ray.init(**quiet)
+    except ray.exceptions.AuthenticationError as error:
+        raise MachineError(
+            f"the cluster at {address} asks for a token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH=the file that holds it"
+        ) from error
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise MachineError(
+            f"no Ray cluster was found at {address or 'this machine'}: {reason}. This machine has to be one of its nodes; from "
+            "elsewhere, RAY_ADDRESS=http://host:8265 hands the run in as a job"
+        ) from error
+    try:
+        yield ray, address is None
+    finally:
+        ray.shutdown()
+
+
+def _knock(address: str | None) -> None:
+    """Ray itself would try for minutes."""
+    host, colon, port = (address or "").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), _KNOCK_S).close()
+
+
+def _cores() -> int:
+    import psutil
+
+    return psutil.cpu_count() or 1
+
+
+@contextmanager
+def _storage(runs: Path) -> Iterator[Path]:
+    """A folder among the runs, by which workers know whether they see them; it is gone afterwards."""
+    place = runs.absolute() / _FOLDER / uuid.uuid4().hex[:12]
+    try:
+        place.mkdir(parents=True)
+    except OSError as error:
+        raise StoreError(f"can't create a run in {runs}: {error.strerror}; choose another place with --runs") from error
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        with suppress(OSError):
+            place.parent.rmdir()
+
+
+def _check_room(ray: Any, workers: Workers, use_gpu: bool, own: bool, say: Callable[[str], None]) -> None:
+    kind = "GPU" if use_gpu else "CPU"
+    there = int(ray.cluster_resources().get(kind, 0))
+    say(f"{workers} workers, one {kind} each; the cluster has {there} on {len(ray.nodes())} nodes")
+    if there >= workers.least:
+        return
+    needed = f"{workers.least} workers need a {kind} each, and there {'is' if there == 1 else 'are'} {there}"
+    if own:
+        raise UsageError(f"{needed}: --workers {max(1, there)}, or --set device=cpu")
+    say(f"{needed}: waiting for more")
+
+
+def _line(ray: Any) -> Any:
+    """On this node: it is to be there for as long as the launcher is."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(num_cpus=0, scheduling_strategy=here)(Line).remote()
+
+
+def _trainer(work: Work, workers: Workers, line: Any, place: Path, use_gpu: bool, restarts: int) -> Any:
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    many: Any = workers.most if workers.least == workers.most else (workers.least, workers.most)
+    return TorchTrainer(
+        train_in_worker,
+        train_loop_config={"work": work, "line": line, "place": str(place)},
+        torch_config=TorchConfig(backend=_GPU_BACKEND if use_gpu else "gloo"),
+        scaling_config=ScalingConfig(num_workers=many, use_gpu=use_gpu),
+        run_config=RunConfig(
+            name=place.name,
+            storage_path=str(place.parent),
+            failure_config=FailureConfig(max_failures=restarts),
+            callbacks=[_listener(line)],
+        ),
+    )
+
+
+def _listener(line: Any) -> Any:
+    """In Ray Train's controller: says which workers failed, and ends what starting again would not mend."""
+    import ray
+    from ray.train import UserCallback
+
+    class Listener(UserCallback):  # type: ignore[misc]
+        def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+            if ray.get(line.ended.remote()) is not None:
+                raise RuntimeError("not to be started again")
+            line.say.remote(f"{_troubles(worker_exceptions)}; all are started again, from the last checkpoint")
+
+    return Listener()
+
+
+def _troubles(errors: Mapping[int, Exception]) -> str:
+    """Whoever is gone, where somebody is: the others fail because of it."""
+    from ray.exceptions import RayError
+
+    lost = [str(rank) for rank, error in sorted(errors.items()) if isinstance(error, RayError)]
+    if lost:
+        return f"worker{'' if len(lost) == 1 else 's'} {', '.join(lost)} lost, with the process or the node"
+    rank, error = min(errors.items())
+    return f"worker {rank}: {str(error).strip().splitlines()[-1][:_MOST_WORDS]}"
+
+
+# ---- while it goes on ----
+
+
+def _beside(call: Callable[[], Any]) -> Future[Any]:
+    """In a thread that nobody waits for at the end; this one is left for signals and for what is shown."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="flatout-ray", daemon=True).start()
+    return future
+
+
+def _attend(ray: Any, fit: Future[Any], line: Any, observers: tuple[Observer, ...], say: Callable[[str], None]) -> None:
+    """Shows what comes over the line until it is over, and hands on the wish to stop."""
+    placed = asked = False
+    with watch_signals() as stop:
+        over = threading.Event()
+        fit.add_done_callback(lambda _: over.set())
+        last = False
+        while not last:
+            last = over.wait(_LOOK_S)
+            news = ray.get(line.news.remote())
+            placed = placed or any(event["kind"] == "placed" for event in news)
+            _show(news, observers)
+            if stop and not asked and not last:
+                name = str(stop.signal_name)
+                if not placed:
+                    raise Stopped(name, EXIT_CODES[name], f"{name}: no worker had begun")
+                ray.get(line.stop.remote(name))
+                say("the workers are asked to save and to stop; Ctrl-C again leaves at once, with the last checkpoint")
+                asked = True
+
+
+def _show(events: Any, observers: tuple[Observer, ...]) -> None:
+    for event in events:
+        for observer in observers:
+            observer(event)
+
+
+def _outcome(ray: Any, fit: Future[Any], line: Any, restarts: int) -> Path:
+    from ray.exceptions import RayError
+    from ray.train import TrainingFailedError
+
+    try:
+        answer = fit.result().return_value
+    except RayError as error:
+        raise MachineError(f"Ray could not run it: {error}") from error
+    except TrainingFailedError as failed:
+        if (end := ray.get(line.ended.remote())) is not None:
+            raise _error(end["words"], end["code"]) from None
+        raise TrainingError(
+            f"started again {restarts} times, and failed again: {_last_words(failed)}\n"
+            "The same command goes on from the last checkpoint"
+        ) from failed
+    if (stopped := answer.get("stopped")) is not None:
+        raise Stopped(stopped["signal"], stopped["code"], stopped["words"])
+    return Path(answer["folder"])
+
+
+def _last_words(failed: Any) -> str:
+    from ray.train import WorkerGroupError
+
+    if not isinstance(failed, WorkerGroupError):
+        return str(failed)
+    return "\n".join(f"worker {rank}: {error}" for rank, error in sorted(failed.worker_failures.items()))
+
+
+def _error(words: str, code: int) -> FlatoutError:
+    error = TrainingError(words)
+    error.exit_code = code
+    return error

@@ -1,0 +1,174 @@
+"""On a Ray cluster of several raylets: the weights of one process, a node that is killed, a stop that saves, and bad input."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray_work
+from safetensors.torch import load_file
+from torch import Tensor
+
+from flatout import verbs
+from flatout.base.errors import MachineError, MissingExtra, Stopped, TrainingError, UsageError
+from flatout.base.events import Event, Observer, read_events
+from flatout.fleet.ray import Workers, launch
+from flatout.fleet.ray_submit import submit
+from flatout.reading import read_recipe
+
+pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: flatout[cluster]")
+
+RECIPE = """\
+data: {arrays: train.npz, holdout: 0.25}
+model: {mlp: {hidden: [8]}}
+batch: 14
+lr: 1e-2
+optimizer: sgd
+budget: 50 steps
+settings: {device: cpu, checkpoint_every: 10 steps, log_every: 1}
+"""
+EXACT = 1e-5
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    x = np.random.default_rng(0).normal(size=(203, 5)).astype("float32")
+    np.savez(tmp_path / "train.npz", x=x, y=(x.sum(1) > 0).astype("int64"))
+    (tmp_path / "mlp.yaml").write_text(RECIPE)
+    return tmp_path / "mlp.yaml"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head that trains nothing, and three nodes with room for one worker each."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)  # what workers do is imported there
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        for _ in range(3):
+            made.add_node(num_cpus=1, wait=False)
+        made.wait_for_nodes()
+    yield made
+    made.shutdown()
+
+
+def trained(
+    cluster: Any, recipe: Path, runs: Path, stands_still: str = "never", observer: Observer = lambda event: None
+) -> Path:
+    work = partial(ray_work.train, str(recipe), str(runs), stands_still)
+    return launch(work, Workers(2, 2), runs, address=cluster.address, observers=(observer,))
+
+
+def alone(recipe: Path) -> Path:
+    return verbs.run(read_recipe(recipe), runs=recipe.parent / "alone", cache=None, planning="off").path
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    return load_file(run / "model.safetensors")
+
+
+def apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max() / a[name].abs().max()) for name in a)
+
+
+def kinds(run: Path, *wanted: str) -> list[Event]:
+    return [event for event in read_events(run / "events.jsonl") if event["kind"] in wanted]
+
+
+@needs_ray
+def test_stopped_gone_on_and_a_node_killed_it_learns_what_one_process_does(cluster: Any, recipe: Path) -> None:
+    runs, said = recipe.parent / "runs", list[str]()
+
+    def stop(event: Event) -> None:
+        if event["kind"] == "stands still":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def kill(event: Event) -> None:
+        said.append(str(event.get("line")))
+        if event["kind"] == "stands still":
+            killed = (recipe.parent / "node").read_text()
+            (node,) = [node for node in cluster.worker_nodes if node.node_id == killed]
+            cluster.remove_node(node, allow_graceful=False)
+
+    with pytest.raises(Stopped, match=r"SIGTERM: saved at step \d+") as stopped:
+        trained(cluster, recipe, runs, "stopped", stop)
+    assert stopped.value.exit_code == 143
+
+    run = trained(cluster, recipe, runs, "killed", kill)
+    assert any("started again, from the last checkpoint" in line for line in said)
+    assert [path.name for path in runs.iterdir()] == ["mlp-1"]  # one run, and nothing of Ray's is left there
+    assert [event["processes"] for event in kinds(run, "planned")] == [2, 2, 2]
+    after_stop, after_kill = (event["step"] for event in kinds(run, "resumed"))
+    assert 0 < after_stop < after_kill < 50
+    assert verbs.load(run).result["status"] == "finished"
+    assert apart(weights(alone(recipe)), weights(run)) < EXACT
+
+
+@needs_ray
+def test_a_worker_that_does_not_see_the_runs_says_so_once(cluster: Any, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(recipe.parent)
+    said: list[str] = []
+    with pytest.raises(TrainingError, match=r"the worker on node .* does not see /proc/self/cwd/runs") as failed:
+        launch(
+            partial(ray_work.train, str(recipe), "runs", "never"),
+            Workers(1, 1),
+            Path("/proc/self/cwd/runs"),  # another place in every process
+            address=cluster.address,
+            observers=(lambda event: said.append(event["kind"]),),
+        )
+    assert failed.value.exit_code == 1
+    assert "placed" not in said  # and it was not tried again
+
+
+@needs_ray
+def test_nobody_at_that_address(recipe: Path) -> None:
+    with pytest.raises(MachineError, match=r"no Ray cluster was found at 127\.0\.0\.1:1"):
+        launch(partial(ray_work.train, "", "", "never"), Workers(1, 1), recipe.parent, address="127.0.0.1:1")
+
+
+def test_ray_client_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"ray://head:10001, a Ray Client, .* http://host:8265"):
+        launch(partial(ray_work.train, "", "", "never"), Workers(2, 2), tmp_path, address="ray://head:10001")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_needs_a_place_that_the_cluster_sees(recipe: Path) -> None:
+    with pytest.raises(UsageError, match=r"--runs is a place that all nodes of the cluster see, .* got runs"):
+        submit("http://127.0.0.1:1", recipe, [], Path("runs"), print)
+
+
+@needs_ray
+def test_nobody_takes_jobs_there(recipe: Path) -> None:
+    with pytest.raises(MachineError, match=r"nobody takes jobs at http://127\.0\.0\.1:1"):
+        submit("http://127.0.0.1:1", recipe, [], recipe.parent / "runs", print)
+
+
+def test_ray_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtra, match=r"--on ray needs ray, which is not installed: pip install 'flatout\[cluster\]'"):
+        launch(partial(ray_work.train, "", "", "never"), Workers(2, 2), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [("0", "at least 1"), ("8:2", "did you mean 2:8"), ("many", "such as 8"), ("-1", "such as 8"), ("0:4", "at least 1")],
+)
+def test_workers_that_make_no_sense(written: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Workers.parse(written)
+
+
+def test_a_range_of_workers() -> None:
+    assert Workers.parse(" 2:8 ") == Workers(2, 8)
+    assert (str(Workers.parse("4")), str(Workers.parse("2:8"))) == ("4", "2 to 8")
