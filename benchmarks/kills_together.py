@@ -88,7 +88,7 @@ def main() -> int:
     parser = options(__doc__, repeats=1)
     parser.add_argument("--kills", type=int, default=20)
     asked = parser.parse_args()
-    kills, steps = (1, 400) if asked.smoke else (3, 1500) if asked.quick else (asked.kills, 600 * asked.kills)
+    kills, steps = (1, 400) if asked.smoke else (3, 450) if asked.quick else (asked.kills, 150 * asked.kills)
     report = Report("kills_together", str(__doc__), torch.device("cpu"))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

@@ -47,6 +47,7 @@ STORE_ANSWER_S = 10.0
 ROLL_CALL_S = 2.5  # a living rank's record changes several times in it
 _ROLL_CALL_INTERVAL_S = 0.1
 _END_S = 3.0
+_JOIN_S = 15.0  # a thread that an ending interpreter finds inside of the store takes the process down with SIGABRT
 
 _watches = itertools.count()  # a process may train several times, with the same others and the same store
 
@@ -147,7 +148,7 @@ class Watch:
         self._closing = True
         self._wake.set()
         if threading.current_thread() is not self._thread:
-            self._thread.join(_END_S)
+            self._thread.join(_JOIN_S)
         self._closed.set()
         self._dumps.close()
         atexit.unregister(self.close)
