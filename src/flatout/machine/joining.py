@@ -52,6 +52,7 @@ def join(device: torch.device, timeout_s: float = JOIN_TIMEOUT_S) -> World:
     place = read_place(os.environ)
     if place is None or place.size == 1:
         return World()
+    device = _own_device(device, place)
     store = _meet(place, timeout_s)
     timeout = timedelta(seconds=max(timeout_s, EXCHANGE_TIMEOUT_S))
     backend = _BACKENDS.get(device.type, "gloo")
@@ -60,6 +61,15 @@ def join(device: torch.device, timeout_s: float = JOIN_TIMEOUT_S) -> World:
         torch.set_num_threads(max(1, torch.get_num_threads() // place.local_size))
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout, **index)
     return ProcessWorld(device, place.local_rank, place.local_size, store, ours=True)
+
+
+def _own_device(device: torch.device, place: Place) -> torch.device:
+    """Of the devices of a host, the one that is this process's; torch's engines look at the current one."""
+    if device.type == "cpu":
+        return device
+    index = place.local_rank % max(1, torch.accelerator.device_count())
+    torch.accelerator.set_device_index(index)
+    return torch.device(device.type, index)
 
 
 def is_launched() -> bool:
