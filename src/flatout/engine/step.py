@@ -79,6 +79,7 @@ class Step:
         )
         trained = {id(parameter) for parameter in trained_by(optimizer)}
         self._parameters = [p for p in model.parameters() if id(p) in trained]  # in the model's order, as a norm is summed
+        self._spread = any(hasattr(parameter, "placements") for parameter in self._parameters)  # over a mesh
         self._world = world or World()
         self.exchange = exchange or Exchange(model, loss)
         self._loss = self.exchange.loss
@@ -370,7 +371,7 @@ class Step:
             if isinstance(self.exchange, Piped):
                 elsewhere = self.exchange.pipeline.counted_elsewhere
                 norm = clip_(self._parameters, self._clip, pipeline=self.exchange.group, skip=elsewhere)
-            elif self._world.is_split:
+            elif self._spread:
                 norm = clip_(self._parameters, self._clip)
             else:
                 norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._clip, foreach=True)
