@@ -13,6 +13,7 @@ from test_engine_kit import recipe, train
 from torch import nn
 
 import flatout as fo
+from flatout.base.budget import Budget
 from flatout.building import build_job
 from flatout.engine import assembly, memory
 from flatout.engine.memory import allocator, is_out_of_memory
@@ -194,6 +195,22 @@ def test_the_reason_of_attention_tells_whether_there_is_any() -> None:
     assert why("mlp") == "nothing in this model calls torch's attention"
     unknown = situation_of(situation().job, {"device": "cpu"}, None)  # nothing was counted
     assert why("mlp", unknown) == "torch's own choice of kernel"
+
+
+def test_a_short_run_has_a_kernel_for_attention_that_needs_no_building() -> None:
+    s = replace(situation(Attends), device=torch.device("cuda"))
+    long = replace(s, job=replace(s.job, budget=Budget.parse("3 hours")))
+
+    def chosen(s: Situation, precision: str) -> str:
+        (choice,) = attention.default(s, {"precision": precision})
+        assert isinstance(choice, Choice)
+        return str(choice.value)
+
+    assert chosen(s, "bf16") == "flash"
+    assert chosen(long, "bf16") == "auto"
+    assert chosen(s, "fp32") == "auto"  # which flash does not take
+    assert chosen(replace(s, device=torch.device("cpu")), "bf16") == "auto"
+    assert chosen(replace(situation("mlp"), device=torch.device("cuda")), "bf16") == "auto"
 
 
 def test_flex_is_tried_last_and_only_compiled() -> None:

@@ -19,10 +19,17 @@ risky = False
 meets: tuple[str, ...] = ("precision", "compile")
 
 _FACTORS = {"cudnn": 1.05, "flash": 1.02, "efficient": 1.01}  # over torch's own choice, on GPT-2 with bf16
+_SHORT_S = (
+    120.0  # in a run that plain PyTorch would take so long for, no kernel saves what building cuDNN's costs: 3 s and more
+)
 _FLEX_FACTOR, _FLEX_COST_S = 1.0, 30.0  # about flash's rate where attention is causal; compiled, with all around it
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
+    short = s.expected_s is not None and s.expected_s < _SHORT_S
+    if short and s.device.type == "cuda" and values.get("precision") in MIXED and _attends(s):
+        yield Choice(name, "flash", "needs no building, where cuDNN's kernel takes seconds for each shape; the run is short")
+        return
     counted = bool(s.plain.groups)
     why = "torch's own choice of kernel" if _attends(s) or not counted else "nothing in this model calls torch's attention"
     yield Choice(name, "auto", why)
