@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Answer, Command, contents, signal_at, table
+from commands import RECIPE, Answer, Command, contents, signal_at, table
 from rich.console import Console
 
 import flatout as fo
@@ -54,6 +54,22 @@ def test_help_does_not_wait_for_torch() -> None:
     assert said.endswith("0 False False\n")
     for command in ("demo", "run", "explain", "evaluate", "predict", "probe", "env", "drill", "runs"):
         assert f"\n  {command} " in said
+
+
+def test_a_run_that_compiles_nothing_does_not_load_the_compiler(tmp_path: Path) -> None:
+    """Which takes seconds. The first run traces a step, with the compiler's help; the next one finds the trace."""
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    np.savez(tmp_path / "train.npz", **table())
+    program = (
+        "import sys\nsys.argv = ['flatout', 'run', 'recipe.yaml', '--fresh', '--quiet']\nfrom flatout.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    print(end.code or 0, 'torch._dynamo' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "FLATOUT_CACHE": str(tmp_path / "cache")}
+    for _ in range(2):
+        again = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
+        )
+    assert again.stdout.endswith("0 False\n"), again.stdout
 
 
 @pytest.mark.parametrize("command", ["demo", "run", "explain", "evaluate", "predict", "probe", "env", "drill", "runs"])

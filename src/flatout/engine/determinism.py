@@ -11,25 +11,34 @@ import numpy as np
 import torch
 
 from flatout.data.keyed import keyed
+from flatout.engine.uncompiled import compiler_loaded
 from flatout.machine.world import World
 
 
 @contextmanager
-def deterministic_kernels(on: bool) -> Iterator[None]:
+def deterministic_kernels(on: bool, *, compiled: bool) -> Iterator[None]:
     was_on = torch.are_deterministic_algorithms_enabled()
     warned_only = torch.is_deterministic_algorithms_warn_only_enabled()
     extras: Any = torch.utils.deterministic
     filled = extras.fill_uninitialized_memory
     benchmark = torch.backends.cudnn.benchmark
-    torch.use_deterministic_algorithms(on)
+    _ask_for(on, compiled=compiled)
     extras.fill_uninitialized_memory = False  # a debugging aid that costs a pass over each new tensor
     torch.backends.cudnn.benchmark = not on
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(was_on, warn_only=warned_only)
+        _ask_for(was_on, warn_only=warned_only, compiled=compiled)
         extras.fill_uninitialized_memory = filled
         torch.backends.cudnn.benchmark = benchmark
+
+
+def _ask_for(on: bool, *, warn_only: bool = False, compiled: bool) -> None:
+    """Torch's usual call tells its compiler too, which takes seconds to load: not for a run that compiles nothing."""
+    if compiled or compiler_loaded():
+        torch.use_deterministic_algorithms(on, warn_only=warn_only)
+    else:
+        torch.set_deterministic_debug_mode(("warn" if warn_only else "error") if on else "default")
 
 
 @contextmanager

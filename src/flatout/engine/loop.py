@@ -33,6 +33,7 @@ from flatout.engine.signals import watch_signals
 from flatout.engine.state import finite
 from flatout.engine.sync import sync_point
 from flatout.engine.together import Together, together
+from flatout.engine.uncompiled import compiler_left_out
 from flatout.machine.watch import NoWatch, Watch
 from flatout.machine.world import World
 from flatout.measure.clock import synchronize
@@ -60,8 +61,9 @@ def train(
     world.lay_out(parse_mesh(settings.mesh, world.size))
     with (
         watch_signals() as stop,
+        compiler_left_out(),
         own_random_state(seed_of(job.seed, world), device),
-        deterministic_kernels(settings.deterministic),
+        deterministic_kernels(settings.deterministic, compiled=settings.compile != "off"),
         matmul_precision(settings.precision),
     ):
         loop = Loop(job, settings, folder, events, together(world, stop, watch), cache)

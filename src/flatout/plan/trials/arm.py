@@ -82,7 +82,7 @@ class Arm:
         """What holds for the whole process while this arm works; put back afterwards."""
         with ExitStack() as stack:
             stack.enter_context(own_random_state(seed, self.device))
-            stack.enter_context(deterministic_kernels(self.settings.deterministic))
+            stack.enter_context(deterministic_kernels(self.settings.deterministic, compiled=self.settings.compile != "off"))
             stack.enter_context(matmul_precision(self.settings.precision))
             stack.enter_context(allocator(self.settings.allocator, self.device))
             stack.enter_context(NoDropout() if self._quiet else nullcontext())
