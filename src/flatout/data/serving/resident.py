@@ -73,7 +73,8 @@ class ResidentFeed:
         Call it once before the capture, and again after warm-up steps, which advance the device's cursor.
         """
         if self._static is None:
-            self._static = _Static(self.batch, steps or -(-block_rows(self.batch, self._device) // self.batch), self._device)
+            steps = steps or -(-block_rows(self.batch, self._device) // self.batch)
+            self._static = _Static(self.batch, steps, self._device, with_visits=bool(self._transforms))
         elif steps is not None and steps > self._static.steps:
             held = self._static.steps
             raise UsageError(f"load(steps={steps}): the buffers hold {held} steps and can't move under a captured graph")
@@ -83,7 +84,7 @@ class ResidentFeed:
         """The batch at the device's own cursor, which it advances: no value comes from the host, so a graph can hold it."""
         if self._static is None:
             raise UsageError("call load() before capture_next(): the graph reads its rows from buffers made there")
-        rows, visits = self._static.take(with_visits=bool(self._transforms))
+        rows, visits = self._static.take()
         batch = self._gather(self.stored, rows)
         return apply(self._transforms, batch, Keys(self._seed, visits, rows)) if self._transforms else batch
 
@@ -103,22 +104,24 @@ class ResidentFeed:
 class _Static:
     """Rows and visits at fixed addresses, and the places in them that the next step reads."""
 
-    def __init__(self, batch: int, steps: int, device: torch.device) -> None:
+    def __init__(self, batch: int, steps: int, device: torch.device, *, with_visits: bool) -> None:
+        """`with_visits`: only augmentation asks for them; without them they are the rows again."""
         self.batch, self.steps, self.stop = batch, steps, 0
         self._first_places = torch.arange(batch, device=device)
         self._places = self._first_places.clone()
         self._rows = torch.zeros(steps * batch, dtype=torch.int64, device=device)
-        self._visits = torch.zeros_like(self._rows)
+        self._visits = torch.zeros_like(self._rows) if with_visits else None
 
     def fill(self, sampler: Sampler, position: int) -> None:
         self.stop = position + len(self._rows)
         self._rows.copy_(sampler.rows(position, self.stop, self._rows.device))
-        self._visits.copy_(sampler.visits(position, self.stop, self._rows.device))
+        if self._visits is not None:
+            self._visits.copy_(sampler.visits(position, self.stop, self._rows.device))
         self._places.copy_(self._first_places)
 
-    def take(self, with_visits: bool) -> tuple[Tensor, Tensor]:
+    def take(self) -> tuple[Tensor, Tensor]:
         rows = self._rows.index_select(0, self._places)
-        visits = self._visits.index_select(0, self._places) if with_visits else rows
+        visits = rows if self._visits is None else self._visits.index_select(0, self._places)
         self._places.add_(self.batch)
         return rows, visits
 
