@@ -205,9 +205,15 @@ def _check_metrics(job: Job, metrics: list[str]) -> None:
             raise UsageError(f"{key} waits for {metric}, but nothing is evaluated: set data.holdout and evaluate")
 
 
+# a run goes on however many processes there are then, laid out in any way
+_OF_THE_PROCESSES = ("mesh", "pipeline", "bucket_mb", "reshard")
+
+
 def identity(recipe: Recipe, job: Job) -> str:
     """What makes two runs the same: the recipe, the code it names, the data's content."""
-    digest = hashlib.sha256(json.dumps(recipe.written(), sort_keys=True, default=str).encode())
+    written = recipe.written()
+    written["settings"] = {name: value for name, value in recipe.settings.items() if name not in _OF_THE_PROCESSES}
+    digest = hashlib.sha256(json.dumps(written, sort_keys=True, default=str).encode())
     digest.update(source_hash(recipe.model).encode())
     if isinstance(job.objective, Custom):
         digest.update(source_text(job.objective.function).encode())

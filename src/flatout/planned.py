@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from flatout import __version__
+from flatout.base.budget import Budget
 from flatout.base.source import source_text
 from flatout.building import check_job, check_loss_head
 from flatout.data.datasets.iterables import IterableSource
@@ -34,7 +35,7 @@ from flatout.plan.knobs.all import KNOBS
 from flatout.plan.knobs.knob import Knob
 from flatout.plan.knobs.untried import PRICED
 from flatout.plan.options import LIMIT_S, Terms
-from flatout.plan.plan import Plan
+from flatout.plan.plan import Plan, Prediction
 from flatout.plan.planning import steps_to_come, with_receipt
 from flatout.plan.search import Search
 from flatout.plan.situation import Situation
@@ -44,6 +45,7 @@ from flatout.plan.trials.process import TRIAL_LIMIT_S, TrialProcess
 from flatout.plan.trials.recording import Recording, Trove
 from flatout.plan.trials.reports import Tries
 from flatout.plan.work import keep_traces, work_of
+from flatout.reading import read_recipe
 from flatout.recipe import Recipe
 
 Say = Callable[[str], None]
@@ -86,6 +88,31 @@ def checked_plan(
         return plan, None
     s = situation_of(job, pins, ceilings, cache)
     return tried_plan(recipe, s, plan, limit_s=limit_s, analyze=analyze, recall=recall, say=say)
+
+
+def plan_of_share(
+    recipe: Recipe,
+    pins: Mapping[str, Any],
+    job: Job,
+    shares: int,
+    cache: Path | None,
+    *,
+    limit_s: float,
+    say: Say = lambda line: None,
+) -> tuple[Plan, Receipt | None]:
+    """For processes that each have one of equal `shares` of every batch. Trials are of a share, by one process alone: what the
+    processes tell each other is no part of them, and no setting that is tried changes it."""
+    rows = -(-job.batch // shares)
+    total = Situation(job, torch.device("cpu"), pins, None, Prediction()).total_steps
+    budget = job.budget if total is None else Budget(float(total), "steps")  # a share has as many steps, not as many rows
+    if recipe.source is None:
+        own = recipe.model_copy(update={"settings": dict(pins), "batch": rows})
+    else:
+        overrides, _ = recipe.given
+        own = read_recipe(recipe.source, [*overrides, f"batch={rows}"], pins)
+    smaller = replace(job, batch=rows, budget=budget)
+    plan, receipt = checked_plan(own, smaller, cache, limit_s=0.0 if job.data.train.shapes_vary else limit_s, say=say)
+    return replace(plan, batch=round(job.rows_per_step)), receipt
 
 
 def default_plan(recipe: Recipe, job: Job, cache: Path | None) -> Plan:

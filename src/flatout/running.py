@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,14 +28,17 @@ from flatout.data.kept import remember
 from flatout.engine.job import Job
 from flatout.engine.loop import train
 from flatout.engine.parallel.mesh import parse_mesh
-from flatout.machine.device import pick_device
+from flatout.machine.device import device_name, pick_device
 from flatout.machine.facts import read_facts
 from flatout.machine.joining import join
+from flatout.machine.links import measure_links
 from flatout.machine.watch import Failed, Lost, News, NoWatch, StoreLost, Watch
 from flatout.machine.world import World
 from flatout.measure.receipt import Receipt
+from flatout.plan.layouts.here import Suggested as Layout
+from flatout.plan.layouts.here import cluster_of, suggest, surely_fits
 from flatout.plan.plan import Plan
-from flatout.planned import checked_plan
+from flatout.planned import ceilings_of, checked_plan, plan_of_share
 from flatout.recipe import Recipe
 from flatout.store.run_folder import RunFolder, check_place, create, find_unfinished
 
@@ -69,7 +72,8 @@ def run_in(world: World, recipe: Recipe, asked: Asked) -> RunFolder:
     job = _built(world, recipe, asked.cache)
     key = identity(recipe, job)
     check_same(world, {**_versions(), "recipe": _written(recipe), "data": job.data.fingerprint(), "code and data": key})
-    begun = _by_first(world, lambda: _begin(world, recipe, job, key, asked))
+    layout = _layout(world, recipe, job, asked.cache)
+    begun = _by_first(world, lambda: _begin(world, layout, recipe, job, key, asked))
     folder, plan = RunFolder(Path(begun["folder"])), Plan.from_dict(begun["plan"])
     if begun["begun"]:
         check_job(job, pick_device(plan.settings.device))
@@ -82,7 +86,7 @@ def run_in(world: World, recipe: Recipe, asked: Asked) -> RunFolder:
                 _write_beginning(folder, recipe, plan, job, receipt)
         path, observers = (folder.events_path, asked.observers) if world.is_first else (None, ())
         events = held.enter_context(EventLog(path, observers))
-        _train(world, job, plan, folder, events, asked.cache)
+        _train(world, job, _fitted(plan, world, layout, events), folder, events, asked.cache)
     return folder
 
 
@@ -96,20 +100,58 @@ def _built(world: World, recipe: Recipe, cache: Path | None) -> Job:
     return _on_all(world, lambda: build_job(recipe, cache))
 
 
-def _begin(world: World, recipe: Recipe, job: Job, key: str, asked: Asked) -> dict[str, Any]:
+def _layout(world: World, recipe: Recipe, job: Job, cache: Path | None) -> Layout:
+    """As the recipe has it; else copies, where there is memory for them, or what should be fastest of what should fit."""
+    asked = str(recipe.settings.get("mesh", ""))
+    if asked or world.size == 1:
+        return Layout(asked, "pinned by you", "pinned")
+    if job.exchange is not None:
+        return Layout(f"data={world.size}", "processes that train by themselves for a while have all weights")
+    device = pick_device(str(recipe.settings.get("device", "auto")))
+    memory_bytes = min(world.gather(_memory_bytes(device, world)))
+    if (sure := surely_fits(job, world.size, memory_bytes)) is not None:
+        return sure
+    links = measure_links(world, device)
+    compute_bytes, product = (4, "fp32") if device.type == "cpu" else (2, "bf16")
+
+    def estimate() -> dict[str, Any]:
+        cluster = cluster_of(device_name(device), memory_bytes, world.local_size, ceilings_of(device, cache), links, product)
+        return asdict(suggest(job, world.size, cluster, compute_bytes=compute_bytes))
+
+    return Layout(**_by_first(world, estimate))
+
+
+def _memory_bytes(device: torch.device, world: World) -> int:
+    """Of a process's own device; processes on a CPU share the host's."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return read_facts().memory_usable_bytes // max(1, world.local_size)
+
+
+def _fitted(plan: Plan, world: World, layout: Layout, events: EventLog) -> Plan:
+    """The plan of a run that was begun by other processes than these, without what these can't have."""
+    settings = replace(plan.settings, mesh=layout.mesh)
+    for name, value in _not_together(world.size, layout.mesh).items():
+        if getattr(settings, name) != value:
+            settings = replace(settings, **{name: value})
+            events.emit("degraded", what=name, value=value, why=_why_not_together(name, world.size, layout.mesh))
+    return replace(plan, settings=settings)
+
+
+def _begin(world: World, layout: Layout, recipe: Recipe, job: Job, key: str, asked: Asked) -> dict[str, Any]:
     folder = None if asked.fresh else find_unfinished(asked.runs, key)
     if folder is not None and folder.begun:
         return {"folder": str(folder.path), "plan": folder.read("plan.json"), "begun": True, "receipt": None}
     if folder is None:
         check_place(asked.runs)
-    plan, receipt = _planned(world, recipe, job, asked)
+    plan, receipt = _planned(world, layout, recipe, job, asked)
     if folder is None:
         folder = create(asked.runs, recipe.stem, key, __version__)
     told = None if receipt is None else receipt.to_dict()
     return {"folder": str(folder.path), "plan": plan.to_dict(), "begun": False, "receipt": told}
 
 
-def _planned(world: World, recipe: Recipe, job: Job, asked: Asked) -> tuple[Plan, Receipt | None]:
+def _planned(world: World, layout: Layout, recipe: Recipe, job: Job, asked: Asked) -> tuple[Plan, Receipt | None]:
     """Observers are told of the trials; there is no run yet whose events they could be."""
 
     def say(line: str) -> None:
@@ -120,18 +162,35 @@ def _planned(world: World, recipe: Recipe, job: Job, asked: Asked) -> tuple[Plan
         return checked_plan(recipe, job, asked.cache, limit_s=asked.planning_s, say=say)
     if str(recipe.settings.get("graph", "off")).lower() in ("on", "true", "yes", "1"):
         raise UsageError(f"graph=on is for one process, and there are {world.size}: --off graph")
-    say(f"{world.size} processes: settings are chosen by prediction, none is tried")
-    pinned = recipe.model_copy(update={"settings": {**_off_together(recipe), **recipe.settings, "graph": False}})
-    return checked_plan(pinned, job, asked.cache, limit_s=0.0, say=say)
+    axes = parse_mesh(layout.mesh, world.size)
+    split = [name for name in ("pipeline", "shard", "tensor") if axes[name] > 1]
+    if split and asked.planning_s > 0:
+        say(f"weights are split by {' and '.join(split)}: settings are chosen by prediction, none is tried")
+    off = _not_together(world.size, layout.mesh)
+    pins = {**off, **layout.settings, **recipe.settings, "graph": False, "mesh": layout.mesh}
+    limit_s = 0.0 if split else asked.planning_s
+    shares = axes["data"] * axes["shard"]
+    plan, receipt = plan_of_share(recipe, pins, job, shares, asked.cache, limit_s=limit_s, say=say)
+    ours = {name: _why_not_together(name, world.size, layout.mesh) for name in off if name not in recipe.settings}
+    ours |= {name: f"without it, {layout.mesh} should not fit" for name in layout.settings if name not in recipe.settings}
+    reasons = {"mesh": (layout.why, layout.source), **{name: (why, "default") for name, why in ours.items()}}
+    choices = []
+    for choice in plan.choices:
+        why, source = reasons.get(choice.name, (choice.why, choice.source))
+        choices.append(replace(choice, why=why, source=source))
+    return replace(plan, choices=tuple(choices)), receipt
 
 
-def _off_together(recipe: Recipe) -> dict[str, Any]:
-    """What a plan for one process may choose, and a split model can't have."""
-    mesh = str(recipe.settings.get("mesh", ""))
-    off: dict[str, Any] = {}
+def _not_together(processes: int, mesh: str) -> dict[str, Any]:
+    """What a plan for one process may choose, and several, or a model split over them, can't have."""
+    off: dict[str, Any] = {} if processes == 1 else {"graph": False}
     if "tensor" in mesh or "pipeline" in mesh:
         off |= {"loss_head": "plain", "vocabulary_padding": 0}
     return off | ({"compile": "off"} if "pipeline" in mesh else {})
+
+
+def _why_not_together(name: str, processes: int, mesh: str) -> str:
+    return f"{processes} processes can't have it" if name == "graph" else f"weights split as {mesh} can't have it"
 
 
 def _train(world: World, job: Job, plan: Plan, folder: RunFolder, events: EventLog, cache: Path | None) -> None:
@@ -145,7 +204,7 @@ def _train(world: World, job: Job, plan: Plan, folder: RunFolder, events: EventL
         per_sample=plan.per_sample,
         flops_per_sample=prediction.flops_per_sample,
         ceiling_flops=prediction.ceiling_flops,
-        **({} if world.size == 1 else {"processes": world.size}),
+        **({} if world.size == 1 else {"processes": world.size, "mesh": plan.settings.mesh}),
     )
     settings = plan.settings if world.size == 1 else replace(plan.settings, device=_device_of(world, plan.settings.device))
     watch = watch_over(world, events)

@@ -16,7 +16,7 @@ from flatout.plan.layouts.count import count_model
 from flatout.plan.layouts.explain import explain_layouts
 from flatout.plan.layouts.shape import Shape
 
-_STATE_BYTES = {"adamw": 8, "adam": 8, "sgd": 4}  # of an optimizer, for a weight
+STATE_BYTES = {"adamw": 8, "adam": 8, "sgd": 4}  # of an optimizer, for a weight
 
 
 def explain_job_layouts(
@@ -42,7 +42,7 @@ def explain_job_layouts(
         between=between,
         per_node=per_node,
         compiled=asked.compile != "off",
-        optimizer_bytes=_STATE_BYTES.get(job.optimizer.name, 8) if isinstance(job.optimizer, Spec) else 8,
+        optimizer_bytes=STATE_BYTES.get(job.optimizer.name, 8) if isinstance(job.optimizer, Spec) else 8,
     )
 
 

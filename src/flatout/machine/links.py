@@ -1,0 +1,52 @@
+"""What the processes of a run can send each other, measured: within a machine, and between machines."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flatout.machine.world import World
+from flatout.measure.clock import time_repeats
+
+_VALUES = 1 << 22
+_REPEATS, _WARMUP = 5, 2
+_SMALL_REPEATS = 20
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one process: bytes a second that it sends and receives in a ring sum of many values, and what a sum of one takes."""
+
+    bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class Links:
+    near: Measured  # in one machine
+    far: Measured  # across machines; the same where there is one
+
+
+def measure_links(world: World, device: torch.device) -> Links:
+    """Every process of the world calls it, before the world is laid out."""
+    import torch.distributed as dist
+
+    far = _ring(device, world.size, None)
+    if world.local_size in (1, world.size) or world.size % world.local_size:
+        return Links(far, far)
+    group, _ = dist.new_subgroups(group_size=world.local_size)  # launchers number the processes machine by machine
+    return Links(_ring(device, world.local_size, group), far)
+
+
+def _ring(device: torch.device, size: int, group: Any) -> Measured:
+    import torch.distributed as dist
+
+    values = torch.zeros(_VALUES, device=device)
+    sent_bytes = 2 * (size - 1) / size * values.numel() * values.element_size()
+    took_s = statistics.median(time_repeats(lambda: dist.all_reduce(values, group=group), _REPEATS, _WARMUP, device))
+    small = torch.zeros(1, device=device)
+    small_s = statistics.median(time_repeats(lambda: dist.all_reduce(small, group=group), _SMALL_REPEATS, _WARMUP, device))
+    return Measured(sent_bytes / took_s, small_s / max(1, 2 * (size - 1)))

@@ -1,0 +1,96 @@
+"""Which layout the processes that are here take: copies of all weights where they fit, and what is fastest of the rest.
+
+The same estimates as for devices that are elsewhere, with this machine's own memory, arithmetic and links in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flatout.base.specs import Spec
+from flatout.base.units import show_bytes
+from flatout.engine.job import Job
+from flatout.machine.ceilings import Ceilings
+from flatout.machine.links import Links, Measured
+from flatout.plan.layouts.collectives import Network
+from flatout.plan.layouts.estimate import Cluster, Estimate, Training
+from flatout.plan.layouts.jobs import STATE_BYTES, shape_of_job
+from flatout.plan.layouts.kinds import DeviceKind, Link
+from flatout.plan.layouts.search import Found, find_layouts
+
+_SURELY = 0.2  # of a device's memory: the rest is for activations, which a smaller micro-batch makes smaller
+_NEARLY = 0.95  # of the best rate: copies need no gathering of weights, which an estimate may take to be cheaper than it is
+
+
+@dataclass(frozen=True)
+class Suggested:
+    mesh: str
+    why: str
+    source: str = "default"  # where it came from, as of any choice of a plan
+    settings: Mapping[str, Any] = field(default_factory=dict)  # without which it should not fit
+
+
+def held_by_a_copy(job: Job) -> int:
+    """Bytes of weights, gradients and optimizer state."""
+    state = STATE_BYTES.get(job.optimizer.name, 8) if isinstance(job.optimizer, Spec) else 8
+    trained = sum(p.numel() * (p.element_size() * 2 + state) for p in job.model.parameters() if p.requires_grad)
+    frozen = sum(p.numel() * p.element_size() for p in job.model.parameters() if not p.requires_grad)
+    return trained + frozen + (sum(p.numel() * p.element_size() for p in job.model.parameters()) if job.ema else 0)
+
+
+def surely_fits(job: Job, devices: int, memory_bytes: float) -> Suggested | None:
+    """Copies, without an estimate: nothing is faster where each device can have one. None: not so sure."""
+    held = held_by_a_copy(job)
+    if held > _SURELY * memory_bytes:
+        return None
+    words = f"weights, gradients and optimizer state take {show_bytes(held)} of the {show_bytes(memory_bytes)} of a device"
+    return Suggested(f"data={devices}", f"{words}: each has a copy")
+
+
+def suggest(job: Job, devices: int, cluster: Cluster, *, compute_bytes: int) -> Suggested:
+    """`data` and `shard`, which any model can be laid out in."""
+    batch = job.data.typical_batch(job.batch)[0]
+    state = STATE_BYTES.get(job.optimizer.name, 8) if isinstance(job.optimizer, Spec) else 8
+    found = find_layouts(shape_of_job(job), Training(batch, state, compute_bytes), cluster, devices)
+    usual = [one for one in found.fitting if one.layout.tensor == one.layout.pipeline == 1]
+    if not usual:
+        return Suggested(f"shard={devices}", _nothing_fits(found, cluster))
+    usual = [one for one in usual if one.layout.recompute == "none"] or usual
+    best = usual[0]
+    copies = next((one for one in usual if one.layout.shard == 1), None)
+    if copies is not None and copies.rate >= _NEARLY * best.rate:
+        return Suggested(f"data={devices}", f"each device has a copy: {_needs(copies, cluster)}", settings=_how(copies, batch))
+    return Suggested(best.layout.mesh, f"the fastest that should fit: {_needs(best, cluster)}", settings=_how(best, batch))
+
+
+def cluster_of(name: str, memory_bytes: float, per_node: int, ceilings: Ceilings | None, links: Links, product: str) -> Cluster:
+    """`product`: the format of its matrix products, as the ceilings name it."""
+    rate = None if ceilings is None else ceilings.matmul_flops.get(product)
+    copied = None if ceilings is None else ceilings.copy_bytes_per_s
+    flops = 1e12 if rate is None else rate.value  # where nothing was measured, only the memory tells layouts apart
+    kind = DeviceKind(
+        name, name, memory_bytes, 1e12 if copied is None else copied.value, flops, flops, flops / 2, "", "", per_node
+    )
+    return Cluster(kind, Network(per_node, _link("within", links.near), _link("between", links.far)))
+
+
+def _link(name: str, measured: Measured) -> Link:
+    return Link(name, measured.latency_s, measured.bytes_per_s, share=1.0)
+
+
+def _how(one: Estimate, batch: int) -> dict[str, Any]:
+    in_parts = one.layout.micro_batches(batch) > 1
+    found: dict[str, Any] = {"micro_batch": one.layout.micro_batch} if in_parts else {}
+    return found | ({"activation_checkpointing": True} if one.layout.recompute != "none" else {})
+
+
+def _needs(one: Estimate, cluster: Cluster) -> str:
+    return f"{show_bytes(one.memory.reserved)} of {show_bytes(cluster.kind.memory_bytes)} a device, estimated"
+
+
+def _nothing_fits(found: Found, cluster: Cluster) -> str:
+    others = [one.layout.mesh for one in found.fitting[:1]]
+    hint = f"; --mesh {others[0]} should" if others else ": use a smaller model or batch, or more devices"
+    return f"it needs the least memory, and is not estimated to fit into {show_bytes(cluster.usable_bytes)} a device{hint}"

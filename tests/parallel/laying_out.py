@@ -1,0 +1,33 @@
+"""Each process of a world asks which layout a model takes on devices with so many bytes, and tells what it was told."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+import training
+
+import flatout as fo
+from flatout import running
+from flatout.building import build_job
+from flatout.machine.joining import join
+from flatout.models.gpt import gpt
+
+
+def main() -> int:
+    asked = json.loads(sys.argv[1])
+    patched: Any = running
+    patched._memory_bytes = lambda device, world: asked["memory_bytes"][world.rank]  # no such devices are here
+    deep = {**training.recipes("gpt"), "model": lambda: gpt(training.VOCABULARY, training.WINDOW, layers=8, heads=4, width=16)}
+    recipe = fo.Recipe(**deep, budget="50 steps", settings={"device": "cpu"})
+    world = join(torch.device("cpu"))
+    try:
+        print(json.dumps(running._layout(world, recipe, build_job(recipe, None), None).__dict__))
+    finally:
+        world.close()
+    return 0
+
+
+sys.exit(main())
