@@ -59,8 +59,8 @@ def train(model: str, optimizer: str, mesh: str, runs: Path, steps: int) -> None
     dtype = torch.float64 if "64" in optimizer else torch.float32
     chosen: dict[str, Any] = {"optimizer": {"sgd": {"momentum": 0.9}}, "lr": 0.05} if "SGD" in optimizer else {"lr": 3e-3}
     recipe = fo.Recipe(
-        data=data_of(model), model=lambda: model_of(model, dtype), objective="classify" if model == "mlp" else "next_token", batch=BATCH,
-        clip=0.5, budget=f"{steps} steps", evaluate=None, **chosen,
+        data=data_of(model), model=lambda: model_of(model, dtype), batch=BATCH, clip=0.5,
+        objective="classify" if model == "mlp" else "next_token", budget=f"{steps} steps", evaluate=None, **chosen,
         settings={"device": "cpu", "log_every": 5, "mesh": mesh, "precision": "fp32", "checkpoint_every": "end"},
     )  # fmt: skip
     fo.run(recipe, runs=runs, fresh=True, cache=None, planning="off")

@@ -115,9 +115,14 @@ class Share:
             begin += count
 
 
+def gap_rows(device: torch.device) -> int:
+    """Up to so many rows in between, one longer stretch is made faster than two."""
+    return _GAP_ROWS if device.type == "cpu" else _GAP_ROWS_ON_A_DEVICE
+
+
 def collect_stretches(read: Callable[..., Tensor], stretches: Iterable[tuple[int, int]], device: torch.device) -> Tensor:
     """Stretches that lie near each other are made in one go: what is made in between and not used costs less."""
-    gap = _GAP_ROWS if device.type == "cpu" else _GAP_ROWS_ON_A_DEVICE
+    gap = gap_rows(device)
     parts = [torch.empty(0, dtype=torch.int64, device=device)]
     near: list[tuple[int, int]] = []
     low = high = 0

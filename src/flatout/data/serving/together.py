@@ -6,7 +6,7 @@ a resume onto more or fewer of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flatout.base.errors import UsageError
 from flatout.data.order import Sampler
-from flatout.data.serving.ranks import collect_stretches
+from flatout.data.serving.ranks import collect_stretches, gap_rows
 from flatout.data.source import Batch
 from flatout.machine.world import World
 
@@ -54,10 +54,21 @@ class ShareOrder:
         return position // self._batch * self.own
 
     def rows(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
-        return collect_stretches(self._sampler.rows, self._stretches(start, stop), torch.device(device))
+        return self._made(self._sampler.rows, start, stop, torch.device(device))
 
     def visits(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
-        return collect_stretches(self._sampler.visits, self._stretches(start, stop), torch.device(device))
+        return self._made(self._sampler.visits, start, stop, torch.device(device))
+
+    def _made(self, read: Callable[..., Tensor], start: int, stop: int, device: torch.device) -> Tensor:
+        """Of small batches, all that lie between: a stretch for each would take longer than what the others have."""
+        first, last = -(-start // self.own), stop // self.own
+        last = last if self._whole is None else min(last, self._whole)
+        if self._batch - self.own > gap_rows(device) or last - first < 2:
+            return collect_stretches(read, self._stretches(start, stop), device)
+        between = read(first * self._batch, last * self._batch, device).view(-1, self._batch)
+        ends = ((start, first * self.own), (last * self.own, stop))
+        before, after = (collect_stretches(read, self._stretches(*end), device) for end in ends)
+        return torch.cat([before, between[:, self._low : self._low + self.own].flatten(), after])
 
     def _stretches(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """This process's positions [start, stop) as stretches of positions of all. After the end there are more, never used."""
