@@ -163,9 +163,9 @@ def _planned(world: World, layout: Layout, recipe: Recipe, job: Job, asked: Aske
     if str(recipe.settings.get("graph", "off")).lower() in ("on", "true", "yes", "1"):
         raise UsageError(f"graph=on is for one process, and there are {world.size}: --off graph")
     axes = parse_mesh(layout.mesh, world.size)
-    split = [name for name in ("pipeline", "shard", "tensor") if axes[name] > 1]
+    split = [name for name, size in axes.items() if size > 1 and name != "data"]
     if split and asked.planning_s > 0:
-        say(f"weights are split by {' and '.join(split)}: settings are chosen by prediction, none is tried")
+        say(f"a model split by {' and '.join(split)}: settings are chosen by prediction, none is tried")
     off = _not_together(world.size, layout.mesh)
     pins = {**off, **layout.settings, **recipe.settings, "graph": False, "mesh": layout.mesh}
     limit_s = 0.0 if split else asked.planning_s

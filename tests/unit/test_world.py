@@ -140,9 +140,9 @@ def test_a_batch_smaller_than_the_world_is_refused() -> None:
 
 
 def test_a_mesh_is_read() -> None:
-    assert parse_mesh("", 4) == {"pipeline": 1, "data": 4, "shard": 1, "tensor": 1}
+    assert parse_mesh("", 4) == {"pipeline": 1, "data": 4, "shard": 1, "context": 1, "tensor": 1}
     found = parse_mesh("tensor=2, data=3", 6)
-    assert found == {"pipeline": 1, "data": 3, "shard": 1, "tensor": 2} and show_mesh(found) == "data=3,tensor=2"
+    assert found == {"pipeline": 1, "data": 3, "shard": 1, "context": 1, "tensor": 2} and show_mesh(found) == "data=3,tensor=2"
 
 
 @pytest.mark.parametrize(

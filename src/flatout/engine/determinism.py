@@ -56,8 +56,8 @@ def own_random_state(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def seed_of(seed: int, world: World) -> int:
-    """Of what a process draws by itself, such as dropout: processes with rows of their own draw numbers of their own."""
-    return seed if world.data_rank == 0 else keyed(seed, f"rank {world.data_rank}")
+    """Of what a process draws by itself, such as dropout: processes with tokens of their own draw numbers of their own."""
+    return seed if world.token_rank == 0 else keyed(seed, f"rank {world.token_rank}")
 
 
 def read_random_state(device: torch.device) -> dict[str, Any]:

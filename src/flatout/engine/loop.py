@@ -271,6 +271,7 @@ class Loop:
                 should_stop=self.stops_evaluation,
                 on_split=self.on_evaluation_split,
                 exchange=self.parts.step.exchange,
+                world=self.world,
             )
         self.ledger.lap("evaluation")
         if metrics is None:

@@ -16,6 +16,7 @@ from flatout.engine.fp8 import to_fp8
 from flatout.engine.job import Job
 from flatout.engine.offload import HostOptimizer
 from flatout.engine.optimizers import build_optimizer, decay_groups
+from flatout.engine.parallel.context import loss_of_own, split_sequences
 from flatout.engine.parallel.exchange import exchange_for
 from flatout.engine.parallel.local import LocalUpdates
 from flatout.engine.parallel.statistics import share_statistics
@@ -65,6 +66,10 @@ def make_step(
         job.turns[name](model, value)
     loss = job.objective.with_loss_head(settings.loss_head, model, device)
     local = None if job.exchange is None else LocalUpdates(model, loss, job.exchange, world)
+    if world.context_size > 1:
+        _, columns = job.data.typical_batch(world.largest_share(job.batch))
+        split_sequences(model, job.objective, {name: column.shape for name, column in columns.items()}, world)
+        loss = loss_of_own(loss, job.objective, world)
     if local is not None:
         exchange: Any = local
     elif world.mesh is not None and "pipeline" in world.mesh.mesh_dim_names:

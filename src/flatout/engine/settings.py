@@ -108,10 +108,13 @@ def conflicts(settings: Settings) -> list[str]:
 
 
 def _conflicts_of_a_mesh(settings: Settings) -> list[str]:
+    found = []
+    if "context" in settings.mesh and settings.attention == "flex":
+        found.append("attention=flex is not for sequences split by context: --off attention")
     split = [axis for axis in ("pipeline", "shard", "tensor") if axis in settings.mesh]
     if not split:
-        return []
-    axis, found = split[0], []
+        return found
+    axis = split[0]
     refused = {
         "graph": ("off", bool(settings.graph)),
         "optimizer_offload": ("off", settings.optimizer_offload),

@@ -90,22 +90,22 @@ class TrainState:
         return progress
 
     def _random_of_others(self) -> list[Any]:
-        """Of each process but the first, by the rows it gets."""
-        if self.world.data_size == 1:
+        """Of each process but the first, by the tokens it gets."""
+        if self.world.token_size == 1:
             return []
-        said = self.world.gather({"rows": self.world.data_rank, "state": written_random_state(self.device)})
-        by_rows = {one["rows"]: one["state"] for one in said}
-        return [by_rows[rows] for rows in range(1, self.world.data_size)]
+        said = self.world.gather({"tokens": self.world.token_rank, "state": written_random_state(self.device)})
+        by_tokens = {one["tokens"]: one["state"] for one in said}
+        return [by_tokens[tokens] for tokens in range(1, self.world.token_size)]
 
     def _restore_random(self, tree: dict[str, Any], step: int) -> None:
         """Onto as many processes as there were: as it was. Onto others, each begins a sequence of its own from here."""
         others = tree.get("random_of_others", [])
-        if len(others) + 1 != self.world.data_size:
+        if len(others) + 1 != self.world.token_size:
             reseed(keyed(seed_of(self.seed, self.world), f"step {step}"), self.device)
-        elif self.world.data_rank == 0:
+        elif self.world.token_rank == 0:
             restore_random_state(tree["random"], self.device)
         else:
-            restore_written_random_state(others[self.world.data_rank - 1], self.device)
+            restore_written_random_state(others[self.world.token_rank - 1], self.device)
 
     def differences(self, tree: dict[str, Any]) -> list[str]:
         """What differs from where the checkpoint was written: with any of these a resume is exact in data, not in bits."""

@@ -83,7 +83,7 @@ class Step:
         self._world = world or World()
         self.exchange = exchange or Exchange(model, loss)
         self._loss = self.exchange.loss
-        self._rehearsed = self._world.data_size == 1
+        self._rehearsed = self._world.token_size == 1
         self._compiled_rows = 0  # until `warm` says how many rows a batch has, nothing takes the compiled path
         self._shapes_vary = shapes_vary
         self._own_graphs = settings.compile == "reduce-overhead"
@@ -125,7 +125,7 @@ class Step:
             self.records.add(nothing, 0.0, None if self._clip is None else nothing)
             return
         rows = len(next(iter(batch.values())))
-        if self._world.data_size > 1 or isinstance(self.exchange, Piped):
+        if self._world.token_size > 1 or isinstance(self.exchange, Piped):
             self._together(batch, rows if whole is None else whole)
             return
         while True:
@@ -172,7 +172,10 @@ class Step:
         self.records.add(loss, weight, self._update(loss))
 
     def _rehearse(self, batch: Batch, whole: int) -> None:
-        """Forward and backward of a first part, kept from the others, until it goes well on all of them; it leaves no trace."""
+        """Forward and backward of a first part, kept from the others, until it goes well on all of them; it leaves no trace.
+
+        Where processes meet within a forward, one that has no memory for it leaves the others waiting: nobody can go on then.
+        """
         if not isinstance(self.exchange, Replicas):
             return  # its forward is an exchange
         while True:
@@ -183,7 +186,8 @@ class Step:
                     self._backward(self._forward(compute, part)[0])
             except Exception as error:
                 out_of_memory = is_out_of_memory(error)
-                if not out_of_memory and not self._can_go_eager(error, before):
+                hopeless = self._world.context_size > 1 if out_of_memory else not self._can_go_eager(error, before)
+                if hopeless:
                     raise
                 failure = "memory" if out_of_memory else "compiler"
                 reason = str(error).partition("\n")[0] if out_of_memory else why_not(error)
@@ -207,7 +211,7 @@ class Step:
         """The gradient of the mean over the rows of all; where only data knows how many count, scaled once that is known."""
         totals = torch.zeros(2, dtype=torch.float64, device=self.device)  # the loss summed, and of how many
         parts = list(self._share_parts(batch, whole))
-        averaged_over = self._world.data_size if self.exchange.averages else 1
+        averaged_over = self._world.token_size if self.exchange.averages else 1
         by_data = False
         for number, (compute, part, counts) in enumerate(parts):
             last = number == len(parts) - 1
@@ -217,7 +221,8 @@ class Step:
                 if counts:
                     totals[0] += loss_sum.detach()
                     totals[1] += weight
-                a_row = 1.0 if isinstance(weight, Tensor) else weight / len(next(iter(part.values())))
+                rows = len(next(iter(part.values())))
+                a_row = 1.0 if isinstance(weight, Tensor) else weight * self._world.context_size / rows
                 learned = loss_sum * (averaged_over / (whole * a_row) if counts else 0.0)
                 if last:
                     beside, all_summed = self.exchange.send(totals)

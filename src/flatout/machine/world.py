@@ -16,8 +16,9 @@ from torch import Tensor
 
 Thing = TypeVar("Thing")
 
-AXES = ("pipeline", "data", "shard", "tensor")  # outermost first: ranks of one tensor group are neighbours
+AXES = ("pipeline", "data", "shard", "context", "tensor")  # outermost first: ranks of one tensor group are neighbours
 DATA_AXES = ("data", "shard")  # along these, each rank has rows of its own
+WHOLE_AXES = ("data", "context")  # along these, each rank has all weights
 
 
 class World:
@@ -29,8 +30,10 @@ class World:
     local_size = 1
     data_rank = 0  # among those that get different rows
     data_size = 1
+    context_rank = 0  # among those that get the same rows, and each a part of every sequence in them
+    context_size = 1
     mesh: Any = None  # a DeviceMesh, once laid out
-    data_group: Any = None  # torch's group of those; None: all
+    data_group: Any = None  # torch's group of those that get different tokens; None: all
     store: Any = None  # torch's, where they met
 
     @property
@@ -41,11 +44,20 @@ class World:
     @property
     def is_split(self) -> bool:
         """Whether each process has only a part of the weights."""
-        return self.mesh is not None and any(name != "data" for name in self.mesh.mesh_dim_names)
+        return self.mesh is not None and any(name not in WHOLE_AXES for name in self.mesh.mesh_dim_names)
 
     @property
     def name(self) -> str:
         return f"rank {self.rank} of {self.size}"
+
+    @property
+    def token_rank(self) -> int:
+        """Among those that get different tokens: other rows, or another part of the same ones."""
+        return self.data_rank * self.context_size + self.context_rank
+
+    @property
+    def token_size(self) -> int:
+        return self.data_size * self.context_size
 
     def share(self, rows: int) -> tuple[int, int]:
         """Which rows of a batch are this process's: all processes' shares are as equal as can be, and in order."""
@@ -54,9 +66,29 @@ class World:
     def largest_share(self, rows: int) -> int:
         return -(-rows // self.data_size)
 
+    def stretches(self, length: int) -> list[tuple[int, int]]:
+        """Which positions of a sequence are this process's, in order.
+
+        One stretch from the front and its mirror image from the back: a token attends to all before it, and so each process
+        has as much to do. `length` is to be a multiple of `length_step`.
+        """
+        if self.context_size == 1:
+            return [(0, length)]
+        one, last = length // self.length_step, self.length_step - 1
+        return [(part * one, (part + 1) * one) for part in (self.context_rank, last - self.context_rank)]
+
+    @property
+    def length_step(self) -> int:
+        """What the length of a sequence has to be a multiple of."""
+        return 1 if self.context_size == 1 else 2 * self.context_size
+
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Over those that get different rows, in place."""
+        """Over those that get different tokens, in place."""
         self.begin_sum(tensor)()
+        return tensor
+
+    def sum_over_context_(self, tensor: Tensor) -> Tensor:
+        """Over those that get the same rows, in place."""
         return tensor
 
     def begin_sum(self, tensor: Tensor) -> Callable[[], object]:
@@ -95,12 +127,17 @@ class ProcessWorld(World):
         self._device, self._ours = device, ours
 
     def begin_sum(self, tensor: Tensor) -> Callable[[], object]:
-        if self.data_size == 1:
+        if self.token_size == 1:
             return lambda: None
         work = dist.all_reduce(tensor, group=self.data_group, async_op=True)
         assert work is not None
         wait: Callable[[], object] = work.wait
         return wait
+
+    def sum_over_context_(self, tensor: Tensor) -> Tensor:
+        if self.context_size > 1:
+            dist.all_reduce(tensor, group=self.mesh.get_group("context"))
+        return tensor
 
     def any(self, flag: bool) -> bool:
         votes = torch.tensor([flag], dtype=torch.int32)
@@ -140,12 +177,14 @@ class ProcessWorld(World):
         self.data_rank, self.data_size = 0, 1
         for name in rows:
             self.data_rank, self.data_size = self.data_rank * axes[name] + place[name], self.data_size * axes[name]
-        if self.data_size in (1, self.size):
+        self.context_rank, self.context_size = place.get("context", 0), axes.get("context", 1)
+        tokens = [*rows, *(["context"] if self.context_size > 1 else [])]
+        if self.token_size in (1, self.size):
             self.data_group = None
-        elif len(rows) == 1:
-            self.data_group = self.mesh.get_group(rows[0])
+        elif len(tokens) == 1:
+            self.data_group = self.mesh.get_group(tokens[0])
         else:
-            self.data_group = self.mesh[tuple(rows)]._flatten("rows").get_group()
+            self.data_group = self.mesh[tuple(tokens)]._flatten("tokens").get_group()
 
     def close(self) -> None:
         if self._ours and dist.is_initialized():

@@ -18,7 +18,8 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = heads
         self.dropout = dropout
-        self.attend = F.scaled_dot_product_attention  # the setting attention=flex puts another one here
+        # the setting attention=flex puts another one here, and so does a mesh with context
+        self.attend = F.scaled_dot_product_attention
         self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.project = nn.Linear(width, width, bias=bias)
 
@@ -64,6 +65,7 @@ class GPT(nn.Module):
         if width % heads:
             raise ModelError(f"gpt: width must be a multiple of heads, got width {width} and heads {heads}")
         self.window = window
+        self.locate = from_start  # a process that has a part of each sequence puts another one here
         self.narrow_residual = False  # the setting residual=autocast turns it
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(window, width)
@@ -103,9 +105,17 @@ class GPT(nn.Module):
         length = x.shape[1]
         if length > self.window:
             raise ModelError(f"gpt was built for a window of {self.window} tokens and got {length}: set window: {length}")
-        places = self.positions.weight[:length] if positions is None else self.positions(positions)
+        if positions is None and self.locate is from_start:
+            places: Tensor = self.positions.weight[:length]  # cheaper than to look them up
+        else:
+            places = self.positions(self.locate(length, x.device) if positions is None else positions)
         stream: Tensor = self.dropout(self.tokens(x) + places)
         return in_autocast(stream) if self.narrow_residual else stream
+
+
+def from_start(length: int, device: torch.device) -> Tensor:
+    """At which positions so many tokens stand: they are all there is of a sequence."""
+    return torch.arange(length, device=device)
 
 
 def own_past(documents: Tensor) -> Tensor:

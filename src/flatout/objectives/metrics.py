@@ -35,6 +35,12 @@ class SumMeter:
                 self._totals[name] = zeros(self._device)
             self._totals[name] += value
 
+    def add_up(self, sum_: Callable[[Tensor], Tensor]) -> None:
+        """With those of other processes, which saw other parts of the same batches."""
+        if self._totals:
+            summed = sum_(torch.stack(list(self._totals.values())))
+            self._totals = dict(zip(self._totals, summed.unbind(), strict=True))
+
     def result(self) -> dict[str, float]:
         if not self._totals:
             return {}

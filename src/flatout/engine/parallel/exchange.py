@@ -136,7 +136,7 @@ class Replicas(Exchange):
 
         def summed() -> Tensor:
             assert tally.grad is not None
-            return tally.grad.to(totals.dtype) * self._world.data_size
+            return tally.grad.to(totals.dtype) * self._world.token_size
 
         return (self._tally * totals.to(tally.dtype)).sum(), summed
 
@@ -205,11 +205,18 @@ def exchange_for(
 
         split_tensors(model, world.mesh["tensor"], plan)
     if "shard" in names:
-        return Shards(model, loss, settings, world, world.mesh[("data", "shard")] if "data" in names else world.mesh["shard"])
-    if world.data_size == 1:
+        return Shards(model, loss, settings, world, _mesh_of_shards(world.mesh, names))
+    if world.token_size == 1:
         return Exchange(model, loss)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError("no parameter of the model is trained: there is nothing to share between processes")
     if "tensor" in names:
         return Summed(model, loss, settings, world, world.mesh.get_group("data"))
     return Replicas(model, loss, settings, world)
+
+
+def _mesh_of_shards(mesh: Any, names: Sequence[str]) -> Any:
+    """Along its last axis weights are split. Who has other parts of the same rows takes part in that as who has other rows."""
+    if "context" in names:
+        return mesh[("shard", "context")]._flatten("shard_context")
+    return mesh[("data", "shard")] if "data" in names else mesh["shard"]

@@ -291,8 +291,8 @@ def _check_layout(world: World) -> None:
     names = () if world.mesh is None else world.mesh.mesh_dim_names
     if others := [name for name in names if name != "data"]:
         raise UsageError(
-            f"exchange is for processes that each have all weights, and the mesh splits them by {', '.join(others)}: "
-            f"--mesh data={world.size}, or leave exchange out"
+            f"exchange is for processes that each have all weights and whole rows, and the mesh splits them by "
+            f"{', '.join(others)}: --mesh data={world.size}, or leave exchange out"
         )
 
 

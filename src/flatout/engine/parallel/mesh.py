@@ -24,12 +24,22 @@ def parse_mesh(written: str, size: int) -> dict[str, int]:
         if name in given:
             raise UsageError(f"mesh {written!r} gives {name} twice")
         given[name] = int(count)
+    _check_context(written, given)
     made = math.prod(given.values())
     if made != size:
         raise UsageError(
             f"mesh {written!r} multiplies to {made}, and the number of processes is {size}: {_instead(given, size)}"
         )
     return axes | given
+
+
+def _check_context(written: str, given: Mapping[str, int]) -> None:
+    others = [name for name in AXES if name != "context" and given.get(name, 1) > 1]
+    if given.get("context", 1) > 1 and others not in ([], ["data"], ["shard"]):
+        raise UsageError(
+            f"mesh {written!r}: context goes together with data or with shard, not with {' and '.join(others)} yet: "
+            "leave one of them out"
+        )
 
 
 def _instead(given: Mapping[str, int], size: int) -> str:

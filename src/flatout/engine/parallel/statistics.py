@@ -12,7 +12,7 @@ OWN = "batch norms take each process's own rows, one over all of them is only fo
 
 def share_statistics(model: nn.Module, world: World, device: torch.device) -> tuple[nn.Module, bool]:
     """The model with batch norms over the rows of all processes, and whether they are."""
-    if world.data_size == 1 or not _statistics(model):
+    if world.token_size == 1 or not _statistics(model):
         return model, True
     if device.type != "cuda":
         return model, False
@@ -22,9 +22,9 @@ def share_statistics(model: nn.Module, world: World, device: torch.device) -> tu
 
 def average_statistics(model: nn.Module, world: World) -> None:
     """Before anybody looks at them: an evaluation, a checkpoint."""
-    if world.data_size > 1:
+    if world.token_size > 1:
         for statistic in _statistics(model):
-            world.sum_(statistic).div_(world.data_size)
+            world.sum_(statistic).div_(world.token_size)
 
 
 def _statistics(model: nn.Module) -> list[Tensor]:
