@@ -31,7 +31,7 @@ from flatout.engine.progress import BudgetMeter
 from flatout.engine.schedules import parse_schedule
 from flatout.machine.meters import Meters
 from flatout.models.build import build as build_model
-from flatout.models.build import source_hash
+from flatout.models.build import code_text, source_hash
 from flatout.models.finetune import freeze, load_weights, rates
 from flatout.objectives.build import build as build_objective
 from flatout.objectives.custom import Custom
@@ -210,7 +210,7 @@ _OF_THE_PROCESSES = ("mesh", "pipeline", "bucket_mb", "reshard")
 
 
 def identity(recipe: Recipe, job: Job) -> str:
-    """What makes two runs the same: the recipe, the code it names, the data's content."""
+    """What makes two runs the same: the recipe, the code it names, the data's content. Not how processes share the work."""
     written = recipe.written()
     written["settings"] = {name: value for name, value in recipe.settings.items() if name not in _OF_THE_PROCESSES}
     digest = hashlib.sha256(json.dumps(written, sort_keys=True, default=str).encode())
@@ -223,3 +223,10 @@ def identity(recipe: Recipe, job: Job) -> str:
         digest.update(source_text(knob.turn).encode())
     digest.update(job.data.fingerprint().encode())
     return digest.hexdigest()[:32]
+
+
+def code_of(recipe: Recipe, job: Job) -> str:
+    """The text of the code that the recipe names, for a person to compare."""
+    own = [job.objective.function] if isinstance(job.objective, Custom) else []
+    own += [recipe.optimizer] if callable(recipe.optimizer) else []
+    return "\n".join([code_text(recipe.model), *map(source_text, [*own, *(knob.turn for knob in recipe.own_knobs)])])

@@ -22,12 +22,14 @@ import torch
 from flatout import __version__
 from flatout.base.errors import Diverged, FlatoutError, PeerLost, Stopped, StoreError, TrainingError, UsageError
 from flatout.base.events import Event, EventLog, Observer, read_events
-from flatout.building import build_job, check_job, identity
+from flatout.building import build_job, check_job, code_of, identity
 from flatout.data.data import Data
 from flatout.data.kept import remember
 from flatout.engine.job import Job
 from flatout.engine.loop import train
+from flatout.engine.parallel.fitting import check_fits
 from flatout.engine.parallel.mesh import parse_mesh
+from flatout.engine.settings import conflicts
 from flatout.machine.device import device_name, pick_device
 from flatout.machine.facts import read_facts
 from flatout.machine.joining import join
@@ -68,25 +70,36 @@ def joined(recipe: Recipe) -> Iterator[World]:
 
 def run_in(world: World, recipe: Recipe, asked: Asked) -> RunFolder:
     """Every process of the world calls it. The folder holds the result when it returns."""
-    _on_all(world, lambda: parse_mesh(str(recipe.settings.get("mesh", "")), world.size))
+    axes = _on_all(world, lambda: parse_mesh(str(recipe.settings.get("mesh", "")), world.size))
     job = _built(world, recipe, asked.cache)
+    _on_all(world, lambda: check_fits(job.model, axes, job.tensor_plan, str(recipe.settings.get("pipeline", "1f1b"))))
     key = identity(recipe, job)
-    check_same(world, {**_versions(), "recipe": _written(recipe), "data": job.data.fingerprint(), "code and data": key})
+    mine = {**_versions(), "recipe": _written(recipe), "data": job.data.fingerprint(), "code": key}
+    check_same(world, mine, lambda: code_of(recipe, job))
     layout = _layout(world, recipe, job, asked.cache)
     begun = _by_first(world, lambda: _begin(world, layout, recipe, job, key, asked))
     folder, plan = RunFolder(Path(begun["folder"])), Plan.from_dict(begun["plan"])
+    shared, off = _as_shared_now(world, recipe, layout, plan)
     if begun["begun"]:
         check_job(job, pick_device(plan.settings.device))
     with ExitStack() as held:
-        held.enter_context(_said(folder))
-        if world.is_first:
-            held.enter_context(folder.locked())
-            if not begun["begun"]:
-                receipt = None if begun["receipt"] is None else Receipt.from_dict(begun["receipt"])
-                _write_beginning(folder, recipe, plan, job, receipt)
-        path, observers = (folder.events_path, asked.observers) if world.is_first else (None, ())
-        events = held.enter_context(EventLog(path, observers))
-        _train(world, job, _fitted(plan, world, layout, events), folder, events, asked.cache)
+        logs: list[EventLog] = []
+
+        def start() -> dict[str, Any]:
+            with _said(folder):
+                held.enter_context(folder.locked())
+                if not begun["begun"]:
+                    receipt = None if begun["receipt"] is None else Receipt.from_dict(begun["receipt"])
+                    _write_beginning(folder, recipe, plan, job, receipt)
+                logs.append(held.enter_context(EventLog(folder.events_path, asked.observers)))
+            return {}
+
+        _by_first(world, start)
+        events = logs[0] if logs else held.enter_context(EventLog(None))
+        for name, value in off.items():
+            events.emit("degraded", what=name, value=value, why=_why_not_together(name, world.size, layout.mesh))
+        with _said(folder):
+            _train(world, job, shared, folder, events, asked.cache)
     return folder
 
 
@@ -126,16 +139,6 @@ def _memory_bytes(device: torch.device, world: World) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     return read_facts().memory_usable_bytes // max(1, world.local_size)
-
-
-def _fitted(plan: Plan, world: World, layout: Layout, events: EventLog) -> Plan:
-    """The plan of a run that was begun by other processes than these, without what these can't have."""
-    settings = replace(plan.settings, mesh=layout.mesh)
-    for name, value in _not_together(world.size, layout.mesh).items():
-        if getattr(settings, name) != value:
-            settings = replace(settings, **{name: value})
-            events.emit("degraded", what=name, value=value, why=_why_not_together(name, world.size, layout.mesh))
-    return replace(plan, settings=settings)
 
 
 def _begin(world: World, layout: Layout, recipe: Recipe, job: Job, key: str, asked: Asked) -> dict[str, Any]:
@@ -206,37 +209,51 @@ def _train(world: World, job: Job, plan: Plan, folder: RunFolder, events: EventL
         ceiling_flops=prediction.ceiling_flops,
         **({} if world.size == 1 else {"processes": world.size, "mesh": plan.settings.mesh}),
     )
-    settings = plan.settings if world.size == 1 else replace(plan.settings, device=_device_of(world, plan.settings.device))
-    watch = watch_over(world, events)
+
+    def keep_end(status: str, reason: str) -> None:
+        if world.is_first:
+            _write_result(folder, {"status": status, "reason": reason, **_so_far(folder), "plan": plan.to_dict()})
+
+    watch = watch_over(world, events, keep_end)
     try:
-        result = train(job, settings, folder, events, cache, world, watch)
+        result = train(job, plan.settings, folder, events, cache, world, watch)
         world.barrier()
         watch.goodbye()
     except BaseException as ended:
         error = ended if world.size == 1 else _cause(watch, world, ended)
-        reason = _reason(error)
         if not isinstance(error, Stopped):
-            events.emit("failed", error=reason)
-        if world.is_first:
-            _write_result(folder, {"status": _status_after(error), "reason": reason, **_so_far(folder), "plan": plan.to_dict()})
+            events.emit("failed", error=_reason(error))
+        if isinstance(error, PeerLost) and watch.cause is not None:
+            keep_end(_status_of(watch.cause), watch.cause.short())
+        else:
+            keep_end(_status_after(error), _reason(error))
         if error is ended:
             raise
         raise error from ended
     finally:
         watch.close()
-    if world.is_first:
-        folder.write("result.json", {**result, "plan": plan.to_dict()})
+
+    def write() -> dict[str, Any]:
+        with _said(folder):
+            folder.write("result.json", {**result, "plan": plan.to_dict()})
+        return {}
+
+    _by_first(world, write)
     world.barrier()
 
 
-def watch_over(world: World, events: EventLog) -> Watch | NoWatch:
-    """Of several processes: who hangs, is slow, has failed or is gone. What nobody can go on after ends this one."""
+def watch_over(world: World, events: EventLog, keep_end: Callable[[str, str], None]) -> Watch | NoWatch:
+    """Of several processes: who hangs, is slow, has failed or is gone. What nobody can go on after ends this one.
+
+    `keep_end`: is told a status and why.
+    """
     if world.size == 1:
         return NoWatch()
 
     def on_news(news: News) -> None:
         if isinstance(news, Failed | Lost | StoreLost):
             events.emit("failed", error=news.words())
+            keep_end(_status_of(news), news.short())
             if news.mine:
                 _say_aloud(news.words())
             os._exit(TrainingError.exit_code)  # its main thread may wait for ever for somebody who is gone
@@ -262,6 +279,25 @@ def _cause(watch: Watch | NoWatch, world: World, ended: BaseException) -> BaseEx
     return PeerLost(cause.words())
 
 
+def _as_shared_now(world: World, recipe: Recipe, layout: Layout, plan: Plan) -> tuple[Plan, dict[str, Any]]:
+    """A run goes on as it was planned, but for how the processes share it: these may be others than those that began it. Also
+    what was chosen for those and is switched off for these."""
+    settings = replace(plan.settings, mesh=layout.mesh)
+    off = {
+        name: value
+        for name, value in _not_together(world.size, layout.mesh).items()
+        if getattr(settings, name) != value and (name == "graph" or name not in recipe.settings)
+    }
+    if world.size > 1:
+        settings = replace(settings, device=_device_of(world, settings.device), **off)
+    if settings.mesh != plan.settings.mesh and (problems := conflicts(settings)):
+        raise UsageError(
+            f"this run was begun with settings that mesh={layout.mesh} can't have: {'; '.join(problems)}. "
+            f"Go on with the mesh that it had ({plan.settings.mesh or 'none'}), or start anew with --fresh"
+        )
+    return replace(plan, settings=settings), off
+
+
 def _device_of(world: World, planned: str) -> str:
     """The plan is of the first process; each has a device of its own."""
     kind = planned.partition(":")[0]
@@ -271,20 +307,23 @@ def _device_of(world: World, planned: str) -> str:
 # ---- several processes, one answer ----
 
 
-def check_same(world: World, mine: dict[str, str]) -> None:
-    """Everybody has the same recipe, data and versions, or all stop with what differs."""
+def check_same(world: World, mine: dict[str, str], code: Callable[[], str]) -> None:
+    """Everybody has the same recipe, data and versions, or all stop with what differs. Of code, a hash is compared first."""
     said = world.gather(mine)
     for rank, theirs in enumerate(said):
         for name, value in theirs.items():
             if value != said[0][name]:
+                texts = world.gather(code()) if name == "code" else [one[name] for one in said]
                 raise UsageError(
-                    f"rank {rank} has another {name} than rank 0: {_difference(said[0][name], value)}. All processes of a run "
+                    f"rank {rank} has another {name} than rank 0: {_difference(texts[0], texts[rank])}. All processes of a run "
                     "start from the same recipe, code, data and versions: bring them into line"
                 )
 
 
 def _difference(first: str, other: str) -> str:
     """Of texts, the lines that differ."""
+    if first == other:
+        return "not its text, but values that it uses, such as the weights of a model that was given"
     if "\n" not in first:
         return f"{other}, not {first}"
     lines = difflib.unified_diff(first.splitlines(), other.splitlines(), lineterm="", n=0)
@@ -357,6 +396,11 @@ def _status_after(error: BaseException) -> str:
     if isinstance(error, Stopped | KeyboardInterrupt):
         return "stopped"
     return "diverged" if isinstance(error, Diverged) else "failed"
+
+
+def _status_of(news: Failed | Lost | StoreLost) -> str:
+    """A process that is gone interrupts a run, as it does where it is the only one."""
+    return "failed" if isinstance(news, Failed) else "interrupted"
 
 
 @contextmanager

@@ -6,8 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -25,12 +25,19 @@ class Ended:
     err: str
 
 
+def started(size: int, script: str, *asked: Any, restarts: int = 0) -> AbstractContextManager[list[subprocess.Popen[str]]]:
+    """`script` of this folder in each process, with what is asked as JSON."""
+    return launched(size, [str(HERE / script), *(json.dumps(one) for one in asked)], restarts=restarts)
+
+
 @contextmanager
-def started(size: int, script: str, *asked: Any, restarts: int = 0) -> Iterator[list[subprocess.Popen[str]]]:
-    """`script` of this folder in each process, with what is asked as JSON. The launcher keeps the store where they meet."""
+def launched(
+    size: int, arguments: list[str], more: Mapping[str, str] | None = None, *, restarts: int = 0
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Python with these arguments in each process. The launcher keeps the store where they meet."""
     torch: Any = dist
     store = torch.TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
-    command = [sys.executable, str(HERE / script), *(json.dumps(one) for one in asked)]
+    command = [sys.executable, *arguments]
     processes = []
     for rank in range(size):
         told = {
@@ -38,7 +45,7 @@ def started(size: int, script: str, *asked: Any, restarts: int = 0) -> Iterator[
             "MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": restarts,
             "OMP_NUM_THREADS": 1,
         }  # fmt: skip
-        environment = {**os.environ, **{name: str(value) for name, value in told.items()}}
+        environment = {**os.environ, **{name: str(value) for name, value in told.items()}, **(more or {})}
         piped: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         processes.append(subprocess.Popen(command, env=environment, **piped))
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flatout.machine.watch import NoWatch, Watch
+from flatout.machine.watch import SPLIT_FORWARD, NoWatch, Watch
 from flatout.machine.watch.blame import from_exchange
 from flatout.machine.watch.inquiry import Answer, Neighbour, Question, answer
 from flatout.machine.watch.limits import LEAST_S, PATIENT_S, UNKNOWN_S, Limits
@@ -371,6 +371,16 @@ def test_two_stragglers_are_found_together_and_of_two_ranks_one() -> None:
     assert found is not None and found.ranks == (1, 3)
     found = find_stragglers({0: blocks(0.05), 1: blocks(0.08)}, 2)
     assert found is not None and found.ranks == (1,)
+
+
+def test_who_is_late_with_data_where_weights_are_split_is_found_though_the_others_wait_in_their_forward() -> None:
+    late = [Block(0.1, {"data": 0.05, SPLIT_FORWARD: 0.02}) for _ in range(BLOCKS)]
+    waits = [Block(0.1, {"data": 0.001, SPLIT_FORWARD: 0.069}) for _ in range(BLOCKS)]
+    found = find_stragglers({0: waits, 1: late, 2: waits}, 3)
+    assert found is not None and found.ranks == (1,) and found.phase == "data"
+    assert found.cost_s == pytest.approx(0.049)
+    own = [Block(0.1, {"data": 0.001, "forward": 0.069}) for _ in range(BLOCKS)]  # which is work, of whoever has all weights
+    assert find_stragglers({0: own, 1: [Block(0.1, {"data": 0.05, "forward": 0.02})] * BLOCKS, 2: own}, 3) is None
 
 
 def test_a_slow_moment_or_a_small_difference_is_nobodys_fault() -> None:

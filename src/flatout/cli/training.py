@@ -33,9 +33,7 @@ Planning = Annotated[
 ]
 Mesh = Annotated[
     str | None,
-    typer.Option(
-        "--mesh", help="How processes share it: data=2,tensor=2, shard=4, pipeline=2, context=2. Else: what fits."
-    ),
+    typer.Option("--mesh", help="How processes share it: data=2,tensor=2, shard=4, pipeline=2, context=2. Else: what fits."),
 ]
 On = Annotated[str | None, typer.Option("--on", help="ray: the cluster at RAY_ADDRESS, or one on this machine for this run.")]
 RayWorkers = Annotated[

@@ -34,7 +34,7 @@ from flatout.engine.state import finite
 from flatout.engine.sync import sync_point
 from flatout.engine.together import Together, together
 from flatout.engine.uncompiled import compiler_left_out
-from flatout.machine.watch import NoWatch, Watch
+from flatout.machine.watch import SPLIT_FORWARD, NoWatch, Watch
 from flatout.machine.world import World
 from flatout.measure.clock import synchronize
 from flatout.measure.ledger import Ledger
@@ -126,6 +126,7 @@ class Loop:
 
     def run(self) -> None:
         parts, budget, ledger, first = self.parts, self.parts.budget, self.ledger, True
+        forward = SPLIT_FORWARD if self.world.is_split else "forward"
         while True:
             if self.log.due(self.progress) or self.evaluation_due() or budget.is_spent(self.progress) or self.stop:
                 self.read_log()
@@ -155,7 +156,7 @@ class Loop:
                     self.phases.begin()
                 batch = parts.feed.next(size)
                 ledger.lap("data")
-                self.at("compile" if first and parts.step.compiled else "forward")
+                self.at("compile" if first and parts.step.compiled else forward)
                 parts.step(batch, size)
             parts.step.exchange.after_step(size)
             if first:

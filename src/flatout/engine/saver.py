@@ -22,6 +22,7 @@ from flatout.base.units import show_seconds
 from flatout.engine.memory import is_out_of_memory
 from flatout.engine.sync import sync_point
 from flatout.store.sharded import ShardedCheckpoints, Snapshot, local_parts
+from flatout.store.sharded_peers import why_failed
 from flatout.store.tensors import encode
 
 _STAGE_BYTES = 64 << 20
@@ -130,17 +131,9 @@ class Saver:
                 if best is not None and best["step"] in self._checkpoints.steps() and best != self._checkpoints.best():
                     self._checkpoints.mark_best(**best)
                 self._checkpoints.prune()
-        except OSError as error:
-            self.failures += 1
-            self._events.emit(
-                "checkpoint_failed", step=step, why=f"{error.strerror or error}", kept=self._checkpoints.steps()[-1:]
-            )
-            return
         except Exception as error:
             self.failures += 1
-            self._events.emit(
-                "checkpoint_failed", step=step, why=f"{type(error).__name__}: {error}", kept=self._checkpoints.steps()[-1:]
-            )
+            self._events.emit("checkpoint_failed", step=step, why=why_failed(error), kept=self._checkpoints.steps()[-1:])
             return
         whole_s = time.perf_counter() - began_s
         self.times.count += 1

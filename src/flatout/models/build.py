@@ -63,6 +63,11 @@ def source_hash(model: Model) -> str:
     return digest.hexdigest()
 
 
+def code_text(model: Model) -> str:
+    """The user's own code behind it."""
+    return "\n".join(map(source_text, _code_of(model)))
+
+
 def _code_of(model: Model) -> list[object]:
     if isinstance(model, nn.Module):
         return sorted({type(module) for module in model.modules()}, key=_path)

@@ -64,10 +64,8 @@ class Pipeline:
         `costs`: of each piece, as measured by one process for all; all are alike without it. `data_group`: processes that have
         the same stages and other rows. `beside` makes what a forward and a loss run in, such as autocast.
         """
-        if schedule not in SCHEDULES:
-            raise UsageError(f"there is no schedule {schedule!r}; {did_you_mean(schedule, SCHEDULES)}")
         self.rank, size = dist.get_rank(group), dist.get_world_size(group)
-        self._stages = size * VIRTUAL if schedule == "interleaved" else size
+        self._stages = stages_of(schedule, size)
         chain, self._pieces = cut(model, self._stages, costs)
         self.micro_batches = checked_micro_batches(schedule, micro_batches, size)
         mine = range(self.rank, self._stages, size)
@@ -197,6 +195,13 @@ class Pipeline:
                 dist.send(gradient, group=self._group, group_dst=first)
                 dist.recv(gradient, group=self._group, group_src=first)
             weight.grad = gradient
+
+
+def stages_of(schedule: str, size: int) -> int:
+    """Of so many processes."""
+    if schedule not in SCHEDULES:
+        raise UsageError(f"there is no schedule {schedule!r}; {did_you_mean(schedule, SCHEDULES)}")
+    return size * VIRTUAL if schedule == "interleaved" else size
 
 
 def checked_micro_batches(schedule: str, given: int, size: int) -> int:

@@ -62,11 +62,8 @@ def split_tensors(
     `split_logits`: while it trains, the last layer of gpt gives a DTensor of logits, each process those of its own tokens, and
     the loss and its backward are to run within torch's `loss_parallel()`.
     """
-    parts, model_with_plan = mesh.size(), model
-    if plan is None:
-        model_with_plan = part_with_plan(model, parts)
-        plan = plan_of(model_with_plan)
-    styles = styles_of(model_with_plan, plan, parts)
+    parts = mesh.size()
+    model_with_plan, styles = planned(model, plan, parts)
     by_sequence = sequence and "sequence" in styles.values()
     # gpt adds positions to its tokens outside of any module: there both are DTensors
     stream = Stream(mesh, Shard(1) if by_sequence else Replicate(), not by_sequence and not isinstance(model_with_plan, GPT))
@@ -77,6 +74,14 @@ def split_tensors(
     for attention in model_with_plan.modules():
         if isinstance(attention, Attention) and isinstance(attention.qkv.weight, DTensor):
             attention.heads //= parts
+
+
+def planned(model: nn.Module, plan: Mapping[str, str] | None, parts: int) -> tuple[nn.Module, dict[str, str]]:
+    """The part of it that the plan is of, and how each of its modules is split; nothing is yet."""
+    if plan is not None:
+        return model, styles_of(model, plan, parts)
+    model = part_with_plan(model, parts)
+    return model, styles_of(model, plan_of(model), parts)
 
 
 def plan_of(model: nn.Module) -> dict[str, str]:

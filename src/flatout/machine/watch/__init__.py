@@ -5,6 +5,7 @@ Nothing here is a collective: all of it goes over a side store, from a thread, a
 
 from flatout.machine.watch.news import Failed, Hang, Lost, Moving, News, StoreLost, Straggler
 from flatout.machine.watch.no_watch import NoWatch
+from flatout.machine.watch.pulse import SPLIT_FORWARD
 from flatout.machine.watch.watch import Watch
 
-__all__ = ["Watch", "NoWatch", "News", "Hang", "Moving", "Straggler", "Failed", "Lost", "StoreLost"]
+__all__ = ["SPLIT_FORWARD", "Watch", "NoWatch", "News", "Hang", "Moving", "Straggler", "Failed", "Lost", "StoreLost"]

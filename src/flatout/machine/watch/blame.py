@@ -1,10 +1,11 @@
-"""Whether an error is likely the echo of another rank's end: an exchange that broke, as the engines word it."""
+"""What an error says, and whether it is likely the echo of another rank's end: an exchange that broke, as engines word it."""
 
 from __future__ import annotations
 
 import re
 import traceback
 
+from flatout.base.errors import FlatoutError
 from flatout.machine.watch.stacks import kind_of
 
 _BROKEN = re.compile(
@@ -18,3 +19,10 @@ def from_exchange(error: BaseException) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     inside = bool(frames) and kind_of(frames[-1].filename) == "distributed"
     return inside or bool(_BROKEN.search(str(error)))
+
+
+def in_words(error: BaseException) -> tuple[str, str]:
+    """Its last line and its traceback, which one that was written for people does not need."""
+    if isinstance(error, FlatoutError):
+        return str(error), ""
+    return "".join(traceback.format_exception_only(error)).strip(), "".join(traceback.format_exception(error))

@@ -112,11 +112,14 @@ class Failed:
     kind: ClassVar[str] = "failed"
     rank: int
     error: str  # its last line
-    traceback: str
+    traceback: str  # "" of an error whose words say all
     mine: bool = True
 
     def words(self) -> str:
         return f"rank {self.rank} failed, so all stop: {self.error}\n{self.traceback}".rstrip()
+
+    def short(self) -> str:
+        return f"rank {self.rank}: {self.error}"
 
     def to_dict(self) -> dict[str, Any]:
         return {"rank": self.rank, "error": self.error, "traceback": self.traceback}
@@ -136,6 +139,9 @@ class Lost:
     def words(self) -> str:
         return f"rank {self.rank} is lost: {self.why}; it was last heard of at step {self.step}, in {self.phase}"
 
+    def short(self) -> str:
+        return self.words()
+
     def to_dict(self) -> dict[str, Any]:
         return {"rank": self.rank, "why": self.why, "step": self.step, "phase": self.phase, "words": self.words()}
 
@@ -151,6 +157,9 @@ class StoreLost:
 
     def words(self) -> str:
         return f"the store {self.where} is gone: {self.why}. Nothing is known of other ranks any more"
+
+    def short(self) -> str:
+        return self.words()
 
     def to_dict(self) -> dict[str, Any]:
         return {"where": self.where, "why": self.why, "words": self.words()}

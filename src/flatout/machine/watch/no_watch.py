@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import traceback
-
+from flatout.machine.watch.blame import in_words
 from flatout.machine.watch.news import Failed, Lost, StoreLost
 
 
@@ -20,8 +19,7 @@ class NoWatch:
         pass
 
     def fail(self, error: BaseException) -> Failed:
-        last = "".join(traceback.format_exception_only(error)).strip()
-        return Failed(0, last, "".join(traceback.format_exception(error)))
+        return Failed(0, *in_words(error))
 
     def missing(self, within_s: float = 0.0) -> tuple[int, ...]:
         return ()

@@ -2,7 +2,8 @@
 
 Phases are words of the loop's own choosing. Three kinds mean something here: those of `OWN` hold no waiting for others, so
 their seconds can be compared between ranks; "exchange" is nothing but waiting for others; the ones of `limits.PATIENT_S` may
-take long without a mark. Everything else ("step", "backward" with its overlapped exchange) is some of each.
+take long without a mark. Everything else ("step", "backward" with its overlapped exchange) is some of each, the forward of
+split weights too: whoever comes to it late makes the others wait in theirs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from time import monotonic
 
 OWN = frozenset({"data", "forward", "compute", "optimizer"})
 EXCHANGE = "exchange"
+SPLIT_FORWARD = "split forward"
 
 
 class Pulse:

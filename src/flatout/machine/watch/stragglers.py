@@ -2,6 +2,9 @@
 
 Everybody's steps take equally long, since all wait for the slowest: so it is seconds outside of waiting that are compared, in
 blocks of about a second, and a rank must be behind in nearly all of the last blocks. A slow moment is nobody's fault.
+
+Where weights are split, a forward is work and waiting in one. A rank that is late with its data then makes all others as slow
+in theirs: so where nobody is behind in both together, those who are behind in their data are.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from flatout.machine.watch.news import Straggler
-from flatout.machine.watch.pulse import OWN
+from flatout.machine.watch.pulse import OWN, SPLIT_FORWARD
 from flatout.machine.watch.records import Record
 
 BLOCKS = 8
@@ -30,9 +33,8 @@ class Block:
     step_s: float
     phases_s: Mapping[str, float]
 
-    @property
-    def own_s(self) -> float:
-        return sum(self.phases_s.get(phase, 0.0) for phase in OWN)
+    def seconds_in(self, phases: frozenset[str]) -> float:
+        return sum(self.phases_s.get(phase, 0.0) for phase in phases)
 
 
 class Pace:
@@ -59,35 +61,41 @@ def find_stragglers(paces: Mapping[int, Sequence[Block]], size: int) -> Straggle
     full = {rank: blocks for rank, blocks in paces.items() if len(blocks) == BLOCKS}
     if len(full) < max(2, len(paces)):
         return None
-    own_s = {rank: median(block.own_s for block in blocks) for rank, blocks in full.items()}
-    step_s = median(block.step_s for blocks in full.values() for block in blocks)
-    slow = {rank for rank in full if _is_behind(rank, full, own_s)}
-    if not slow or len(slow) == len(full):
+    found = _behind_in(OWN | {SPLIT_FORWARD}, full, size)
+    if found is None and any(SPLIT_FORWARD in block.phases_s for blocks in full.values() for block in blocks):
+        return _behind_in(frozenset({"data"}), full, size)
+    return found
+
+
+def _behind_in(phases: frozenset[str], paces: Mapping[int, Sequence[Block]], size: int) -> Straggler | None:
+    own_s = {rank: [block.seconds_in(phases) for block in blocks] for rank, blocks in paces.items()}
+    usual_s = {rank: median(seconds) for rank, seconds in own_s.items()}
+    step_s = median(block.step_s for blocks in paces.values() for block in blocks)
+    slow = {rank for rank in paces if _is_behind(rank, own_s, usual_s)}
+    if not slow or len(slow) == len(paces):
         return None
-    rest = [value for rank, value in own_s.items() if rank not in slow]
-    cost_s = min(max(own_s[rank] for rank in slow) - max(rest), step_s)
+    rest = [value for rank, value in usual_s.items() if rank not in slow]
+    cost_s = min(max(usual_s[rank] for rank in slow) - max(rest), step_s)
     if cost_s < WORTH * step_s:
         return None
     return Straggler(
-        {rank: own_s[rank] for rank in sorted(slow)}, median(rest), _where(full, slow), step_s, cost_s, size
+        {rank: usual_s[rank] for rank in sorted(slow)}, median(rest), _where(phases, paces, slow), step_s, cost_s, size
     )  # fmt: skip
 
 
-def _is_behind(rank: int, paces: Mapping[int, Sequence[Block]], own_s: Mapping[int, float]) -> bool:
-    others = [other for other in paces if other != rank]
-    behind = [
-        paces[rank][number].own_s > BEHIND * median(paces[other][number].own_s for other in others) for number in range(BLOCKS)
-    ]
-    return sum(behind) >= MOSTLY * BLOCKS and own_s[rank] > SLOWER * median(own_s[other] for other in others)
+def _is_behind(rank: int, own_s: Mapping[int, Sequence[float]], usual_s: Mapping[int, float]) -> bool:
+    others = [other for other in own_s if other != rank]
+    behind = [own_s[rank][number] > BEHIND * median(own_s[other][number] for other in others) for number in range(BLOCKS)]
+    return sum(behind) >= MOSTLY * BLOCKS and usual_s[rank] > SLOWER * median(usual_s[other] for other in others)
 
 
-def _where(paces: Mapping[int, Sequence[Block]], slow: set[int]) -> str:
+def _where(phases: frozenset[str], paces: Mapping[int, Sequence[Block]], slow: set[int]) -> str:
     """The phase in which most of the difference is."""
 
     def usual_s(ranks: set[int], phase: str) -> float:
         return median(block.phases_s.get(phase, 0.0) for rank in ranks for block in paces[rank])
 
-    return max(sorted(OWN), key=lambda phase: usual_s(slow, phase) - usual_s(set(paces) - slow, phase))
+    return max(sorted(phases), key=lambda phase: usual_s(slow, phase) - usual_s(set(paces) - slow, phase))
 
 
 class Stragglers:

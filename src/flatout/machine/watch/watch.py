@@ -23,7 +23,7 @@ from typing import Any
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from flatout.machine.watch.blame import from_exchange
+from flatout.machine.watch.blame import from_exchange, in_words
 from flatout.machine.watch.cause import CAUSE_KEY, publish_cause, read_cause
 from flatout.machine.watch.dumps import Dumps, NoDumps
 from flatout.machine.watch.inquiry import Answer, answer
@@ -103,9 +103,7 @@ class Watch:
 
         An exchange that breaks is mostly somebody else's end: then others are looked at first, for up to 2.5 s.
         """
-        text = "".join(traceback.format_exception(error))
-        last = "".join(traceback.format_exception_only(error)).strip()
-        own = Failed(self.rank, last, text)
+        own = Failed(self.rank, *in_words(error))
         with self._settled:
             self._failure_from_exchange = from_exchange(error)
             if self._failure_from_exchange:
