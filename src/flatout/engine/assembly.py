@@ -34,6 +34,7 @@ from flatout.engine.step import Step
 from flatout.engine.together import Together
 from flatout.machine.meters import Meters
 from flatout.machine.world import World
+from flatout.objectives.objective import is_shared
 from flatout.store.run_folder import RunFolder
 from flatout.store.sharded import ShardedCheckpoints
 from flatout.store.sharded_peers import Peers
@@ -205,6 +206,11 @@ def _put_together(
         served = "pinned" if isinstance(feed, StoredFeed) and feed.moved else settings.tier
         options: Any = {"keep": True, "cache": kept, "any_order": True}
         options |= {"threads": settings.reader_threads, "prefetch": settings.prefetch}
+        shares = is_shared(job.objective.meter(device))
+        if not shares and world.data_size > 1:
+            why = f"every process evaluates all rows: the metrics of {job.objective.name} can't be put together from shares"
+            events.emit("degraded", what="evaluation", why=why)
+        options["world"] = world if shares else None
         evaluation = EvalFeed(job.data.validation, job.data.prepare, rows, device, served, **options)
     if kept is not None and (too_much := kept.trim()):  # now that what this run uses is open
         events.emit("degraded", what="disk_budget", why=too_much)

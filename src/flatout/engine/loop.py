@@ -16,6 +16,7 @@ from flatout.base.budget import Budget
 from flatout.base.errors import DamagedCheckpoint, Diverged, Stopped
 from flatout.base.events import EventLog
 from flatout.base.units import parse_seconds, show_seconds
+from flatout.data.serving.evaluation import EvalFeed
 from flatout.engine.assembly import assemble, evaluation_interval
 from flatout.engine.determinism import deterministic_kernels, own_random_state, seed_of
 from flatout.engine.ending import early_end, note_evaluation
@@ -29,6 +30,7 @@ from flatout.engine.phases import DevicePhases, HostPhases, NoPhases
 from flatout.engine.precision import matmul_precision
 from flatout.engine.progress import Progress
 from flatout.engine.settings import Settings
+from flatout.engine.shared_evaluation import SharedEvaluation
 from flatout.engine.signals import watch_signals
 from flatout.engine.state import finite
 from flatout.engine.sync import sync_point
@@ -126,7 +128,7 @@ class Loop:
 
     def run(self) -> None:
         parts, budget, ledger, first = self.parts, self.parts.budget, self.ledger, True
-        forward = SPLIT_FORWARD if self.world.is_split else "forward"
+        forward = SPLIT_FORWARD if self.world.meets_in_forward else "forward"
         while True:
             if self.log.due(self.progress) or self.evaluation_due() or budget.is_spent(self.progress) or self.stop:
                 self.read_log()
@@ -263,19 +265,10 @@ class Loop:
         average_statistics(self.parts.state.model, self.world)
         average = self.parts.state.average
         with self.parts.step.exchange.in_place(), average.in_place() if average else nullcontext():
-            metrics = evaluate_in_memory(
-                self.parts.state.model,
-                self.job.objective,
-                self.parts.evaluation,
-                precision=self.settings.precision,
-                device=self.device,
-                should_stop=self.stops_evaluation,
-                on_split=self.on_evaluation_split,
-                exchange=self.parts.step.exchange,
-                world=self.world,
-            )
+            metrics = self.measured(self.parts.evaluation)
         self.ledger.lap("evaluation")
         if metrics is None:
+            self.meet()
             return  # a signal came: the evaluation is due again after the resume
         progress = self.progress
         progress.next_evaluation = self.evaluation_after(progress.samples)
@@ -284,9 +277,18 @@ class Loop:
         if is_best:
             self.save(again=True)
 
+    def measured(self, feed: EvalFeed) -> dict[str, float] | None:
+        """Of one process: all rows. Of several: a share by each."""
+        how: Any = {"precision": self.settings.precision, "device": self.device, "exchange": self.parts.step.exchange}
+        how |= {"should_stop": self.stops_evaluation, "on_split": self.on_evaluation_split}
+        given = self.parts.state.model, self.job.objective, feed
+        if self.world.size == 1:
+            return evaluate_in_memory(*given, **how)
+        return SharedEvaluation(*given, **how, world=self.world, on_wait=lambda: self.at("exchange")).metrics()
+
     def stops_evaluation(self) -> bool:
         self.at("evaluation")
-        return bool(self.stop)
+        return self.together.hears_stop()
 
     def save_due(self) -> bool:
         """Counted in steps, or as the first process finds by its clock."""

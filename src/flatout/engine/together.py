@@ -6,6 +6,7 @@ that depends on time the same everywhere: rates, budgets, the next log point.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,9 @@ from flatout.base.errors import Stopped
 from flatout.engine.signals import StopRequest
 from flatout.machine.watch import NoWatch, Watch
 from flatout.machine.world import World
+
+HEAR_EVERY_S = 0.5
+_met = itertools.count()  # a process may train several times, with the same others and the same store
 
 
 class Together:
@@ -30,6 +34,10 @@ class Together:
     def meet(self, wants_save: Callable[[], bool]) -> None:
         """At a log point."""
 
+    def hears_stop(self) -> bool:
+        """Whether any process was asked to stop, as far as is known here: nothing is agreed on yet. Cheap, and no exchange."""
+        return bool(self.stop)
+
     def save_due(self, wants_save: Callable[[], bool]) -> bool:
         return wants_save()
 
@@ -42,6 +50,8 @@ class Among(Together):
         self._own = stop
         self._now_s = world.from_first(time.monotonic())
         self._save = False
+        self._key, self._listened_s = f"asked to stop/{next(_met)}", time.monotonic()
+        self._said = self._heard = False
 
     def clock(self) -> float:
         return self._now_s
@@ -59,6 +69,16 @@ class Among(Together):
         signals = [one["stop"] for one in said if one["stop"]]
         if signals:
             self.stop.signal_name = signals[0]
+
+    def hears_stop(self) -> bool:
+        """Its own signal at once, that of another a moment later: through the store, as nobody meets here."""
+        if self._own and not self._said:
+            self.world.store.set(self._key, "yes")
+            self._said = self._heard = True
+        now_s = time.monotonic()
+        if not self._heard and now_s - self._listened_s >= HEAR_EVERY_S:
+            self._listened_s, self._heard = now_s, bool(self.world.store.check([self._key]))
+        return self._heard
 
     def save_due(self, wants_save: Callable[[], bool]) -> bool:
         due, self._save = self._save, False

@@ -7,6 +7,7 @@ there are others.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ class World:
     data_size = 1
     context_rank = 0  # among those that get the same rows, and each a part of every sequence in them
     context_size = 1
+    counts = True  # of those that get the same rows and have the same of the model's output, one does
     mesh: Any = None  # a DeviceMesh, once laid out
     data_group: Any = None  # torch's group of those that get different tokens; None: all
     store: Any = None  # torch's, where they met
@@ -45,6 +47,16 @@ class World:
     def is_split(self) -> bool:
         """Whether each process has only a part of the weights."""
         return self.mesh is not None and any(name not in WHOLE_AXES for name in self.mesh.mesh_dim_names)
+
+    @property
+    def is_split_within(self) -> bool:
+        """Whether processes exchange in the middle of a forward, and not only the weights for it."""
+        return self.mesh is not None and any(name in ("tensor", "pipeline", "context") for name in self.mesh.mesh_dim_names)
+
+    @property
+    def meets_in_forward(self) -> bool:
+        """Whether a forward of one waits for the others."""
+        return self.is_split or self.is_split_within
 
     @property
     def name(self) -> str:
@@ -87,20 +99,24 @@ class World:
         self.begin_sum(tensor)()
         return tensor
 
-    def sum_over_context_(self, tensor: Tensor) -> Tensor:
-        """Over those that get the same rows, in place."""
-        return tensor
-
     def begin_sum(self, tensor: Tensor) -> Callable[[], object]:
         """The same beside what comes next; it is done when what this returns was called."""
         return lambda: None
 
     def any(self, flag: bool) -> bool:
-        return flag
+        return bool(self.highest(int(flag)))
+
+    def highest(self, number: int) -> int:
+        """Of all."""
+        return number
 
     def gather(self, thing: Thing) -> list[Thing]:
         """Everybody's, by rank."""
         return [thing]
+
+    def gather_tensors(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Everybody's, by rank and on the host. Names, types and shapes may differ."""
+        return [dict(tensors)]
 
     def from_first(self, thing: Thing) -> Thing:
         return thing
@@ -134,24 +150,29 @@ class ProcessWorld(World):
         wait: Callable[[], object] = work.wait
         return wait
 
-    def sum_over_context_(self, tensor: Tensor) -> Tensor:
-        if self.context_size > 1:
-            dist.all_reduce(tensor, group=self.mesh.get_group("context"))
-        return tensor
-
-    def any(self, flag: bool) -> bool:
-        votes = torch.tensor([flag], dtype=torch.int32)
+    def highest(self, number: int) -> int:
+        votes = torch.tensor([number], dtype=torch.int32)
         dist.all_reduce(votes, op=dist.ReduceOp.MAX)
-        return bool(votes.item())
+        return int(votes.item())
 
     def gather(self, thing: Thing) -> list[Thing]:
-        mine = _to_bytes(thing)
+        return [_from_bytes(piece) for piece in self._gather_bytes(_to_bytes(thing))]
+
+    def gather_tensors(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        said = self.gather([[name, _written(one.dtype), list(one.shape)] for name, one in here.items()])
+        pieces = [one.view(-1).view(torch.uint8) for one in here.values() if one.numel()]
+        found = self._gather_bytes(torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8))
+        return [_unpacked(described, piece) for described, piece in zip(said, found, strict=True)]
+
+    def _gather_bytes(self, mine: Tensor) -> list[Tensor]:
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(mine)]))
         longest = max(int(size) for size in sizes)
         pieces = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(pieces, torch.nn.functional.pad(mine, (0, longest - len(mine))))
-        return [_from_bytes(piece[: int(size)]) for piece, size in zip(pieces, sizes, strict=True)]
+        if longest:
+            dist.all_gather(pieces, torch.nn.functional.pad(mine, (0, longest - len(mine))))
+        return [piece[: int(size)] for piece, size in zip(pieces, sizes, strict=True)]
 
     def from_first(self, thing: Thing) -> Thing:
         mine = _to_bytes(thing if self.is_first else None)
@@ -174,7 +195,7 @@ class ProcessWorld(World):
         self.mesh = init_device_mesh(self._device.type, tuple(axes[name] for name in names), mesh_dim_names=names)
         place = dict(zip(names, self.mesh.get_coordinate(), strict=True))
         rows = [name for name in DATA_AXES if name in names]
-        self.data_rank, self.data_size = 0, 1
+        self.data_rank, self.data_size, self.counts = 0, 1, place.get("tensor", 0) == 0
         for name in rows:
             self.data_rank, self.data_size = self.data_rank * axes[name] + place[name], self.data_size * axes[name]
         self.context_rank, self.context_size = place.get("context", 0), axes.get("context", 1)
@@ -189,6 +210,21 @@ class ProcessWorld(World):
     def close(self) -> None:
         if self._ours and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _written(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _unpacked(described: list[Any], piece: Tensor) -> dict[str, Tensor]:
+    """Tensors by name, out of the bytes of all of them end to end."""
+    found, begin = {}, 0
+    for name, kind, shape in described:
+        dtype: torch.dtype = getattr(torch, kind)
+        end = begin + math.prod(shape) * dtype.itemsize
+        found[name] = piece[begin:end].clone().view(dtype).view(shape)  # a copy: a view needs its bytes to be aligned
+        begin = end
+    return found
 
 
 def _to_bytes(thing: Any) -> Tensor:

@@ -15,6 +15,8 @@ from flatout.objectives.inputs import Batch
 from flatout.objectives.metrics import SumMeter, area_under_curve, ratio
 from flatout.objectives.objective import Loss, Meter, Objective, checked_targets, full_precision, shown
 
+_SCORES, _LABELS = "<scores>", "<labels>"  # beside the sums
+
 
 @dataclass(frozen=True)
 class Binary(Objective):
@@ -58,6 +60,7 @@ class _BinaryMeter:
     """The exact AUC needs every score: they are kept on the device until the end."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._sums = SumMeter(device, _measure, _finish)
         self._scores: list[Tensor] = []
         self._labels: list[Tensor] = []
@@ -72,6 +75,16 @@ class _BinaryMeter:
         if not self._scores:
             return {}
         return {**self._sums.result(), "auc": area_under_curve(torch.cat(self._scores), torch.cat(self._labels)).item()}
+
+    def collected(self) -> dict[str, Tensor]:
+        if not self._scores:
+            return {}
+        return {**self._sums.collected(), _SCORES: torch.cat(self._scores), _LABELS: torch.cat(self._labels)}
+
+    def put_together(self, shares: Sequence[Mapping[str, Tensor]]) -> None:
+        self._scores, self._labels = ([share[name].to(self._device) for share in shares] for name in (_SCORES, _LABELS))
+        kept = (_SCORES, _LABELS)
+        self._sums.put_together([{name: value for name, value in share.items() if name not in kept} for share in shares])
 
 
 def check_zero_one(name: str, target: Tensor) -> None:

@@ -1,9 +1,9 @@
-"""Metrics that stream: sums stay on the device in float64 and are read once, at the end."""
+"""Metrics that stream: sums stay on the device in float64 and are read once, at the end. Counts are exact, up to 2**53."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,17 +35,22 @@ class SumMeter:
                 self._totals[name] = zeros(self._device)
             self._totals[name] += value
 
-    def add_up(self, sum_: Callable[[Tensor], Tensor]) -> None:
-        """With those of other processes, which saw other parts of the same batches."""
-        if self._totals:
-            summed = sum_(torch.stack(list(self._totals.values())))
-            self._totals = dict(zip(self._totals, summed.unbind(), strict=True))
-
     def result(self) -> dict[str, float]:
         if not self._totals:
             return {}
         values = torch.stack(list(self._totals.values())).tolist()
         return self._finish(dict(zip(self._totals, values, strict=True)))
+
+    def collected(self) -> dict[str, Tensor]:
+        return dict(self._totals)
+
+    def put_together(self, shares: Sequence[Mapping[str, Tensor]]) -> None:
+        self._totals = {}
+        for share in shares:
+            for name, value in share.items():
+                if name not in self._totals:
+                    self._totals[name] = zeros(self._device)
+                self._totals[name] += value.to(self._device)
 
 
 class Spread:
@@ -58,8 +63,11 @@ class Spread:
 
     def update(self, rows: Tensor) -> None:
         values = rows.to(accumulator(rows.device))
-        count, mean = len(values), values.mean(0)
-        squares = (values - mean).square().sum(0)
+        mean = values.mean(0)
+        self.merge(len(values), mean, (values - mean).square().sum(0))
+
+    def merge(self, count: int, mean: Tensor, squares: Tensor) -> None:
+        """Of other rows."""
         if self._mean is None or self._squares is None:
             self.count, self._mean, self._squares = count, mean, squares
             return
@@ -67,6 +75,11 @@ class Spread:
         self._squares = self._squares + squares + apart.square() * (self.count * count / total)
         self._mean = self._mean + apart * (count / total)
         self.count = total
+
+    @property
+    def mean(self) -> Tensor:
+        assert self._mean is not None, "update comes first"
+        return self._mean
 
     @property
     def squares(self) -> Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,30 @@ class Meter(Protocol):
     def update(self, output: Any, loss_sum: Tensor, weight: float | Tensor, batch: Batch) -> None: ...
 
     def result(self) -> dict[str, float]: ...
+
+
+class SharedMeter(Meter, Protocol):
+    """One whose rows may be shared out: several of them, each of other rows, are put together to one of all rows."""
+
+    def collected(self) -> dict[str, Tensor]:
+        """All that `result` is made of; empty where no row came."""
+        ...
+
+    def put_together(self, shares: Sequence[Mapping[str, Tensor]]) -> None:
+        """From here on it is as if it had seen the rows of all shares, and nothing else. None of them is empty."""
+        ...
+
+
+def is_shared(meter: Meter) -> TypeGuard[SharedMeter]:
+    """Whether `collected` and `put_together` are there and speak for all that it does: a subclass that only updates, or only
+    finishes, in a way of its own may collect what they don't know of."""
+    for kind in type(meter).__mro__:
+        own = vars(kind)
+        if "collected" in own and "put_together" in own:
+            return True
+        if "update" in own or "result" in own:
+            return False
+    return False
 
 
 @dataclass(frozen=True)

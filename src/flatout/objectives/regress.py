@@ -18,6 +18,7 @@ from flatout.objectives.metrics import Spread, SumMeter, accumulator, ratio
 from flatout.objectives.objective import Loss, Meter, Objective, checked_targets, full_precision, shown
 
 LOSSES: Mapping[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.huber_loss}
+_COLUMNS = "<columns>"  # what is kept for each column of y, beside the sums
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class Regress(Objective):
 
 class _RegressMeter:
     def __init__(self, device: torch.device, real: Callable[[Tensor], Tensor]) -> None:
+        self._device = device
         self._sums = SumMeter(device, _measure, _finish)
         self._real = real
         self._residual: Tensor | None = None
@@ -114,6 +116,23 @@ class _RegressMeter:
         if self._residual is None:
             return {}
         return {**self._sums.result(), "r2": _r2(self._residual, self._spread.squares).item()}
+
+    def collected(self) -> dict[str, Tensor]:
+        if self._residual is None:
+            return {}
+        spread = {"count": torch.tensor(self._spread.count), "mean": self._spread.mean, "squares": self._spread.squares}
+        columns = {"residual": self._residual, **spread}
+        return {**self._sums.collected(), **{_COLUMNS + name: value for name, value in columns.items()}}
+
+    def put_together(self, shares: Sequence[Mapping[str, Tensor]]) -> None:
+        self._residual, self._spread = None, Spread()
+        sums = []
+        for share in shares:
+            residual, mean, squares = (share[_COLUMNS + name].to(self._device) for name in ("residual", "mean", "squares"))
+            self._residual = residual if self._residual is None else self._residual + residual
+            self._spread.merge(int(share[_COLUMNS + "count"]), mean, squares)
+            sums.append({name: value for name, value in share.items() if not name.startswith(_COLUMNS)})
+        self._sums.put_together(sums)
 
 
 def _r2(residual: Tensor, spread: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""All rows of a source once, in the order they are stored unless any will do: what evaluation and prediction read."""
+"""All rows of a source once, in the order they are stored unless any will do: what evaluation and prediction read.
+
+Of several processes that evaluate together each reads its share of the rows, and no other.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,10 @@ from flatout.data.source import Batch, Source
 from flatout.data.stores.cache import Cache
 from flatout.data.stores.device import DeviceStore, filled_by
 from flatout.data.stores.filling import FillingSource, place
+from flatout.data.texts.buckets import Buckets
 from flatout.data.texts.sequence_source import SequenceSource
 from flatout.data.transforms import Transform, apply, rehearse
+from flatout.machine.world import World
 
 TIERS = ("resident", "pinned", "mapped", "streamed")  # where the bytes live: the device, host memory, a cache file, the source
 
@@ -31,7 +36,8 @@ class EvalFeed:
 
     With `keep`, rows that take long to read are read once and kept where the tier keeps them: in memory, or in `cache`. With
     `any_order`, rows of differing lengths come in batches of like length, which takes far less padding. `threads` read ahead
-    what is not at hand, `prefetch` batches of it; 0: as many as there are cores, and a few batches more.
+    what is not at hand, `prefetch` batches of it; 0: as many as there are cores, and a few batches more. In a `world` of
+    several processes these are the rows of one of them: as many as others have, or one less; none, where there are too few.
     """
 
     def __init__(
@@ -48,6 +54,7 @@ class EvalFeed:
         any_order: bool = False,
         threads: int = 0,
         prefetch: int = 0,
+        world: World | None = None,
     ) -> None:
         if batch < 1:
             raise UsageError(f"batch must be 1 or more, got {batch}")
@@ -62,6 +69,12 @@ class EvalFeed:
         self._stored: dict[str, Tensor] | None = None
         self._sequences = source if any_order and isinstance(source, SequenceSource) and source.shapes_vary else None
         self._kept: DeviceStore | None = None
+        world = world or World()
+        self._low, self._high = world.share(len(source))
+        self._own: Tensor | None = None  # of sequences; None: all
+        if self._sequences is not None and world.data_size > 1:  # all get long ones and short ones
+            by_length = self._sequences.lengths.argsort(descending=True, stable=True)
+            self._own = by_length[world.data_rank :: world.data_size]
         placed = filled_by(source, self._device) if tier == "resident" and stored is None else None
         if placed is not None:
             self._kept = DeviceStore(placed, self._device)
@@ -76,13 +89,19 @@ class EvalFeed:
 
     def __len__(self) -> int:
         if self._sequences is not None:
-            return self._sequences.buckets(self.batch).epoch_batches
-        return -(-len(self._source) // self.batch)
+            buckets = self._buckets(self._sequences)
+            return 0 if buckets is None else buckets.epoch_batches
+        return -(-(self._high - self._low) // self.batch)
 
     def __iter__(self) -> Iterator[Batch]:
         if self._sequences is not None:
             return self._by_length(self._sequences)
         return self._from_device(self._stored) if self._stored is not None else self._from_host()
+
+    def any_row(self) -> Batch:
+        """The first row of all, whoever's it is: for a process that has to call the model and has no row left."""
+        row = torch.zeros(1, dtype=torch.int64)
+        return self._prepared(move(self._source.read(row), self._device), row.to(self._device))
 
     def close(self) -> None:
         """What was read into a cache stays there."""
@@ -90,12 +109,20 @@ class EvalFeed:
             self._source.close()
 
     def _by_length(self, source: SequenceSource) -> Iterator[Batch]:
-        made = Bucketed(source, source.buckets(self.batch), self._device, self._prepare, 0, stored=self._stored)
+        if (buckets := self._buckets(source)) is None:
+            return
+        made = Bucketed(source, buckets, self._device, self._prepare, 0, stored=self._stored)
         for planned in made.plan(0):
-            yield made.make(0, planned.rows, planned.length)
+            yield made.make(0, planned.rows if self._own is None else self._own[planned.rows], planned.length)
+
+    def _buckets(self, source: SequenceSource) -> Buckets | None:
+        """None: this process has no row."""
+        if self._own is None:
+            return source.buckets(self.batch)
+        return source.buckets_of(self._own, self.batch) if len(self._own) else None
 
     def _from_device(self, stored: Mapping[str, Tensor]) -> Iterator[Batch]:
-        for start, stop in spans(0, len(self._source), self.batch):
+        for start, stop in spans(self._low, self._high, self.batch):
             rows = torch.arange(start, stop, device=self._device)
             yield self._prepared(self._source.gather(stored, rows), rows)
 
@@ -105,7 +132,7 @@ class EvalFeed:
         uplink = Uplink(self._source, Sequential(len(self._source)), self.batch, self._device, workers, kept=self._kept)
         self.degraded = [*uplink.degraded, *getattr(self._source, "degraded", ())]
         pieces = -(-self.batch // piece_rows(self._source, self.batch))
-        planned = uplink.pieces(spans(0, len(self._source), self.batch))
+        planned = uplink.pieces(spans(self._low, self._high, self.batch))
         depth = 1 if alone else self._prefetch * pieces or depth_for(workers, pieces)
         ahead = Ahead(uplink.carry, planned, depth=depth, workers=workers)
         try:

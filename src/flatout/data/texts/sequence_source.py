@@ -87,15 +87,20 @@ class SequenceSource(Source):
 
     def buckets(self, batch: int, seed: int = 0, world: int = 1, tokens: int | None = None) -> Buckets:
         """Of at most `batch` rows, and `tokens` tokens if others than its own are asked for, on each of so many processes."""
-        most = tokens
-        if most is None:
-            assert self.batch_tokens is not None
-            padded = -(-int(self.lengths.max()) // MULTIPLE) * MULTIPLE
-            most = max(self.batch_tokens, padded)  # of rows to validate on one may be longer
+        most = self._most_tokens() if tokens is None else tokens
         asked = batch, seed, world, most
         if self._buckets is None or self._buckets[0] != asked:
             self._buckets = asked, Buckets(self.lengths, most * world, seed, rows=batch * world)
         return self._buckets[1]
+
+    def buckets_of(self, rows: Tensor, batch: int) -> Buckets:
+        """Of some rows, one or more: a plan's rows are places in `rows`. A batch is no larger than one of all of them."""
+        return Buckets(self.lengths[rows], self._most_tokens(), rows=batch)
+
+    def _most_tokens(self) -> int:
+        assert self.batch_tokens is not None
+        padded = -(-int(self.lengths.max()) // MULTIPLE) * MULTIPLE
+        return max(self.batch_tokens, padded)  # of rows to validate on one may be longer
 
     @property
     def stored_bytes(self) -> int:

@@ -8,14 +8,15 @@ differentiated is therefore the sum over this process's rows times the number of
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flatout.base.errors import UsageError
+from flatout.base.errors import OutOfMemory, UsageError
+from flatout.engine.memory import is_out_of_memory
 from flatout.engine.parallel.sums import sum_gradients_
 from flatout.engine.recompute import like_blocks
 from flatout.engine.records import Interval
@@ -59,6 +60,7 @@ class Exchange:
     """Of one process by itself: nothing is exchanged."""
 
     averages = True  # over processes; else it sums
+    has_output = True  # of the model: `look` gives it
 
     def __init__(self, model: nn.Module, loss: LossFunction, world: World | None = None) -> None:
         self._model, self._loss, self._world = model, loss, world or World()
@@ -69,10 +71,6 @@ class Exchange:
     def look(self, compute: Compute, batch: Batch) -> Any:
         """What comes of a batch, where nothing is learned."""
         return compute(self._model, batch)
-
-    def told(self, metrics: dict[str, float]) -> dict[str, float]:
-        """To those that have none."""
-        return metrics
 
     def held_back(self) -> AbstractContextManager[Any]:
         """Within it a backward adds to this process's gradients alone. It may do more than asked, never less."""
@@ -168,18 +166,67 @@ class Shards(Exchange):
         narrow = settings.precision == "bf16" and settings.device.partition(":")[0] != "cpu"
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if narrow else MixedPrecisionPolicy()
         self._root: Any = Root(model)
-        for block in reversed(like_blocks(model)):  # what is inside of another first
+        blocks = like_blocks(model)
+        for block in reversed(blocks):  # what is inside of another first
             fully_shard(block, mesh=mesh, reshard_after_forward=settings.reshard, mp_policy=policy)
         fully_shard(self._root, mesh=mesh, mp_policy=policy)
+        self._sharded: list[Any] = [self._root, *blocks]
+        self._order: Sequence[Any] = self._sharded  # in which a forward comes to them
+        self._reshards = settings.reshard
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         found: Loss = self._root(self._loss, batch)
         return found
 
     def look(self, compute: Compute, batch: Batch) -> Any:
-        found = self._root(compute, batch)
-        self._root.reshard()  # which a backward would have done
+        """Where memory runs out on this process, the others still end their forward, and it may be tried again by all."""
+        passed: list[nn.Module] = []
+        failed: list[RuntimeError | MemoryError] = []
+
+        def guarded(model: nn.Module, batch: Batch) -> Any:
+            """So that the engine ends this forward too: it would otherwise take the next one for the same."""
+            try:
+                return compute(model, batch)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                failed.append(error.with_traceback(None))  # which would hold the tensors of what failed
+
+        hooks = [module.register_forward_pre_hook(lambda module, given: passed.append(module)) for module in self._sharded]
+        try:
+            found = self._root(guarded, batch)
+            self._root.reshard()  # which a backward would have done
+            if failed and not self._world.is_split_within:
+                self._gather_with_the_others(passed)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise OutOfMemory(f"out of memory while weights are gathered ({reason}): shard them over more processes") from error
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if failed:
+            raise failed.pop()
+        self._order = passed
         return found
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Weights that were gathered to look are not kept: they may have been an average's."""
+        try:
+            yield
+        finally:
+            for module in self._sharded:
+                module.reshard()
+
+    def _gather_with_the_others(self, passed: Sequence[Any]) -> None:
+        """What they still gather in the forward that this process could not end. Nobody looks at what comes of it."""
+        for module in self._order[len(passed) :]:
+            module.unshard()
+        if self._reshards:
+            for module in self._sharded:
+                module.reshard()
 
 
 class Summed(Exchange):

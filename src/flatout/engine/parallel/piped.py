@@ -56,14 +56,12 @@ class Piped(Exchange):
             costs=costs, data_group=world.mesh.get_group("data") if "data" in names else None, beside=beside,
         )  # fmt: skip
         self.group, self._world = group, world
+        self.has_output = self.pipeline.is_last
         super().__init__(self.pipeline.model, objective)
 
     def look(self, compute: Compute, batch: Batch) -> Any:
         """On the last stage; None on the others."""
         return self.pipeline.outputs(batch)
-
-    def told(self, metrics: dict[str, float]) -> dict[str, float]:
-        return next((one for one in self._world.gather(metrics) if one), {})
 
     def learn(self, batch: Batch, whole: int, factor: torch.Tensor | float = 1.0) -> Loss:
         """Gradients of the sum over the rows of all that have the same stages, over `whole`."""

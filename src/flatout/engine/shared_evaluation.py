@@ -1,0 +1,158 @@
+"""Evaluation by several processes: each looks at its share of the rows, and what all have found is put together.
+
+Everything that metrics are made of is gathered, and every process adds it up in the same order: sums in float64, counts, and
+what a metric needs of each row. So all have the same metrics, to the bit, and those of one process by itself but for rounding.
+
+Where each process has all weights, looking exchanges nothing: shares may differ, and one that runs out of memory halves its own
+batches. Where weights are split a forward is an exchange by itself, and no process can leave the others in the middle of it.
+There all take as many turns as the one with the most batches, who has none left looks at a row that does not count, and before
+each turn all say whether to go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from flatout.base.errors import OutOfMemory
+from flatout.data.serving.evaluation import EvalFeed
+from flatout.engine.evaluation import OnSplit, collect, halve, in_memory, looking
+from flatout.engine.memory import is_out_of_memory
+from flatout.engine.parallel.context import own_stretches
+from flatout.engine.parallel.exchange import Exchange
+from flatout.engine.step import Batch
+from flatout.engine.sync import sync_point
+from flatout.machine.world import World
+from flatout.objectives.objective import Meter, Objective, is_shared
+
+GO_ON, STOP, SPLIT = range(3)  # what a process says before a turn; the highest counts
+
+
+class _Split(Exception):
+    """Memory ran out on some process, and all know of it: the text says where."""
+
+
+@dataclass(frozen=True)
+class SharedEvaluation:
+    """Made and called by every process of the `world` at the same place of the program.
+
+    `should_stop` is asked by each process for itself, `on_wait` told where one begins to wait for the others.
+    """
+
+    model: nn.Module
+    objective: Objective
+    feed: EvalFeed
+    exchange: Exchange
+    world: World
+    precision: str
+    device: torch.device
+    should_stop: Callable[[], bool]
+    on_split: OnSplit
+    on_wait: Callable[[], None] = lambda: None
+
+    def metrics(self) -> dict[str, float] | None:
+        """The same on all processes; None if any of them was asked to stop on the way."""
+        with looking(self.model, self.precision, self.device):
+            meter = self._in_turns() if self.world.meets_in_forward else self._by_itself()
+            if meter is None:
+                return None
+            self.on_wait()
+            with sync_point():
+                return self._of_all(meter)
+
+    def _of_all(self, meter: Meter) -> dict[str, float]:
+        if is_shared(meter):
+            found = self.world.gather_tensors(meter.collected() if self.world.counts else {})
+            meter.put_together([share for share in found if share])
+            return meter.result()
+        said = self.world.gather(meter.result() if self.exchange.has_output else {})  # of all rows, by each
+        return next((one for one in said if one), {})
+
+    def _by_itself(self) -> Meter | None:
+        def attempt() -> Meter | None:
+            return collect(self.model, self.objective, self.feed, self.device, self.should_stop, self.exchange)
+
+        splits: list[tuple[int, int, str]] = []
+        own = in_memory(self.feed, self.device, lambda *split: splits.append(split), attempt)
+        self.on_wait()
+        said = self.world.gather((own is None, splits))
+        for rank, (_, of_rank) in enumerate(said):
+            for before, after, reason in of_rank:
+                self.on_split(before, after, f"rank {rank}: {reason}")
+        return None if any(stopped for stopped, _ in said) else own
+
+    # ---- where a forward is an exchange ----
+
+    def _in_turns(self) -> Meter | None:
+        """All agree on everything: how many turns there are, how large the batches, whether to stop."""
+        while True:
+            try:
+                return self._attempt()
+            except _Split as split:
+                reason = str(split)
+            halve(self.feed, self.device, self.on_split, reason)
+
+    def _attempt(self) -> Meter | None:
+        meter, batches = self.objective.meter(self.device), iter(self.feed)
+        trouble = ""
+        for _ in range(max(self.world.gather(len(self.feed)))):
+            batch, counts, trouble = self._next(batches, trouble)
+            if self._agreed(trouble) == STOP:
+                return None
+            assert batch is not None
+            trouble = self._look(meter, batch, counts)
+        return None if self._agreed(trouble) == STOP else meter
+
+    def _next(self, batches: Iterator[Batch], trouble: str) -> tuple[Batch | None, bool, str]:
+        """A batch, and whether it counts; none where there was `trouble`, or is now."""
+        if trouble:
+            return None, False, trouble
+        try:
+            own = next(batches, None)
+            return (self.feed.any_row(), False, "") if own is None else (own, True, "")
+        except (RuntimeError, MemoryError) as error:
+            return None, False, _of_memory(error)
+
+    def _look(self, meter: Meter, batch: Batch, counts: bool) -> str:
+        """Returns what went wrong with the memory."""
+        batch = own_stretches(self.objective, batch, self.world)
+        try:
+            output = self.exchange.look(self.objective.forward, batch)
+        except (RuntimeError, MemoryError) as error:
+            reason = _of_memory(error)
+            if self.world.is_split_within:
+                raise self._in_the_middle(reason) from error
+            return reason
+        try:
+            if counts and output is not None:  # else another process has it
+                loss_sum, weight = self.objective.loss(output, batch)
+                meter.update(output, loss_sum, weight, batch)
+        except (RuntimeError, MemoryError) as error:
+            return _of_memory(error)
+        return ""
+
+    def _in_the_middle(self, reason: str) -> OutOfMemory:
+        """What is under way between processes can't be taken back: the next batch would get what was sent for this one."""
+        rank, rows = self.world.rank, self.feed.batch
+        fewer = f"--set evaluation_batch={rows // 2}" if rows > 1 else "use a smaller model, or split it further"
+        return OutOfMemory(
+            f"out of memory on rank {rank} while evaluating {rows} samples at a time ({reason}), in the middle of an exchange "
+            f"with the others: {fewer}"
+        )
+
+    def _agreed(self, trouble: str) -> int:
+        said = self.world.highest(SPLIT if trouble else STOP if self.should_stop() else GO_ON)
+        if said == SPLIT:
+            why = self.world.gather(trouble)
+            raise _Split(next(f"rank {rank}: {one}" for rank, one in enumerate(why) if one))
+        return said
+
+
+def _of_memory(error: RuntimeError | MemoryError) -> str:
+    """Anything else is raised."""
+    if not is_out_of_memory(error):
+        raise error
+    return str(error).partition("\n")[0] or type(error).__name__
