@@ -36,6 +36,8 @@ MESHES = {
         "pipeline=2,data=2",
         "data=2,context=2",
         "shard=2,context=2",
+        "pipeline=2,shard=2",
+        "pipeline=2,tensor=2",
     ),
 }
 OPTIMIZERS = {"float64 AdamW": 1e-9, "float32 SGD": 1e-5, "float32 AdamW": 1e-4}  # of the last, the losses

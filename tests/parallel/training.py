@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import flatout as fo
-from flatout.base.errors import FlatoutError
+from flatout.base.errors import FlatoutError, Stopped
+from flatout.base.events import Event
 from flatout.models.gpt import gpt
 
 ROWS, WINDOW, VOCABULARY = 203, 12, 19
@@ -55,6 +58,11 @@ def gpt_of(dtype: torch.dtype) -> nn.Module:
     return gpt(VOCABULARY, WINDOW, layers=2, heads=4, width=16).to(dtype)
 
 
+def rmsprop(groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
+    """Makes its state in its first step."""
+    return torch.optim.RMSprop(groups, lr=lr, momentum=0.9, centered=True)
+
+
 def recipes(name: str) -> dict[str, Any]:
     draw = torch.Generator().manual_seed(0)
     table = fo.data.arrays(torch.randn(ROWS, 8, generator=draw), torch.arange(ROWS) % 3, classes=3, holdout=0.1)
@@ -65,6 +73,14 @@ def recipes(name: str) -> dict[str, Any]:
         "gpt": {**tokens, **sgd, "model": lambda: gpt_of(torch.float32)},
         "gpt64": {**tokens, "model": lambda: gpt_of(torch.float64), "lr": 3e-3, "clip": 1.0},
         "tokens64": {**tokens, "objective": "next_token", "model": lambda: gpt_of(torch.float64), "lr": 3e-3, "clip": 1.0},
+        "average64": {
+            **tokens, "objective": "next_token", "model": lambda: gpt_of(torch.float64), "lr": 3e-3, "clip": 1.0, "ema": 0.7,
+            "evaluate": "5 steps",
+        },
+        "rmsprop64": {
+            **tokens, "objective": "next_token", "model": lambda: gpt_of(torch.float64), "lr": 1e-3, "clip": 1.0,
+            "optimizer": rmsprop,
+        },
         "seen": {
             "data": lambda: fo.data.arrays(torch.arange(ROWS), torch.zeros(ROWS), holdout=0.0),
             "model": Seen, "objective": sum_of, "batch": 14, "evaluate": None, "optimizer": {"sgd": {"momentum": 0.0}},
@@ -75,13 +91,26 @@ def recipes(name: str) -> dict[str, Any]:
     return found | {"data": found["data"]()}
 
 
+def stopping_at(step: int | None) -> list[Any]:
+    """A signal to the first process, which has the events, once this step was read."""
+
+    def stop(event: Event) -> None:
+        if event["kind"] == "step" and event["step"] == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return [] if step is None else [stop]
+
+
 def main() -> int:
     for asked in json.loads(sys.argv[1]):
         recipe = fo.Recipe(**{**recipes(asked["name"]), "budget": "50 steps", **asked.get("with", {})})
         recipe.settings.update({"device": "cpu", "log_every": 7, **asked.get("settings", {})})
         try:
-            done = fo.run(recipe, runs=Path(asked["runs"]), cache=None, planning="off")
+            observers = stopping_at(asked.get("stop_at"))
+            done = fo.run(recipe, runs=Path(asked["runs"]), cache=None, planning="off", observers=observers)
         except FlatoutError as error:
+            if isinstance(error, Stopped) and "stop_at" in asked:
+                continue
             print(error, file=sys.stderr)
             return error.exit_code
         print(json.dumps(done.result["metrics"]))

@@ -21,8 +21,10 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from flatout.engine.parallel.norms import clip_, scale_
 from flatout.engine.parallel.pipeline import Pipeline
+from flatout.engine.parallel.spread import spread
 from flatout.engine.parallel.sums import sum_gradients_
 from flatout.engine.parallel.tensor import split_tensors
+from flatout.engine.settings import Settings
 from flatout.models.gpt import GPT
 from flatout.models.mlp import MLP
 from flatout.objectives.classify import Classify
@@ -130,21 +132,25 @@ def in_tensors(kind: str, axes: dict[str, int], steps: int, dtype: torch.dtype, 
 
 def in_stages(kind: str, axes: dict[str, int], steps: int, dtype: torch.dtype, **options: Any) -> Result:
     mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
-    objective = objective_of(kind)
+    objective, model = objective_of(kind), model_of(kind, dtype)
+    rows = next((axis for axis in ("data", "shard") if axis in axes), None)
+    over = axes["shard"] if rows == "shard" else 1  # sharding averages
     pipeline = Pipeline(
-        model_of(kind, dtype), objective.loss, objective.inputs.call, mesh.get_group("pipeline"), torch.device("cpu"),
-        data_group=mesh.get_group("data") if "data" in axes else None, **options,
+        model, objective.loss, objective.inputs.call, mesh.get_group("pipeline"), torch.device("cpu"),
+        data_group=mesh.get_group("data") if "data" in axes else None,
+        edge=split_tensors(model, mesh["tensor"]) if "tensor" in axes else None,
+        spread=(lambda stage: spread(stage, mesh["shard"], Settings(), reshard=False)) if rows == "shard" else None, **options,
     )  # fmt: skip
     parameters = list(pipeline.model.parameters())
     optimizer = optimizer_of(parameters, dtype)
     result: Result = {"loss": [], "norm": []}
     for step in range(steps):
         batch = batch_of(kind, step, steps, dtype)
-        if "data" in axes:
-            batch = _share(batch, mesh.get_local_rank("data"), axes["data"])
-        totals = torch.stack(pipeline(batch, 0.25))
-        if "data" in axes:
-            dist.all_reduce(totals, group=mesh.get_group("data"))
+        if rows:
+            batch = _share(batch, mesh.get_local_rank(rows), axes[rows])
+        totals = torch.stack(pipeline(batch, 0.25 * over))
+        if rows:
+            dist.all_reduce(totals, group=mesh.get_group(rows))
         scale_(parameters, 4 / float(totals[1]))
         clipped = clip_(parameters, LIMIT, pipeline=mesh.get_group("pipeline"), skip=pipeline.counted_elsewhere)
         result["norm"].append(float(clipped))
@@ -152,7 +158,8 @@ def in_stages(kind: str, axes: dict[str, int], steps: int, dtype: torch.dtype, *
         optimizer.zero_grad()
         result["loss"].append(float(totals[0] / totals[1]))
     output = pipeline.outputs(batch_of(kind, 0, steps, dtype))
-    return result | {"weights": dict(pipeline.model.state_dict()), "output": output, "tied": pipeline.tied}
+    weights = {name: _whole(weight) for name, weight in pipeline.model.state_dict().items()}
+    return result | {"weights": weights, "output": output, "tied": pipeline.tied}
 
 
 @dataclass(frozen=True)
@@ -204,6 +211,12 @@ CASES: dict[int, list[Case]] = {
         Case("gpt", {"shard": 2, "tensor": 2}),
         Case("gpt-deep", {"pipeline": 4}, options={"schedule": "1f1b", "micro_batches": 4}),
         Case("gpt", {"pipeline": 2, "data": 2}, options={"schedule": "1f1b", "micro_batches": 2}),
+        Case("gpt", {"pipeline": 2, "shard": 2}, options={"schedule": "1f1b", "micro_batches": 2}),
+        Case("gpt-deep", {"pipeline": 2, "shard": 2}, options={"schedule": "interleaved"}),
+        Case("gpt", {"pipeline": 2, "tensor": 2}, options={"schedule": "gpipe", "micro_batches": 3}),
+        Case("gpt-deep", {"pipeline": 2, "tensor": 2}, options={"schedule": "interleaved"}),
+        Case("packed", {"pipeline": 2, "tensor": 2}),
+        Case("mlp", {"pipeline": 2, "tensor": 2}, F32, {"schedule": "1f1b", "costs": [9.0, 1.0, 1.0]}),
     ],
 }  # fmt: skip
 STEPS = 10

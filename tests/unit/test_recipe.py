@@ -52,6 +52,11 @@ def test_all_mistakes_come_together() -> None:
     assert error.value.exit_code == 2
 
 
+def test_a_run_is_the_same_on_any_mesh() -> None:
+    assert key(settings={"mesh": "shard=2"}) == key(settings={"mesh": "pipeline=2,data=2"}) == key()
+    assert key(settings={"mesh": "shard=2", "precision": "fp32"}) != key()
+
+
 def test_written_is_json_and_makes_the_same_recipe() -> None:
     recipe = make(optimizer={"sgd": {"momentum": 0.9}}, early_stop=3, rates={"*.bias": 0.1}, settings={"precision": "fp32"})
     written = json.loads(json.dumps(recipe.written()))

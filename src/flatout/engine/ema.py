@@ -1,13 +1,17 @@
-"""An exponential moving average of the weights; evaluation and the final model use it when the recipe asks for one."""
+"""An exponential moving average of the weights; evaluation and the final model use it when the recipe asks for one.
+
+Of weights that are spread over processes, each averages the parts that it has: nothing is exchanged.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from flatout.base.errors import StoreError
 from flatout.store.tensors import local_part
 
 
@@ -16,6 +20,8 @@ class Average:
         self.decay = decay
         self._weights = [parameter.detach() for parameter in model.parameters()]
         self.average = [weight.clone() for weight in self._weights]
+        places = {id(parameter): place for place, parameter in enumerate(model.parameters())}
+        self._places = {name: places[id(one)] for name, one in model.named_parameters(remove_duplicate=False)}
 
     @torch.no_grad()
     def update(self) -> None:
@@ -30,6 +36,36 @@ class Average:
             yield
         finally:
             self._put(own)
+
+    def by_name(self) -> dict[str, Tensor]:
+        """For a checkpoint: a place in a list means another weight wherever only some of them are.
+
+        A tied weight is there under each of its names: another process may have it under one of them alone.
+        """
+        return {name: self.average[place] for name, place in self._places.items()}
+
+    @torch.no_grad()
+    def restore(self, kept: Mapping[str, Tensor] | Sequence[Tensor] | None) -> None:
+        """What `by_name` gave, laid out as it is here; or a list in the model's order, as older checkpoints have it."""
+        if kept is None:
+            raise StoreError("the checkpoint has no average of the weights, and the recipe asks for one: --fresh begins anew")
+        listed = list(kept) if not isinstance(kept, Mapping) else self._in_order(kept)
+        found = [local_part(tensor) for tensor in listed]
+        for place, (here, there) in enumerate(zip(_here(self.average), found, strict=True)):
+            if here.shape != there.shape:
+                shapes = f"{list(there.shape)} in the checkpoint and {list(here.shape)} here"
+                raise StoreError(f"the average of weight {place} is {shapes}: it does not fit, --fresh begins anew")
+        torch._foreach_copy_(_here(self.average), [tensor.to(self.average[0].device) for tensor in found])
+
+    def _in_order(self, kept: Mapping[str, Tensor]) -> list[Tensor]:
+        found: dict[int, Tensor] = {}
+        for name, place in self._places.items():
+            if name in kept:
+                found.setdefault(place, kept[name])
+        missing = [name for name, place in self._places.items() if place not in found]
+        if missing:
+            raise StoreError(f"the checkpoint has no average of {', '.join(missing[:3])}: it does not fit the model")
+        return [found[place] for place in range(len(self.average))]
 
     @torch.no_grad()
     def _put(self, values: list[Tensor]) -> None:

@@ -350,8 +350,12 @@ class Loop:
     def last_good(self) -> dict[str, Any] | None:
         """The newest checkpoint that is whole. The first process finds it and all read it, or each its part."""
         if self.world.is_split:
-            here = self.parts.state.tree(self.progress, self.parts.stream_state())
+            if not self.parts.checkpoints.steps():
+                return None
+            here = self.parts.state.tree_to_fill(self.progress, self.parts.stream_state())
             whole = self.parts.checkpoints.load_latest(self.on_damage, into=here)
+            if whole is None:
+                self.parts.state.nothing_to_fill()
             return None if whole is None else whole[1]
         if self.parts.state.local is not None:  # whole: another number of processes needs the parts of all
             whole = self.parts.checkpoints.load_latest(self.on_damage)

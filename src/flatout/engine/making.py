@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -107,4 +108,5 @@ def _piped(job: Job, model: nn.Module, settings: Settings, world: World) -> Any:
 
     rows, columns = job.data.typical_batch(world.largest_share(job.batch))
     device = torch.device(settings.device)
-    return Piped(world, model, job.objective, settings, rows, columns, lambda: autocast(settings.precision, device))
+    beside = partial(autocast, settings.precision, device)
+    return Piped(world, model, job.objective, settings, rows, columns, beside, job.tensor_plan)

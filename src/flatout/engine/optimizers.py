@@ -29,16 +29,21 @@ def check_optimizer(spec: Spec) -> None:
 
 
 def decay_groups(model: nn.Module, weight_decay: float, rates: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Parameters by (decays, rate factor), in the model's own order; `factor` scales the group's learning rate."""
-    groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    """Parameters by (decays, rate factor), in the model's own order; `factor` scales the group's learning rate.
+
+    Those that are spread over other processes, or over none, are in groups of their own: torch's optimizers update a whole
+    group at once, and can't where it is mixed.
+    """
+    groups: dict[tuple[bool, float, Any], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            groups.setdefault((parameter.ndim >= 2, rates.get(name, 1.0)), []).append(parameter)
+            mesh = getattr(parameter, "device_mesh", None)
+            groups.setdefault((parameter.ndim >= 2, rates.get(name, 1.0), mesh), []).append(parameter)
     if not groups:
         raise UsageError("no parameter of the model is left to train: freeze fewer of them")
     return [
         {"params": parameters, "weight_decay": weight_decay if decays else 0.0, "factor": factor}
-        for (decays, factor), parameters in groups.items()
+        for (decays, factor, _), parameters in groups.items()
     ]
 
 

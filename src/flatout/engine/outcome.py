@@ -25,7 +25,7 @@ def write_weights(state: TrainState, folder: RunFolder, checkpoints: ShardedChec
     Tied weights are there under each of their names, for whoever loads the file with something else.
     """
     if best_step is not None:
-        here = state.tree(Progress()) if state.world.is_split else None
+        here = state.tree_to_fill(Progress()) if state.world.is_split else None
         state.restore(checkpoints.load(best_step, into=here))
     with state.average.in_place() if state.average is not None else nullcontext():
         export(folder.weights_path, state.weights(), checkpoints.peers)

@@ -119,7 +119,6 @@ def _conflicts_of_a_mesh(settings: Settings) -> list[str]:
         "graph": ("off", bool(settings.graph)),
         "optimizer_offload": ("off", settings.optimizer_offload),
         "precision": ("bf16", settings.precision in ("fp8", "fp16")),
-        "fused_optimizer": ("on", not settings.fused_optimizer),
     }
     if "tensor" in split or "pipeline" in split:
         axis = "tensor" if "tensor" in split else "pipeline"
@@ -127,8 +126,6 @@ def _conflicts_of_a_mesh(settings: Settings) -> list[str]:
         refused["vocabulary_padding"] = ("0", settings.vocabulary_padding > 0)
     if "pipeline" in split:
         refused["compile"] = ("off", settings.compile != "off")
-        if len(split) > 1:
-            found.append(f"mesh {settings.mesh}: pipeline goes together with data, not with {split[1]} yet")
     for name, (instead, wrong) in refused.items():
         if wrong:
             found.append(f"{name}={value_of(settings, name)} is not for weights split by {axis}: --set {name}={instead}")

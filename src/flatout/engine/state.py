@@ -19,7 +19,7 @@ from flatout.engine.determinism import (
     written_random_state,
 )
 from flatout.engine.ema import Average
-from flatout.engine.named_state import by_name, by_number
+from flatout.engine.named_state import by_name, by_number, make_state
 from flatout.engine.offload import HostOptimizer
 from flatout.engine.parallel.local import LocalUpdates
 from flatout.engine.precision import LossScale
@@ -50,6 +50,7 @@ class TrainState:
         self.device = device
         self.made_by = made_by
         self.local = local
+        self._state_is_new = False  # made to read a checkpoint into
 
     def tree(self, progress: Progress, stream: str | None = None) -> dict[str, Any]:
         """`stream`: where an iterable is, which no position alone can say."""
@@ -61,10 +62,20 @@ class TrainState:
             "random_of_others": self._random_of_others(),
             "model": self.weights(),
             **(own if self.local is None else {"exchange": self.local.tree(own)}),
-            "average": self.average.average if self.average else None,
+            "average": self.average.by_name() if self.average else None,
             "made_by": self.made_by,
             "topology": self._topology(),
         }
+
+    def tree_to_fill(self, progress: Progress, stream: str | None = None) -> dict[str, Any]:
+        """With a place for all that a checkpoint may hold: of split weights, each process reads its own parts into it."""
+        self._state_is_new = isinstance(self.optimizer, Optimizer) and make_state(self.optimizer)
+        return self.tree(progress, stream)
+
+    def nothing_to_fill(self) -> None:
+        """There was no checkpoint after all."""
+        if self._state_is_new:
+            self.optimizer.state.clear()
 
     def weights(self) -> dict[str, Any]:
         """That a run is about: those of all, where processes have weights of their own."""
@@ -80,8 +91,7 @@ class TrainState:
         self._restore_optimizer(by_number(own["optimizer"], self.optimizer, self.model))
         with torch.no_grad():
             if self.average is not None:
-                kept = [local_part(tensor).to(self.device) for tensor in tree["average"]]
-                torch._foreach_copy_([local_part(tensor) for tensor in self.average.average], kept)
+                self.average.restore(tree["average"])
             if self.scale is not None:
                 self.scale.scale.copy_(own["scale"]["scale"])
                 self.scale.growth.copy_(own["scale"]["growth"])

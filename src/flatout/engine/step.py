@@ -338,7 +338,7 @@ class Step:
         assert isinstance(total, Tensor)
         if isinstance(weight, Tensor) or weight != rows:
             exact = weight.to(total.dtype) if isinstance(weight, Tensor) else weight  # a count may be an integer
-            torch._foreach_mul_(self._gradients(), rows / exact)
+            scale_(self._parameters, rows / exact)
         self.phases.mark("backward")
         return total / weight, weight
 

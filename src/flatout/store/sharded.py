@@ -124,9 +124,14 @@ class ShardedCheckpoints:
         self._all(read, path)
         return built(document, into, wholes)
 
+    def steps(self) -> list[int]:
+        """Of all checkpoints, oldest first, as the first rank finds them."""
+        found: list[int] = self._from_first(self.checkpoints.steps)
+        return found
+
     def load_latest(self, on_damage: Callable[[int, str], None], into: Any = None) -> tuple[int, Any] | None:
         """The newest checkpoint that is whole; each damaged one on the way is reported, on every rank, and passed over."""
-        for step in self._from_first(lambda: list(reversed(self.checkpoints.steps()))):
+        for step in reversed(self.steps()):
             try:
                 return step, self.load(step, into)
             except DamagedCheckpoint as damage:

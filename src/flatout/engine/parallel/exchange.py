@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from flatout.base.errors import OutOfMemory, UsageError
 from flatout.engine.memory import is_out_of_memory
+from flatout.engine.parallel.spread import let_go, spread
 from flatout.engine.parallel.sums import sum_gradients_
-from flatout.engine.recompute import like_blocks
 from flatout.engine.records import Interval
 from flatout.engine.settings import Settings
 from flatout.machine.world import World
@@ -160,17 +160,9 @@ class Shards(Exchange):
     """Each process keeps a part of every weight and of its optimizer state; a block's weights are gathered when it is used."""
 
     def __init__(self, model: nn.Module, loss: LossFunction, settings: Settings, world: World, mesh: Any) -> None:
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
         super().__init__(model, loss, world)
-        narrow = settings.precision == "bf16" and settings.device.partition(":")[0] != "cpu"
-        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if narrow else MixedPrecisionPolicy()
         self._root: Any = Root(model)
-        blocks = like_blocks(model)
-        for block in reversed(blocks):  # what is inside of another first
-            fully_shard(block, mesh=mesh, reshard_after_forward=settings.reshard, mp_policy=policy)
-        fully_shard(self._root, mesh=mesh, mp_policy=policy)
-        self._sharded: list[Any] = [self._root, *blocks]
+        self._sharded: list[Any] = spread(self._root, mesh, settings, reshard=settings.reshard)
         self._order: Sequence[Any] = self._sharded  # in which a forward comes to them
         self._reshards = settings.reshard
 
@@ -217,8 +209,7 @@ class Shards(Exchange):
         try:
             yield
         finally:
-            for module in self._sharded:
-                module.reshard()
+            let_go(self._root)
 
     def _gather_with_the_others(self, passed: Sequence[Any]) -> None:
         """What they still gather in the forward that this process could not end. Nobody looks at what comes of it."""
@@ -242,6 +233,14 @@ class Summed(Exchange):
         sum_gradients_(parameters, self._group, self._bucket_bytes)
 
 
+def shard_mesh(world: World) -> Any:
+    """Weights are split along its last axis. Who has other parts of the same rows takes part in that as who has other rows."""
+    names = world.mesh.mesh_dim_names
+    if "context" in names:
+        return world.mesh[("shard", "context")]._flatten("shard_context")
+    return world.mesh[("data", "shard") if "data" in names else "shard"]
+
+
 def exchange_for(
     world: World, model: nn.Module, loss: LossFunction, settings: Settings, plan: Mapping[str, str] | None = None
 ) -> Exchange:
@@ -252,7 +251,7 @@ def exchange_for(
 
         split_tensors(model, world.mesh["tensor"], plan)
     if "shard" in names:
-        return Shards(model, loss, settings, world, _mesh_of_shards(world.mesh, names))
+        return Shards(model, loss, settings, world, shard_mesh(world))
     if world.token_size == 1:
         return Exchange(model, loss)
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -260,10 +259,3 @@ def exchange_for(
     if "tensor" in names:
         return Summed(model, loss, settings, world, world.mesh.get_group("data"))
     return Replicas(model, loss, settings, world)
-
-
-def _mesh_of_shards(mesh: Any, names: Sequence[str]) -> Any:
-    """Along its last axis weights are split. Who has other parts of the same rows takes part in that as who has other rows."""
-    if "context" in names:
-        return mesh[("shard", "context")]._flatten("shard_context")
-    return mesh[("data", "shard")] if "data" in names else mesh["shard"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,7 +12,8 @@ from torch import nn
 
 from flatout.base.errors import UsageError
 from flatout.data.source import Column
-from flatout.engine.parallel.exchange import Batch, Compute, Exchange, Loss
+from flatout.engine.parallel.exchange import Batch, Compute, Exchange, Loss, shard_mesh
+from flatout.engine.parallel.spread import spread
 from flatout.engine.settings import Settings
 from flatout.machine.world import World
 from flatout.objectives.objective import Objective
@@ -32,10 +33,12 @@ class Piped(Exchange):
         rows: int,
         columns: dict[str, Column],
         beside: Callable[[], AbstractContextManager[Any]],
+        plan: Mapping[str, str] | None = None,
     ) -> None:
-        """`rows` and `columns`: of a batch of this process, to measure the layers with."""
+        """`rows` and `columns`: of a batch of this process, to measure the layers with. `plan`: how tensors are split."""
         from flatout.engine.parallel.pipeline import Pipeline, checked_micro_batches
         from flatout.engine.parallel.stages import chain_of, measure_costs
+        from flatout.engine.parallel.tensor import split_tensors
 
         if not hasattr(objective, "inputs") or settings.loss_head != "plain":
             raise UsageError("pipeline needs a built-in objective, whose loss is of the model's output: --off loss_head")
@@ -51,13 +54,18 @@ class Piped(Exchange):
         }
         given, side = _inputs(model, objective, sample)
         costs = world.from_first(measure_costs(chain, given, side) if world.is_first else None)
+        edge = split_tensors(model, world.mesh["tensor"], plan) if "tensor" in names else None
+        is_spread = "shard" in names
+        self._averaged_over = world.data_size if is_spread else 1
         self.pipeline = Pipeline(
             model, objective.loss, objective.inputs.call, group, device, schedule=settings.pipeline, micro_batches=pieces,
-            costs=costs, data_group=world.mesh.get_group("data") if "data" in names else None, beside=beside,
+            costs=costs, data_group=world.mesh.get_group("data") if "data" in names and not is_spread else None, beside=beside,
+            # gathered once for all pieces of a batch: they come one after the other, and each would do it again
+            edge=edge, spread=(lambda stage: spread(stage, shard_mesh(world), settings, reshard=False)) if is_spread else None,
         )  # fmt: skip
-        self.group, self._world = group, world
+        self.group = group
         self.has_output = self.pipeline.is_last
-        super().__init__(self.pipeline.model, objective)
+        super().__init__(self.pipeline.model, objective, world)
 
     def look(self, compute: Compute, batch: Batch) -> Any:
         """On the last stage; None on the others."""
@@ -65,7 +73,7 @@ class Piped(Exchange):
 
     def learn(self, batch: Batch, whole: int, factor: torch.Tensor | float = 1.0) -> Loss:
         """Gradients of the sum over the rows of all that have the same stages, over `whole`."""
-        return self.pipeline(batch, factor / whole)
+        return self.pipeline(batch, factor * self._averaged_over / whole)
 
 
 def _inputs(model: nn.Module, objective: Objective, sample: Batch) -> tuple[torch.Tensor, Batch]:

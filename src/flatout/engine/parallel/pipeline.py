@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from flatout.base.errors import UsageError, did_you_mean
+from flatout.engine.parallel.spread import let_go
 from flatout.engine.parallel.stages import Chain, cut, only
 from flatout.engine.parallel.sums import sum_gradients_
+from flatout.store.tensors import local_part
 
 Batch = dict[str, Tensor]
 Loss = tuple[Tensor, Tensor | float]
@@ -27,18 +29,29 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved")
 VIRTUAL = 2  # stages of each process, where they are interleaved
 
 
+class Edge(Protocol):
+    """How what flows between the layers gets from stage to stage, where it is no plain tensor by itself."""
+
+    def enter(self, given: Tensor) -> Tensor: ...
+    def leave(self, made: Tensor) -> Tensor: ...
+
+
 class Stage(nn.Module):
     """Some pieces of a chain. Its modules belong to the part of the model that this process has."""
 
-    def __init__(self, chain: Chain, part: nn.Module, pieces: range, beside: Callable[[], AbstractContextManager[Any]]) -> None:
+    def __init__(
+        self, chain: Chain, part: nn.Module, pieces: range, beside: Callable[[], AbstractContextManager[Any]], edge: Edge | None
+    ) -> None:
         super().__init__()
-        self.pieces = pieces
-        self._chain, self._beside = chain, beside
-        self._part = [part]  # in a list, which is no child: its names are those of the whole model, not of a stage
+        self.pieces, self.part = pieces, part
+        self._chain, self._beside, self._edge = chain, beside, edge
 
     def forward(self, stream: Tensor, **side: Tensor) -> Tensor:
         with self._beside():
-            return self._chain.run(self._part[0], self.pieces, stream, side)
+            if self._edge is None:
+                return self._chain.run(self.part, self.pieces, stream, side)
+            entered = self._edge.enter(stream) if self.pieces.start else stream
+            return self._edge.leave(self._chain.run(self.part, self.pieces, entered, side))
 
 
 class Pipeline:
@@ -57,26 +70,35 @@ class Pipeline:
         costs: Sequence[float] | None = None,
         data_group: dist.ProcessGroup | None = None,
         beside: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        edge: Edge | None = None,
+        spread: Callable[[nn.Module], object] | None = None,
     ) -> None:
         """`model` is whole, and the same on all processes; anything that is done to its modules was done before.
 
         `call` calls a model with the columns of a batch that are its inputs. `micro_batches`: 0 is twice the number of stages.
         `costs`: of each piece, as measured by one process for all; all are alike without it. `data_group`: processes that have
-        the same stages and other rows. `beside` makes what a forward and a loss run in, such as autocast.
+        the same stages and other rows. `beside` makes what a forward and a loss run in, such as autocast. `edge`: of a model
+        that was split by tensors. `spread` shards the weights of a stage over processes that have the same one and other rows;
+        gradients are then the mean over these, and there is no data group.
         """
         self.rank, size = dist.get_rank(group), dist.get_world_size(group)
         self._stages = stages_of(schedule, size)
         chain, self._pieces = cut(model, self._stages, costs)
         self.micro_batches = checked_micro_batches(schedule, micro_batches, size)
         mine = range(self.rank, self._stages, size)
-        names = {name for stage in mine for piece in self._pieces[stage] for name in chain.pieces[piece]}
-        self.model = only(model, names)
+        names = {stage: {name for piece in self._pieces[stage] for name in chain.pieces[piece]} for stage in mine}
+        self.model = only(model, set().union(*names.values()))
         self.tied = _tied(chain, self._pieces, size)
         self._inputs_of = list(inspect.signature(model.forward).parameters)
         chain = replace(chain, model=self.model)  # and nothing here holds on to the rest
         self._loss, self._call, self._beside = loss, call, beside
         self._group, self._data_group, self._device, self._schedule = group, data_group, device, schedule
-        self._modules = {stage: Stage(chain, self.model, self._pieces[stage], beside) for stage in mine}
+        self._modules = {
+            stage: Stage(chain, only(self.model, own), self._pieces[stage], beside, edge) for stage, own in names.items()
+        }
+        if spread is not None:
+            for module in self._modules.values():
+                spread(module)
         self._runners: dict[object, Any] = {}
         self._rows: dict[object, int] = {}  # of a micro-batch, by the shape of a row
         self._batch: Batch = {}
@@ -114,6 +136,8 @@ class Pipeline:
         """The model's output on the last stage, None on the others. The modes of the modules are the caller's."""
         runner, given = self._ready(batch, train=False)
         made = runner.step(*given[0], **given[1])
+        for module in self._modules.values():
+            let_go(module)
         return made[: _rows(batch)] if self.is_last else None
 
     def split_into(self, micro_batches: int) -> None:
@@ -183,7 +207,10 @@ class Pipeline:
             weight = self.model.get_parameter(names[self.rank])
             if not weight.requires_grad:
                 continue
-            gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad.contiguous()
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+            kept = local_part(weight.grad)  # those who have the same part of it are at the same place of their stages
+            gradient = kept.contiguous()
             first, *others = sorted(names)
             if self.rank == first:
                 for other in others:
@@ -194,7 +221,8 @@ class Pipeline:
             else:
                 dist.send(gradient, group=self._group, group_dst=first)
                 dist.recv(gradient, group=self._group, group_src=first)
-            weight.grad = gradient
+            if gradient is not kept:
+                kept.copy_(gradient)
 
 
 def stages_of(schedule: str, size: int) -> int:

@@ -40,6 +40,14 @@ class Stream:
         moved = made.redistribute(placements=[self.layout])
         return moved.to_local() if self.is_local else moved
 
+    def enter(self, given: Tensor) -> Tensor:
+        """What another stage of a pipeline has let go, as it flows here."""
+        return given if self.is_local else self.take(given, self.layout)
+
+    def leave(self, made: Tensor) -> Tensor:
+        """As it is handed to another stage of a pipeline: a plain tensor, whole."""
+        return _gathered(made).contiguous() if isinstance(made, DTensor) else made
+
     def __deepcopy__(self, memo: object) -> Stream:
         return self  # a copied model talks to the same processes
 

@@ -54,13 +54,13 @@ def split_tensors(
     *,
     sequence: bool = True,
     split_logits: bool = False,
-) -> None:
+) -> Stream:
     """In place, before an optimizer is made: `mesh` has one axis, that of the processes that share the model's weights.
 
     A `plan` has patterns of module names, part by part: {"layers.*.up": "column", "layers.*.down": "row"}. The built-in models
     have one. `sequence`: where the plan says so, norms and what is added up between layers are split along the sequence.
     `split_logits`: while it trains, the last layer of gpt gives a DTensor of logits, each process those of its own tokens, and
-    the loss and its backward are to run within torch's `loss_parallel()`.
+    the loss and its backward are to run within torch's `loss_parallel()`. Returns how things flow between the layers.
     """
     parts = mesh.size()
     model_with_plan, styles = planned(model, plan, parts)
@@ -74,6 +74,7 @@ def split_tensors(
     for attention in model_with_plan.modules():
         if isinstance(attention, Attention) and isinstance(attention.qkv.weight, DTensor):
             attention.heads //= parts
+    return stream
 
 
 def planned(model: nn.Module, plan: Mapping[str, str] | None, parts: int) -> tuple[nn.Module, dict[str, str]]:
