@@ -19,12 +19,13 @@ from flatout.models.gpt import gpt
 def main() -> int:
     asked = json.loads(sys.argv[1])
     patched: Any = running
-    patched._memory_bytes = lambda device, world: asked["memory_bytes"][world.rank]  # no such devices are here
     deep = {**training.recipes("gpt"), "model": lambda: gpt(training.VOCABULARY, training.WINDOW, layers=8, heads=4, width=16)}
     recipe = fo.Recipe(**deep, budget="50 steps", settings={"device": "cpu"})
     world = join(torch.device("cpu"))
     try:
-        print(json.dumps(running._layout(world, recipe, build_job(recipe, None), None).__dict__))
+        for memory_bytes in asked["memory_bytes"]:
+            patched._memory_bytes = lambda device, world, found=memory_bytes: found[world.rank]  # no such devices are here
+            print(json.dumps(running._layout(world, recipe, build_job(recipe, None), None).__dict__))
     finally:
         world.close()
     return 0

@@ -114,10 +114,9 @@ def fair(rows: int, shares: int) -> list[int]:
     return sorted(rows * (share + 1) // shares - rows * share // shares for share in range(shares))
 
 
-@pytest.mark.parametrize("mesh", ["data=2", "shard=2"])
-def test_a_signal_during_an_evaluation_stops_all_and_is_made_up_for(tmp_path: Path, mesh: str) -> None:
+def test_a_signal_during_an_evaluation_stops_all_and_is_made_up_for(tmp_path: Path) -> None:
     """To the second process, in its first batch: both stop in the same place, before the end of their shares."""
-    run = {"name": "slow", "runs": str(tmp_path / "slow"), "settings": {"mesh": mesh, "evaluation_batch": 1}}
+    run = {"name": "slow", "runs": str(tmp_path / "slow"), "settings": {"evaluation_batch": 1}}
     with started(2, "evaluating.py", [], [run]) as processes:
         assert processes[1].stdout is not None
         assert ONE in processes[1].stdout  # up to there is read
@@ -126,8 +125,6 @@ def test_a_signal_during_an_evaluation_stops_all_and_is_made_up_for(tmp_path: Pa
     assert [one.code for one in found] == [143, 143], found
     assert "SIGTERM: saved at step 3" in found[0].err
     assert all(one.out.count(ONE) < LEFT // 2 - 1 for one in found)
-    if mesh != "data=2":
-        return
     again = went(together(2, "evaluating.py", [], [run]))
     assert again[0] == again[1] and "accuracy" in again[0][0]["metrics"]
     assert [event["kind"] for event in events(tmp_path / "slow")].count("evaluation") == 1

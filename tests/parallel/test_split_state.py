@@ -12,7 +12,7 @@ from worlds import Ended, together
 
 from flatout.base.events import read_events
 
-KINDS = ("average64", "rmsprop64", "unfused64")
+KINDS = ("average64", "rmsprop64")
 STRAIGHT = [("shard=2", "average64"), ("tensor=2", "average64"), ("pipeline=2", "average64"), ("tensor=2", "rmsprop64")]
 # where runs are stopped and gone on with; a signal to one process is known to all a step later
 BY_TWO = [("pipeline=2", 4), ("shard=2", 6), ("tensor=2", 8)]
@@ -20,10 +20,9 @@ BY_FOUR = [("pipeline=2,tensor=2", 10), ("pipeline=2,shard=2", 12)]
 
 
 def run_of(folder: Path, kind: str, mesh: str = "", stop_at: int | None = None, **more: Any) -> dict[str, Any]:
-    settings = {"mesh": mesh, "log_every": 1, **({"fused_optimizer": False} if kind == "unfused64" else {}), **more}
-    name = "tokens64" if kind == "unfused64" else kind
-    (run,) = asked(folder, name, settings=settings, **{"with": {"budget": "16 steps"}})
-    return {**run, "runs": str(folder / kind), "stop_at": stop_at}
+    settings = {"mesh": mesh, "log_every": 1, **more}
+    (run,) = asked(folder, kind, settings=settings, **{"with": {"budget": "16 steps"}})
+    return {**run, "stop_at": stop_at}
 
 
 @pytest.fixture(scope="module")

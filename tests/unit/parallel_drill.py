@@ -212,10 +212,8 @@ CASES: dict[int, list[Case]] = {
         Case("gpt-deep", {"pipeline": 4}, options={"schedule": "1f1b", "micro_batches": 4}),
         Case("gpt", {"pipeline": 2, "data": 2}, options={"schedule": "1f1b", "micro_batches": 2}),
         Case("gpt", {"pipeline": 2, "shard": 2}, options={"schedule": "1f1b", "micro_batches": 2}),
-        Case("gpt-deep", {"pipeline": 2, "shard": 2}, options={"schedule": "interleaved"}),
         Case("gpt", {"pipeline": 2, "tensor": 2}, options={"schedule": "gpipe", "micro_batches": 3}),
         Case("gpt-deep", {"pipeline": 2, "tensor": 2}, options={"schedule": "interleaved"}),
-        Case("packed", {"pipeline": 2, "tensor": 2}),
         Case("mlp", {"pipeline": 2, "tensor": 2}, F32, {"schedule": "1f1b", "costs": [9.0, 1.0, 1.0]}),
     ],
 }  # fmt: skip

@@ -109,8 +109,7 @@ def test_stopped_in_the_evaluation_that_was_the_best(tmp_path: Path) -> None:
     assert run.result["best"] == {"step": 2, "metric": "accuracy", "value": 0.9}
     assert "not improved" in run.result["reason"] and run.result["steps"] == 10
     assert 2 in run.folder.checkpoints().steps() and not kinds(run, "degraded")
-    average = dict(zip(dict(dropping_net().named_parameters()), run.folder.checkpoints().load(2)["average"], strict=True))
-    assert equal(weights(run), average)
+    assert equal(weights(run), run.folder.checkpoints().load(2)["average"])
 
 
 def test_stopped_after_the_last_step(tmp_path: Path) -> None:
