@@ -120,7 +120,8 @@ def _layout(world: World, recipe: Recipe, job: Job, cache: Path | None) -> Layou
         return Layout(asked, "pinned by you", "pinned")
     if job.exchange is not None:
         return Layout(f"data={world.size}", "processes that train by themselves for a while have all weights")
-    device = pick_device(str(recipe.settings.get("device", "auto")))
+    planned = str(pick_device(str(recipe.settings.get("device", "auto"))))
+    device = torch.device(_device_of(world, planned))
     memory_bytes = min(world.gather(_memory_bytes(device, world)))
     if (sure := surely_fits(job, world.size, memory_bytes)) is not None:
         return sure
