@@ -45,7 +45,6 @@ from flatout.plan.trials.process import TRIAL_LIMIT_S, TrialProcess
 from flatout.plan.trials.recording import Recording, Trove
 from flatout.plan.trials.reports import Tries
 from flatout.plan.work import keep_traces, work_of
-from flatout.reading import read_recipe
 from flatout.recipe import Recipe
 
 Say = Callable[[str], None]
@@ -105,13 +104,8 @@ def plan_of_share(
     rows = -(-job.batch // shares)
     total = Situation(job, torch.device("cpu"), pins, None, Prediction()).total_steps
     budget = job.budget if total is None else Budget(float(total), "steps")  # a share has as many steps, not as many rows
-    if recipe.source is None:
-        own = recipe.model_copy(update={"settings": dict(pins), "batch": rows})
-    else:
-        overrides, _ = recipe.given
-        own = read_recipe(recipe.source, [*overrides, f"batch={rows}"], pins)
-    smaller = replace(job, batch=rows, budget=budget)
-    plan, receipt = checked_plan(own, smaller, cache, limit_s=0.0 if job.data.train.shapes_vary else limit_s, say=say)
+    share, smaller = recipe.with_share(rows, pins), replace(job, batch=rows, budget=budget)
+    plan, receipt = checked_plan(share, smaller, cache, limit_s=0.0 if job.data.train.shapes_vary else limit_s, say=say)
     return replace(plan, batch=round(job.rows_per_step)), receipt
 
 

@@ -205,6 +205,12 @@ class Recipe(BaseModel):
         """The overrides and pins that came on top of its file."""
         return self._given
 
+    def with_share(self, batch: int, pins: Mapping[str, Any]) -> Recipe:
+        """Of a process that has so many rows of each batch; the same for another process that reads its file."""
+        share: Recipe = self.model_copy(update={"batch": batch, "settings": dict(pins)})
+        share._given = ((*self._given[0], f"batch={batch}"), dict(pins))
+        return share
+
     def written(self) -> dict[str, Any]:
         """As JSON: what a run folder keeps, and what makes two recipes the same."""
         written = {name: getattr(self, name) for name in type(self).model_fields}
