@@ -37,8 +37,7 @@ from flatout.machine.links import measure_links
 from flatout.machine.watch import Failed, Lost, News, NoWatch, StoreLost, Watch
 from flatout.machine.world import World
 from flatout.measure.receipt import Receipt
-from flatout.plan.layouts.here import Suggested as Layout
-from flatout.plan.layouts.here import cluster_of, suggest, surely_fits
+from flatout.plan.layouts.here import LayoutChoice, cluster_of, suggest, surely_fits
 from flatout.plan.plan import Plan
 from flatout.planned import ceilings_of, checked_plan, plan_of_share
 from flatout.recipe import Recipe
@@ -113,13 +112,13 @@ def _built(world: World, recipe: Recipe, cache: Path | None) -> Job:
     return _on_all(world, lambda: build_job(recipe, cache))
 
 
-def _layout(world: World, recipe: Recipe, job: Job, cache: Path | None) -> Layout:
+def _layout(world: World, recipe: Recipe, job: Job, cache: Path | None) -> LayoutChoice:
     """As the recipe has it; else copies, where there is memory for them, or what should be fastest of what should fit."""
     asked = str(recipe.settings.get("mesh", ""))
     if asked or world.size == 1:
-        return Layout(asked, "pinned by you", "pinned")
+        return LayoutChoice(asked, "pinned by you", "pinned")
     if job.exchange is not None:
-        return Layout(f"data={world.size}", "processes that train by themselves for a while have all weights")
+        return LayoutChoice(f"data={world.size}", "processes that train by themselves for a while have all weights")
     planned = str(pick_device(str(recipe.settings.get("device", "auto"))))
     device = torch.device(_device_of(world, planned))
     memory_bytes = min(world.gather(_memory_bytes(device, world)))
@@ -132,7 +131,7 @@ def _layout(world: World, recipe: Recipe, job: Job, cache: Path | None) -> Layou
         cluster = cluster_of(device_name(device), memory_bytes, world.local_size, ceilings_of(device, cache), links, product)
         return asdict(suggest(job, world.size, cluster, compute_bytes=compute_bytes))
 
-    return Layout(**_by_first(world, estimate))
+    return LayoutChoice(**_by_first(world, estimate))
 
 
 def _memory_bytes(device: torch.device, world: World) -> int:
@@ -142,7 +141,7 @@ def _memory_bytes(device: torch.device, world: World) -> int:
     return read_facts().memory_usable_bytes // max(1, world.local_size)
 
 
-def _begin(world: World, layout: Layout, recipe: Recipe, job: Job, key: str, asked: Asked) -> dict[str, Any]:
+def _begin(world: World, layout: LayoutChoice, recipe: Recipe, job: Job, key: str, asked: Asked) -> dict[str, Any]:
     folder = None if asked.fresh else find_unfinished(asked.runs, key)
     if folder is not None and folder.begun:
         return {"folder": str(folder.path), "plan": folder.read("plan.json"), "begun": True, "receipt": None}
@@ -155,7 +154,7 @@ def _begin(world: World, layout: Layout, recipe: Recipe, job: Job, key: str, ask
     return {"folder": str(folder.path), "plan": plan.to_dict(), "begun": False, "receipt": told}
 
 
-def _planned(world: World, layout: Layout, recipe: Recipe, job: Job, asked: Asked) -> tuple[Plan, Receipt | None]:
+def _planned(world: World, layout: LayoutChoice, recipe: Recipe, job: Job, asked: Asked) -> tuple[Plan, Receipt | None]:
     """Observers are told of the trials; there is no run yet whose events they could be."""
 
     def say(line: str) -> None:
@@ -280,7 +279,7 @@ def _cause(watch: Watch | NoWatch, world: World, ended: BaseException) -> BaseEx
     return PeerLost(cause.words())
 
 
-def _as_shared_now(world: World, recipe: Recipe, layout: Layout, plan: Plan) -> tuple[Plan, dict[str, Any]]:
+def _as_shared_now(world: World, recipe: Recipe, layout: LayoutChoice, plan: Plan) -> tuple[Plan, dict[str, Any]]:
     """A run goes on as it was planned, but for how the processes share it: these may be others than those that began it. Also
     what was chosen for those and is switched off for these."""
     settings = replace(plan.settings, mesh=layout.mesh)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from flatout.machine import rates
+from flatout.machine.links import ring_bytes_per_s
 from flatout.machine.rates import Unavailable
 from flatout.machine.world import World
-from flatout.measure.clock import time_repeats
 from flatout.measure.stats import summarize
 
 Outcome = list[float] | tuple[list[float], str]  # repeats, and a note
@@ -121,9 +121,6 @@ def _measured(name: str, measure: Callable[[], Outcome], unavailable: dict[str, 
 
 
 def _network_bytes_per_s(device: torch.device, world: World) -> list[float]:
-    """What each process sends (and receives) in a ring sum. The repeats are fixed: all processes must do equally many."""
     if world.size < 2:
         raise Unavailable("a run of one process")
-    values = torch.randn(2**24, device=device, generator=torch.Generator(device).manual_seed(0))
-    sent_bytes = 2 * (world.size - 1) / world.size * values.numel() * values.element_size()
-    return [sent_bytes / s for s in time_repeats(lambda: world.sum_(values), 10, 2, device)]
+    return ring_bytes_per_s(device, world.size)

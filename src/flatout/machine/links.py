@@ -17,7 +17,7 @@ _SMALL_REPEATS = 20
 
 
 @dataclass(frozen=True)
-class Measured:
+class LinkRate:
     """Of one process: bytes a second that it sends and receives in a ring sum of many values, and what a sum of one takes."""
 
     bytes_per_s: float
@@ -26,8 +26,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Links:
-    near: Measured  # in one machine
-    far: Measured  # across machines; the same where there is one
+    near: LinkRate  # in one machine
+    far: LinkRate  # across machines; the same where there is one
 
 
 def measure_links(world: World, device: torch.device) -> Links:
@@ -35,18 +35,26 @@ def measure_links(world: World, device: torch.device) -> Links:
     import torch.distributed as dist
 
     far = _ring(device, world.size, None)
-    if world.local_size in (1, world.size) or world.size % world.local_size:
+    uneven = len(set(world.gather(world.local_size))) > 1  # machines with more processes than others have no common group
+    if uneven or world.local_size in (1, world.size):
         return Links(far, far)
     group, _ = dist.new_subgroups(group_size=world.local_size)  # launchers number the processes machine by machine
     return Links(_ring(device, world.local_size, group), far)
 
 
-def _ring(device: torch.device, size: int, group: Any) -> Measured:
+def _ring(device: torch.device, size: int, group: Any) -> LinkRate:
+    import torch.distributed as dist
+
+    small = torch.zeros(1, device=device)
+    small_s = statistics.median(time_repeats(lambda: dist.all_reduce(small, group=group), _SMALL_REPEATS, _WARMUP, device))
+    rate = statistics.median(ring_bytes_per_s(device, size, group))
+    return LinkRate(rate, small_s / max(1, 2 * (size - 1)))
+
+
+def ring_bytes_per_s(device: torch.device, size: int, group: Any = None) -> list[float]:
+    """What each of `size` processes sends, and receives, in a ring sum. The repeats are fixed: all must do equally many."""
     import torch.distributed as dist
 
     values = torch.zeros(_VALUES, device=device)
     sent_bytes = 2 * (size - 1) / size * values.numel() * values.element_size()
-    took_s = statistics.median(time_repeats(lambda: dist.all_reduce(values, group=group), _REPEATS, _WARMUP, device))
-    small = torch.zeros(1, device=device)
-    small_s = statistics.median(time_repeats(lambda: dist.all_reduce(small, group=group), _SMALL_REPEATS, _WARMUP, device))
-    return Measured(sent_bytes / took_s, small_s / max(1, 2 * (size - 1)))
+    return [sent_bytes / s for s in time_repeats(lambda: dist.all_reduce(values, group=group), _REPEATS, _WARMUP, device)]

@@ -13,7 +13,7 @@ from flatout.base.specs import Spec
 from flatout.base.units import show_bytes
 from flatout.engine.job import Job
 from flatout.machine.ceilings import Ceilings
-from flatout.machine.links import Links, Measured
+from flatout.machine.links import LinkRate, Links
 from flatout.plan.layouts.collectives import Network
 from flatout.plan.layouts.estimate import Cluster, Estimate, Training
 from flatout.plan.layouts.jobs import STATE_BYTES, shape_of_job
@@ -25,7 +25,7 @@ _NEARLY = 0.95  # of the best rate: copies need no gathering of weights, which a
 
 
 @dataclass(frozen=True)
-class Suggested:
+class LayoutChoice:
     mesh: str
     why: str
     source: str = "default"  # where it came from, as of any choice of a plan
@@ -40,29 +40,31 @@ def held_by_a_copy(job: Job) -> int:
     return trained + frozen + (sum(p.numel() * p.element_size() for p in job.model.parameters()) if job.ema else 0)
 
 
-def surely_fits(job: Job, devices: int, memory_bytes: float) -> Suggested | None:
+def surely_fits(job: Job, devices: int, memory_bytes: float) -> LayoutChoice | None:
     """Copies, without an estimate: nothing is faster where each device can have one. None: not so sure."""
     held = held_by_a_copy(job)
     if held > _SURELY * memory_bytes:
         return None
     words = f"weights, gradients and optimizer state take {show_bytes(held)} of the {show_bytes(memory_bytes)} of a device"
-    return Suggested(f"data={devices}", f"{words}: each has a copy")
+    return LayoutChoice(f"data={devices}", f"{words}: each has a copy")
 
 
-def suggest(job: Job, devices: int, cluster: Cluster, *, compute_bytes: int) -> Suggested:
+def suggest(job: Job, devices: int, cluster: Cluster, *, compute_bytes: int) -> LayoutChoice:
     """`data` and `shard`, which any model can be laid out in."""
     batch = job.data.typical_batch(job.batch)[0]
     state = STATE_BYTES.get(job.optimizer.name, 8) if isinstance(job.optimizer, Spec) else 8
     found = find_layouts(shape_of_job(job), Training(batch, state, compute_bytes), cluster, devices)
     usual = [one for one in found.fitting if one.layout.tensor == one.layout.pipeline == 1]
     if not usual:
-        return Suggested(f"shard={devices}", _nothing_fits(found, cluster))
+        return LayoutChoice(f"shard={devices}", _nothing_fits(found, cluster))
     usual = [one for one in usual if one.layout.recompute == "none"] or usual
     best = usual[0]
     copies = next((one for one in usual if one.layout.shard == 1), None)
     if copies is not None and copies.rate >= _NEARLY * best.rate:
-        return Suggested(f"data={devices}", f"each device has a copy: {_needs(copies, cluster)}", settings=_how(copies, batch))
-    return Suggested(best.layout.mesh, f"the fastest that should fit: {_needs(best, cluster)}", settings=_how(best, batch))
+        return LayoutChoice(
+            f"data={devices}", f"each device has a copy: {_needs(copies, cluster)}", settings=_how(copies, batch)
+        )
+    return LayoutChoice(best.layout.mesh, f"the fastest that should fit: {_needs(best, cluster)}", settings=_how(best, batch))
 
 
 def cluster_of(name: str, memory_bytes: float, per_node: int, ceilings: Ceilings | None, links: Links, product: str) -> Cluster:
@@ -76,7 +78,7 @@ def cluster_of(name: str, memory_bytes: float, per_node: int, ceilings: Ceilings
     return Cluster(kind, Network(per_node, _link("within", links.near), _link("between", links.far)))
 
 
-def _link(name: str, measured: Measured) -> Link:
+def _link(name: str, measured: LinkRate) -> Link:
     return Link(name, measured.latency_s, measured.bytes_per_s, share=1.0)
 
 
