@@ -123,4 +123,4 @@ def _measured(name: str, measure: Callable[[], Outcome], unavailable: dict[str, 
 def _network_bytes_per_s(device: torch.device, world: World) -> list[float]:
     if world.size < 2:
         raise Unavailable("a run of one process")
-    return ring_bytes_per_s(device, world.size)
+    return ring_bytes_per_s(world.sum_, world.size, device)

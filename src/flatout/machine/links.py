@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flatout.machine.world import World
 from flatout.measure.clock import time_repeats
@@ -47,14 +49,12 @@ def _ring(device: torch.device, size: int, group: Any) -> LinkRate:
 
     small = torch.zeros(1, device=device)
     small_s = statistics.median(time_repeats(lambda: dist.all_reduce(small, group=group), _SMALL_REPEATS, _WARMUP, device))
-    rate = statistics.median(ring_bytes_per_s(device, size, group))
+    rate = statistics.median(ring_bytes_per_s(lambda values: dist.all_reduce(values, group=group), size, device))
     return LinkRate(rate, small_s / max(1, 2 * (size - 1)))
 
 
-def ring_bytes_per_s(device: torch.device, size: int, group: Any = None) -> list[float]:
+def ring_bytes_per_s(sum_: Callable[[Tensor], object], size: int, device: torch.device) -> list[float]:
     """What each of `size` processes sends, and receives, in a ring sum. The repeats are fixed: all must do equally many."""
-    import torch.distributed as dist
-
     values = torch.zeros(_VALUES, device=device)
     sent_bytes = 2 * (size - 1) / size * values.numel() * values.element_size()
-    return [sent_bytes / s for s in time_repeats(lambda: dist.all_reduce(values, group=group), _REPEATS, _WARMUP, device)]
+    return [sent_bytes / s for s in time_repeats(lambda: sum_(values), _REPEATS, _WARMUP, device)]
