@@ -47,7 +47,7 @@ def forms(job: Job, device: torch.device) -> Iterator[tuple[str, Settings]]:
         yield precision, Settings(device="cpu", precision=precision, channels_last=images)
     if device.type == "cuda":
         large = (job.data.vocabulary or 0) > 4096
-        head: dict[str, Any] = {"loss_head": "fused", "vocabulary_padding": 64} if large else {}
+        head: dict[str, Any] = {"loss_head": "joined", "vocabulary_padding": 64} if large else {}
         how: dict[str, Any] = {"device": str(device), "precision": "bf16", "graph": True, "channels_last": images, **head}
         yield "bf16, graph", Settings(deterministic=False, **how)
         yield "bf16, graph, compiled", Settings(deterministic=False, compile="on", **how)

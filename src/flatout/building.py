@@ -35,6 +35,7 @@ from flatout.models.build import code_text, source_hash
 from flatout.models.finetune import freeze, load_weights, rates
 from flatout.objectives.build import build as build_objective
 from flatout.objectives.custom import Custom
+from flatout.objectives.next_token import FROM_HIDDEN
 from flatout.objectives.regress import Regress
 from flatout.recipe import Recipe
 
@@ -132,8 +133,8 @@ def check_job(job: Job, device: torch.device) -> None:
 
 
 def check_loss_head(job: Job, device: torch.device, kind: str) -> None:
-    """In parts the loss is computed from the model's `hidden` and `head`, past its forward: both must come to the same."""
-    if kind != "chunked":
+    """Where the loss is computed from the model's `hidden` and `head`, past its forward, both must come to the same."""
+    if kind not in FROM_HIDDEN:
         return
     batch, was_training = _few_rows(job.data, device), job.model.training
     job.model.to(device).eval()
@@ -144,7 +145,7 @@ def check_loss_head(job: Job, device: torch.device, kind: str) -> None:
     if not math.isclose(whole, parts, rel_tol=_SAME_LOSS):
         name = type(job.model).__name__
         raise UsageError(
-            f"loss_head=chunked takes the output of {name} to be head(hidden(...)), and it is not: the loss is {parts:.6g} "
+            f"loss_head={kind} takes the output of {name} to be head(hidden(...)), and it is not: the loss is {parts:.6g} "
             f"that way and {whole:.6g} by its forward. Let hidden(...) do all that forward does before the head, or "
             "--off loss_head"
         )

@@ -19,7 +19,7 @@ from flatout.engine.settings import Settings
 from flatout.models.gpt import gpt
 from flatout.models.head import pad_vocabulary
 from flatout.objectives.build import build
-from flatout.objectives.chunked_loss import chunked_loss
+from flatout.objectives.chunked_loss import chunked_loss, joined_loss
 from flatout.plan.choose import situation_of
 from flatout.plan.knobs import loss_head, vocabulary_padding
 from flatout.plan.plan import Choice
@@ -29,7 +29,7 @@ from flatout.testing.knobs import made_up
 
 CUDA = torch.device("cuda")
 TOKENS, WINDOW = 5003, 64
-FORMS = [("fused", 0), ("chunked", 0), ("plain", 64), ("fused", 64), ("chunked", 64)]
+FORMS = [("fused", 0), ("joined", 0), ("chunked", 0), ("plain", 64), ("fused", 64), ("joined", 64), ("chunked", 64)]
 CLOSE = {None: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 
 
@@ -122,7 +122,7 @@ def test_a_graph_replays_every_form(kind: str, padding: int, tied: bool) -> None
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("rows_at_once", [128, 1000, None])
+@pytest.mark.parametrize("rows_at_once", [128, 1000, 1500, None])
 def test_the_loss_in_parts_against_float64(rows_at_once: int | None, autocast: torch.dtype | None) -> None:
     draw = torch.Generator("cuda").manual_seed(3)
     hidden = torch.randn(1500, 64, device=CUDA, generator=draw)
@@ -160,9 +160,23 @@ def test_parts_hold_a_part_of_the_logits() -> None:
     assert torch.cuda.max_memory_allocated() - before < 1 << 30
 
 
+def test_a_joined_loss_holds_no_gradient_beside_the_logits() -> None:
+    torch.cuda.empty_cache()
+    rows, tokens, width = 1 << 15, 1 << 15, 64  # 2 GiB of logits in bf16
+    hidden = torch.randn(rows, width, device=CUDA, requires_grad=True)
+    weight = torch.randn(tokens, width, device=CUDA, requires_grad=True)
+    target = torch.randint(0, tokens, (rows,), device=CUDA)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = joined_loss(hidden, weight, None, target, -100)
+    loss.backward()
+    assert torch.cuda.max_memory_allocated() - before < 2.2 * 2**30
+
+
 def test_nothing_waits_for_the_device() -> None:
     model, given = small_gpt().to(CUDA), batch()
-    means = [mean_of(model, kind, padding, torch.bfloat16) for kind, padding in (("fused", 0), ("chunked", 64))]
+    means = [mean_of(model, kind, padding, torch.bfloat16) for kind, padding in (("fused", 0), ("joined", 0), ("chunked", 64))]
     for mean in means:
         mean(given).backward()
     torch.cuda.synchronize()
@@ -204,7 +218,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     ],
     ids=["fp32", "fp16", "micro", "narrow", "compiled-graph"],
 )
-@pytest.mark.parametrize(("kind", "padding"), [("fused", 64), ("chunked", 64), ("chunked", 0)])
+@pytest.mark.parametrize(("kind", "padding"), [("fused", 64), ("joined", 64), ("chunked", 64), ("chunked", 0)])
 def test_the_bench_finds_every_form_to_be_the_same_step(bench: Bench, kind: str, padding: int, more: dict[str, Any]) -> None:
     plain = Settings(device="cuda", deterministic=False)
     settings = Settings(device="cuda", deterministic=False, loss_head=kind, vocabulary_padding=padding, **more)
@@ -224,5 +238,5 @@ def test_forms_train_to_the_same_loss(tmp_path: Path) -> None:
 
 def test_the_defaults_are_the_kernels_and_padding(tmp_path: Path) -> None:
     s = situation_of(build_job(recipe(tmp_path)), {"device": "cuda"}, made_up())
-    for knob, value in ((loss_head, "fused"), (vocabulary_padding, 64)):
+    for knob, value in ((loss_head, "joined"), (vocabulary_padding, 64)):
         assert [one.value for one in knob.default(s, {}) if isinstance(one, Choice)] == [value]

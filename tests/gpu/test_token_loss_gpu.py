@@ -36,6 +36,35 @@ def test_loss_and_gradient_are_those_of_torch(dtype: torch.dtype, close: float, 
     assert not logits.grad[target == IGNORED].any()
 
 
+@pytest.mark.parametrize("far", [0.0, 30.0, 300.0, float("inf")])
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("columns", [65, 20_000, 50_257])
+def test_gradients_in_the_place_of_logits(columns: int, dtype: torch.dtype, close: float, far: float) -> None:
+    """Also where the first logits say nothing of the size of the others, or the vocabulary begins with what can't be."""
+    from flatout.objectives.token_kernels import losses_for_gradients
+
+    logits, target = (one.detach() for one in _case(dtype, columns))
+    logits[:, : columns // 2] -= far
+    target[target >= 0] = target[target >= 0] // 2 + columns // 2  # one that can be
+    exact = logits.double().requires_grad_()
+    expected = F.cross_entropy(exact, target, reduction="none", ignore_index=IGNORED)
+    expected.sum().backward()
+    assert exact.grad is not None
+    losses = losses_for_gradients(logits, target, IGNORED)
+    torch.testing.assert_close(losses.double(), expected.detach(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(logits.double(), exact.grad, rtol=close, atol=close * float(exact.grad.abs().max()))
+    assert not logits[target == IGNORED].any()
+
+
+def test_one_logit_that_is_no_number_is_seen() -> None:
+    from flatout.objectives.token_kernels import losses_for_gradients
+
+    logits, target = (one.detach() for one in _case(torch.bfloat16, 20_000))
+    logits[1, 12_345] = float("nan")
+    losses = losses_for_gradients(logits, target, IGNORED)
+    assert losses[1].isnan() and losses.isnan().sum() == 1
+
+
 def test_a_loss_nobody_chose_a_form_for_makes_no_float32_copy() -> None:
     """Evaluation takes it."""
     logits, target = _case(torch.bfloat16, 1 << 15, rows=4096)

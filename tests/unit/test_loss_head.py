@@ -162,12 +162,13 @@ def batch(ignored: bool = True) -> dict[str, Tensor]:
 @pytest.mark.parametrize("padding", [0, 64])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("ignore", [-100, None])
-def test_a_model_learns_the_same_in_parts_and_padded(ignore: int | None, tied: bool, padding: int) -> None:
+@pytest.mark.parametrize("kind", ["joined", "chunked"])
+def test_a_model_learns_the_same_past_its_logits_and_padded(kind: str, ignore: int | None, tied: bool, padding: int) -> None:
     objective, given = build({"next_token": {"ignore": ignore}}), batch(ignored=ignore is not None)
     first, second = small_gpt(tied=tied), small_gpt(tied=tied)
     pad_vocabulary(second, padding)
     expected, weight = objective(first, given)
-    found, other_weight = objective.with_loss_head("chunked", second, CPU)(second, given)
+    found, other_weight = objective.with_loss_head(kind, second, CPU)(second, given)
     torch.testing.assert_close(found, expected)
     assert float(weight) == float(other_weight)
     expected.backward()
@@ -194,6 +195,7 @@ def test_a_head_that_is_any_linear_layer_will_do() -> None:
     ("model", "objective", "kind", "words"),
     [
         (Whole(), "next_token", "chunked", r"Whole lacks a method hidden\(\.\.\.\).*--off loss_head"),
+        (Whole(), "next_token", "joined", r"loss_head=joined: Whole lacks a method hidden\(\.\.\.\).*--off loss_head"),
         (nn.Linear(2, 2), "classify", "chunked", "is for next_token, and the objective is classify: --off loss_head"),
         (small_gpt(), "next_token", "fused", "needs a CUDA device and Triton, and the run is on cpu: --off loss_head"),
     ],
@@ -229,11 +231,11 @@ def test_a_step_takes_what_the_settings_say() -> None:
     job = build_job(recipe())
     steps = {
         kind: make_step(job, copy.deepcopy(job.model), Settings(loss_head=kind, vocabulary_padding=padding)).step
-        for kind, padding in (("plain", 0), ("chunked", 64))
+        for kind, padding in (("plain", 0), ("chunked", 64), ("joined", 64))
     }
-    assert [step.model.head.pad_vocabulary_to for step in steps.values()] == [0, 64]
+    assert [step.model.head.pad_vocabulary_to for step in steps.values()] == [0, 64, 64]
     losses = [float(step.mean_loss(batch())) for step in steps.values()]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert losses[1:] == pytest.approx([losses[0]] * 2, rel=1e-6)
 
 
 def test_a_run_in_parts_and_padded_ends_as_a_plain_one(tmp_path: Path) -> None:
@@ -297,18 +299,42 @@ def chosen(knob: Any, s: Situation) -> Choice:
 
 def test_a_gpu_takes_the_kernels_and_the_padding_untried(monkeypatch: pytest.MonkeyPatch) -> None:
     s = on_a_gpu(monkeypatch)
-    assert chosen(loss_head, s).value == "fused"
+    assert chosen(loss_head, s).value == "joined"
     assert chosen(vocabulary_padding, s) == Choice(
         "vocabulary_padding", 64, "5,000 tokens computed as 5,056: the width that kernels want, the same loss"
     )
     plain = Settings(device="cuda")
-    assert [one.value for one in loss_head.candidates(s, plain)] == ["fused"]
+    assert [one.value for one in loss_head.candidates(s, plain)] == ["fused", "joined"]
     assert [one.value for one in vocabulary_padding.candidates(s, plain)] == [64]
+
+
+class OwnHead(nn.Module):
+    """Of a user: it has what the loss is computed from, and nobody knows whether its forward does more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(TOKENS, 16), nn.Linear(16, TOKENS)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        found: Tensor = self.tokens(x)
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.hidden(x))
+        return logits
+
+
+def test_a_head_of_the_users_own_is_joined_with_its_loss_by_trial_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = on_a_gpu(monkeypatch, OwnHead)
+    assert chosen(loss_head, s).value == "fused"
+    (better,) = loss_head.candidates(s, Settings(device="cuda", loss_head="fused"))
+    assert better.value == "joined" and better.factor > 1
+    assert chosen(loss_head, on_a_gpu(monkeypatch, Whole)).value == "fused"
 
 
 def test_parts_are_tried_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     s = on_a_gpu(monkeypatch)
-    split = Settings(device="cuda", loss_head="fused", micro_batch=8, precision="bf16")
+    split = Settings(device="cuda", loss_head="joined", micro_batch=8, precision="bf16")
     (found,) = loss_head.candidates(s, split)
     assert found.value == "chunked" and "640 kB of logits" in found.why
     assert not list(loss_head.candidates(on_a_gpu(monkeypatch, Whole), split))

@@ -19,7 +19,7 @@ from flatout.base.shapes import Shapes
 from flatout.models.build import BUILDERS, build, describe, source_hash
 from flatout.models.convnet import convnet
 from flatout.models.facts import has_batch_norm, has_convolution, has_dropout, parameter_count
-from flatout.models.gpt import gpt
+from flatout.models.gpt import gelu, gpt
 from flatout.models.head import Head, pad_vocabulary
 from flatout.models.mlp import mlp
 
@@ -344,3 +344,13 @@ def test_mlp_embeds_categories_beside_x() -> None:
     output = model(x, categories)
     assert output.shape == (4, 2)
     assert not torch.equal(output, model(x, categories.flip(0)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_compiler_gets_the_same_gelu(dtype: torch.dtype) -> None:
+    x = torch.linspace(-12, 12, 4001, dtype=dtype).requires_grad_()
+    compiled = torch.compile(gelu, backend="aot_eager", fullgraph=True)
+    (by_torch,) = torch.autograd.grad(gelu(x).sum(), x)
+    (by_compiler,) = torch.autograd.grad(compiled(x).sum(), x)
+    torch.testing.assert_close(compiled(x), gelu(x))
+    torch.testing.assert_close(by_compiler, by_torch)

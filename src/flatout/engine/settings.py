@@ -15,7 +15,7 @@ from flatout.data.stores.compression import COMPRESSIONS
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 COMPILES = ("off", "on", "reduce-overhead", "max-autotune")
 ATTENTIONS = ("auto", "flash", "cudnn", "efficient", "math", "flex")
-LOSS_HEADS = ("plain", "fused", "chunked")
+LOSS_HEADS = ("plain", "fused", "joined", "chunked")
 RESIDUALS = ("float32", "autocast")
 PIPELINES = ("1f1b", "gpipe", "interleaved")
 ALLOCATORS = ("default", "expandable")
@@ -37,7 +37,7 @@ class Settings:
     fused_optimizer: bool = True
     channels_last: bool = False
     attention: str = "auto"
-    loss_head: str = "plain"  # of tokens: torch's own, one pass over all logits each way, or a part of the logits at a time
+    loss_head: str = "plain"  # of tokens: torch's own, a pass over all logits each way, one in all, or a part of them at a time
     vocabulary_padding: int = 0  # logits are computed for a multiple of it, where the model can; 0: as many as there are
     residual: str = "float32"  # what flows between the blocks of a model of tokens; autocast: in the format of its products
     micro_batch: int = 0  # 0: the whole batch at once

@@ -12,6 +12,8 @@ from flatout.base.errors import ModelError
 from flatout.models.head import Head
 from flatout.models.residual import in_autocast
 
+_TWICE_ROOT_OF_2_OVER_PI = 2 * math.sqrt(2 / math.pi)
+
 
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float, bias: bool) -> None:
@@ -44,9 +46,17 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, visible: Tensor | None) -> Tensor:
         x = x + self.dropout(self.attention(self.norm_attention(x), visible))
-        hidden = F.gelu(self.expand(self.norm_mlp(x)), approximate="tanh")
+        hidden = gelu(self.expand(self.norm_mlp(x)))
         x = x + self.dropout(self.project(hidden))
         return x
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU as GPT-2 has it, by tanh. A compiler gets the same function by a sigmoid: its tanh keeps the memory waiting."""
+    if not torch.compiler.is_compiling():
+        return F.gelu(x, approximate="tanh")
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))  # as torch's own kernel computes it
+    return (exact * torch.sigmoid(_TWICE_ROOT_OF_2_OVER_PI * (exact + 0.044715 * exact**3))).to(x.dtype)
 
 
 class GPT(nn.Module):

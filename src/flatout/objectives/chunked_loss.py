@@ -1,7 +1,9 @@
-"""The projection to the vocabulary and its loss, a part of the rows at a time: all logits never exist at once.
+"""The projection to the vocabulary and its loss as one operation, on all rows at once or a part of them at a time.
 
-The forward takes the gradients too: all that the logits of a part are good for is done before those of the next are made. The
-backward is left with a scale. Products are in the format of autocast, sums over parts in float32.
+The forward takes the gradients too, which lie where the logits were: all that the logits of a part are good for is done before
+those of the next are made. The backward is left with a scale. In parts all logits never exist at once; with all rows at once
+they are read once from memory, and no gradient of theirs exists beside them. Products are in the format of autocast, sums over
+parts in float32.
 """
 
 from __future__ import annotations
@@ -45,6 +47,11 @@ def projection_of(head: Any) -> tuple[Tensor, Tensor | None]:
     return weight, bias
 
 
+def joined_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore: int) -> Tensor:
+    """As `chunked_loss`, all in one part."""
+    return chunked_loss(hidden, weight, bias, target, ignore, max(len(hidden), 1))
+
+
 def chunked_loss(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore: int, rows_at_once: int | None = None
 ) -> Tensor:
@@ -85,7 +92,7 @@ def _in_parts(
             loss += part_loss
             torch.mm(gradient, weight, out=by_hidden[start : start + rows])
             if weight_learns:
-                _add_product(by_weight, gradient.t(), part)
+                _add_product(by_weight, gradient.t(), part, first=start == 0)
             if bias_learns:
                 by_bias += gradient.sum(0, dtype=by_bias.dtype)
             del gradient  # before the logits of the next part are there
@@ -119,10 +126,9 @@ def _blank(
 def _loss_and_gradient(logits: Tensor, target: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
     """The gradient may lie where the logits were."""
     if has_kernels(logits.device) and logits.dtype != torch.float64:
-        from flatout.objectives.token_kernels import gradients, losses
+        from flatout.objectives.token_kernels import losses_for_gradients
 
-        loss, sums = losses(logits, target, ignore)
-        return loss.sum(), gradients(logits, target, sums, torch.ones_like(sums), ignore, logits)
+        return losses_for_gradients(logits, target, ignore).sum(), logits
     logs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(1)
     total = F.nll_loss(logs, target, reduction="sum", ignore_index=ignore)
     counts = target != ignore
@@ -132,9 +138,11 @@ def _loss_and_gradient(logits: Tensor, target: Tensor, ignore: int) -> tuple[Ten
     return total, shares.mul_(counts[:, None]).to(logits.dtype)
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+def _add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
     if left.dtype == total.dtype:
         total.addmm_(left, right)
+    elif left.is_cuda and first:  # no pass over all of it to add to nothing
+        torch.mm(left, right, out_dtype=total.dtype, out=total)
     elif left.is_cuda:
         total += torch.mm(left, right, out_dtype=total.dtype)  # as it was summed, not rounded in between
     else:

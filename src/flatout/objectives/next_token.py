@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from flatout.base.errors import DataError, ModelError
-from flatout.objectives.chunked_loss import HasHead, chunked_loss, lacks_head, projection_of
+from flatout.objectives.chunked_loss import HasHead, chunked_loss, joined_loss, lacks_head, projection_of
 from flatout.objectives.inputs import Batch
 from flatout.objectives.metrics import SumMeter, ratio
 from flatout.objectives.objective import Loss, LossFunction, Meter, Objective, checked_targets, full_precision, shown
 from flatout.objectives.token_loss import fused_loss, has_kernels, plain_loss, token_loss
 
 NEVER = -(2**31)
+FROM_HIDDEN = ("joined", "chunked")  # the forms of the loss that make the logits themselves, past the model's forward
 
 
 @dataclass(frozen=True)
@@ -42,25 +43,27 @@ class NextToken(Objective):
         found = super().with_loss_head(kind, model, device)
         if self._is_redefined:
             return found
-        return self._chunked if kind == "chunked" else partial(self._whole, fused_loss if kind == "fused" else plain_loss)
+        if kind in FROM_HIDDEN:
+            return partial(self._with_head, joined_loss if kind == "joined" else chunked_loss)
+        return partial(self._whole, fused_loss if kind == "fused" else plain_loss)
 
     def why_no_loss_head(self, kind: str, model: nn.Module, device: torch.device) -> str | None:
         if kind != "plain" and self._is_redefined:
             return f"loss_head={kind}: {type(self).__name__} computes its loss in its own way: --off loss_head"
         if kind == "fused" and not has_kernels(device):
             return f"loss_head=fused needs a CUDA device and Triton, and the run is on {device}: --off loss_head"
-        if kind == "chunked" and (missing := lacks_head(model)) is not None:
-            return f"loss_head=chunked: {type(model).__name__} lacks {missing}; --off loss_head, or give it one"
+        if kind in FROM_HIDDEN and (missing := lacks_head(model)) is not None:
+            return f"loss_head={kind}: {type(model).__name__} lacks {missing}; --off loss_head, or give it one"
         return None
 
     def _whole(self, formula: Callable[[Tensor, Tensor, int], Tensor], model: nn.Module, batch: Batch) -> Loss:
         target = _tokens(batch)
         return self._weighed(formula(self.forward(model, batch).flatten(0, -2), target, self._ignored), target)
 
-    def _chunked(self, model: nn.Module, batch: Batch) -> Loss:
+    def _with_head(self, formula: Callable[..., Tensor], model: nn.Module, batch: Batch) -> Loss:
         target, offers = _tokens(batch), cast(HasHead, model)
         hidden = self.inputs.call(offers.hidden, batch).flatten(0, -2)
-        return self._weighed(chunked_loss(hidden, *projection_of(offers.head), target, self._ignored), target)
+        return self._weighed(formula(hidden, *projection_of(offers.head), target, self._ignored), target)
 
     def _weighed(self, loss: Tensor, target: Tensor) -> Loss:
         if self.ignore is None:

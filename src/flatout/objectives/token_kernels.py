@@ -1,4 +1,4 @@
-"""The two kernels of `token_loss`: a program for each row, which walks over the vocabulary in blocks."""
+"""The kernels of losses over a vocabulary: a program for each row, which walks over the vocabulary in blocks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK, _WARPS = 2048, 4  # measured on an H200: larger blocks wait longer for their own maximum
+_BOTH_BLOCK, _BOTH_WARPS = 8192, 32  # so few rows are worked on at once that the second walk finds its row in the cache
 
 
 def losses(logits: Tensor, target: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
@@ -25,19 +26,19 @@ def gradients(logits: Tensor, target: Tensor, sums: Tensor, upstream: Tensor, ig
     return gradient
 
 
+def losses_for_gradients(logits: Tensor, target: Tensor, ignore: int) -> Tensor:
+    """The loss of each row; the gradients of their sum take the place of the logits."""
+    rows, columns = logits.shape
+    loss = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    _both[(rows,)](logits, target, loss, columns, ignore, BLOCK=_BOTH_BLOCK, num_warps=_BOTH_WARPS)
+    return loss
+
+
 @triton.jit
 def _forward(logits, target, loss, sums, columns, ignore, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)  # rows times columns may not fit 32 bits
     logits += row * columns
-    largest = -float("inf")
-    total = 0.0
-    for start in range(0, columns, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        value = tl.load(logits + at, mask=at < columns, other=-float("inf")).to(tl.float32)
-        larger = tl.maximum(largest, tl.max(value, 0))
-        total = total * tl.exp(largest - larger) + tl.sum(tl.exp(value - larger), 0)
-        largest = larger
-    log_sum = largest + tl.log(total)
+    log_sum = _log_sum(logits, columns, BLOCK)
     wanted = tl.load(target + row)
     known = (wanted >= 0) & (wanted < columns)
     picked = tl.load(logits + wanted, mask=known, other=float("nan")).to(tl.float32)  # no such token: no such loss
@@ -58,3 +59,51 @@ def _backward(logits, target, sums, upstream, gradient, columns, ignore, BLOCK: 
         value = tl.load(logits + at, mask=at < columns, other=-float("inf")).to(tl.float32)
         share = (tl.exp(value - log_sum) - tl.where(at == wanted, 1.0, 0.0)) * weight
         tl.store(gradient + at, share.to(gradient.dtype.element_ty), mask=at < columns)
+
+
+@triton.jit
+def _both(logits, target, loss, columns, ignore, BLOCK: tl.constexpr):
+    """In powers of two, and with as little to do for each logit as there can be: the memory would wait for more."""
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * columns
+    at = tl.arange(0, BLOCK)
+    first = tl.load(logits + at, mask=at < columns, other=-float("inf")).to(tl.float32)
+    # not the largest of all, but so near to it that the sum overflows nearly never; finite, as below
+    near = tl.maximum(tl.max(first, 0), -1e38) * LOG2_E
+    sums = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, columns, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        value = tl.load(logits + at, mask=at < columns, other=-float("inf"), eviction_policy="evict_last").to(tl.float32)
+        sums += tl.exp2(value * LOG2_E - near)
+    total = tl.sum(sums, 0)
+    log_sum = near + tl.log2(total)
+    if total == float("inf"):
+        log_sum = _log_sum(logits, columns, BLOCK) * LOG2_E
+    wanted = tl.load(target + row)
+    counts = wanted != ignore
+    known = (wanted >= 0) & (wanted < columns)
+    picked = tl.load(logits + wanted, mask=known, other=float("nan")).to(tl.float32) * LOG2_E
+    tl.store(loss + row, tl.where(counts, (log_sum - picked) / LOG2_E, 0.0))
+    scale = tl.where(counts, log_sum, float("inf"))  # a row that does not count gets zeros
+    tl.debug_barrier()  # all have read what one of them is about to overwrite
+    for start in range(0, columns, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        value = tl.load(logits + at, mask=at < columns, other=-float("inf"), eviction_policy="evict_first").to(tl.float32)
+        share = tl.exp2(value * LOG2_E - scale).to(logits.dtype.element_ty)
+        tl.store(logits + at, share, mask=at < columns, eviction_policy="evict_first")
+    tl.debug_barrier()
+    tl.store(logits + wanted, (tl.exp2(picked - scale) - 1.0).to(logits.dtype.element_ty), mask=known & counts)
+
+
+@triton.jit
+def _log_sum(logits, columns, BLOCK: tl.constexpr):
+    largest = -1e38  # finite: a block of nothing but -inf is no reason for a NaN
+    total = 0.0
+    for start in range(0, columns, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        value = tl.load(logits + at, mask=at < columns, other=-float("inf")).to(tl.float32)
+        larger = tl.maximum(largest, tl.max(value, 0))
+        total = total * tl.exp(largest - larger) + tl.sum(tl.exp(value - larger), 0)
+        largest = larger
+    return largest + tl.log(total)

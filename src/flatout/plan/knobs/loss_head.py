@@ -1,4 +1,4 @@
-"""How the loss of tokens is computed: torch's formula, one pass over all logits each way, or a part of the logits at a time."""
+"""How the loss of tokens is computed: torch's formula, a pass over all logits each way, one in all, or in parts."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ meets: tuple[str, ...] = ("precision", "compile", "micro_batch")
 
 # GPT-2's logits are 6.6 GB in bf16: torch's formula moves about 100 GB around them where it runs eagerly, the kernels 20 GB
 _FUSED_FACTOR = 1.1
+_JOINED_FACTOR = 1.12  # and this one 13 GB
 _CHUNKED_FACTOR = 1.05  # by the larger micro-batch that it may buy; by itself it launches more and gains nothing
 
 
@@ -29,9 +30,11 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
     if (why_not := _why_not(s, str(s.pins.get(name, off)))) is not None:
         raise RecipeError([f"settings: {why_not}"])
     if _why_not(s, "fused") is None and _vocabulary(s) >= LARGE:
-        yield Choice(
-            name, "fused", f"{_vocabulary(s):,} tokens: one pass over their logits each way, and no float32 copy of them"
-        )
+        tokens = f"{_vocabulary(s):,} tokens"
+        if _is_offered(s):
+            yield Choice(name, "joined", f"{tokens}: their logits are read once, and their gradients take the same place")
+        else:
+            yield Choice(name, "fused", f"{tokens}: one pass over their logits each way, and no float32 copy of them")
         if _why_not(s, "chunked") is None:
             yield Rejected(name, "chunked", "for memory alone: in parts it launches more and gains nothing")
     elif not isinstance(s.job.objective, NextToken):
@@ -46,8 +49,12 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     if _vocabulary(s) < LARGE:
         return
-    if now.loss_head == "plain" and _why_not(s, "fused") is None:
+    kernels = _why_not(s, "fused") is None
+    if now.loss_head == "plain" and kernels:
         yield Candidate("fused", "one pass over the logits each way, and no float32 copy of them", _FUSED_FACTOR)
+    if now.loss_head in ("plain", "fused") and kernels and _why_not(s, "joined") is None:
+        better = _JOINED_FACTOR / (_FUSED_FACTOR if now.loss_head == "fused" else 1.0)
+        yield Candidate("joined", "one pass over the logits in all, and their gradients take the same place", better)
     if now.loss_head != "chunked" and now.micro_batch and _why_not(s, "chunked") is None:
         held = show_bytes(_logits_bytes(s, now))
         why = f"memory is short: {held} of logits never exist at once, which may buy a larger micro-batch"
@@ -56,6 +63,11 @@ def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
 
 def _why_not(s: Situation, value: str) -> str | None:
     return s.job.objective.why_no_loss_head(value, s.job.model, s.device)
+
+
+def _is_offered(s: Situation) -> bool:
+    """A head that says what its logits are made of: any other model might do more in its forward, and a trial finds out."""
+    return _why_not(s, "joined") is None and hasattr(s.job.model.head, "projection")
 
 
 def _vocabulary(s: Situation) -> int:
