@@ -60,7 +60,7 @@ def model_of(model: str, dtype: torch.dtype) -> nn.Module:
     return made.to(dtype)
 
 
-def train(model: str, optimizer: str, mesh: str, runs: Path, steps: int) -> None:
+def train(model: str, optimizer: str, mesh: str, folder: Path, steps: int) -> None:
     dtype = torch.float64 if "64" in optimizer else torch.float32
     chosen: dict[str, Any] = {"optimizer": {"sgd": {"momentum": 0.9}}, "lr": 0.05} if "SGD" in optimizer else {"lr": 3e-3}
     recipe = fo.Recipe(
@@ -68,7 +68,8 @@ def train(model: str, optimizer: str, mesh: str, runs: Path, steps: int) -> None
         objective="classify" if model == "mlp" else "next_token", budget=f"{steps} steps", evaluate=None, **chosen,
         settings={"device": "cpu", "log_every": 5, "mesh": mesh, "precision": "fp32", "checkpoint_every": "end"},
     )  # fmt: skip
-    fo.run(recipe, runs=runs, fresh=True, cache=None, planning="off")
+    runs = folder / (mesh or "alone") / model / optimizer
+    fo.run(recipe, runs=runs, fresh=True, cache=folder / "machine", planning="off")  # which is measured once
 
 
 def losses(runs: Path) -> list[float]:
@@ -99,8 +100,7 @@ def main() -> int:
         torch.set_num_threads(1)
         for mesh in asked.worker["meshes"]:
             for model, optimizer in trained_on(mesh):
-                place = Path(asked.worker["folder"]) / (mesh or "alone") / model / optimizer
-                train(model, optimizer, mesh, place, asked.worker["steps"])
+                train(model, optimizer, mesh, Path(asked.worker["folder"]), asked.worker["steps"])
         return 0
     steps, sizes = (4, [2]) if asked.smoke else (50, list(MESHES))
     report = Report("exact_together", str(__doc__), torch.device("cpu"))

@@ -35,7 +35,7 @@ from flatout.plan.plan import Plan
 from flatout.planned import checked_plan, label_of
 from flatout.reading import read_recipe, recipe_from
 from flatout.recipe import Recipe
-from flatout.running import Asked, joined, run_in
+from flatout.running.run import Asked, joined, run_in
 from flatout.store.run_folder import RunFolder, find
 from flatout.trained import Words, own_part, read_given, read_like, trained_model, with_names
 

@@ -25,7 +25,12 @@ def model() -> torch.nn.Module:
 try:
     data = fo.data.arrays(torch.randn(40, 8, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3)
     lr = 0.25 if rank == 1 and not planted else 0.5
-    fo.run(fo.Recipe(data=data, model=model, batch=4, lr=lr, budget="2 steps"), runs=Path(runs), cache=None, planning="off")
+    fo.run(
+        fo.Recipe(data=data, model=model, batch=4, lr=lr, budget="2 steps"),
+        runs=Path(runs),
+        cache=Path(os.environ["PROBED"]),
+        planning="off",
+    )
 except FlatoutError as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_code)

@@ -182,7 +182,7 @@ class Looks:
 def trained(name: str, runs: str, settings: dict[str, Any]) -> dict[str, Any]:
     recipe = fo.Recipe(**recipes(name))
     recipe.settings.update({"device": "cpu", "evaluation_batch": BATCH, **settings})
-    return {"metrics": fo.run(recipe, runs=Path(runs), cache=None, planning="off").result["metrics"]}
+    return {"metrics": fo.run(recipe, runs=Path(runs), cache=Path(os.environ["PROBED"]), planning="off").result["metrics"]}
 
 
 def count_rows() -> None:

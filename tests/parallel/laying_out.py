@@ -10,22 +10,22 @@ import torch
 import training
 
 import flatout as fo
-from flatout import running
 from flatout.building import build_job
 from flatout.machine.joining import join
 from flatout.models.gpt import gpt
+from flatout.running import sharing
 
 
 def main() -> int:
     asked = json.loads(sys.argv[1])
-    patched: Any = running
+    patched: Any = sharing
     deep = {**training.recipes("gpt"), "model": lambda: gpt(training.VOCABULARY, training.WINDOW, layers=8, heads=4, width=16)}
     recipe = fo.Recipe(**deep, budget="50 steps", settings={"device": "cpu"})
     world = join(torch.device("cpu"))
     try:
         for memory_bytes in asked["memory_bytes"]:
             patched._memory_bytes = lambda device, world, found=memory_bytes: found[world.rank]  # no such devices are here
-            print(json.dumps(running._layout(world, recipe, build_job(recipe, None), None).__dict__))
+            print(json.dumps(sharing.choose_layout(world, recipe, build_job(recipe, None), None).__dict__))
     finally:
         world.close()
     return 0

@@ -13,10 +13,10 @@ import training
 from torch import nn
 
 import flatout as fo
-from flatout import running
 from flatout.base.errors import FlatoutError
 from flatout.base.events import Event
 from flatout.engine.signals import ask_to_stop
+from flatout.running import run as running
 from flatout.store.lock import RunLock
 
 second = os.environ["RANK"] == "1"
@@ -32,7 +32,9 @@ def attempt(name: str, mesh: str = "", stop_at: int | None = None, of: str = "ml
     recipe = fo.Recipe(**{**training.recipes(of), "budget": "18 steps", **changed})
     recipe.settings.update({"device": "cpu", "log_every": 1, "mesh": mesh})
     try:
-        done = fo.run(recipe, runs=runs / name.partition(",")[0], observers=(stop,), cache=None, planning="off")
+        done = fo.run(
+            recipe, runs=runs / name.partition(",")[0], observers=(stop,), cache=Path(os.environ["PROBED"]), planning="off"
+        )
         said[name] = f"{done.result['status']} at step {done.result['steps']}"
     except FlatoutError as error:
         said[name] = f"{type(error).__name__}: {error}"

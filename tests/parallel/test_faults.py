@@ -22,7 +22,7 @@ import numpy
 import pytest
 import training
 from safetensors.torch import load_file
-from worlds import HERE, Ended, ended, launched, together
+from worlds import HERE, PROBED, Ended, ended, launched, together
 
 import flatout as fo
 from flatout.base.events import read_events
@@ -131,8 +131,8 @@ def test_a_signal_to_any_one_process_saves_once_and_all_leave(troubled: Troubled
     checkpoints = troubled.folder.checkpoints()
     assert checkpoints.steps()[-1] == stopped["step"] and checkpoints.being_written() is None
     recipe = read_recipe(desk / "rows.yaml")
-    whole = fo.run(recipe, runs=desk / "alone", cache=None, planning="off")
-    resumed = fo.run(recipe, runs=desk / "troubled", cache=None, planning="off")
+    whole = fo.run(recipe, runs=desk / "alone", cache=PROBED, planning="off")
+    resumed = fo.run(recipe, runs=desk / "troubled", cache=PROBED, planning="off")
     assert [event["step"] for event in events_of(resumed.folder, "resumed")] == [stopped["step"]]
     assert apart(whole.folder.weights_path, resumed.folder.weights_path) < 1e-5
 
@@ -169,5 +169,5 @@ def test_what_can_not_be_is_refused_by_all_and_another_mesh_can_go_on(tmp_path: 
     assert second["moved, busy"].startswith("TrainingError: rank 0: ") and first["moved, busy"].startswith("RunBusy: ")
     assert sorted(path.name for path in tmp_path.iterdir() if list(path.iterdir())) == ["moved", "padded"]
     recipe = fo.Recipe(**{**training.recipes("mlp"), "budget": "18 steps", "settings": {"device": "cpu"}})
-    alone = fo.run(recipe, runs=tmp_path / "alone", cache=None, planning="off")
+    alone = fo.run(recipe, runs=tmp_path / "alone", cache=PROBED, planning="off")
     assert apart(alone.folder.weights_path, run_in(tmp_path / "moved").weights_path) < 1e-5

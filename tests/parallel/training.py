@@ -107,7 +107,9 @@ def main() -> int:
         recipe.settings.update({"device": "cpu", "log_every": 7, **asked.get("settings", {})})
         try:
             observers = stopping_at(asked.get("stop_at"))
-            done = fo.run(recipe, runs=Path(asked["runs"]), cache=None, planning="off", observers=observers)
+            done = fo.run(
+                recipe, runs=Path(asked["runs"]), cache=Path(os.environ["PROBED"]), planning="off", observers=observers
+            )
         except FlatoutError as error:
             if isinstance(error, Stopped) and "stop_at" in asked:
                 continue

@@ -239,7 +239,7 @@ def test_a_killed_command_from_outside(desk: Path) -> None:
 
 
 def test_ctrl_c_before_anything_is_saved(flatout: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flatout import running
+    from flatout.running import run as running
 
     def interrupted(*given: Any, **named: Any) -> None:
         raise KeyboardInterrupt

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flatout as fo
-from flatout import planned, running
+from flatout import planned
 from flatout.data.order import Order
 from flatout.engine.saver import Saver
 from flatout.engine.sync import inside_sync_point
 from flatout.machine.facts import read_facts
 from flatout.plan import situation
 from flatout.plan.plan import Prediction
+from flatout.running import record
 from flatout.store.tensors import read_tensors
 from flatout.verbs import Run
 
@@ -92,7 +93,7 @@ def quick() -> Iterator[None]:
     try:
         with (
             patch.object(planned, "ceilings_of", lambda device, cache, job: None),
-            patch.object(running, "read_facts", _facts),
+            patch.object(record, "read_facts", _facts),
             patch.object(Saver, "busy", False),
             patch.object(situation, "predict", lambda job, settings, ceilings: Prediction(reason="not asked for")),
         ):
