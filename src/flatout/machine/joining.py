@@ -27,6 +27,7 @@ _torch: Any = dist  # which declares only some of its names
 JOIN_TIMEOUT_S = 300.0
 EXCHANGE_TIMEOUT_S = 1800.0  # how long one exchange may take: one process plans while the others wait
 _meetings = itertools.count()  # a process may train several times, with the same others each time
+_OF_THIS_WORLD = ("TORCHELASTIC_", "GROUP_", "ROLE_")  # variables of torchrun that say more of it than a place
 _BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
 
 
@@ -72,9 +73,24 @@ def _own_device(device: torch.device, place: Place) -> torch.device:
     return torch.device(device.type, index)
 
 
+def own_place() -> Place | None:
+    """Where a launcher has put this process; None: none has started it."""
+    return read_place(os.environ)
+
+
 def is_launched() -> bool:
     """Whether a launcher has started this process, be it alone."""
-    return read_place(os.environ) is not None
+    return own_place() is not None
+
+
+def environment_beside(world: World, address: str, port: int) -> dict[str, str]:
+    """For a process that takes this one's place in a world beside this one, which meets there, at its first process."""
+    told = {
+        "RANK": world.rank, "WORLD_SIZE": world.size, "LOCAL_RANK": world.local_rank, "LOCAL_WORLD_SIZE": world.local_size,
+        "MASTER_ADDR": address, "MASTER_PORT": port,
+    }  # fmt: skip
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THIS_WORLD)}
+    return ours | {name: str(value) for name, value in told.items()}
 
 
 def is_first() -> bool:

@@ -39,11 +39,7 @@ class Situation:
 
     @property
     def total_steps(self) -> int | None:
-        job = self.job
-        if not job.budget.counted:
-            return None
-        samples = job.budget.samples(job.epoch_samples(job.budget), job.rows_per_step, job.data.tokens_per_row)
-        return math.ceil(samples / job.rows_per_step)
+        return total_steps(self.job)
 
     @property
     def expected_s(self) -> float | None:
@@ -53,3 +49,11 @@ class Situation:
         if self.total_steps is None or self.plain.step_s is None:
             return None
         return self.total_steps * self.plain.step_s
+
+
+def total_steps(job: Job) -> int | None:
+    """None: nobody can say."""
+    if not job.budget.counted:
+        return None
+    samples = job.budget.samples(job.epoch_samples(job.budget), job.rows_per_step, job.data.tokens_per_row)
+    return math.ceil(samples / job.rows_per_step)

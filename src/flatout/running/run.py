@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from flatout.plan.layouts.here import LayoutChoice
 from flatout.plan.plan import Plan
 from flatout.planned import checked_plan, plan_of_share
 from flatout.recipe import Recipe
+from flatout.running.layout_trials import fastest
 from flatout.running.record import said_in_words, so_far, status_after, status_of, write_beginning, write_result
 from flatout.running.sharing import as_shared_now, choose_layout, not_together, why_not_together
 from flatout.store.run_folder import RunFolder, check_place, create, find_unfinished
@@ -49,6 +51,11 @@ class Asked:
     observers: tuple[Observer, ...]
     cache: Path | None
     planning_s: float
+
+    def say(self, line: str) -> None:
+        """Observers are told of trials; there is no run yet whose events they could be."""
+        for observer in self.observers:
+            observer({"kind": "planning", "t": 0.0, "at": round(time.time(), 3), "line": line})
 
 
 @contextmanager
@@ -69,7 +76,9 @@ def run_in(world: World, recipe: Recipe, asked: Asked) -> RunFolder:
     key = identity(recipe, job)
     mine = {**_versions(), "recipe": _written(recipe), "data": job.data.fingerprint(), "code": key}
     check_same(world, mine, lambda: code_of(recipe, job))
-    layout = choose_layout(world, recipe, job, asked.cache)
+    try_out = partial(fastest, world, recipe, job, runs=asked.runs, cache=asked.cache, limit_s=asked.planning_s, say=asked.say)
+    begun_with = by_first(world, lambda: {"mesh": "" if asked.fresh else _mesh_of_unfinished(asked.runs, key)})["mesh"]
+    layout = choose_layout(world, recipe, job, asked.cache, begun_with, try_out)
     begun = by_first(world, lambda: _begin(world, layout, recipe, job, key, asked))
     folder, plan = RunFolder(Path(begun["folder"])), Plan.from_dict(begun["plan"])
     shared, off = as_shared_now(world, recipe, layout, plan)
@@ -96,6 +105,11 @@ def run_in(world: World, recipe: Recipe, asked: Asked) -> RunFolder:
     return folder
 
 
+def _mesh_of_unfinished(runs: Path, key: str) -> str:
+    folder = find_unfinished(runs, key)
+    return "" if folder is None or not folder.begun else str(folder.read("plan.json")["settings"].get("mesh", ""))
+
+
 def _built(world: World, recipe: Recipe, cache: Path | None) -> Job:
     """By the first process first: what it writes into the cache, the others find there."""
     if world.is_first:
@@ -120,12 +134,7 @@ def _begin(world: World, layout: LayoutChoice, recipe: Recipe, job: Job, key: st
 
 
 def _planned(world: World, layout: LayoutChoice, recipe: Recipe, job: Job, asked: Asked) -> tuple[Plan, Receipt | None]:
-    """Observers are told of the trials; there is no run yet whose events they could be."""
-
-    def say(line: str) -> None:
-        for observer in asked.observers:
-            observer({"kind": "planning", "t": 0.0, "at": round(time.time(), 3), "line": line})
-
+    say = asked.say
     if world.size == 1:
         return checked_plan(recipe, job, asked.cache, limit_s=asked.planning_s, say=say)
     if str(recipe.settings.get("graph", "off")).lower() in ("on", "true", "yes", "1"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from flatout.base.errors import UsageError
 from flatout.engine.job import Job
+from flatout.engine.parallel.mesh import parse_mesh
 from flatout.engine.settings import conflicts
 from flatout.machine.agreement import by_first
 from flatout.machine.device import device_name, pick_device
@@ -22,11 +24,23 @@ from flatout.planned import ceilings_of
 from flatout.recipe import Recipe
 
 
-def choose_layout(world: World, recipe: Recipe, job: Job, cache: Path | None) -> LayoutChoice:
-    """As the recipe has it; else copies, where there is memory for them, or what should be fastest of what should fit."""
+def choose_layout(
+    world: World,
+    recipe: Recipe,
+    job: Job,
+    cache: Path | None,
+    begun: str = "",
+    try_out: Callable[[Sequence[LayoutChoice]], LayoutChoice] = lambda options: options[0],
+) -> LayoutChoice:
+    """As the recipe has it; else copies, where there is memory for them, or the fastest of what should fit, tried out.
+
+    `begun`: the mesh of a run that goes on, which as many processes keep.
+    """
     asked = str(recipe.settings.get("mesh", ""))
     if asked or world.size == 1:
         return LayoutChoice(asked, "pinned by you", "pinned")
+    if begun and _fits(begun, world.size):
+        return LayoutChoice(begun, "as the run was begun")
     if job.exchange is not None:
         return LayoutChoice(f"data={world.size}", "processes that train by themselves for a while have all weights")
     planned = str(pick_device(str(recipe.settings.get("device", "auto"))))
@@ -39,9 +53,17 @@ def choose_layout(world: World, recipe: Recipe, job: Job, cache: Path | None) ->
 
     def estimate() -> dict[str, Any]:
         cluster = cluster_of(device_name(device), memory_bytes, world.local_size, ceilings_of(device, cache), links, product)
-        return asdict(suggest(job, world.size, cluster, compute_bytes=compute_bytes))
+        return {"found": [asdict(one) for one in suggest(job, world.size, cluster, compute_bytes=compute_bytes)]}
 
-    return LayoutChoice(**by_first(world, estimate))
+    return try_out([LayoutChoice(**one) for one in by_first(world, estimate)["found"]])
+
+
+def _fits(mesh: str, size: int) -> bool:
+    try:
+        parse_mesh(mesh, size)
+    except UsageError:
+        return False
+    return True
 
 
 def _memory_bytes(device: torch.device, world: World) -> int:

@@ -21,6 +21,7 @@ from flatout.plan.layouts.kinds import DeviceKind, Link
 from flatout.plan.layouts.search import Found, find_layouts
 
 _SURELY = 0.2  # of a device's memory: the rest is for activations, which a smaller micro-batch makes smaller
+_WORTH_A_TRIAL, _HOPELESS = 3, 0.5  # so many layouts, unless they are estimated to be that much slower than the best
 _NEARLY = 0.95  # of the best rate: copies need no gathering of weights, which an estimate may take to be cheaper than it is
 
 
@@ -30,6 +31,7 @@ class LayoutChoice:
     why: str
     source: str = "default"  # where it came from, as of any choice of a plan
     settings: Mapping[str, Any] = field(default_factory=dict)  # without which it should not fit
+    step_s: float | None = None  # estimated
 
 
 def held_by_a_copy(job: Job) -> int:
@@ -49,22 +51,28 @@ def surely_fits(job: Job, devices: int, memory_bytes: float) -> LayoutChoice | N
     return LayoutChoice(f"data={devices}", f"{words}: each has a copy")
 
 
-def suggest(job: Job, devices: int, cluster: Cluster, *, compute_bytes: int) -> LayoutChoice:
-    """`data` and `shard`, which any model can be laid out in."""
+def suggest(job: Job, devices: int, cluster: Cluster, *, compute_bytes: int) -> list[LayoutChoice]:
+    """`data` and `shard`, which any model can be laid out in; the best first, and no more than are worth a trial."""
     batch = job.data.typical_batch(job.batch)[0]
     state = STATE_BYTES.get(job.optimizer.name, 8) if isinstance(job.optimizer, Spec) else 8
     found = find_layouts(shape_of_job(job), Training(batch, state, compute_bytes), cluster, devices)
     usual = [one for one in found.fitting if one.layout.tensor == one.layout.pipeline == 1]
     if not usual:
-        return LayoutChoice(f"shard={devices}", _nothing_fits(found, cluster))
+        return [LayoutChoice(f"shard={devices}", _nothing_fits(found, cluster))]
     usual = [one for one in usual if one.layout.recompute == "none"] or usual
     best = usual[0]
     copies = next((one for one in usual if one.layout.shard == 1), None)
     if copies is not None and copies.rate >= _NEARLY * best.rate:
-        return LayoutChoice(
-            f"data={devices}", f"each device has a copy: {_needs(copies, cluster)}", settings=_how(copies, batch)
-        )
-    return LayoutChoice(best.layout.mesh, f"the fastest that should fit: {_needs(best, cluster)}", settings=_how(best, batch))
+        usual = [copies, *(one for one in usual if one is not copies)]
+    return [
+        LayoutChoice(one.layout.mesh, f"{_praise(one)}: {_needs(one, cluster)}", "default", _how(one, batch), one.times.step_s)
+        for one in usual[:_WORTH_A_TRIAL]
+        if one.rate >= _HOPELESS * best.rate
+    ]
+
+
+def _praise(one: Estimate) -> str:
+    return "each device has a copy" if one.layout.shard == 1 else "the fastest that should fit"
 
 
 def cluster_of(name: str, memory_bytes: float, per_node: int, ceilings: Ceilings | None, links: Links, product: str) -> Cluster:
