@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+# Ranks are forked off a process that has imported these and done nothing else: importing takes longer than most of the tests.
+multiprocessing.get_context("forkserver").set_forkserver_preload(
+    [
+        "flatout.running.run", "flatout.engine.loop", "flatout.engine.parallel.spread", "flatout.engine.parallel.piped",
+        "flatout.engine.parallel.context", "flatout.engine.parallel.local", "flatout.engine.shared_evaluation",
+        "flatout.store.sharded", "flatout.machine.joining", "torch.distributed.checkpoint", "torch.distributed.fsdp",
+        "torch.distributed.tensor.parallel", "torch.distributed.pipelining", "safetensors.torch", "torch._dynamo",
+    ]
+)  # fmt: skip
 
 
 @pytest.fixture

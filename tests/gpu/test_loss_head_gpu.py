@@ -146,7 +146,9 @@ def test_the_loss_in_parts_against_float64(rows_at_once: int | None, autocast: t
     check_close(by_ours, by_exact, CLOSE[autocast])
 
 
-def test_parts_hold_a_part_of_the_logits() -> None:
+@pytest.mark.parametrize(("formula", "gib"), [(chunked_loss, 1.0), (joined_loss, 2.2)])
+def test_what_a_loss_holds(formula: Callable[..., Tensor], gib: float) -> None:
+    """In parts a part of the logits; joined all of them, and no gradient beside them."""
     torch.cuda.empty_cache()
     rows, tokens, width = 1 << 15, 1 << 15, 64  # 2 GiB of logits in bf16
     hidden = torch.randn(rows, width, device=CUDA, requires_grad=True)
@@ -155,23 +157,9 @@ def test_parts_hold_a_part_of_the_logits() -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     with torch.autocast("cuda", torch.bfloat16):
-        loss = chunked_loss(hidden, weight, None, target, -100)
+        loss = formula(hidden, weight, None, target, -100)
     loss.backward()
-    assert torch.cuda.max_memory_allocated() - before < 1 << 30
-
-
-def test_a_joined_loss_holds_no_gradient_beside_the_logits() -> None:
-    torch.cuda.empty_cache()
-    rows, tokens, width = 1 << 15, 1 << 15, 64  # 2 GiB of logits in bf16
-    hidden = torch.randn(rows, width, device=CUDA, requires_grad=True)
-    weight = torch.randn(tokens, width, device=CUDA, requires_grad=True)
-    target = torch.randint(0, tokens, (rows,), device=CUDA)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    with torch.autocast("cuda", torch.bfloat16):
-        loss = joined_loss(hidden, weight, None, target, -100)
-    loss.backward()
-    assert torch.cuda.max_memory_allocated() - before < 2.2 * 2**30
+    assert torch.cuda.max_memory_allocated() - before < gib * 2**30
 
 
 def test_nothing_waits_for_the_device() -> None:

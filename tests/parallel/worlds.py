@@ -24,12 +24,6 @@ import torch.distributed as dist
 HERE = Path(__file__).parent
 _FOLDER = tempfile.TemporaryDirectory()
 PROBED = Path(_FOLDER.name)  # what is known of the machine: measuring it anew takes longer than most of the runs here
-_IMPORTED = [
-    "flatout.running.run", "flatout.engine.loop", "flatout.engine.parallel.spread", "flatout.engine.parallel.piped",
-    "flatout.engine.parallel.local", "flatout.engine.shared_evaluation", "flatout.store.sharded", "flatout.machine.joining",
-    "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "safetensors.torch",
-    "torch.distributed.pipelining", "torch._dynamo",
-]  # fmt: skip
 
 
 class Started(Protocol):
@@ -103,7 +97,6 @@ class _Forked:
 
     def __init__(self, path: str, given: list[str], told: dict[str, str]) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_IMPORTED)
         pipes = [context.Pipe(duplex=False) for _ in range(2)]
         self._process = context.Process(target=_run_script, args=(path, given, told, *(there for _, there in pipes)))
         self._process.start()

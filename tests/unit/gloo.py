@@ -16,8 +16,6 @@ import torch.multiprocessing as mp
 def on_ranks(size: int, function: Callable[..., Any], *given: Any, folder: Path) -> list[Any]:
     """What each rank's call gave, by rank. An exception on one ends them all and is raised here, with its traceback."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    # forked off a process that has only imported: importing takes longer than most of what is tested
-    mp.get_context("forkserver").set_forkserver_preload([function.__module__])
     mp.start_processes(_rank, (size, store.port, function, given, str(folder)), nprocs=size, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
 

@@ -30,10 +30,6 @@ from flatout.store.sharded_peers import Peers
 from flatout.store.tensors import encode
 
 KILLED = "killed"
-_IMPORTED = [
-    "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "safetensors.torch",
-    "torch._dynamo", "flatout.store.sharded",  # DTensor needs the former for its first operator
-]  # fmt: skip
 _PATIENCE_S = 180.0  # a rank that says nothing for that long hangs: 8 of them on two busy cores took over a minute
 Axes = dict[str, int]
 
@@ -41,7 +37,6 @@ Axes = dict[str, int]
 def ranks(size: int, job: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What `job(world, *arguments)` returned on each rank; KILLED where that rank was."""
     context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_IMPORTED)
     store: Any = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes, processes = [], []
     for rank in range(size):

@@ -153,11 +153,12 @@ class _Clock:
         each_s = self.network.group(self.layout, "tensor").all_gather_s(whole_bytes)
         # pieces of several rows lie apart: what was gathered along the sequence is copied into place
         copied = 2 * whole_bytes / (self.kind.bytes_per_s * constants.FUSED_TRAFFIC) if self.layout.micro_batch > 1 else 0.0
-        waited_s = each_s
-        if self.layout.async_tensor:  # all but the first piece comes while there is work on the one before
+        waited_s = count * each_s
+        if self.layout.async_tensor:  # in the forward all but the first piece comes while there is work on the one before
             first_s = each_s / self.layout.tensor
-            waited_s = first_s + max(0.0, each_s - first_s - work_s / count)
-        return count * each_s, count * (waited_s + copied)
+            behind_s = first_s + max(0.0, each_s - first_s - work_s / count)
+            waited_s -= _GATHERS * (each_s - behind_s)
+        return count * each_s, waited_s + count * copied
 
     def sent_s(self, shape: Shape) -> float:
         """An activation to the next stage, or its gradient back."""
