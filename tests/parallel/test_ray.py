@@ -110,7 +110,7 @@ def test_stopped_gone_on_and_a_node_killed_it_learns_what_one_process_does(clust
     assert [path.name for path in runs.iterdir()] == ["mlp-1"]  # one run, and nothing of Ray's is left there
     assert [event["processes"] for event in kinds(run, "planned")] == [2, 2, 2]
     after_stop, after_kill = (event["step"] for event in kinds(run, "resumed"))
-    assert 0 < after_stop < after_kill < 50
+    assert 0 < after_stop <= after_kill < 50  # the next save may not have been whole when the node was killed
     assert verbs.load(run).result["status"] == "finished"
     assert apart(weights(alone(recipe)), weights(run)) < EXACT
 
