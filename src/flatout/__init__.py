@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flatout import data as data
+    from flatout import doctor as doctor
     from flatout.base.errors import FlatoutError as FlatoutError
     from flatout.data.serving.loader import loader as loader
     from flatout.recipe import Recipe as Recipe
@@ -27,13 +28,14 @@ if TYPE_CHECKING:
     from flatout.verbs import run as run
 
 __version__ = "0.1.0"
-__all__ = ["FlatoutError", "Recipe", "Run", "data", "evaluate", "explain", "load", "loader", "predict", "run"]
+__all__ = ["FlatoutError", "Recipe", "Run", "data", "doctor", "evaluate", "explain", "load", "loader", "predict", "run"]
 
 _HOMES = {
     "FlatoutError": "flatout.base.errors",
     "Recipe": "flatout.recipe",
     "Run": "flatout.verbs",
     "data": "flatout.data",
+    "doctor": "flatout.doctor",
     "evaluate": "flatout.verbs",
     "explain": "flatout.verbs",
     "load": "flatout.verbs",

@@ -21,3 +21,14 @@ def ray_address() -> str | None:
 def allow_deterministic_cuda() -> None:
     """cuBLAS reads this when it starts; without it torch refuses deterministic matrix products on a GPU."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def process_rank() -> int:
+    """Of this process among those that torchrun and its like started; 0 where it is alone."""
+    rank = os.environ.get("RANK", "0")
+    return int(rank) if rank.isdigit() else 0
+
+
+def quiet_profiler() -> None:
+    """Its library says on stderr when it starts and stops; read when it is loaded."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")

@@ -1,0 +1,109 @@
+"""doctor: why is this script slow?"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flatout.cli.machine import Json
+from flatout.cli.output import check_page_path, print_json, write_page
+from flatout.cli.places import cache_folder, process_rank, quiet_profiler
+
+if TYPE_CHECKING:
+    from flatout.doctor.script import Script
+    from flatout.doctor.watching import Watch
+
+Command = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The script, and what it gets.")]
+AsModule = Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as for python -m.")]
+
+
+def doctor(
+    command: Command,
+    as_module: AsModule = False,
+    steps: Annotated[
+        int, typer.Option("--attach-steps", min=9, help="How many steps to look at; a third of them closely.")
+    ] = 30,
+    stop: Annotated[bool, typer.Option("--stop", help="End the script once the steps were looked at.")] = False,
+    measure: Annotated[bool, typer.Option("--probe/--no-probe", help="Measure this machine first, if it never was.")] = True,
+    html: Annotated[Path | None, typer.Option("--html", help="Write the report to this page, too.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a training script as it is, and say what keeps it from the machine's ceiling: with line, cost and remedy."""
+    quiet_profiler()  # before torch is there
+    from flatout.doctor.script import Script, check
+
+    script = Script(command[0], tuple(command[1:]), as_module)
+    check(script)
+    if html is not None:
+        check_page_path(html)
+    if process_rank() != 0:  # one of many processes of the same training: the first one looks
+        from flatout.doctor.script import run_script
+
+        raise typer.Exit(run_script(script).exit_code)
+    if measure:
+        _measured_once()
+    raise typer.Exit(_diagnosed(script, steps, stop, html, _only_for_json() if as_json else None))
+
+
+def _diagnosed(script: Script, steps: int, stop: bool, html: Path | None, stdout: int | None) -> int:
+    from flatout.base.html import to_html
+    from flatout.base.tree import to_data, to_text
+    from flatout.doctor.script import Enough, run_script
+    from flatout.doctor.watching import Watch
+
+    def end() -> None:
+        if stop:
+            raise Enough
+
+    watched, ours = Watch(steps, cache_folder(), when_done=end), os.getpid()
+    watched.start(first_report=sys.stderr)
+    ending = run_script(script)
+    if os.getpid() != ours:  # a process that the script forked comes by here, too
+        return ending.exit_code
+    if ending.error is not None:
+        _explain_memory(ending.error, watched)
+    watched.stop()
+    found = watched.doc
+    if stdout is not None:
+        os.dup2(stdout, 1)
+    if found is None:
+        print(f"flatout doctor: {script} ended with exit code {ending.exit_code}; {watched.why_nothing()}", file=sys.stderr)
+        return ending.exit_code
+    print_json(to_data(found)) if stdout is not None else print(f"\n{to_text(found)}")
+    if html is not None:
+        write_page(html, to_html(found, f"flatout doctor {script}"))
+    return ending.exit_code
+
+
+def _explain_memory(error: BaseException, watched: Watch) -> None:
+    from flatout.doctor.memory import explained, held, keep_snapshot, ran_out
+
+    if ran_out(error):
+        snapshot = keep_snapshot(Path(f"flatout-out-of-memory-{int(time.time())}.pickle"))
+        for line in explained(error, held(watched.observer.optimizers(), watched.observer.seen.device), snapshot):
+            print(line, file=sys.stderr)
+
+
+def _measured_once() -> None:
+    """In a process of its own: the script must find the device as it would without us."""
+    from flatout.machine.facts import fingerprint, read_facts
+
+    folder, key = cache_folder(), fingerprint(read_facts())
+    if any(folder.glob(f"ceilings-{key}-*.json")):
+        return
+    print("flatout doctor: measuring this machine, once ...", file=sys.stderr, flush=True)
+    subprocess.run([sys.executable, "-m", "flatout", "probe", "--quick"], stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+
+
+def _only_for_json() -> int:
+    """What the script prints goes to stderr, so that stdout holds nothing but the JSON."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    return kept

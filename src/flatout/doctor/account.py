@@ -1,0 +1,330 @@
+"""The ledger of a step, from a trace: every nanosecond of wall time is in exactly one row.
+
+While the device works, the time belongs to the kind of work that it does, or to the phase that asked for it. While it stands
+still, to what the host was doing, since the device waits for that. On a CPU the host is the device.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from flatout.doctor import kinds, marks
+from flatout.doctor.trace import Sample, Span, Trace, Work
+
+DATA, OPTIMIZER, LOGGING, CHECKPOINT, EVALUATION = "data wait", "optimizer", "logging", "checkpoint", "evaluation"
+PYTHON, UNATTRIBUTED = "Python", "unattributed"
+ROWS = (
+    DATA, kinds.COPY, *kinds.COMPUTE, OPTIMIZER, kinds.LAUNCH, kinds.SYNC, kinds.COMMUNICATION, kinds.COMPILE, LOGGING,
+    CHECKPOINT, EVALUATION, PYTHON, UNATTRIBUTED,
+)  # fmt: skip
+_PHASES = {marks.DATA: DATA, marks.LOGGING: LOGGING, marks.CHECKPOINT: CHECKPOINT}
+_SHORT_GAP = 100_000  # between two operators: what it takes to call the next; longer is code of the script's own
+_SAMPLE_REACH = 10_000_000
+_LOOK_REACH = 1_000_000
+
+
+@dataclass
+class Account:
+    """Nanoseconds of the whole window, by row and by row and line; the time that was left out is in neither."""
+
+    wall: int
+    steps: int
+    rows: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ROWS, 0.0))
+    lines: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    device_busy: float = 0.0
+    host_busy: float = 0.0  # host time that was no waiting
+
+    def where(self, row: str) -> str:
+        """The line with most of the row's time."""
+        named = [(spent, place) for (of, place), spent in self.lines.items() if of == row and place]
+        return max(named)[1] if named else ""
+
+    def add(self, row: str, place: str, spent: float) -> None:
+        self.rows[row] += spent
+        self.lines[row, place] += spent
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """A stretch of the host's time with one explanation."""
+
+    start: int
+    end: int
+    row: str
+    where: str
+    phase: str  # the phase that work asked for in this moment belongs to, or ""
+    waits: bool = False
+
+
+_MomentAt = Callable[[int], _Moment | None]
+
+
+def account(trace: Trace, operator_ns: float = 0.0) -> Account:
+    """`operator_ns`: what calling the smallest operator costs on this machine; so much of each is charged to launching it."""
+    kept = _kept(trace.begin, trace.end, trace.left_out)
+    total = Account(sum(end - start for start, end in kept), trace.steps)
+    samples = _Samples(trace.samples)
+    moments = list(_moments(trace, samples))
+    total.host_busy = float(sum(_within(m.start, m.end, kept) for m in moments if not m.waits))
+    if not trace.device:
+        for moment in moments:
+            spent = _within(moment.start, moment.end, kept)
+            if not spent:
+                continue
+            if moment.row in kinds.COMPUTE:
+                called = min(spent, operator_ns)
+                total.add(kinds.LAUNCH, moment.where, called)
+                total.add(moment.row, moment.where, spent - called)
+            else:
+                total.add(moment.row, moment.where, spent)
+    else:
+        _with_device(trace, moments, kept, total)
+    rest = total.wall - sum(total.rows.values())  # what no moment covers; less than nothing is rounding
+    total.add(UNATTRIBUTED, "", max(rest, 0.0))
+    return total
+
+
+# the host
+
+
+def _moments(trace: Trace, samples: _Samples) -> Iterator[_Moment]:
+    """In order and without a gap, from the beginning of the window to its end."""
+    helpers = _Helpers(trace.helpers)
+    stack: list[Span] = []
+    at = trace.begin
+    for span in sorted(trace.host, key=lambda s: (s.start, -s.end)):
+        while stack and stack[-1].end <= span.start:
+            ended = stack.pop()
+            yield from _explained(at, ended.end, [*stack, ended], samples, helpers, trace)
+            at = max(at, ended.end)
+        yield from _explained(at, span.start, stack, samples, helpers, trace)
+        at = max(at, span.start)
+        stack.append(span)
+    while stack:
+        ended = stack.pop()
+        yield from _explained(at, ended.end, [*stack, ended], samples, helpers, trace)
+        at = max(at, ended.end)
+    yield from _explained(at, trace.end, [], samples, helpers, trace)
+
+
+def _explained(
+    start: int, end: int, stack: Sequence[Span], samples: _Samples, helpers: _Helpers, trace: Trace
+) -> Iterator[_Moment]:
+    start, end = max(start, trace.begin), min(end, trace.end)
+    if end <= start:
+        return
+    phase, place = _phase(stack)
+    inner = _innermost_mark(stack)
+    if phase:
+        yield _Moment(start, end, phase, place, phase)
+        return
+    here = inner.where if inner is not None else ""
+    leaf = stack[-1] if stack else None
+    if leaf is not None and leaf.mark is None:
+        row = kinds.of_operator(leaf.name)
+        if row is None and inner is not None and inner.kind in (marks.READ, marks.COPY):
+            row = kinds.SYNC if inner.kind == marks.READ else kinds.COPY
+        if row is not None:
+            yield _Moment(start, end, row, here or samples.where(start, end), "", waits=row == kinds.SYNC)
+            return
+    if inner is not None and inner.kind == marks.READ:
+        yield _Moment(start, end, kinds.SYNC, here, "", waits=True)
+    elif inner is not None and inner.kind == marks.COPY:
+        yield _Moment(start, end, kinds.COPY, here, "")
+    elif inner is not None and inner.kind == marks.BACKWARD:
+        waits = helpers.idle(start, end)
+        yield _Moment(start, end, kinds.LAUNCH, here, "", waits=waits)
+    elif end - start - samples.looking(start, end) <= _SHORT_GAP or (leaf is not None and leaf.mark is None):
+        yield _Moment(start, end, kinds.LAUNCH, here, "")
+    else:
+        yield from samples.split(start, end)
+
+
+def _phase(stack: Sequence[Span]) -> tuple[str, str]:
+    """The outermost phase that all of this belongs to. A closure's passes are no part of the optimizer that calls it."""
+    for depth, span in enumerate(stack):
+        if span.mark is not None and span.mark.kind in _PHASES:
+            return _PHASES[span.mark.kind], span.mark.where
+        if (span.mark is not None and span.mark.kind == marks.STEP) or span.name.startswith("Optimizer.step#"):
+            inside = any(s.mark is not None and s.mark.kind in (marks.FORWARD, marks.BACKWARD) for s in stack[depth + 1 :])
+            if not inside:
+                place = next((s.mark.where for s in stack[: depth + 1] if s.mark is not None and s.mark.kind == marks.STEP), "")
+                return OPTIMIZER, place
+    return "", ""
+
+
+def _innermost_mark(stack: Sequence[Span]) -> marks.Mark | None:
+    for span in reversed(stack):
+        if span.mark is not None:
+            return span.mark
+    return None
+
+
+class _Helpers:
+    """When the threads of the backward pass had something to do."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self._busy = _union([(span.start, span.end) for span in spans if not kinds.is_wait(span.name)])
+
+    def idle(self, start: int, end: int) -> bool:
+        return bool(self._busy) and _within(start, end, self._busy) < (end - start) / 2
+
+
+class _Samples:
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self._samples = sorted(samples, key=lambda sample: sample.at)
+        self._times = [sample.at for sample in self._samples]
+
+    def where(self, start: int, end: int) -> str:
+        near = self._samples[bisect_right(self._times, start) : bisect_right(self._times, end)]
+        return near[0].where if near else ""
+
+    def looking(self, start: int, end: int) -> int:
+        """How much of a stretch was taken by looking where the thread is. Switching to and fro takes as long again."""
+        first, last = bisect_right(self._times, start - _LOOK_REACH), bisect_right(self._times, end)
+        return sum(2 * sample.took for sample in self._samples[first:last] if sample.at + sample.took > start)
+
+    def split(self, start: int, end: int) -> Iterator[_Moment]:
+        """A stretch of the script's own code, by the lines that were seen in it; where none was, nobody knows."""
+        first, last = bisect_right(self._times, start), bisect_right(self._times, end)
+        near = [sample for sample in self._samples[first:last] if sample.where]
+        if not near:  # a stretch shorter than the time between two samples takes the nearest
+            close = [i for i in (first - 1, last) if 0 <= i < len(self._times)]
+            close = [i for i in close if min(abs(self._times[i] - start), abs(self._times[i] - end)) < _SAMPLE_REACH]
+            near = [self._samples[i] for i in close if self._samples[i].where][:1]
+        if not near:
+            yield _Moment(start, end, UNATTRIBUTED, "", "")
+            return
+        edges = [start, *((a.at + b.at) // 2 for a, b in pairwise(near)), end]
+        for sample, (begin, stop) in zip(near, pairwise(edges), strict=True):
+            # torch's own Python between two operators is part of calling them: modules, hooks, memory that is given back
+            yield _Moment(begin, stop, kinds.LAUNCH if sample.in_torch else PYTHON, sample.where, "")
+
+
+# the device
+
+
+def _with_device(trace: Trace, moments: Sequence[_Moment], kept: Sequence[tuple[int, int]], total: Account) -> None:
+    starts = [moment.start for moment in moments]
+
+    def moment_at(time: int) -> _Moment | None:
+        at = bisect_right(starts, time) - 1
+        return moments[at] if at >= 0 else None
+
+    busy = _busy(trace.device, moment_at)
+    for start, end, row, place in busy:
+        worked = _within(start, end, kept)
+        total.add(row, place, worked)
+        total.device_busy += worked
+    working = [(start, end) for start, end, _, _ in busy]
+    idle = Account(0, 0)
+    for start, end in _complement(working, trace.begin, trace.end):
+        for at in range(max(bisect_right(starts, start) - 1, 0), len(moments)):
+            moment = moments[at]
+            if moment.start >= end:
+                break
+            spent = _within(max(start, moment.start), min(end, moment.end), kept)
+            row = kinds.LAUNCH if moment.row in kinds.COMPUTE else moment.row
+            if spent > 0:
+                idle.add(row, moment.where, spent)
+    _blame_reads(moments, kept, idle, total)
+    for (row, place), lost in idle.lines.items():
+        total.add(row, place, lost)
+
+
+def _blame_reads(moments: Sequence[_Moment], kept: Sequence[tuple[int, int]], idle: Account, total: Account) -> None:
+    """A host with less to do than the device would be ahead of it, and the device never idle for want of launches, if it were
+    not for the reads at which it stands still. Then it is they who cost that time."""
+    reads: dict[str, float] = defaultdict(float)
+    for moment in moments:
+        if moment.row == kinds.SYNC:
+            reads[moment.where] += _within(moment.start, moment.end, kept)
+    waited = sum(reads.values())
+    if not waited or total.host_busy > total.device_busy:
+        return
+    for row in (kinds.LAUNCH, PYTHON, UNATTRIBUTED):
+        for (of, place), spent in list(idle.lines.items()):
+            if of == row:
+                idle.lines[of, place] = 0.0
+                for line, waiting in reads.items():
+                    idle.lines[kinds.SYNC, line] += spent * waiting / waited
+
+
+def _busy(work: Sequence[Work], moment_at: _MomentAt) -> list[tuple[int, int, str, str]]:
+    """Stretches in which the device works, each with one row. Of two at a time a computation counts before a copy."""
+    found: list[tuple[int, int, str, str]] = []
+    jobs = sorted(((w, *_of_work(w, moment_at)) for w in work), key=lambda job: (job[0].start, job[0].end))
+    edges: list[tuple[int, int, str, str]] = [(w.start, w.end, row, place) for w, row, place in jobs]
+    computes = [edge for edge in edges if edge[2] != kinds.COPY]
+    copies = [edge for edge in edges if edge[2] == kinds.COPY]
+    covered = 0
+    for start, end, row, place in computes:
+        start = max(start, covered)
+        if end > start:
+            found.append((start, end, row, place))
+            covered = end
+    shadow = [(start, end) for start, end, _, _ in found]
+    covered = 0
+    for start, end, row, place in copies:
+        for a, b in _complement(shadow, max(start, covered), end):
+            found.append((a, b, row, place))
+        covered = max(covered, end)
+    return sorted(found)
+
+
+def _of_work(work: Work, moment_at: _MomentAt) -> tuple[str, str]:
+    asked = moment_at(work.launched) if work.launched is not None else None
+    row = kinds.of_kernel(work.name)
+    if asked is None:
+        return row, ""
+    return (asked.phase if asked.phase and asked.phase != DATA else row), asked.where
+
+
+# intervals
+
+
+def _kept(begin: int, end: int, left_out: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    return _complement(_union(list(left_out)), begin, end)
+
+
+def _union(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        elif end > start:
+            joined.append((start, end))
+    return joined
+
+
+def _complement(spans: Sequence[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
+    """What of begin to end no span covers. `spans` are sorted and apart."""
+    gaps = []
+    at = begin
+    first = max(bisect_right(spans, (begin, begin)) - 1, 0)
+    for start, stop in spans[first:]:
+        if start >= end:
+            break
+        if start > at:
+            gaps.append((at, min(start, end)))
+        at = max(at, stop)
+    if at < end:
+        gaps.append((at, end))
+    return gaps
+
+
+def _within(start: int, end: int, spans: Sequence[tuple[int, int]]) -> int:
+    """How much of start to end lies in `spans`, which are sorted and apart."""
+    if end <= start:
+        return 0
+    spent = 0
+    first = max(bisect_right(spans, (start, start)) - 1, 0)
+    for begin, stop in spans[first:]:
+        if begin >= end:
+            break
+        spent += max(0, min(end, stop) - max(start, begin))
+    return spent

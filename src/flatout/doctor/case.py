@@ -1,0 +1,122 @@
+"""All that is known of a script when the findings look at it: what was seen, the ledger of its step, and the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from flatout.doctor import kinds
+from flatout.doctor.account import (
+    CHECKPOINT,
+    DATA,
+    EVALUATION,
+    OPTIMIZER,
+    ROWS,
+    Account,
+    account,
+)
+from flatout.doctor.seen import Calls, Loader, Optimizer, Seen
+from flatout.doctor.trace import Trace
+from flatout.machine.probe import Probe
+
+_OPERATOR_S = 2e-6  # of the smallest operator, where the machine was not measured
+# the profiler makes nothing of this slower; the rest is stretched by it and shrunk back
+_SOLID = frozenset({*kinds.COMPUTE, kinds.COPY, kinds.COMMUNICATION, kinds.COMPILE, DATA, CHECKPOINT, EVALUATION})
+
+
+@dataclass(frozen=True)
+class Case:
+    """Milliseconds are of one step: of training, with its share of the evaluations and checkpoints that came between."""
+
+    seen: Seen
+    trace: Trace
+    account: Account
+    rows: dict[str, float]
+    probe: Probe | None = None
+    places: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def step_ms(self) -> float:
+        return sum(self.rows.values())
+
+    @property
+    def train_ms(self) -> float:
+        return self.step_ms - self.rows[EVALUATION] - self.rows[CHECKPOINT]
+
+    @property
+    def compute_ms(self) -> float:
+        return sum(self.rows[row] for row in kinds.COMPUTE)
+
+    @property
+    def on_device(self) -> bool:
+        return self.seen.device != "cpu"
+
+    def share(self, ms: float) -> float:
+        return ms / self.step_ms if self.step_ms else 0.0
+
+    def ms(self, nanoseconds: float) -> float:
+        """Of the profiled window, for one step."""
+        return nanoseconds / 1e6 / max(self.trace.steps, 1)
+
+    def per_step(self, count: float) -> float:
+        return count / max(self.trace.steps, 1)
+
+    @property
+    def samples_per_step(self) -> float:
+        loader = self.training_loader
+        if loader is not None and loader.samples and self.seen.window_steps:
+            return loader.samples / self.seen.window_steps
+        calls = self.training_calls
+        return max((call.batch * round(max(call.count / max(call.between, 1), 1)) for call in calls), default=0)
+
+    @property
+    def training_loader(self) -> Loader | None:
+        """The one that feeds the steps."""
+        return max((one for one in self.seen.loaders if one.in_steps), key=lambda one: one.in_steps, default=None)
+
+    @property
+    def training_calls(self) -> list[Calls]:
+        evaluated = {period.where for period in self.seen.evaluations}
+        return [call for call in self.seen.calls if call.gradient and call.where not in evaluated]
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        return max(self.seen.optimizers, key=lambda one: one.elements, default=None)
+
+    @property
+    def ceiling_share(self) -> float | None:
+        """Of the best rate of matrix products that this machine measured, whatever the precision."""
+        if self.probe is None or not self.probe.ceilings.matmul_flops or not self.trace.flops or not self.step_ms:
+            return None
+        best = max(rate.value for rate in self.probe.ceilings.matmul_flops.values())
+        return self.trace.flops / max(self.trace.steps, 1) / (self.step_ms / 1e3) / best
+
+
+def make_case(seen: Seen, trace: Trace, probe: Probe | None) -> Case:
+    measured = None if probe is None or probe.ceilings.operator_s is None else probe.ceilings.operator_s.value
+    told = account(trace, 1e9 * (measured or _OPERATOR_S))
+    profiled = {row: spent / 1e6 / max(trace.steps, 1) for row, spent in told.rows.items()}
+    rows = _as_without_profiler(profiled, 1e3 * seen.window_s / seen.window_steps if seen.window_steps else None)
+    steps = max(seen.steps - 1, 1)
+    rows[EVALUATION] += 1e3 * sum(period.seconds for period in seen.evaluations) / steps
+    rows[CHECKPOINT] += 1e3 * sum(period.seconds for period in seen.checkpoints) / steps
+    places = {row: told.where(row) for row in ROWS}
+    for row, periods in ((EVALUATION, seen.evaluations), (CHECKPOINT, seen.checkpoints)):
+        if periods:
+            places[row] = periods[-1].where
+    if (optimizer := max(seen.optimizers, key=lambda one: one.elements, default=None)) is not None:
+        places[OPTIMIZER] = places[OPTIMIZER] or optimizer.stepped
+    return Case(seen, trace, told, rows, probe, places)
+
+
+def _as_without_profiler(profiled: dict[str, float], plain_ms: float | None) -> dict[str, float]:
+    """The rows of a step that nobody looked at: they add up to what such a step took."""
+    whole = sum(profiled.values())
+    if plain_ms is None or not whole:
+        return dict(profiled)
+    solid = sum(ms for row, ms in profiled.items() if row in _SOLID)
+    soft = whole - solid
+    if solid < plain_ms and soft > 0:
+        shrunk = (plain_ms - solid) / soft
+        if shrunk <= 1.25:
+            return {row: ms if row in _SOLID else ms * shrunk for row, ms in profiled.items()}
+    return {row: ms * plain_ms / whole for row, ms in profiled.items()}

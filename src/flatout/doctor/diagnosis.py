@@ -1,0 +1,113 @@
+"""The words and figures of a diagnosis: the ledger of a step, the findings by their cost, and what is worth trying."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flatout.base.tree import Cell, Column, Doc, Fields, Line, Table
+from flatout.base.units import show_count, show_seconds, show_share
+from flatout.doctor.account import ROWS, UNATTRIBUTED
+from flatout.doctor.case import Case
+from flatout.doctor.finding import Finding
+from flatout.doctor.findings.all import FINDINGS
+
+WORTH_SAYING = 0.01  # of a step
+_SHOWN_ROWS = 0.005
+_LEDGER = (Column("row", ""), Column("ms", "", right=True), Column("share", "", right=True), Column("where", ""))
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    case: Case
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...] = ()
+
+
+def diagnose(case: Case, notes: Sequence[str] = ()) -> Diagnosis:
+    found = [finding for look in FINDINGS for finding in look(case)]
+    worth = [one for one in found if one.always or case.share(one.cost_ms) >= WORTH_SAYING]
+    return Diagnosis(case, tuple(sorted(worth, key=lambda one: -one.cost_ms)), tuple(notes))
+
+
+def doc(diagnosis: Diagnosis) -> Doc:
+    case = diagnosis.case
+    step_ms, samples = case.step_ms, case.samples_per_step
+    return Doc(
+        (
+            Fields(
+                {
+                    "steps": case.seen.steps,
+                    "step_ms": step_ms,
+                    "samples_per_s": 1e3 * samples / step_ms if samples and step_ms else None,
+                    "ceiling_share": case.ceiling_share,
+                }
+            ),
+            Line(_headline(case), strong=True),
+            Table("ledger", _LEDGER, *_ledger_rows(case), fold_note="rows took less than 0.5%"),
+            Line(),
+            *_finding_lines(diagnosis),
+            Fields({"findings": [_finding_row(one, case) for one in diagnosis.findings]}),
+            *(Line(f"({note})") for note in diagnosis.notes),
+        )
+    )
+
+
+def _headline(case: Case) -> str:
+    samples, device = case.samples_per_step, _device_kind(case)
+    rate = f"{show_count(1e3 * samples / case.step_ms)} samples/s" if samples else f"{show_count(1e3 / case.step_ms)} steps/s"
+    share = case.ceiling_share
+    of = "" if share is None else f", {show_share(share)} of what this {device} measured"
+    return f"Your script trains at {rate}{of}. Where a step's {show_seconds(case.step_ms / 1e3)} go:"
+
+
+def _device_kind(case: Case) -> str:
+    return "CPU" if not case.on_device else "GPU"
+
+
+def _ledger_rows(case: Case) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+    ordered = sorted(ROWS, key=lambda row: (row == UNATTRIBUTED, -case.rows[row]))
+    shown: list[dict[str, object]] = []
+    folded: list[dict[str, object]] = []
+    for row in ordered:
+        ms = case.rows[row]
+        line: dict[str, object] = {
+            "row": Cell(row, f"  {row}"),
+            "ms": Cell(ms, show_seconds(ms / 1e3)),
+            "share": Cell(case.share(ms), show_share(case.share(ms))),
+            "where": case.places.get(row, ""),
+        }
+        (shown if case.share(ms) >= _SHOWN_ROWS or row == UNATTRIBUTED else folded).append(line)
+    return shown, folded
+
+
+def _finding_row(finding: Finding, case: Case) -> dict[str, object]:
+    return {
+        "id": finding.id,
+        "cost_ms": finding.cost_ms,
+        "share": case.share(finding.cost_ms),
+        "where": finding.where,
+        "evidence": finding.evidence,
+        "remedy": finding.remedy,
+        "predicted_gain": finding.predicted_gain(case.step_ms),
+    }
+
+
+def _finding_lines(diagnosis: Diagnosis) -> list[Line]:
+    case = diagnosis.case
+    if not diagnosis.findings:
+        return [Line("Nothing was found that costs more than 1% of a step.")]
+    lines = [Line("What costs time, the most first:")]
+    for number, one in enumerate(diagnosis.findings, 1):
+        place = f"  {one.where}" if one.where else ""
+        lines.append(Line(f"{number}. {one.what}: {show_share(case.share(one.cost_ms))}{place}  [{one.id}]", strong=True))
+        lines.append(Line(f"   {one.evidence}"))
+        lines.append(Line(f"   {one.remedy}"))
+    worth = [
+        f"{one.short} {one.predicted_gain(case.step_ms):.2g}x"
+        for one in sorted(diagnosis.findings, key=lambda one: -one.predicted_gain(case.step_ms))
+        if one.short and one.predicted_gain(case.step_ms) >= 1.01
+    ]
+    if worth:
+        lines += [Line(), Line("Worth trying, best first: " + " · ".join(worth))]
+    return lines

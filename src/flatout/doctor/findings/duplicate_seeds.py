@@ -1,0 +1,46 @@
+"""All workers draw the same random numbers, or read the same samples: much of what they do is done twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flatout.doctor.case import Case
+from flatout.doctor.finding import Finding
+from flatout.doctor.seen import Fetched, Loader
+
+
+def look(case: Case) -> Iterator[Finding]:
+    for number, loader in enumerate(case.seen.loaders):
+        told = {one.worker: one for one in case.seen.fetched if one.loader == number}
+        if len(told) < 2 or not (what := _repeats(loader, list(told.values()))):
+            continue
+        workers = len(told)
+        yield Finding(
+            "duplicate_seeds",
+            case.step_ms * (1 - 1 / workers),
+            loader.made or loader.where,
+            f"The {workers} workers of {loader.dataset} {what[0]}",
+            what[1],
+            what[2],
+            gain=1.0,
+        )
+        return
+
+
+def _repeats(loader: Loader, told: list[Fetched]) -> tuple[str, str, str] | None:
+    if loader.iterable:
+        if all(one.first_batch and one.first_batch == told[0].first_batch for one in told):
+            return (
+                "read the same samples",
+                f"the first batch of {len(told)} workers was the same, bit for bit",
+                "in __iter__ take every n-th sample by torch.utils.data.get_worker_info()",
+            )
+        return None
+    if all(one.drew and one.random_states and one.random_states == told[0].random_states for one in told):
+        return (
+            "draw the same random numbers: augmentations repeat",
+            "their random generators were in the same state before the first sample"
+            + (", one that the dataset itself holds" if told[0].own_generators else ""),
+            "make the generator in worker_init_fn, or from torch.initial_seed() in the worker",
+        )
+    return None

@@ -1,0 +1,30 @@
+"""Evaluation builds graphs for a backward pass that never comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flatout.base.units import show_seconds
+from flatout.doctor.account import EVALUATION
+from flatout.doctor.case import Case
+from flatout.doctor.finding import Finding
+
+_SAVED = 0.3
+
+
+def look(case: Case) -> Iterator[Finding]:
+    lines = {period.where for period in case.seen.evaluations}
+    calls = [call for call in case.seen.calls if call.where in lines and call.gradient]
+    if not calls:
+        return
+    call = max(calls, key=lambda one: one.count)
+    spent_ms = case.rows[EVALUATION]
+    yield Finding(
+        "grad_in_eval",
+        spent_ms * _SAVED,
+        call.where,
+        "Evaluation keeps everything for a backward pass that never comes",
+        f"{call.count} calls of {call.module} with gradients on; evaluation is {show_seconds(spent_ms / 1e3)} a step",
+        "with torch.inference_mode(): around the evaluation; it also needs far less memory",
+        short="inference_mode",
+    )

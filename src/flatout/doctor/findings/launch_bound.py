@@ -1,0 +1,31 @@
+"""Calling operators takes longer than what they compute: there are many, and each has little to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flatout.base.units import show_count, show_seconds
+from flatout.doctor import kinds
+from flatout.doctor.case import Case
+from flatout.doctor.finding import Finding
+
+_WORTH = 0.15
+_SAVED = 0.7
+
+
+def look(case: Case) -> Iterator[Finding]:
+    spent_ms = case.rows[kinds.LAUNCH]
+    if case.share(spent_ms) < _WORTH or any(call.compiled for call in case.training_calls):
+        return
+    operators = sum(count for name, count in case.trace.counts.items() if name.startswith("aten::"))
+    calls = sorted(case.training_calls, key=lambda one: -one.seconds)
+    yield Finding(
+        "launch_bound",
+        spent_ms * _SAVED,
+        calls[0].where if calls else case.places.get(kinds.LAUNCH, ""),
+        "Calling operators one by one takes longer than they do",
+        f"{show_count(case.per_step(operators))} operators a step, {show_seconds(spent_ms / 1e3)} spent on calling them",
+        'model = torch.compile(model)' + (', mode="reduce-overhead" for a CUDA graph' if case.on_device else "")
+        + "; or larger batches",
+        short="compile",
+    )  # fmt: skip

@@ -1,0 +1,29 @@
+"""Evaluation with dropout on and batch statistics moving: its figures are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flatout.base.units import show_seconds
+from flatout.doctor.account import EVALUATION
+from flatout.doctor.case import Case
+from flatout.doctor.finding import Finding
+
+
+def look(case: Case) -> Iterator[Finding]:
+    lines = {period.where for period in case.seen.evaluations}
+    calls = [call for call in case.seen.calls if call.where in lines and call.training and call.mode_matters]
+    if not calls:
+        return
+    call = max(calls, key=lambda one: one.count)
+    spent_ms = case.rows[EVALUATION]
+    yield Finding(
+        "train_mode_in_eval",
+        spent_ms,
+        call.where,
+        "The model is evaluated in training mode: the figures are wrong",
+        f"{call.count} calls of {call.module}, which has dropout or batch norm, with training=True; "
+        f"{show_seconds(spent_ms / 1e3)} a step for figures that can't be used",
+        "model.eval() before the evaluation and model.train() after it",
+        gain=1.0,
+    )

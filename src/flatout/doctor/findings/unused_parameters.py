@@ -1,0 +1,27 @@
+"""Weights that no loss reaches: they are stored, counted and saved, and never learn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flatout.base.units import show_count
+from flatout.doctor.case import Case
+from flatout.doctor.finding import Finding
+
+
+def look(case: Case) -> Iterator[Finding]:
+    for optimizer in case.seen.optimizers:
+        if optimizer.without_gradient and optimizer.elements:
+            share = optimizer.without_gradient_elements / optimizer.elements
+            yield Finding(
+                "unused_parameters",
+                share * case.step_ms * 0.1,
+                optimizer.made,
+                f"{optimizer.without_gradient} of {optimizer.tensors} tensors never got a gradient",
+                f"{show_count(optimizer.without_gradient_elements)} weights ({share:.0%}) took no part in the steps; "
+                "if a part of the model computes for nothing, that time is lost too",
+                "leave them out of the model or freeze them (requires_grad_(False)); with DistributedDataParallel they "
+                "also cost find_unused_parameters",
+                always=True,
+            )
+            return

@@ -1,0 +1,57 @@
+"""What the host is doing, written into the profiler's own trace, so that everything is told by one clock.
+
+A mark is an annotation "flatout#7"; what 7 stands for is kept here. Outside of a profiled window a mark costs one comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch.autograd.profiler import record_function
+
+from flatout.doctor import where
+
+PREFIX = "flatout#"
+# kinds of marks
+DATA, COPY, READ, FORWARD, BACKWARD, LOGGING, CHECKPOINT, STEP = (
+    "data", "copy", "read", "forward", "backward", "logging", "checkpoint", "step",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mark:
+    kind: str
+    where: str
+    note: str = ""
+
+
+@dataclass
+class Marks:
+    recording: bool = False
+    known: list[Mark] = field(default_factory=list)
+    _numbers: dict[Mark, int] = field(default_factory=dict)
+
+    @contextmanager
+    def mark(self, kind: str, note: str = "") -> Iterator[None]:
+        if not self.recording:
+            yield
+            return
+        with record_function(self._name(Mark(kind, where.caller(), note))):
+            yield
+
+    def begin(self, kind: str, note: str = "") -> record_function | None:
+        """For hooks that come in pairs: to be ended by its `__exit__`."""
+        if not self.recording:
+            return None
+        open_mark = record_function(self._name(Mark(kind, where.caller(), note)))
+        open_mark.__enter__()
+        return open_mark
+
+    def _name(self, mark: Mark) -> str:
+        number = self._numbers.get(mark)
+        if number is None:
+            number = self._numbers[mark] = len(self.known)
+            self.known.append(mark)
+        return f"{PREFIX}{number}"

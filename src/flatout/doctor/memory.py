@@ -1,0 +1,87 @@
+"""Out of memory, in words: what held it, by kind, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from flatout.base.units import show_bytes
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes by kind at the moment when there was no more."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    total: int
+
+    @property
+    def rest(self) -> int:
+        return max(self.total - self.weights - self.gradients - self.optimizer, 0)
+
+
+def ran_out(error: BaseException | None) -> bool:
+    if error is None:
+        return False
+    words = str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and ("can't allocate memory" in words or "out of memory" in words)
+    )
+
+
+def held(optimizers: Iterable[torch.optim.Optimizer], device: str) -> Held:
+    known = list(optimizers)
+    weights = [p for one in known for group in one.param_groups for p in group["params"]]
+    gradients = [p.grad for p in weights if p.grad is not None]
+    state = [value for one in known for of in one.state.values() for value in of.values() if isinstance(value, Tensor)]
+    if device == "cuda":
+        total = torch.cuda.memory_allocated()
+    else:
+        import psutil
+
+        total = int(psutil.Process().memory_info().rss)
+    return Held(_bytes(weights), _bytes(gradients), _bytes(state), total)
+
+
+def keep_snapshot(path: Path) -> Path | None:
+    """For pytorch.org/memory_viz; only a GPU's allocator can give one."""
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    try:
+        torch.cuda.memory._dump_snapshot(str(path))
+    except (RuntimeError, OSError):
+        return None
+    return path
+
+
+def explained(error: BaseException, found: Held, snapshot: Path | None) -> list[str]:
+    """A few lines for people."""
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    lines = [
+        f"Memory ran out: {first[:160]}",
+        f"  weights {show_bytes(found.weights)} · gradients {show_bytes(found.gradients)} · optimizer state "
+        f"{show_bytes(found.optimizer)} · activations and everything else {show_bytes(found.rest)}",
+    ]
+    if found.rest >= found.weights + found.gradients + found.optimizer:
+        lines.append(
+            "  Most of it are activations: a smaller batch with accumulation (the same training), bf16 autocast (half of it), "
+            "or torch.utils.checkpoint around the blocks"
+        )
+    else:
+        lines.append(
+            "  Most of it are weights and what the optimizer keeps: shard them over several GPUs (FSDP2), keep optimizer state "
+            "in host memory, or take an optimizer with less of it"
+        )
+    if snapshot is not None:
+        lines.append(f"  The allocator's snapshot is in {snapshot}: open it at pytorch.org/memory_viz")
+    return lines
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum({t.data_ptr(): t.nbytes for t in tensors}.values())

@@ -1,0 +1,179 @@
+"""The calls of modules that the script makes itself, not those inside of them; and the backward passes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatout.doctor import where
+from flatout.doctor.marks import BACKWARD, FORWARD, Marks
+from flatout.doctor.observing.stepping import Stepping
+from flatout.doctor.patches import Patches
+from flatout.doctor.seen import Calls, Period, Seen
+
+_BY_MODE = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
+_RARE = 0.5  # a line that is called between fewer of the steps than this is no part of a step
+
+
+class Calling:
+    def __init__(self, marks: Marks, seen: Seen, stepping: Stepping) -> None:
+        self._marks, self._seen, self._stepping = marks, seen, stepping
+        self._main = threading.get_ident()
+        self._inside = False
+        self._by_key: dict[tuple[Any, ...], Calls] = {}
+        self._gap: dict[str, tuple[int, int, int]] = {}  # by line: calls, beginning of the first, end of the last
+        self._gaps: list[dict[str, tuple[int, int, int]]] = []
+        self._gap_count = 0
+        self._between: dict[str, int] = defaultdict(int)  # by line: between how many steps it was called
+        self._classes: set[type[nn.Module]] = set()
+        self._narrow: Patches | None = None
+        self._all = Patches()
+
+    def install(self, patches: Patches) -> None:
+        self._all.wrap(nn.Module, "__call__", self._observed)
+
+        def backward(original: Any) -> Any:
+            def run(*args: Any, **named: Any) -> Any:
+                if threading.get_ident() != self._main:
+                    return original(*args, **named)
+                with self._marks.mark(BACKWARD):
+                    result = original(*args, **named)
+                self._stepping.after_backward()
+                return result
+
+            return run
+
+        patches.wrap(torch.autograd, "backward", backward)  # Tensor.backward calls it too
+
+        def scaled(original: Any) -> Any:
+            def scale(*args: Any, **named: Any) -> Any:
+                self._seen.scaler = self._seen.scaler or bool(getattr(args[0], "_enabled", True))
+                return original(*args, **named)
+
+            return scale
+
+        patches.wrap(torch.amp.GradScaler, "scale", scaled)
+
+    def narrow(self) -> None:
+        """From here on only the classes that the script calls itself are watched: it is cheaper."""
+        self._all.restore()
+        self._narrow = Patches()
+        for kind in self._classes:
+            self._narrow.wrap(kind, "__call__", self._observed)
+
+    def remove(self) -> None:
+        self._all.restore()
+        if self._narrow is not None:
+            self._narrow.restore()
+
+    def step_over(self) -> None:
+        self._gap_count += 1
+        if self._gap:
+            if self._gap_count > 1:  # before the first step models are only tried out
+                self._gaps.append(self._gap)
+                for line in self._gap:
+                    self._between[line] += 1
+            self._gap = {}
+
+    def periods(self) -> list[Period]:
+        """The evaluations: calls between two steps from lines that are no part of most steps. Also those after the last."""
+        gaps = [*self._gaps, *([self._gap] if self._gap and self._gap_count else [])]
+        steps = max(self._gap_count, 1)
+        rare = {line for gap in gaps for line in gap if self._between[line] <= max(_RARE * steps, 1)}
+        never_train = {
+            line
+            for line in {line for gap in gaps for line in gap}
+            if all(not c.gradient and not c.training for c in self._by_key.values() if c.where == line)
+            and max(gap[line][0] for gap in gaps if line in gap) > 1
+        }
+        trains = {
+            c.where for c in self._by_key.values() if c.training and c.gradient and self._between[c.where] > _RARE * steps
+        }
+        found = []
+        for gap in gaps:
+            inside = {line: seen for line, seen in gap.items() if line in rare | never_train and line not in trains}
+            if inside:
+                line = max(inside, key=lambda name: inside[name][0])
+                found.append(Period(min(s[1] for s in inside.values()), max(s[2] for s in inside.values()), line))
+        return found
+
+    def calls(self) -> list[Calls]:
+        for call in self._by_key.values():
+            call.between = self._between[call.where]
+        return list(self._by_key.values())
+
+    def _observed(self, original: Any) -> Any:
+        inside_of = self
+
+        def __call__(module: nn.Module, *args: Any, **named: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(module, *args, **named)
+            if inside_of._inside or threading.get_ident() != inside_of._main:
+                return original(module, *args, **named)
+            return inside_of._outermost(original, module, args, named)
+
+        return __call__
+
+    def _outermost(self, original: Any, module: nn.Module, args: Any, named: Any) -> Any:
+        line = where.caller()
+        self._inside = True
+        began = time.time_ns()
+        try:
+            with self._marks.mark(FORWARD):
+                return original(module, *args, **named)
+        finally:
+            ended = time.time_ns()
+            self._inside = False
+            count, first, _ = self._gap.get(line, (0, began, 0))
+            self._gap[line] = (count + 1, first, ended)
+            self._note(module, line, args, named, ended - began)
+
+    def _note(self, module: nn.Module, line: str, args: Any, named: Any, spent_ns: int) -> None:
+        gradient = torch.is_grad_enabled()
+        key = (line, type(module), module.training, gradient)
+        call = self._by_key.get(key)
+        if call is None:
+            call = self._by_key[key] = _described(module, line, gradient, args, named)
+            self._classes.add(type(module))
+        call.count += 1
+        call.seconds += spent_ns / 1e9
+
+
+def _described(module: nn.Module, line: str, gradient: bool, args: Any, named: Any) -> Calls:
+    first = next(module.parameters(), None)
+    device = "cpu" if first is None else first.device.type
+    tensors = [value for value in (*args, *named.values()) if isinstance(value, Tensor)]
+    images = [t for t in tensors if t.dim() == 4]
+    inner = getattr(module, "_orig_mod", None)
+    parts = list((inner or module).modules())
+    convolutions = [m for m in parts if isinstance(m, nn.modules.conv._ConvNd)]
+    return Calls(
+        type(inner or module).__name__,
+        line,
+        module.training,
+        gradient,
+        str(torch.get_autocast_dtype(device)).removeprefix("torch.") if torch.is_autocast_enabled(device) else "",
+        "" if first is None else str(first.dtype).removeprefix("torch."),
+        device,
+        has_convolutions=any(isinstance(m, nn.Conv2d) for m in convolutions),
+        channels_last=_channels_last(images, convolutions) if images else None,
+        compiled=inner is not None or getattr(module, "_compiled_call_impl", None) is not None,
+        batch=tensors[0].shape[0] if tensors and tensors[0].dim() else 0,
+        parallel=isinstance(module, nn.DataParallel),
+        mode_matters=any(isinstance(m, _BY_MODE) for m in parts),
+    )
+
+
+def _channels_last(images: list[Tensor], convolutions: Sequence[nn.Module]) -> bool:
+    """An input or a weight that lies so is enough: what comes out of a convolution then does too."""
+    weights = [p for module in convolutions for p in module.parameters() if p.dim() == 4 and p.shape[1] > 1]
+    return any(
+        t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous()
+        for t in (*weights, *(image for image in images if image.shape[1] > 1))
+    )

@@ -1,0 +1,114 @@
+"""DataLoaders: how long the script waits for each batch, and what their workers do meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data._utils import worker
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from flatout.doctor import where
+from flatout.doctor.marks import DATA, Marks
+from flatout.doctor.observing import fetching
+from flatout.doctor.patches import Patches
+from flatout.doctor.seen import Loader, Seen
+
+_MOST_WAITS = 10_000
+
+
+class Loading:
+    def __init__(self, marks: Marks, seen: Seen, folder: Path) -> None:
+        """Workers leave what they say of themselves in `folder`."""
+        self._marks, self._seen, self._folder = marks, seen, folder
+        self._main = threading.get_ident()
+        self._made: WeakKeyDictionary[DataLoader[Any], str] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[DataLoader[Any], Loader] = WeakKeyDictionary()
+        self._of_iterator: WeakKeyDictionary[Any, Loader] = WeakKeyDictionary()
+        self._inside = False
+        self.counting = False
+
+    def install(self, patches: Patches) -> None:
+        fetching.report_to(self._folder)
+        patches.wrap(worker, "_worker_loop", lambda original: fetching.observed_worker_loop)
+        patches.wrap(DataLoader, "__init__", self._noting_where)
+        patches.wrap(DataLoader, "__iter__", self._beginning)
+        patches.wrap(_BaseDataLoaderIter, "__next__", self._waiting)
+
+    def collect(self) -> None:
+        self._seen.fetched = fetching.reports(self._folder)
+
+    def _noting_where(self, original: Any) -> Any:
+        def __init__(loader: DataLoader[Any], *args: Any, **named: Any) -> None:
+            original(loader, *args, **named)
+            self._made[loader] = where.caller()
+
+        return __init__
+
+    def _beginning(self, original: Any) -> Any:
+        def __iter__(loader: DataLoader[Any]) -> Any:
+            if threading.get_ident() != self._main or self._inside:
+                return original(loader)
+            known = self._known.get(loader)
+            if known is None:
+                known = self._known[loader] = self._described(loader)
+                self._seen.loaders.append(known)
+            fetching.loader_number = self._seen.loaders.index(known)
+            began_s = time.perf_counter()
+            with self._marks.mark(DATA):
+                iterator = original(loader)
+            known.starts_s.append(time.perf_counter() - began_s)
+            self._of_iterator[iterator] = known
+            return iterator
+
+        return __iter__
+
+    def _waiting(self, original: Any) -> Any:
+        def __next__(iterator: Any) -> Any:
+            known = self._of_iterator.get(iterator)
+            if known is None or self._inside or threading.get_ident() != self._main:
+                return original(iterator)
+            self._inside = True
+            began_s = time.perf_counter()
+            try:
+                with self._marks.mark(DATA):
+                    batch = original(iterator)
+            finally:
+                self._inside = False
+            if len(known.waits_s) < _MOST_WAITS:
+                known.waits_s.append(time.perf_counter() - began_s)
+            if self.counting:
+                known.samples += _rows(batch)
+                known.in_steps += 1
+            return batch
+
+        return __next__
+
+    def _described(self, loader: DataLoader[Any]) -> Loader:
+        return Loader(
+            where.caller(),
+            self._made.get(loader, ""),
+            loader.num_workers,
+            loader.batch_size,
+            loader.pin_memory,
+            loader.persistent_workers,
+            type(loader.dataset).__name__,
+            isinstance(loader.dataset, IterableDataset),
+            context=str(getattr(loader.multiprocessing_context, "_name", "") or ""),
+        )
+
+
+def _rows(batch: Any) -> int:
+    """How many samples there are in a batch: the first dimension of its first tensor."""
+    if isinstance(batch, Tensor):
+        return int(batch.shape[0]) if batch.dim() else 1
+    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
+    for part in parts:
+        if rows := _rows(part):
+            return rows
+    return 0

@@ -1,0 +1,262 @@
+"""Watches a script from its first step: a few to warm up, a window under the profiler, a plain window, then almost nothing.
+
+Hooks that cost something are there for the windows only. What stays to the end counts steps, evaluations and checkpoints.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatout.doctor import where
+from flatout.doctor.marks import Marks
+from flatout.doctor.observing.calling import Calling
+from flatout.doctor.observing.compiling import compiled_so_far
+from flatout.doctor.observing.growing import Growing
+from flatout.doctor.observing.loading import Loading
+from flatout.doctor.observing.reading import Reading
+from flatout.doctor.observing.sampler import Sampler
+from flatout.doctor.observing.saving import Saving
+from flatout.doctor.observing.stepping import Stepping
+from flatout.doctor.observing.talking import Talking
+from flatout.doctor.patches import Patches
+from flatout.doctor.seen import Seen
+from flatout.doctor.trace import Trace, from_profiler
+from flatout.machine.host import affinity_cores
+from flatout.measure.clock import synchronize
+
+_WARM_UP = 3
+_FEWEST = 3
+_PROFILED_S, _PLAIN_S = 6.0, 12.0  # a window of slow steps is closed after so long
+_WEIGH_EVERY = 5
+
+
+@dataclass(frozen=True)
+class Window:
+    """How many steps are looked at: `profiled` closely, `plain` only to know how long they take when nobody looks."""
+
+    profiled: int = 10
+    plain: int = 20
+
+    @classmethod
+    def of(cls, steps: int) -> Window:
+        return cls(max(_FEWEST, steps // 3), max(_FEWEST, steps - steps // 3))
+
+
+class Observer:
+    def __init__(
+        self,
+        folder: Path,
+        window: Window | None = None,
+        when_done: Callable[[], None] = lambda: None,
+        afterwards: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`when_done` is called at the end of the step that closes the last window, `afterwards` at each later one."""
+        self.seen = Seen()
+        self.trace: Trace | None = None
+        self._window, self._when_done, self._afterwards = window or Window(), when_done, afterwards
+        self._plain_s = 0.0
+        self._compiled_warm = 0
+        self._marks = Marks()
+        self._always, self._in_window = Patches(), Patches()
+        self._stepping = Stepping(self._marks, self.seen, self._step_over)
+        self._calling = Calling(self._marks, self.seen, self._stepping)
+        self._loading = Loading(self._marks, self.seen, folder)
+        self._saving = Saving(self._marks, self.seen)
+        self._reading, self._talking = Reading(self._marks, self.seen), Talking(self._marks, self.seen)
+        self._growing = Growing(self.seen)
+        self._main = threading.get_ident()
+        self._phase: Callable[[], None] = self._warming_up
+        self._phase_steps = 0
+        self._began_ns = self._ended_ns = 0
+        self._began_s = time.perf_counter()
+        self._first_step_s: float | None = None
+        self._last_step_s: float | None = None
+        self._profiler: Any = None
+        self._events: Any = None
+        self._sampler: Sampler | None = None
+        self._device = torch.device("cpu")
+        self.complete = False
+
+    def start(self) -> None:
+        self._stepping.install(self._always)
+        self._calling.install(self._always)
+        self._loading.install(self._always)
+        self._saving.install(self._always)
+
+        def noting(original: Any) -> Any:
+            def set_num_threads(count: int) -> None:
+                self.seen.threads_set = where.caller()
+                original(count)
+
+            return set_num_threads
+
+        self._always.wrap(torch, "set_num_threads", noting)
+
+    def stop(self) -> None:
+        """Everything is as it was before; what was seen is complete as far as it goes."""
+        if self._phase == self._profiling:
+            self._close_profile()
+        if self._phase == self._timing and self._phase_steps:
+            self._close_timing()
+        self._phase = self._resting
+        self._stepping.note_gradients()
+        self._in_window.restore()
+        self._calling.remove()
+        self._stepping.remove()
+        self._always.restore()
+        self.sum_up()
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return self._stepping.optimizers()
+
+    # steps
+
+    def _step_over(self) -> None:
+        if threading.get_ident() != self._main:
+            return
+        now_s = time.perf_counter()
+        self.seen.steps += 1
+        if self._first_step_s is None:
+            self._first_step_s = now_s
+            self.seen.started_s = now_s - self._began_s
+        self._last_step_s = now_s
+        self._calling.step_over()
+        self._phase_steps += 1
+        self._phase()
+
+    def _warming_up(self) -> None:
+        if self._phase_steps < _WARM_UP:
+            return
+        if self._phase_steps == _WARM_UP:
+            self._stepping.settle()
+            self._compiled_warm = compiled_so_far().compiles
+            self._find_device()
+        self._open_profile()
+
+    def _find_device(self) -> None:
+        kinds = {optimizer.on for optimizer in self.seen.optimizers} or {call.device for call in self._calling.calls()}
+        kind = next((kind for kind in kinds if kind != "cpu"), "cpu")
+        self._device, self.seen.device = torch.device(kind), kind
+
+    def _open_profile(self) -> None:
+        from torch.profiler import ProfilerActivity, profile
+
+        synchronize(self._device)
+        self._saving.install(self._in_window)  # libraries that were imported since the start
+        self._reading.install(self._in_window)
+        self._talking.install(self._in_window)
+        activities = [ProfilerActivity.CPU]
+        if self._device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._profiler = profile(activities=activities, record_shapes=True, with_flops=True, acc_events=True)
+        self._profiler.__enter__()
+        self._sampler = Sampler(self._main)
+        self._sampler.start()
+        self._marks.recording = True
+        self._phase, self._phase_steps = self._profiling, 0
+        self._note_memory(-1)
+        self._began_ns, self._phase_began_s = time.time_ns(), time.perf_counter()
+
+    def _profiling(self) -> None:
+        self._growing.look()
+        slow = time.perf_counter() - self._phase_began_s > _PROFILED_S and self._phase_steps >= _FEWEST
+        if self._phase_steps >= self._window.profiled or slow:
+            self._close_profile()
+            self._open_timing()
+
+    def _close_profile(self) -> None:
+        synchronize(self._device)
+        self._ended_ns = time.time_ns()
+        self._marks.recording = False
+        assert self._sampler is not None
+        self._sampler.stop()
+        self._profiler.__exit__(None, None, None)
+        self._in_window.restore()
+        self._calling.narrow()
+        self._profiled_steps = self._phase_steps
+        self._events = self._profiler.profiler.kineto_results
+        self._profiler = None
+        self._note_memory(1)
+
+    def _open_timing(self) -> None:
+        self._phase, self._phase_steps = self._timing, 0
+        self._loading.counting = True
+        self._compiled_before_s = compiled_so_far().seconds
+        synchronize(self._device)
+        self._plain_began_ns, self._phase_began_s = time.time_ns(), time.perf_counter()
+
+    def _timing(self) -> None:
+        if self._phase_steps % _WEIGH_EVERY == 0:
+            self._growing.weigh(self.seen.steps)
+        slow = time.perf_counter() - self._phase_began_s > _PLAIN_S and self._phase_steps >= _FEWEST
+        if self._phase_steps >= self._window.plain or slow:
+            self._close_timing()
+            self.complete = True
+            self._phase, self._phase_steps = self._resting, 0
+            self._when_done()
+
+    def _close_timing(self) -> None:
+        synchronize(self._device)
+        self._plain_s = time.perf_counter() - self._phase_began_s
+        self.seen.window_steps = self._phase_steps
+        self._plain_ended_ns = time.time_ns()
+        self._loading.counting = False
+        self.seen.compiles.in_windows_s = compiled_so_far().seconds - self._compiled_before_s
+        self._growing.weigh(self.seen.steps)
+        self._stepping.note_gradients()
+
+    def _resting(self) -> None:
+        if self._phase_steps % 50 == 0 and not self._phase_steps > 5000:
+            self._growing.weigh(self.seen.steps)
+        self._afterwards()
+
+    def _note_memory(self, sign: int) -> None:
+        if self._device.type == "cuda":
+            stats = torch.cuda.memory_stats()
+            self.seen.memory.device_allocations += sign * int(stats.get("num_device_alloc", 0))
+            self.seen.memory.retries += sign * int(stats.get("num_alloc_retries", 0))
+
+    # the end
+
+    def sum_up(self) -> None:
+        """Of what was seen so far."""
+        seen = self.seen
+        self._loading.collect()
+        seen.calls = self._calling.calls()
+        seen.evaluations = self._calling.periods()
+        in_windows_s = seen.compiles.in_windows_s
+        seen.compiles = replace(compiled_so_far(self._compiled_warm), in_windows_s=in_windows_s)
+        seen.threads, seen.cores = torch.get_num_threads(), affinity_cores()
+        seen.matmul_precision = torch.get_float32_matmul_precision()
+        seen.cudnn_benchmark = torch.backends.cudnn.benchmark
+        if self._first_step_s is not None:
+            seen.run_s = time.perf_counter() - self._first_step_s
+        self._leave_out_other_work()
+        if self._events is not None:
+            left_out = [(p.start, p.end) for p in (*seen.evaluations, *seen.checkpoints)]
+            assert self._sampler is not None
+            trace = from_profiler(
+                self._events.events(),
+                self._marks.known,
+                self._began_ns,
+                self._ended_ns,
+                self._profiled_steps,
+                self._sampler.samples,
+            )
+            self.trace = replace(trace, left_out=left_out)
+
+    def _leave_out_other_work(self) -> None:
+        """What a step takes is told without the evaluations and checkpoints that happened to lie in the window."""
+        if not self.seen.window_steps:
+            return
+        self.seen.window_s = self._plain_s
+        for period in (*self.seen.evaluations, *self.seen.checkpoints):
+            start, end = max(period.start, self._plain_began_ns), min(period.end, self._plain_ended_ns)
+            self.seen.window_s -= max(0, end - start) / 1e9

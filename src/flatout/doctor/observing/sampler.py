@@ -1,0 +1,42 @@
+"""Looks every few milliseconds where a thread is. Only while a window is open."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from flatout.doctor import where
+from flatout.doctor.trace import Sample
+
+_PERIOD_S = 0.003
+_TORCH = str(Path(torch.__file__).parent)
+
+
+class Sampler:
+    def __init__(self, thread: int, period_s: float = _PERIOD_S) -> None:
+        self.samples: list[Sample] = []
+        self._thread, self._period_s = thread, period_s
+        self._stop = threading.Event()
+        self._worker = threading.Thread(target=self._look, name="flatout sampler", daemon=True)
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._worker.join(1.0)
+
+    def _look(self) -> None:
+        while not self._stop.wait(self._period_s):
+            at = time.time_ns()
+            frame = sys._current_frames().get(self._thread)
+            if frame is None:
+                return
+            own = next(where.own_frames(frame), None)
+            line = "" if own is None else where.place(own.f_code.co_filename, own.f_lineno)
+            self.samples.append(Sample(at, line, frame.f_code.co_filename.startswith(_TORCH), time.time_ns() - at))
+            del frame, own  # it holds everything that the thread's functions hold

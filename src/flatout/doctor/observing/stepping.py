@@ -1,0 +1,110 @@
+"""Where one step ends and the next begins, told from the optimizers. Where none is used, from the backward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from flatout.doctor import where
+from flatout.doctor.marks import STEP, Marks
+from flatout.doctor.patches import Patches
+from flatout.doctor.seen import Optimizer, Seen
+
+_FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # of torch's own, those with a fused kernel
+_NO_OPTIMIZER = 5  # backward passes without any optimizer: then each of them is a step
+
+
+class Stepping:
+    """Several optimizers may step in turn, a GAN's say: the one that steps least often tells when a step is over."""
+
+    def __init__(self, marks: Marks, seen: Seen, on_step: Callable[[], None]) -> None:
+        self._marks, self._seen, self._on_step = marks, seen, on_step
+        self._known: WeakKeyDictionary[torch.optim.Optimizer, Optimizer] = WeakKeyDictionary()
+        self._made: WeakKeyDictionary[torch.optim.Optimizer, str] = WeakKeyDictionary()
+        self._learned: WeakKeyDictionary[torch.optim.Optimizer, set[int]] = WeakKeyDictionary()  # had a gradient
+        self._leader: Optimizer | None = None
+        self._open: list[Any] = []
+        self._hooks: list[Any] = []
+        self.settled = False
+
+    def install(self, patches: Patches) -> None:
+        self._hooks = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
+
+        def made(original: Any) -> Any:
+            def __init__(optimizer: torch.optim.Optimizer, *args: Any, **named: Any) -> None:
+                original(optimizer, *args, **named)
+                self._made[optimizer] = where.caller()
+
+            return __init__
+
+        patches.wrap(torch.optim.Optimizer, "__init__", made)
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def settle(self) -> None:
+        """From here on the boundaries stay where they are."""
+        if self._seen.optimizers:
+            self._leader = min(self._seen.optimizers, key=lambda one: one.steps)
+        self.settled = True
+
+    def after_backward(self) -> None:
+        self._seen.backwards += 1
+        if not self._seen.optimizers and self._seen.backwards > _NO_OPTIMIZER:
+            self._on_step()
+
+    def note_gradients(self) -> None:
+        """Which tensors took part in none of the steps that were looked at?"""
+        for optimizer, known in self._known.items():
+            tensors = [p for group in optimizer.param_groups for p in group["params"]]
+            learned = self._learned.get(optimizer, set())
+            without = [p for p in tensors if p.requires_grad and id(p) not in learned and p not in optimizer.state]
+            known.without_gradient = len(without) if learned else 0
+            known.without_gradient_elements = sum(p.numel() for p in without) if learned else 0
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return list(self._known)
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: Any, named: Any) -> None:
+        if self._marks.recording:
+            learned = self._learned.setdefault(optimizer, set())
+            learned.update(id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+            self._open.append(self._marks.begin(STEP))
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: Any, named: Any) -> None:
+        known = self._known.get(optimizer)
+        if known is None:
+            known = self._known[optimizer] = self._described(optimizer)
+            self._seen.optimizers.append(known)
+            if self._leader is None:
+                self._leader = known
+        known.steps += 1
+        if self._open:
+            mark = self._open.pop()
+            if mark is not None:
+                mark.__exit__(None, None, None)
+        if known is self._leader:
+            self._on_step()
+
+    def _described(self, optimizer: torch.optim.Optimizer) -> Optimizer:
+        tensors = [p for group in optimizer.param_groups for p in group["params"]]
+        group = optimizer.param_groups[0] if optimizer.param_groups else {}
+        kind = type(optimizer).__name__
+        own = type(optimizer).__module__.startswith("torch.optim")
+        return Optimizer(
+            kind,
+            self._made.get(optimizer, ""),
+            where.caller(),
+            fused=bool(group.get("fused")),
+            foreach=bool(group.get("foreach")),
+            capturable=bool(group.get("capturable")),
+            tensors=len(tensors),
+            elements=sum(p.numel() for p in tensors),
+            can_fuse=own and kind in _FUSED and not group.get("differentiable") and not group.get("amsgrad"),
+            on=tensors[0].device.type if tensors else "cpu",
+        )

@@ -1,0 +1,30 @@
+"""Attributes of other modules, replaced for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_ABSENT = object()
+
+
+class Patches:
+    def __init__(self) -> None:
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """`make` gets what is there now and gives what takes its place."""
+        present = getattr(owner, name, _ABSENT)
+        if present is _ABSENT:  # another version of torch
+            return
+        own = vars(owner).get(name, _ABSENT)
+        setattr(owner, name, make(present))
+        self._undo.append((owner, name, own))
+
+    def restore(self) -> None:
+        for owner, name, own in reversed(self._undo):
+            if own is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)
+        self._undo.clear()

@@ -1,0 +1,102 @@
+"""What a window of steps left behind, in plain figures: spans of the host, work of the device, marks and samples.
+
+Nanoseconds of one clock, so that an account can be made of any of it, a recorded one or one made up for a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flatout.doctor.marks import PREFIX, Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    start: int
+    end: int
+    name: str
+    mark: Mark | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A kernel or a copy on the device. `launched`: when the host asked for it, where that is known."""
+
+    start: int
+    end: int
+    name: str
+    launched: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Where the main thread was: the innermost line of the person's own code."""
+
+    at: int
+    where: str
+    in_torch: bool = False  # it was in code of torch that this line had called
+    took: int = 0  # looking itself keeps the thread waiting
+
+
+@dataclass(frozen=True)
+class Trace:
+    begin: int
+    end: int
+    steps: int
+    host: Sequence[Span]  # of the thread that trains; nested or apart, never crossing
+    helpers: Sequence[Span] = ()  # of the threads that run the backward pass for it
+    device: Sequence[Work] = ()
+    samples: Sequence[Sample] = ()
+    left_out: Sequence[tuple[int, int]] = ()  # evaluations and the like, which are told on their own
+    flops: float = 0.0  # of matrix products and convolutions, in all steps
+    counts: Mapping[str, int] = field(default_factory=dict)  # how often each operator was called
+    sizes: Mapping[str, float] = field(default_factory=dict)
+
+
+def from_profiler(
+    events: Iterable[Any],
+    marks: Sequence[Mark],
+    begin: int,
+    end: int,
+    steps: int,
+    samples: Sequence[Sample] = (),
+) -> Trace:
+    """`events` are kineto's, as torch.profiler hands them out."""
+    host_threads: dict[int, list[Span]] = {}
+    launches: dict[int, int] = {}
+    work: list[tuple[int, int, str, int]] = []
+    flops, counts = 0.0, dict[str, int]()
+    main = None
+    for event in events:
+        start, name = event.start_ns(), event.name()
+        stop = start + event.duration_ns()
+        if stop < begin or start > end:
+            continue
+        if event.device_type().name != "CPU":
+            if not event.is_user_annotation() and not name.startswith(PREFIX):
+                work.append((start, stop, name, event.linked_correlation_id() or event.correlation_id()))
+            continue
+        mark = marks[int(name[len(PREFIX) :])] if name.startswith(PREFIX) else None
+        thread = event.start_thread_id()
+        if mark is not None:
+            main = thread
+        host_threads.setdefault(thread, []).append(Span(start, stop, name, mark))
+        launches[event.correlation_id()] = start
+        flops += event.flops()
+        counts[name] = counts.get(name, 0) + 1
+    if main is None and host_threads:
+        main = max(host_threads, key=lambda thread: len(host_threads[thread]))
+    host = host_threads.pop(main, []) if main is not None else []
+    return Trace(
+        begin,
+        end,
+        steps,
+        host,
+        [span for spans in host_threads.values() for span in spans],
+        [Work(start, stop, name, launches.get(asked)) for start, stop, name, asked in work],
+        samples,
+        flops=flops,
+        counts=counts,
+    )

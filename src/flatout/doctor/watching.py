@@ -1,0 +1,118 @@
+"""Looking at a script, or at the loop inside of a `with`, and saying what was found."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from flatout.base.errors import MachineError
+from flatout.base.tree import Doc, to_data, to_text
+from flatout.doctor.case import make_case
+from flatout.doctor.diagnosis import Diagnosis, diagnose, doc
+from flatout.doctor.observing.observer import Observer, Window
+from flatout.machine.cache import CeilingsCache
+from flatout.machine.device import pick_device
+from flatout.machine.facts import fingerprint, read_facts
+from flatout.machine.probe import Probe, probe
+
+STEPS = 30
+_PATIENCE_S = 20.0  # a script that goes on for longer than this after its window gets a first report
+
+
+class Watch:
+    """After `stop`, `diagnosis` is what was found, or None where nothing trained."""
+
+    def __init__(self, steps: int = STEPS, cache: Path | None = None, *, when_done: Callable[[], None] = lambda: None) -> None:
+        self.diagnosis: Diagnosis | None = None
+        self._folder = Path(tempfile.mkdtemp(prefix="flatout-doctor-"))
+        self._cache, self._when_done = cache, when_done
+        self.observer = Observer(self._folder, Window.of(steps), self._window_closed, self._running_on)
+        self._first_report: TextIO | None = None
+        self._report_at_s: float | None = None
+
+    def start(self, first_report: TextIO | None = None) -> None:
+        """A script that runs on for long after the window has a first report written to `first_report`."""
+        self._first_report = first_report
+        self.observer.start()
+
+    def stop(self) -> None:
+        self.observer.stop()
+        self.diagnosis = self._concluded()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def doc(self) -> Doc | None:
+        return None if self.diagnosis is None else doc(self.diagnosis)
+
+    def to_dict(self) -> dict[str, object]:
+        return {} if self.doc is None else to_data(self.doc)
+
+    def __str__(self) -> str:
+        return self.why_nothing() if self.doc is None else to_text(self.doc)
+
+    def why_nothing(self) -> str:
+        steps = self.observer.seen.steps
+        if not steps:
+            return "no training step was seen: no optimizer stepped, and nothing ran backward. Is it a training script?"
+        return f"{steps} steps were trained, too few to say anything: the first three only warm up"
+
+    def _window_closed(self) -> None:
+        self._report_at_s = time.perf_counter() + _PATIENCE_S
+        self._when_done()
+
+    def _running_on(self) -> None:
+        """At each step after the window."""
+        if self._report_at_s is None or time.perf_counter() < self._report_at_s or self._first_report is None:
+            return
+        self._report_at_s = None
+        self.observer.sum_up()
+        found = self._concluded()
+        if found is not None:
+            print(f"\n{to_text(doc(found))}\n(the script runs on)\n", file=self._first_report, flush=True)
+
+    def _concluded(self) -> Diagnosis | None:
+        seen, trace = self.observer.seen, self.observer.trace
+        if trace is None or not trace.steps:
+            return None
+        notes = []
+        if not self.observer.complete:
+            notes.append(f"only {seen.steps} steps were trained, fewer than the window wants: figures are rough")
+        if (known := known_probe(seen.device, self._cache)) is None:
+            notes.append("this machine was not measured: `flatout probe` once, and shares of its ceilings are told too")
+        return diagnose(make_case(seen, trace, known), notes)
+
+
+@contextmanager
+def watch(steps: int = STEPS, *, cache: Path | None = None, tell: TextIO | None = None) -> Iterator[Watch]:
+    """Look at the training loop inside of this `with`, and print what was found at its end.
+
+        with fo.doctor.watch():
+            for x, y in loader: ...
+
+    `steps`: how many are looked at, a third of them closely. `tell` is where it is printed, else stdout. `cache` is where
+    `flatout probe` keeps what it measured of this machine.
+    """
+    watched = Watch(steps, cache)
+    watched.start()
+    try:
+        yield watched
+    finally:
+        watched.stop()
+    print(watched, file=tell or sys.stdout)
+
+
+def known_probe(device: str, cache: Path | None) -> Probe | None:
+    """What an earlier probe measured; nothing is measured here, where a script holds the machine."""
+    try:
+        found = pick_device(device)
+    except MachineError:
+        return None
+    if cache is None or CeilingsCache(cache).load(fingerprint(read_facts()), found, True) is None:
+        return None
+    return probe(found, cache, quick=True)

@@ -1,0 +1,65 @@
+"""Which line of the person's own code is behind something: the nearest frame that is no library's."""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator
+from types import FrameType
+
+_HOMES = tuple(
+    os.path.realpath(path) + os.sep
+    for path in {
+        *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+        os.path.dirname(os.path.dirname(os.path.abspath(__file__))),  # flatout itself
+    }
+)
+_known: dict[str, bool] = {}
+
+
+def is_own(filename: str) -> bool:
+    """Is this file the person's own, and not of Python, of an installed library, or of flatout?"""
+    known = _known.get(filename)
+    if known is None:
+        real = os.path.realpath(filename)
+        known = not filename.startswith("<") and not real.startswith(_HOMES) and "site-packages" + os.sep not in real
+        _known[filename] = known
+    return known
+
+
+def own_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        if is_own(frame.f_code.co_filename):
+            yield frame
+        frame = frame.f_back
+
+
+def place(filename: str, line: int) -> str:
+    """As a person would write it: relative to where the script was started, where that is shorter."""
+    return f"{_shown(filename)}:{line}"
+
+
+def caller() -> str:
+    """The line of the person's own code that led here, or "" if there is none."""
+    for frame in own_frames(sys._getframe(1)):
+        return place(frame.f_code.co_filename, frame.f_lineno)
+    return ""
+
+
+_shown_names: dict[str, str] = {}
+
+
+def _shown(filename: str) -> str:
+    known = _shown_names.get(filename)
+    if known is None:
+        path = os.path.abspath(filename)
+        try:
+            relative = os.path.relpath(path)
+        except (ValueError, OSError):  # another drive, or a folder that is gone
+            relative = path
+        known = _shown_names[filename] = relative if len(relative) < len(path) and not relative.startswith("..") else path
+    return known
