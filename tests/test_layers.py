@@ -30,6 +30,7 @@ LAYERS = {
     "running": 8,
     "verbs": 9,
     "fleet": 9,  # starts `python -m flatout` elsewhere
+    "boost": 10,  # tries remedies on any script
     "drill": 10,
     "survey": 10,  # needs the plan that verbs makes
     "cli": 12,

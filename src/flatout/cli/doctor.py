@@ -47,7 +47,7 @@ def doctor(
 
         raise typer.Exit(run_script(script).exit_code)
     if measure:
-        _measured_once()
+        measured_once()
     raise typer.Exit(_diagnosed(script, steps, stop, html, _only_for_json() if as_json else None))
 
 
@@ -90,7 +90,7 @@ def _explain_memory(error: BaseException, watched: Watch) -> None:
             print(line, file=sys.stderr)
 
 
-def _measured_once() -> None:
+def measured_once() -> None:
     """In a process of its own: the script must find the device as it would without us."""
     from flatout.machine.facts import fingerprint, read_facts
 

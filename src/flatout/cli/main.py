@@ -9,7 +9,7 @@ import typer
 
 from flatout import __version__
 from flatout.base.errors import FlatoutError
-from flatout.cli import data, doctor, drill, fleet, machine, runs, training
+from flatout.cli import boost, data, doctor, drill, fleet, machine, runs, training
 
 app = typer.Typer(
     name="flatout",
@@ -30,6 +30,7 @@ app.command("predict")(training.predict)
 app.command("probe")(machine.probe)
 app.command("env")(machine.env)
 app.command("doctor", context_settings={"allow_interspersed_args": False})(doctor.doctor)
+app.command("boost", context_settings={"allow_interspersed_args": False})(boost.boost)
 app.command("drill")(drill.drill)
 app.add_typer(runs.app, name="runs")
 app.add_typer(fleet.app, name="fleet")

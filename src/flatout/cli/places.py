@@ -29,6 +29,11 @@ def process_rank() -> int:
     return int(rank) if rank.isdigit() else 0
 
 
+def world_size() -> int:
+    size = os.environ.get("WORLD_SIZE", "1")
+    return int(size) if size.isdigit() else 1
+
+
 def quiet_profiler() -> None:
     """Its library says on stderr when it starts and stops; read when it is loaded."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")

@@ -29,7 +29,7 @@ class Stepping:
         self._leader: Optimizer | None = None
         self._open: list[Any] = []
         self._hooks: list[Any] = []
-        self.settled = False
+        self.paused = False  # steps of optimizers that are not the script's
 
     def install(self, patches: Patches) -> None:
         self._hooks = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
@@ -51,7 +51,6 @@ class Stepping:
         """From here on the boundaries stay where they are."""
         if self._seen.optimizers:
             self._leader = min(self._seen.optimizers, key=lambda one: one.steps)
-        self.settled = True
 
     def after_backward(self) -> None:
         self._seen.backwards += 1
@@ -71,12 +70,14 @@ class Stepping:
         return list(self._known)
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, named: Any) -> None:
-        if self._marks.recording:
+        if self._marks.recording and not self.paused:
             learned = self._learned.setdefault(optimizer, set())
             learned.update(id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
             self._open.append(self._marks.begin(STEP))
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, named: Any) -> None:
+        if self.paused:
+            return
         known = self._known.get(optimizer)
         if known is None:
             known = self._known[optimizer] = self._described(optimizer)

@@ -1,0 +1,105 @@
+"""`flatout boost` on scripts as people write them: how much faster, and are the losses proven to be the same?"""
+
+# Both arms are steps of the same script, from one seed, in processes of their own: as it is, and with what was kept. Those
+# in benchmarks/scripts are ours; others, which nobody here wrote, are named by --also NAME=FOLDER:COMMAND.
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from evidence import BEGAN_S, Bar, Report, options
+
+HERE = Path(__file__).parent
+# name: arguments, units of a step and what they are; with --smoke the second arguments
+OURS: dict[str, tuple[list[str], list[str], float, str]] = {
+    "gpt2": (["--steps", "200"], ["--small", "--batch", "8", "--steps", "80"], 12 * 1024, "tokens/s"),
+    "mnist_style": (["--epochs", "1"], ["--epochs", "1", "--count", "4000"], 64, "samples/s"),
+}
+BARS = {"cuda": {"mnist_style": 5.0}, "cpu": {"mnist_style": 1.5}}
+GPT2_TOKENS = 400_000
+NEVER_SLOWER, MEDIAN = 0.98, 2.0
+
+
+def boosted(folder: Path, command: list[str], limit_s: float) -> dict[str, Any]:
+    """The receipt of one script."""
+    with tempfile.TemporaryDirectory() as scratch:
+        ended = subprocess.run(
+            [sys.executable, "-m", "flatout", "boost", "--try-only", "--json", "--out", str(Path(scratch) / "out"), *command],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            env=dict(os.environ),
+        )
+        print("\n".join(f"  {line}" for line in ended.stderr.splitlines()[-25:]), file=sys.stderr, flush=True)
+        if ended.returncode or not ended.stdout.strip():
+            return {"failed": ended.stderr[-600:]}
+        receipt: dict[str, Any] = json.loads(ended.stdout)
+        receipt["patch"] = (Path(scratch) / "out" / "changes.patch").read_text()
+        return receipt
+
+
+def main() -> int:
+    parser = options(__doc__, repeats=1)
+    parser.add_argument("--only", nargs="*", choices=OURS, default=list(OURS))
+    parser.add_argument("--also", nargs="*", default=[], metavar="NAME=FOLDER:COMMAND")
+    asked = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    report = Report("boost", __doc__ or "", device)
+    scripts: dict[str, tuple[Path, list[str], float, str]] = {}
+    for name in asked.only:
+        full, small, units, unit = OURS[name]
+        scripts[name] = (HERE / "scripts", [f"{name}.py", *(small if asked.smoke else full)], units, unit)
+    for written in asked.also:
+        name, _, rest = written.partition("=")
+        folder, _, command = rest.partition(":")
+        scripts[name] = (Path(folder), command.split(), 1.0, "steps/s")
+    gains: dict[str, float] = {}
+    for name, (folder, command, units, unit) in scripts.items():
+        left_s = (asked.within or 1e9) - (time.monotonic() - BEGAN_S)
+        if left_s < 30:
+            report.conditions[name] = "no time was left"
+            continue
+        print(f"{name}: {' '.join(command)}", file=sys.stderr, flush=True)
+        try:
+            receipt = boosted(folder, command, min(left_s, 1200))
+        except subprocess.TimeoutExpired:
+            report.conditions[name] = "no time was left"
+            continue
+        if receipt.get("gain") is None:
+            report.conditions[name] = receipt.get("failed") or receipt["stopped"]
+            continue
+        kept = [f"{e['name']}={e['value']}" for e in receipt["entries"] if e["verdict"] == "kept"]
+        rejected = {f"{e['name']}={e['value']}": e["why"] for e in receipt["entries"] if e["verdict"] != "kept"}
+        report.conditions[name] = {
+            "command": " ".join(command),
+            "kept": kept,
+            "rejected": rejected,
+            "paired": receipt["paired"],
+            "patch": receipt["patch"],
+            "trials_s": receipt["took_s"],
+        }
+        report.arm(f"{name} as it is", unit, [units / receipt["reference_step_s"]])
+        report.arm(f"{name} boosted", unit, [units / receipt["step_s"]])
+        gains[name] = float(receipt["gain"])
+        whole = next((e for e in receipt["entries"] if e["name"] == "all together"), None)
+        at_least = BARS[device.type].get(name, NEVER_SLOWER)
+        low, high = (whole["low"], whole["high"]) if whole and whole.get("low") else (None, None)
+        report.bars.append(Bar(f"{name}: boosted over as it is", gains[name], at_least, low=low, high=high))
+    if "gpt2" in gains and device.type == "cuda":
+        report.bar("gpt2 boosted, tokens/s", "gpt2 boosted", GPT2_TOKENS)
+    if len(gains) > 4 and device.type == "cuda":
+        report.bars.append(Bar("median gain of all scripts", sorted(gains.values())[len(gains) // 2], MEDIAN))
+    return report.finish(asked)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,75 @@
+"""`flatout boost`: diagnose, try, prove, write the receipt and the patch, then run the script at the new speed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatout.base.html import to_html
+from flatout.base.tree import Doc
+from flatout.boost.looking import Looked
+from flatout.boost.patching import patch
+from flatout.boost.scratch import NOT_LED
+from flatout.boost.search import Search, shown
+from flatout.boost.trying import Trials
+from flatout.doctor.script import Script
+from flatout.measure.receipt import Receipt
+from flatout.plan.receipt_view import receipt_doc
+
+STEPS = 40
+
+
+@dataclass(frozen=True)
+class Boosted:
+    receipt: Receipt
+    patch: str
+    folder: Path
+    highest_loss: float
+    steps: int
+
+    def doc(self, script: Script) -> Doc:
+        return receipt_doc(str(script), self.receipt)
+
+
+def tried(
+    script: Script,
+    looked: Looked,
+    command: Sequence[str],
+    work: Path,
+    out: Path,
+    say: Callable[[str], None],
+    steps: int = STEPS,
+) -> Boosted:
+    """Trials in `work`; the receipt, its page and the patch go to `out`."""
+    say(f"trials write to a scratch folder and are thrown away; {NOT_LED}")
+    trials = Trials(command, script, work, steps)
+    search = Search(trials, looked.offers, say)
+    versions = {"torch": str(torch.__version__), "python": sys.version.split()[0]}
+    receipt = search.run(looked.machine, versions, time.strftime("%Y-%m-%d %H:%M:%S"))
+    kept = {name for name, _ in search.kept}
+    offers = [offer for offer in looked.offers if offer.name in kept]
+    text, left = patch(edit for offer in offers for edit in offer.edits)
+    unwritten = [offer.name for offer in offers if not set(offer.edits) - set(left)]
+    out.mkdir(parents=True, exist_ok=True)
+    receipt = _with_notes(receipt, search.kept, unwritten)
+    (out / "receipt.json").write_text(json.dumps(receipt.to_dict(), indent=1, default=str))
+    (out / "receipt.html").write_text(to_html(receipt_doc(str(script), receipt), f"flatout boost {script}"))
+    (out / "changes.patch").write_text(text)
+    return Boosted(receipt, text, out, search.highest_loss, search.loss_steps)
+
+
+def _with_notes(receipt: Receipt, kept: list[tuple[str, Any]], unwritten: list[str]) -> Receipt:
+    notes = [f"Kept: {shown(kept)}." if kept else "Nothing was kept: the script runs as it is."]
+    if unwritten:
+        names = ", ".join(name.replace("_", " ") for name in unwritten)
+        notes.append(
+            f"Not in the patch, since it can't be written as an edit of this script: {names}; `flatout boost` puts it in."
+        )
+    return Receipt(**{**vars(receipt), "notes": tuple(notes)})

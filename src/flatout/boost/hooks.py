@@ -1,0 +1,69 @@
+"""Where remedies take hold of a script: the calls of modules that it makes itself, and attributes of torch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from flatout.doctor.patches import Patches
+
+Prepare = Callable[[nn.Module], None]
+Around = Callable[[nn.Module], AbstractContextManager[None]]
+Inputs = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+Outputs = Callable[[nn.Module, Any], Any]
+
+
+class Hooks:
+    def __init__(self) -> None:
+        self.patches = Patches()
+        self.prepare: list[Prepare] = []  # once for each module, before its first call
+        self.around: list[Around] = []
+        self.inputs: list[Inputs] = []
+        self.outputs: list[Outputs] = []
+        self._main = threading.get_ident()
+        self._inside = False
+        self._known: set[int] = set()
+        self._kept: list[nn.Module] = []  # so that no other module gets a number that is known
+
+    def install(self) -> None:
+        """After all remedies have said what they want."""
+        if self.prepare or self.around or self.inputs or self.outputs:
+            self.patches.wrap(nn.Module, "__call__", self._watched)
+
+    def _watched(self, original: Any) -> Any:
+        def __call__(module: nn.Module, *args: Any, **named: Any) -> Any:
+            if torch.compiler.is_compiling() or self._inside or threading.get_ident() != self._main:
+                return original(module, *args, **named)
+            return self._outermost(original, module, args, named)
+
+        return __call__
+
+    def _outermost(self, original: Any, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if id(module) not in self._known:
+            self._known.add(id(module))
+            self._kept.append(module)
+            for prepare in self.prepare:
+                prepare(module)
+        for change in self.inputs:
+            args, named = change(module, args, named)
+        self._inside = True
+        try:
+            with ExitStack() as stack:
+                for around in self.around:
+                    stack.enter_context(around(module))
+                result = original(module, *args, **named)
+        finally:
+            self._inside = False
+        for change_result in self.outputs:
+            result = change_result(module, result)
+        return result
+
+
+def learns(module: nn.Module) -> bool:
+    """Has it weights? A loss that is written as a module has none."""
+    return next(module.parameters(), None) is not None

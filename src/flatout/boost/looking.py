@@ -1,0 +1,87 @@
+"""A look at the script in a process of its own, for a window, into a scratch folder: which remedies are worth a trial?"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatout.base.tree import to_data
+from flatout.boost.patching import Edit
+from flatout.boost.remedies.all import REMEDIES
+from flatout.boost.remedies.remedy import Offer
+from flatout.boost.scratch import Scratch
+from flatout.doctor.diagnosis import doc
+from flatout.doctor.patches import Patches
+from flatout.doctor.script import Script, run_script
+from flatout.doctor.watching import Watch
+from flatout.machine.device import device_name
+
+_LIMIT_S = 900.0
+
+
+@dataclass(frozen=True)
+class Looked:
+    device: str
+    machine: str
+    offers: tuple[Offer, ...]
+    diagnosis: Mapping[str, Any]
+
+
+def looked_at(command: Sequence[str], script: Script, cache: Path, folder: Path) -> Looked | None:
+    """None where no training was seen."""
+    question, answer = folder / "look.json", folder / "looked.json"
+    (folder / "looking").mkdir()
+    asked = {**asdict(script), "cache": str(cache), "scratch": str(folder / "looking"), "answer": str(answer)}
+    question.write_text(json.dumps(asked))
+    nowhere = subprocess.DEVNULL
+    process = subprocess.Popen([*command, str(question)], stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
+    try:
+        process.wait(timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if not answer.exists():
+        return None
+    told = json.loads(answer.read_text())
+    offers = tuple(Offer(**{**one, "edits": tuple(map(_edit, one["edits"]))}) for one in told["offers"])
+    return Looked(told["device"], told["machine"], offers, told["diagnosis"])
+
+
+def _edit(written: Mapping[str, Any]) -> Edit:
+    arguments = tuple((name, value) for name, value in written["arguments"])
+    return Edit(**{**written, "arguments": arguments})
+
+
+def look(question: Path) -> None:
+    """Does not return: it ends the process."""
+    asked = json.loads(question.read_text())
+    patches = Patches()
+
+    def done() -> None:
+        watched.stop()
+        patches.restore()
+        found = watched.diagnosis
+        if found is not None:
+            device = found.case.seen.device
+            offers = tuple(offer for remedy in REMEDIES.values() for offer in remedy.offered(found))
+            looked = Looked(device, device_name(torch.device(device)), offers, to_data(doc(found)))
+            Path(asked["answer"]).write_text(json.dumps(asdict(looked)))
+        os._exit(0)
+
+    watched = Watch(cache=Path(asked["cache"]), when_done=done)
+    watched.start()
+    Scratch(Path(asked["scratch"])).install(patches)
+    run_script(Script(asked["name"], tuple(asked["arguments"]), asked["as_module"]))
+    done()

@@ -1,0 +1,167 @@
+"""A remedy written into the script: edits of single calls and inserted lines, as a unified diff."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Either `arguments` for the call of `function` on `line`, or a `statement` before the statement on `line`.
+
+    In a statement {model} stands for what is called on the line `model_line`.
+    """
+
+    file: str
+    line: int
+    function: str = ""
+    arguments: tuple[tuple[str, str], ...] = ()
+    statement: str = ""
+    model_line: int = 0
+
+
+def placed(where: str) -> tuple[str, int] | None:
+    """ "train.py:41" as file and line."""
+    file, _, line = where.rpartition(":")
+    return (file, int(line)) if file and line.isdigit() else None
+
+
+def patch(edits: Iterable[Edit]) -> tuple[str, list[Edit]]:
+    """A unified diff of all files, and the edits that could not be made."""
+    by_file: dict[str, list[Edit]] = defaultdict(list)
+    for edit in edits:
+        by_file[edit.file].append(edit)
+    pieces, left = [], []
+    for file, wanted in sorted(by_file.items()):
+        try:
+            before = Path(file).read_text()
+            after, undone = _edited(before, wanted)
+        except (OSError, SyntaxError, UnicodeDecodeError):
+            left += wanted
+            continue
+        left += undone
+        name = Path(file).as_posix().lstrip("/")
+        lines = difflib.unified_diff(before.splitlines(True), after.splitlines(True), f"a/{name}", f"b/{name}")
+        pieces.append("".join(line if line.endswith("\n") else line + "\n" for line in lines))
+    return "".join(pieces), left
+
+
+def _edited(source: str, edits: list[Edit]) -> tuple[str, list[Edit]]:
+    lines = source.splitlines(keepends=True)
+    tree = ast.parse(source)
+    left = []
+    changes: list[tuple[int, int, str]] = []  # line, column, text to put there; from the end of the file to its beginning
+    for edit in edits:
+        change = _inserted(tree, lines, edit) if edit.statement else _with_arguments(tree, edit)
+        left += [edit] if change is None else []
+        changes += [] if change is None else [change]
+    joined: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for line, column, text in changes:
+        if text not in joined[line, column]:
+            joined[line, column].append(text)
+    for (line, column), texts in sorted(joined.items(), reverse=True):
+        old = lines[line - 1]
+        lines[line - 1] = old[:column] + "".join(texts) + old[column:]
+    after = "".join(lines)
+    ast.parse(after)
+    return after, left
+
+
+def _with_arguments(tree: ast.Module, edit: Edit) -> tuple[int, int, str] | None:
+    for call in _calls(tree):
+        name = (
+            call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+        )
+        if name != edit.function or not call.lineno <= edit.line <= (call.end_lineno or call.lineno):
+            continue
+        if any(keyword.arg is None for keyword in call.keywords):
+            return None  # **options: what is in there can't be seen
+        given = {keyword.arg for keyword in call.keywords}
+        added = [f"{key}={value}" for key, value in edit.arguments if key not in given]
+        if len(added) < len(edit.arguments) or call.end_lineno is None or call.end_col_offset is None:
+            return None
+        ends = max(
+            [*call.args, *(keyword.value for keyword in call.keywords)],
+            key=lambda node: (node.end_lineno, node.end_col_offset),
+            default=None,
+        )  # type: ignore[arg-type, return-value]
+        if ends is None:
+            return call.end_lineno, call.end_col_offset - 1, ", ".join(added)
+        return int(ends.end_lineno or 0), int(ends.end_col_offset or 0), ", " + ", ".join(added)
+    return None
+
+
+def _inserted(tree: ast.Module, lines: list[str], edit: Edit) -> tuple[int, int, str] | None:
+    statement = _statement_at(tree, edit.line)
+    if statement is None:
+        return None
+    text = edit.statement
+    if "{model}" in text:
+        called = _called_at(tree, edit.model_line)
+        if called is None or not _same_scope(tree, edit.line, edit.model_line):
+            return None
+        text = text.replace("{model}", called)
+    indent = lines[statement.lineno - 1][: statement.col_offset]
+    return (statement.lineno, 0, f"{indent}{text}\n") if not indent.strip() else None
+
+
+def _statement_at(tree: ast.Module, line: int) -> ast.stmt | None:
+    """The innermost statement that the line is part of."""
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.stmt)
+        and not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    return max(around, key=lambda node: node.lineno, default=None)
+
+
+def _called_at(tree: ast.Module, line: int) -> str | None:
+    """The name of the model in `model(x)`; of several calls on the line the innermost that is no call of a library."""
+    names = [
+        call.func.id
+        for call in _calls(tree)
+        if call.lineno <= line <= (call.end_lineno or call.lineno) and isinstance(call.func, ast.Name)
+    ]
+    known = [name for name in names if name in _assigned(tree) and not hasattr(__builtins__, name)]
+    return known[-1] if known else None
+
+
+def _assigned(tree: ast.Module) -> set[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            found |= {inner.id for target in node.targets for inner in ast.walk(target) if isinstance(inner, ast.Name)}
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+    return found
+
+
+def _same_scope(tree: ast.Module, first: int, second: int) -> bool:
+    """Is what is assigned around the first line the same name on the second? Inside of one function, or both in none."""
+
+    def scope(line: int) -> ast.AST:
+        inner: ast.AST = tree
+        for node in ast.walk(tree):
+            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            if is_function and node.lineno <= line <= (node.end_lineno or 0):  # type: ignore[attr-defined]
+                inner = node
+        return inner
+
+    here, there = scope(first), scope(second)
+    if here is there:
+        return True
+    name = _called_at(tree, second)
+    parameters = {arg.arg for arg in ast.walk(there) if isinstance(arg, ast.arg)} if there is not tree else set()
+    used_here = {node.id for node in ast.walk(here) if isinstance(node, ast.Name)} if here is not tree else _assigned(tree)
+    return name in used_here and (name in parameters or here is tree)
+
+
+def _calls(tree: ast.Module) -> list[ast.Call]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]

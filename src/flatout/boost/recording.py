@@ -1,0 +1,204 @@
+"""What a trial has to show: how long its steps take, what its losses are, and what its first steps did to the weights."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from flatout.boost.hooks import Hooks
+from flatout.doctor.marks import Marks
+from flatout.doctor.observing.stepping import Stepping
+from flatout.doctor.patches import Patches
+from flatout.doctor.seen import Seen
+from flatout.measure.clock import synchronize
+from flatout.measure.differences import Snapshot
+
+_SETTLES_AT = 3
+_DROPS = (nn.modules.dropout._DropoutNd,)
+
+
+@dataclass
+class _First:
+    """Of all optimizers, each at its first step."""
+
+    losses: list[float] = field(default_factory=list)
+    loss_dtype: str = "float32"
+    gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    updates: dict[str, Tensor] = field(default_factory=dict)
+    expected: dict[str, Tensor] = field(default_factory=dict)
+    before: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Recording:
+    """Calls `when_done` at the end of step number `steps`. Dropout is off until the first step is over: two draws of it would
+    hide what the first step has to show."""
+
+    def __init__(self, steps: int, when_done: Callable[[], None], on_step: Callable[[int], None] = lambda step: None) -> None:
+        self.steps_done = 0
+        self._steps, self._when_done, self._on_step = steps, when_done, on_step
+        self._stepping = Stepping(Marks(), Seen(), self._step_over)
+        self._first, self._proven = _First(), WeakSet[torch.optim.Optimizer]()
+        self._numbers: dict[int, int] = {}
+        self._main = threading.get_ident()
+        self._times: list[tuple[float, Any]] = []
+        self._losses: list[Tensor] = []
+        self._per_step: list[list[Tensor]] = []
+        self._inside = False
+        self._dropped: list[tuple[nn.Module, str, Any]] = []
+        self._drops = self._proves = True
+        self.device = torch.device("cpu")
+        self.began_s = time.perf_counter()
+        self.first_s: float | None = None
+
+    def install(self, patches: Patches, hooks: Hooks) -> None:
+        hooks.prepare.insert(0, self._without_dropout)
+        patches.wrap(torch.autograd, "backward", self._backward)
+        register_optimizer_step_pre_hook(self._before)  # before the one that counts
+        register_optimizer_step_post_hook(self._after)
+        self._stepping.install(patches)
+
+    def keeps_dropout(self) -> None:
+        """And proves nothing: this is the person's own run."""
+        self._drops = self._proves = False
+
+    def snapshot(self) -> Snapshot:
+        first = self._first
+        return Snapshot(
+            tuple(first.losses), first.loss_dtype, 1.0, None, first.gradients, first.updates, first.expected, {}, first.before
+        )
+
+    def losses(self) -> list[float]:
+        return [float(torch.stack([loss.float().mean() for loss in step]).mean()) for step in self._per_step if step]
+
+    def steps_s(self, skipped: int) -> list[float]:
+        """Seconds of each step after the first `skipped`."""
+        synchronize(self.device)
+        times = self._times[skipped:]
+        if self.device.type == "cuda":
+            return [a[1].elapsed_time(b[1]) / 1e3 for a, b in pairwise(times)]
+        return [b[0] - a[0] for a, b in pairwise(times)]
+
+    # losses
+
+    def _backward(self, original: Any) -> Any:
+        def backward(tensors: Any, *args: Any, **named: Any) -> Any:
+            if threading.get_ident() == self._main and len(self._per_step) <= self._steps:
+                root = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
+                if isinstance(root, Tensor) and root.numel() == 1:
+                    self._losses.append(root.detach().clone())
+                    if not self._proven:
+                        self._first.loss_dtype = str(root.dtype).removeprefix("torch.")
+            result = original(tensors, *args, **named)
+            self._stepping.after_backward()
+            return result
+
+        return backward
+
+    # first steps
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: Any, named: Any) -> None:
+        if self._inside or not self._proves or optimizer in self._proven:
+            return
+        number = self._numbers.setdefault(id(optimizer), len(self._numbers))
+        if not number:
+            self._first.losses = [float(loss.float().mean()) for loss in self._losses]
+        for name, weight in _weights(optimizer, number):
+            self._first.before[name] = weight.detach().float().clone()
+            self._first.gradients[name] = None if weight.grad is None else weight.grad.detach().float().clone()
+        self._inside = self._stepping.paused = True
+        try:
+            self._first.expected.update(_expected(optimizer, number))
+        finally:
+            self._inside = self._stepping.paused = False
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: Any, named: Any) -> None:
+        if self._inside or not self._proves or optimizer in self._proven:
+            return
+        self._proven.add(optimizer)
+        number = self._numbers[id(optimizer)]
+        for name, weight in _weights(optimizer, number):
+            if self._first.gradients[name] is None:
+                self._first.expected.pop(name, None)
+                continue
+            self._first.updates[name] = weight.detach().float() - self._first.before[name]
+            self._first.expected.setdefault(name, self._first.updates[name].clone())
+            self.device = weight.device
+        self._with_dropout()
+
+    def _without_dropout(self, module: nn.Module) -> None:
+        if not self._drops:
+            return
+        for part in module.modules():
+            for name in ("p",) if isinstance(part, _DROPS) else ("dropout",):
+                if isinstance(getattr(part, name, None), float) and getattr(part, name):
+                    self._dropped.append((part, name, getattr(part, name)))
+                    setattr(part, name, 0.0)
+
+    def _with_dropout(self) -> None:
+        self._drops = False
+        for part, name, value in self._dropped:
+            setattr(part, name, value)
+        self._dropped.clear()
+
+    # steps
+
+    def _step_over(self) -> None:
+        if self._inside or threading.get_ident() != self._main:
+            return
+        self.steps_done += 1
+        if self.steps_done == 1:
+            self.first_s = time.perf_counter() - self.began_s
+        if self.steps_done == _SETTLES_AT:
+            self._stepping.settle()
+        event = None
+        if self.device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+        self._times.append((time.perf_counter(), event))
+        self._per_step.append(self._losses)
+        self._losses = []
+        self._on_step(self.steps_done)
+        if self.steps_done == self._steps:
+            self._when_done()
+
+
+def _weights(optimizer: torch.optim.Optimizer, number: int) -> list[tuple[str, Tensor]]:
+    weights = [p for group in optimizer.param_groups for p in group["params"]]
+    return [(f"weight {number}.{at}", weight) for at, weight in enumerate(weights)]
+
+
+def _expected(optimizer: torch.optim.Optimizer, number: int) -> dict[str, Tensor]:
+    """What plain torch makes of these gradients. Where it can't be asked (state from elsewhere, an optimizer of the script's
+    own), nothing is expected, and the update is held against itself."""
+    if optimizer.state or not type(optimizer).__module__.startswith("torch.optim") or type(optimizer).__name__ == "LBFGS":
+        return {}
+    groups, clones = [], []
+    for group in optimizer.param_groups:
+        mine = []
+        for weight in group["params"]:
+            clone = weight.detach().clone().requires_grad_()
+            clone.grad = None if weight.grad is None else weight.grad.detach().clone()
+            mine.append(clone)
+        clones += mine
+        plainly = {"fused": False, "foreach": False} if "fused" in group else {}
+        groups.append({**group, **plainly, "params": mine})
+    try:
+        plain: torch.optim.Optimizer = type(optimizer)(groups)  # type: ignore[call-arg]
+        plain.step()
+    except (TypeError, RuntimeError, ValueError):
+        return {}
+    weights = _weights(optimizer, number)
+    return {
+        name: (clone.detach() - weight.detach()).float()
+        for (name, weight), clone in zip(weights, clones, strict=True)
+        if weight.grad is not None
+    }

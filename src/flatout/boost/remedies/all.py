@@ -1,0 +1,25 @@
+"""The remedies that are tried, each by its name."""
+
+from __future__ import annotations
+
+from flatout.boost.remedies.autocast import Autocast
+from flatout.boost.remedies.channels_last import ChannelsLast
+from flatout.boost.remedies.compile import Compile
+from flatout.boost.remedies.cudnn_benchmark import CudnnBenchmark
+from flatout.boost.remedies.fused import Fused
+from flatout.boost.remedies.remedy import Remedy
+from flatout.boost.remedies.resident import Resident
+from flatout.boost.remedies.tf32 import Tf32
+from flatout.boost.remedies.threads import Threads
+from flatout.boost.remedies.workers import AsyncCopies, Workers
+
+REMEDIES: dict[str, Remedy] = {
+    remedy.name: remedy
+    for remedy in (
+        Resident(), Workers(), AsyncCopies(), Autocast(), Tf32(), ChannelsLast(), CudnnBenchmark(), Fused(), Threads(),
+        Compile(),
+    )
+}  # fmt: skip
+# what makes another one pointless once it is kept
+INSTEAD = {"resident_data": {"workers", "async_copies"}, "autocast": set()}
+PRECISIONS = ("fp32", "tf32", "bf16")  # each allows what those before it allow

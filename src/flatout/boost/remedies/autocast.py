@@ -1,0 +1,47 @@
+"""bfloat16 inside of the model; what comes out of it is float32 again, as the script expects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from flatout.boost.hooks import Hooks, learns
+from flatout.boost.patching import Edit
+from flatout.boost.remedies.remedy import Offer, Remedy, predicted
+from flatout.boost.remedies.written import before_the_loop
+from flatout.doctor.diagnosis import Diagnosis
+
+
+class Autocast(Remedy):
+    name = "autocast"
+    precision = "bf16"
+
+    def offers(self, diagnosis: Diagnosis) -> list[Offer]:
+        calls = diagnosis.case.training_calls
+        plain = any(not call.autocast and call.parameter_dtype == "float32" for call in calls)
+        gain = predicted(diagnosis, "fp32_matmul")
+        if not plain or (gain is None and not diagnosis.case.on_device):
+            return []
+        return [Offer(self.name, "bf16", "off", gain)]
+
+    def apply(self, value: Any, hooks: Hooks) -> None:
+        hooks.around.append(lambda module: torch.autocast(_device_of(module), torch.bfloat16, enabled=learns(module)))
+        hooks.outputs.append(lambda module, result: tree_map_only(Tensor, _widened, result) if learns(module) else result)
+
+    def edits(self, value: Any, diagnosis: Diagnosis) -> list[Edit]:
+        device = diagnosis.case.seen.device
+        return before_the_loop(
+            diagnosis, f'{{model}}.forward = torch.autocast("{device}", dtype=torch.bfloat16)({{model}}.forward)'
+        )
+
+
+def _device_of(module: nn.Module) -> str:
+    first = next(module.parameters(), None)
+    return "cpu" if first is None else first.device.type
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor

@@ -1,0 +1,145 @@
+"""The whole dataset where the model is, when it is the same each time and fits: a batch is then one index operation.
+
+Samples are read once, by the dataset itself, and put together by the loader's own collate function. Which samples a batch has
+stays what the script's sampler says, and the loader draws from the same generators as before.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data._utils.collate import default_collate
+
+from flatout.boost.hooks import Hooks
+from flatout.boost.remedies.remedy import Offer, Remedy, predicted
+from flatout.doctor.diagnosis import Diagnosis
+from flatout.machine.host import free_host_bytes
+
+_SHARE_OF_MEMORY = 0.3
+_TRIED_ROWS = 8
+_AT_ONCE = 512
+_SLOWEST_S = 120.0
+
+
+class Resident(Remedy):
+    name = "resident_data"
+
+    def offers(self, diagnosis: Diagnosis) -> list[Offer]:
+        loader = diagnosis.case.training_loader
+        if loader is None or loader.iterable or loader.batch is None:
+            return []
+        gain = predicted(diagnosis, "no_workers", "slow_transform", "pageable_copy", "blocking_copy", "too_many_workers")
+        return [] if gain is None else [Offer(self.name, diagnosis.case.seen.device, "off", gain)]
+
+    def apply(self, value: Any, hooks: Hooks) -> None:
+        hooks.patches.wrap(DataLoader, "__iter__", lambda original: _from_memory(original, torch.device(value)))
+
+
+_kept: dict[int, tuple[Any, list[Tensor] | None, Any]] = {}  # by dataset: itself, its columns or None if it can't be kept
+
+
+def _from_memory(original: Any, device: torch.device) -> Any:
+    def __iter__(loader: DataLoader[Any]) -> Any:
+        if (
+            isinstance(loader.dataset, IterableDataset)
+            or loader.batch_sampler is None
+            or loader.collate_fn is not default_collate
+        ):
+            return original(loader)
+        key = id(loader.dataset)
+        if key not in _kept:
+            _kept[key] = (loader.dataset, *_columns(loader.dataset, device))
+        columns, form = _kept[key][1:]
+        return original(loader) if columns is None else _batches(loader, columns, form)
+
+    return __iter__
+
+
+def _batches(loader: DataLoader[Any], columns: list[Tensor], form: Any) -> Any:
+    # a loader draws one seed for its workers when a pass begins, whether it has any or not
+    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+    device = columns[0].device
+    order = iter(loader.batch_sampler or ())
+    ahead: list[list[int]] = []
+    while True:
+        # indices go to the device for many batches at once
+        while len(ahead) < 64 and (chosen := next(order, None)) is not None:
+            ahead.append(list(chosen))
+        if not ahead:
+            return
+        flat = torch.tensor([index for part in ahead for index in part])
+        flat = flat.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else flat
+        for part in flat.split([len(part) for part in ahead]):
+            yield form([column.index_select(0, part) for column in columns])
+        ahead = []
+
+
+def _columns(dataset: Any, device: torch.device) -> tuple[list[Tensor] | None, Any]:
+    """All samples as one tensor a column on the device that trains; None if they differ from time to time or do not fit."""
+    try:
+        count = len(dataset)
+    except TypeError:
+        return None, None
+    if not count or not _is_the_same_each_time(dataset, count):
+        return None, None
+    first = default_collate([dataset[0]])
+    parts, form = _taken_apart(first)
+    if parts is None:
+        return None, None
+    wanted = count * sum(part.nbytes for part in parts)
+    free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else free_host_bytes()
+    if wanted > _SHARE_OF_MEMORY * free:
+        return None, None
+    columns = [torch.empty((count, *part.shape[1:]), dtype=part.dtype, device=device) for part in parts]
+    began_s = time.monotonic()
+    for start in range(0, count, _AT_ONCE):
+        rows = default_collate([dataset[index] for index in range(start, min(start + _AT_ONCE, count))])
+        for column, part in zip(columns, _taken_apart(rows)[0] or (), strict=True):
+            if part.shape[1:] != column.shape[1:]:
+                return None, None
+            column[start : start + len(part)] = part.to(device)
+        if time.monotonic() - began_s > _SLOWEST_S:
+            return None, None
+    return columns, form
+
+
+def _is_the_same_each_time(dataset: Any, count: int) -> bool:
+    """Read twice, with generators in other states: an augmentation shows. Generators are left as they were."""
+    state = torch.get_rng_state()
+    rows = [round(k * (count - 1) / (_TRIED_ROWS - 1)) for k in range(_TRIED_ROWS)]
+    try:
+        first = [dataset[row] for row in rows]
+        torch.manual_seed(torch.initial_seed() ^ 0x5EED)
+        again = [dataset[row] for row in rows]
+        return all(_equal(a, b) for a, b in zip(first, again, strict=True))
+    except Exception:  # whatever a dataset raises, it will raise in the script's own hands, too
+        return False
+    finally:
+        torch.set_rng_state(state)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and torch.equal(a, b)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    return bool((a == b).all()) if hasattr(a, "all") else bool(a == b)
+
+
+def _taken_apart(batch: Any) -> tuple[list[Tensor] | None, Any]:
+    """The tensors of a batch, and how to put some like them together again."""
+    if isinstance(batch, Tensor):
+        return [batch], lambda parts: parts[0]
+    if isinstance(batch, dict) and all(isinstance(part, Tensor) for part in batch.values()):
+        names = list(batch)
+        return list(batch.values()), lambda parts: dict(zip(names, parts, strict=True))
+    if isinstance(batch, list | tuple) and all(isinstance(part, Tensor) for part in batch):
+        kind = list if isinstance(batch, list) else tuple
+        return list(batch), lambda parts: kind(parts)
+    return None, None

@@ -1,0 +1,29 @@
+"""As many threads as there are cores; what the script sets otherwise is not heard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flatout.boost.hooks import Hooks
+from flatout.boost.patching import Edit
+from flatout.boost.remedies.remedy import Offer, Remedy, predicted
+from flatout.doctor.diagnosis import Diagnosis
+
+
+class Threads(Remedy):
+    name = "threads"
+
+    def offers(self, diagnosis: Diagnosis) -> list[Offer]:
+        seen = diagnosis.case.seen
+        if diagnosis.case.on_device or seen.threads == seen.cores:
+            return []
+        return [Offer(self.name, seen.cores, seen.threads, predicted(diagnosis, "oversubscribed_threads"))]
+
+    def apply(self, value: Any, hooks: Hooks) -> None:
+        torch.set_num_threads(int(value))
+        hooks.patches.wrap(torch, "set_num_threads", lambda original: lambda count: None)
+
+    def edits(self, value: Any, diagnosis: Diagnosis) -> list[Edit]:
+        return []

@@ -1,0 +1,88 @@
+"""Processes that read ahead, and batches in pinned memory that are copied beside the step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from flatout.boost.hooks import Hooks
+from flatout.boost.patching import Edit, placed
+from flatout.boost.remedies.remedy import Offer, Remedy, predicted
+from flatout.doctor.diagnosis import Diagnosis
+
+
+class Workers(Remedy):
+    name = "workers"
+
+    def offers(self, diagnosis: Diagnosis) -> list[Offer]:
+        case = diagnosis.case
+        loader = case.training_loader
+        if loader is None or loader.iterable or case.seen.cores < 2 or loader.batch is None:
+            return []
+        gain = predicted(diagnosis, "no_workers", "slow_transform", "too_many_workers")
+        count = min(case.seen.cores - (0 if case.on_device else 1), 8)
+        if gain is None or count == loader.workers:
+            return []
+        return [Offer(self.name, count, loader.workers, gain)]
+
+    def apply(self, value: Any, hooks: Hooks) -> None:
+        hooks.patches.wrap(DataLoader, "__init__", lambda original: _with_workers(original, int(value)))
+
+    def edits(self, value: Any, diagnosis: Diagnosis) -> list[Edit]:
+        loader = diagnosis.case.training_loader
+        at = placed(loader.made) if loader is not None else None
+        if at is None:
+            return []
+        return [Edit(*at, function="DataLoader", arguments=(("num_workers", str(value)), ("persistent_workers", "True")))]
+
+
+class AsyncCopies(Remedy):
+    name = "async_copies"
+
+    def offers(self, diagnosis: Diagnosis) -> list[Offer]:
+        case = diagnosis.case
+        loader = case.training_loader
+        if not case.on_device or loader is None or not case.seen.copies:
+            return []
+        return [Offer(self.name, "on", "off", predicted(diagnosis, "pageable_copy", "blocking_copy"))]
+
+    def apply(self, value: Any, hooks: Hooks) -> None:
+        hooks.patches.wrap(DataLoader, "__init__", _pinning)
+        for name in ("to", "cuda"):
+            hooks.patches.wrap(Tensor, name, _not_waiting)
+
+    def edits(self, value: Any, diagnosis: Diagnosis) -> list[Edit]:
+        loader = diagnosis.case.training_loader
+        at = placed(loader.made) if loader is not None else None
+        return [] if at is None else [Edit(*at, function="DataLoader", arguments=(("pin_memory", "True"),))]
+
+
+def _with_workers(original: Any, count: int) -> Any:
+    def __init__(loader: DataLoader[Any], dataset: Any, *args: Any, **named: Any) -> None:
+        # only those of whole batches; what the script has set otherwise by position is left alone
+        if not isinstance(dataset, IterableDataset) and len(args) < 5:
+            named = {**named, "num_workers": count, "persistent_workers": True}
+        original(loader, dataset, *args, **named)
+
+    return __init__
+
+
+def _pinning(original: Any) -> Any:
+    def __init__(loader: DataLoader[Any], dataset: Any, *args: Any, **named: Any) -> None:
+        if len(args) < 7 and torch.cuda.is_available():
+            named = {**named, "pin_memory": True}
+        original(loader, dataset, *args, **named)
+
+    return __init__
+
+
+def _not_waiting(original: Any) -> Any:
+    def move(tensor: Tensor, *args: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling() or tensor.device.type != "cpu" or not tensor.is_pinned():
+            return original(tensor, *args, **named)
+        return original(tensor, *args, **{"non_blocking": True, **named})
+
+    return move

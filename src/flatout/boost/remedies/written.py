@@ -1,0 +1,18 @@
+"""Where in a script a line about its model belongs: before the optimizer is made, in which the model's weights are named."""
+
+from __future__ import annotations
+
+from flatout.boost.patching import Edit, placed
+from flatout.doctor.diagnosis import Diagnosis
+
+
+def before_the_loop(diagnosis: Diagnosis, statement: str) -> list[Edit]:
+    case = diagnosis.case
+    optimizer = case.optimizer
+    calls = [call for call in case.training_calls if call.parameter_dtype]
+    if optimizer is None or not optimizer.made or not calls:
+        return []
+    made, called = placed(optimizer.made), placed(max(calls, key=lambda one: one.seconds).where)
+    if made is None or called is None or made[0] != called[0]:
+        return []
+    return [Edit(made[0], made[1], statement=statement, model_line=called[1])]

@@ -1,0 +1,95 @@
+"""The script to its end with what was kept. If it fails with it or its losses leave the band, it is started again, plain."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from flatout.boost.hooks import Hooks
+from flatout.boost.recording import Recording
+from flatout.boost.remedies.all import REMEDIES
+from flatout.doctor.patches import Patches
+from flatout.doctor.script import Script, run_script
+
+LEFT = 86  # the exit code of a run that left its band
+_MARGIN = 0.5
+
+
+@dataclass(frozen=True)
+class Kept:
+    """`highest`: no loss of the reference's steps was above it; `steps` of them were seen."""
+
+    script: str
+    arguments: tuple[str, ...]
+    as_module: bool
+    remedies: tuple[tuple[str, Any], ...]
+    steps: int
+    highest: float
+    told: str  # a file that says why it left
+
+    @classmethod
+    def read(cls, path: Path) -> Kept:
+        written = json.loads(path.read_text())
+        remedies = tuple((name, value) for name, value in written["remedies"])
+        return cls(**{**written, "remedies": remedies, "arguments": tuple(written["arguments"])})
+
+
+def run_with(kept: Kept) -> int:
+    """In the process of the script."""
+    patches, hooks = Patches(), Hooks()
+
+    def leave() -> None:
+        losses = recording.losses()
+        late = losses[len(losses) // 2 :]
+        mean = sum(late) / max(len(late), 1)
+        bound = kept.highest + _MARGIN * abs(kept.highest)
+        if late and (not math.isfinite(mean) or mean > bound):
+            Path(kept.told).write_text(
+                f"its loss is {mean:.4g} after {len(losses)} steps; the plain script's was never above {kept.highest:.4g}"
+            )
+            os._exit(LEFT)
+
+    recording = Recording(kept.steps, leave)
+    recording.keeps_dropout()
+    for name, value in kept.remedies:
+        REMEDIES[name].apply(value, hooks)
+    recording.install(patches, hooks)
+    hooks.install()
+    ending = run_script(Script(kept.script, kept.arguments, kept.as_module))
+    if ending.error is not None:
+        Path(kept.told).write_text(f"{type(ending.error).__name__}: {str(ending.error).strip().partition(chr(10))[0][:300]}")
+    return ending.exit_code
+
+
+def run_to_its_end(
+    command: Sequence[str], plain: Sequence[str], kept: Kept, folder: Path, say: Callable[[str], None]
+) -> tuple[int, str]:
+    """The exit code, and why it was started again plain, or "". stdin, stdout and signals are the script's own."""
+    question = folder / "kept.json"
+    question.write_text(json.dumps(asdict(kept)))
+    code = _wait([*command, str(question)])
+    told = Path(kept.told)
+    if code in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM) or code < 0 or not told.exists():
+        return code, ""
+    why = told.read_text()
+    say(f"with the remedies it did not go on ({why}); it is started again without them")
+    return _wait(plain), why
+
+
+def _wait(command: Sequence[str]) -> int:
+    """Ctrl-C goes to both of us; the script decides what it means."""
+    process = subprocess.Popen(list(command))
+    while True:
+        try:
+            code = process.wait()
+            break
+        except KeyboardInterrupt:
+            continue
+    return code if code >= 0 else 128 - code

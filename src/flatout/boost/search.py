@@ -1,0 +1,159 @@
+"""One remedy at a time on top of those that were kept: tried, proven against the plain script, kept if it is faster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+from flatout.boost.remedies.all import INSTEAD
+from flatout.boost.remedies.remedy import Offer
+from flatout.boost.trial import Told
+from flatout.measure.paired import MIN_STEPS, check_losses
+from flatout.measure.receipt import KEPT, REJECTED, Entry, Receipt
+from flatout.measure.stats import compare, summarize
+
+_WORTH = 0.02  # what is gained by less is not worth the change
+
+
+class Tries(Protocol):
+    def attempt(self, remedies: Sequence[tuple[str, Any]], *, keep: bool = False, slow_s: float | None = None) -> Told: ...
+
+
+@dataclass
+class Standing:
+    remedies: list[tuple[str, Any]]
+    told: Told
+
+
+class Search:
+    def __init__(self, tries: Tries, offers: Sequence[Offer], say: Callable[[str], None]) -> None:
+        self._tries, self._say = tries, say
+        self._offers = sorted(offers, key=lambda one: -(one.predicted or 1.0))
+        self.entries: list[Entry] = []
+        self.kept: list[tuple[str, Any]] = []
+        self._paired: Mapping[str, Any] | None = None
+        self.highest_loss, self.loss_steps = float("inf"), 0  # of the plain script
+
+    def run(self, machine: str, versions: Mapping[str, str], at: str) -> Receipt:
+        began_s = time.monotonic()
+
+        def receipt(stopped: str, reference: Told | None = None, best: Told | None = None) -> Receipt:
+            return Receipt(
+                reference={},
+                settings=dict(self.kept),
+                entries=tuple(self.entries),
+                reference_step_s=_step_s(reference),
+                step_s=_step_s(best),
+                paired=self._paired,
+                stopped=stopped,
+                took_s=time.monotonic() - began_s,
+                machine=machine,
+                versions=versions,
+                at=at,
+            )
+
+        self._say("the script as it is, twice: the second time shows how far it differs from itself")
+        reference = self._tries.attempt((), keep=True)
+        if reference.failure:
+            return receipt(f"the script could not be tried: {reference.why}")
+        again = self._tries.attempt(())
+        if again.failure or again.check is None or not again.check["passed"]:
+            why = again.why if again.failure else (again.check or {}).get("why", "")
+            return receipt(f"nothing can be proven: the script differs from its own repeat: {why}", reference, reference)
+        self.highest_loss, self.loss_steps = max(*reference.losses, *again.losses), len(reference.losses)
+        standing = Standing([], reference)
+        for offer in self._offers:
+            standing = self._tried(offer, standing, reference, again)
+        if standing.remedies:
+            standing = self._confirmed(standing, reference)
+        self.kept = standing.remedies
+        return receipt("all that applies was tried", reference, standing.told)
+
+    def _tried(self, offer: Offer, standing: Standing, reference: Told, again: Told) -> Standing:
+        pointless = [name for name, _ in standing.remedies if offer.name in INSTEAD.get(name, set())]
+        if pointless:
+            return standing
+        remedies = [*standing.remedies, (offer.name, offer.value)]
+        told = self._tries.attempt(remedies, slow_s=summarize(reference.steps_s).median)
+        verdict, why, measured = self._judged(told, standing, reference, again)
+        self.entries.append(
+            Entry(
+                offer.name,
+                offer.value,
+                offer.instead_of,
+                verdict,
+                why,
+                predicted=offer.predicted,
+                measured=measured.get("ratio"),
+                low=measured.get("low"),
+                high=measured.get("high"),
+                n=len(told.steps_s),
+                step_s=_step_s(told),
+                against_s=_step_s(standing.told),
+                first_s=told.first_s,
+                peak_bytes=told.peak_bytes,
+                check=told.check,
+                took_s=told.took_s,
+            )
+        )
+        gain = f"{measured['ratio']:.2f}x, " if measured else ""
+        self._say(f"{offer.name.replace('_', ' ')}: {gain}{verdict}: {why}")
+        return Standing(remedies, told) if verdict == KEPT else standing
+
+    def _judged(self, told: Told, standing: Standing, reference: Told, again: Told) -> tuple[str, str, dict[str, float]]:
+        if told.failure:
+            return REJECTED, f"{told.failure}: {told.why}", {}
+        speed = compare(standing.told.steps_s, told.steps_s, prefer="max", margin=_WORTH)
+        measured = {"ratio": speed.ratio, "low": speed.low, "high": speed.high}
+        if told.check is None or not told.check["passed"]:
+            return REJECTED, f"not the same: {(told.check or {}).get('why', 'nothing to hold it against')}", measured
+        losses = _paired_losses(reference, again, told)
+        if not losses["passed"]:
+            return REJECTED, f"not the same: {losses['why']}", measured
+        if speed.better is not True:
+            return REJECTED, f"no gain beyond the noise ({speed.low:.2f} to {speed.high:.2f})", measured
+        self._paired = losses
+        return KEPT, str(losses["why"]), measured
+
+    def _confirmed(self, standing: Standing, reference: Told) -> Standing:
+        """Once more, the plain script and then all that was kept: nobody is left slower than where they started."""
+        self._say("once more: the script as it is, and all that was kept")
+        plain, whole = self._tries.attempt(()), self._tries.attempt(standing.remedies)
+        if plain.failure or whole.failure:
+            self.entries.append(_all_together(standing, REJECTED, f"it failed when tried again: {plain.why or whole.why}"))
+            return Standing([], reference)
+        speed = compare(
+            [*reference.steps_s, *plain.steps_s], [*standing.told.steps_s, *whole.steps_s], prefer="max", margin=_WORTH
+        )
+        if speed.better is not True:
+            self.entries.append(
+                _all_together(standing, REJECTED, f"no gain when tried again ({speed.low:.2f} to {speed.high:.2f})")
+            )
+            return Standing([], reference)
+        n = len(standing.told.steps_s) + len(whole.steps_s)
+        together = _all_together(standing, KEPT, "both arms once more, one after the other")
+        self.entries.append(replace(together, measured=speed.ratio, low=speed.low, high=speed.high, n=n))
+        self._say(f"all together: {speed.ratio:.2f}x ({speed.low:.2f} to {speed.high:.2f})")
+        return Standing(standing.remedies, whole)
+
+
+def _paired_losses(reference: Told, again: Told, told: Told) -> dict[str, Any]:
+    n = min(len(reference.losses), len(again.losses), len(told.losses))
+    if n < MIN_STEPS:
+        return {"passed": False, "why": f"not enough evidence: {n} paired steps, {MIN_STEPS} are asked for"}
+    return asdict(check_losses([reference.losses[:n], again.losses[:n]], told.losses[:n]))
+
+
+def _all_together(standing: Standing, verdict: str, why: str) -> Entry:
+    names = " + ".join(name for name, _ in standing.remedies)
+    return Entry("all together", names, "off", verdict, why)
+
+
+def _step_s(told: Told | None) -> float | None:
+    return None if told is None or not told.steps_s else summarize(told.steps_s).median
+
+
+def shown(kept: Sequence[tuple[str, Any]]) -> str:
+    return " · ".join(f"{name.replace('_', ' ')} {value}" for name, value in kept)

@@ -1,0 +1,150 @@
+"""One trial, in a process of its own: the script with some remedies, from one seed, for some steps, into a scratch folder.
+
+The process ends itself at the end of its last step: nothing of the script runs after that, not even what it does at its end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from flatout.boost.hooks import Hooks
+from flatout.boost.recording import Recording
+from flatout.boost.remedies.all import PRECISIONS, REMEDIES
+from flatout.boost.scratch import Scratch
+from flatout.doctor.patches import Patches
+from flatout.doctor.script import Script, run_script
+from flatout.measure.differences import Snapshot
+from flatout.measure.proof import check_step
+
+WARM_UP = 8  # steps that are not timed; the first of them compile
+_SLOW = 3.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    script: str
+    arguments: tuple[str, ...]
+    as_module: bool
+    remedies: tuple[tuple[str, Any], ...]
+    steps: int
+    seed: int
+    scratch: str
+    answer: str
+    reference: str | None = None  # the first step of the plain script, to be held against
+    keep: str | None = None  # where to keep the own one
+    slow_s: float | None = None  # a step of the reference: three times that, after the warm-up, and the trial is over
+
+    @classmethod
+    def from_dict(cls, written: Mapping[str, Any]) -> Asked:
+        remedies = tuple((name, value) for name, value in written["remedies"])
+        return cls(**{**written, "remedies": remedies, "arguments": tuple(written["arguments"])})
+
+    @property
+    def precision(self) -> str:
+        """How far the first step may be from the reference's."""
+        allowed = [REMEDIES[name].precision for name, _ in self.remedies]
+        return max(allowed, key=PRECISIONS.index, default="fp32")
+
+
+@dataclass(frozen=True)
+class Told:
+    failure: str = ""
+    why: str = ""
+    steps_s: tuple[float, ...] = ()
+    losses: tuple[float, ...] = ()
+    check: Mapping[str, Any] | None = None
+    first_s: float | None = None
+    peak_bytes: int | None = None
+    device: str = "cpu"
+    took_s: float = 0.0
+    notes: tuple[str, ...] = field(default_factory=tuple)
+
+    @classmethod
+    def from_dict(cls, written: Mapping[str, Any]) -> Told:
+        return cls(**{**written, **{name: tuple(written[name]) for name in ("steps_s", "losses", "notes")}})
+
+
+def attempt(asked: Asked) -> None:
+    """Does not return: it ends the process."""
+    began_s = time.monotonic()
+    patches, hooks = Patches(), Hooks()
+
+    def done() -> None:
+        restore()
+        answer(_measured(asked, recording, began_s))
+
+    def restore() -> None:
+        patches.restore()
+        hooks.patches.restore()
+
+    def slow(step: int) -> None:
+        if asked.slow_s is not None and step > WARM_UP + 2 and step % 5 == 0:
+            taken = recording.steps_s(max(WARM_UP, step - 5))
+            if taken and min(taken) > _SLOW * asked.slow_s:
+                why = f"steps of {min(taken):.3g} s, more than {_SLOW:g} times the reference's"
+                answer(Told("slower", why, took_s=time.monotonic() - began_s))
+
+    def answer(told: Told) -> None:
+        restore()
+        Path(asked.answer + ".part").write_text(json.dumps(asdict(told)))
+        os.replace(asked.answer + ".part", asked.answer)
+        sys.stdout.flush()
+        os._exit(0)
+
+    recording = Recording(asked.steps, done, slow)
+    for name, value in asked.remedies:
+        REMEDIES[name].apply(value, hooks)
+    recording.install(patches, hooks)
+    hooks.install()
+    random.seed(asked.seed)
+    np.random.seed(asked.seed)
+    torch.manual_seed(asked.seed)
+    Scratch(Path(asked.scratch)).install(patches)
+    ending = run_script(Script(asked.script, asked.arguments, asked.as_module))
+    if recording.steps_done > WARM_UP + 5:
+        done()  # a short script: what there is has to do
+    error = "" if ending.error is None else _in_one_line(ending.error)
+    few = f"the script ended with code {ending.exit_code} after {recording.steps_done} steps"
+    answer(Told("failed" if error else "short", error or few, took_s=time.monotonic() - began_s))
+
+
+def _measured(asked: Asked, recording: Recording, began_s: float) -> Told:
+    snapshot = recording.snapshot()
+    if asked.keep is not None:
+        torch.save({name: _to_cpu(value) for name, value in vars(snapshot).items()}, asked.keep)
+    check = None
+    if asked.reference is not None:
+        kept = torch.load(asked.reference, weights_only=True, map_location=recording.device)
+        found = check_step(Snapshot(**{**kept, "losses": tuple(kept["losses"])}), snapshot, asked.precision)
+        check = asdict(found)
+    peak = torch.cuda.max_memory_allocated() if recording.device.type == "cuda" else None
+    return Told(
+        steps_s=tuple(recording.steps_s(WARM_UP)),
+        losses=tuple(recording.losses()),
+        check=check,
+        first_s=recording.first_s,
+        peak_bytes=peak,
+        device=recording.device.type,
+        took_s=time.monotonic() - began_s,
+    )
+
+
+def _in_one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
+
+
+def _to_cpu(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: None if tensor is None else tensor.cpu() for name, tensor in value.items()}
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,84 @@
+"""boost: make a script fast without touching it, and prove that it learns the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flatout.cli.doctor import AsModule, Command, measured_once
+from flatout.cli.machine import Json
+from flatout.cli.output import print_json
+from flatout.cli.places import cache_folder, quiet_profiler, world_size
+
+if TYPE_CHECKING:
+    from flatout.doctor.script import Script
+
+_LOOK = [sys.executable, "-m", "flatout.cli.boosting", "look"]
+_TRIAL = [sys.executable, "-m", "flatout.cli.boosting", "try"]
+_RUN = [sys.executable, "-m", "flatout.cli.boosting", "run"]
+
+
+def boost(
+    command: Command,
+    as_module: AsModule = False,
+    try_only: Annotated[bool, typer.Option("--try-only", help="Write the receipt and the patch, and stop there.")] = False,
+    steps: Annotated[int, typer.Option("--steps", min=30, help="Steps of each trial.")] = 40,
+    out: Annotated[Path, typer.Option("--out", help="The receipt, its page and the patch go to this folder.")] = Path(
+        "flatout-boost"
+    ),
+    measure: Annotated[bool, typer.Option("--probe/--no-probe", help="Measure this machine first, if it never was.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Try remedies on a training script as it is, prove that it learns the same, then run it to its end at the new speed."""
+    quiet_profiler()
+    from flatout.base.errors import UsageError
+    from flatout.base.tree import to_data, to_text
+    from flatout.boost.boosting import tried
+    from flatout.boost.looking import looked_at
+    from flatout.boost.running import Kept, run_to_its_end
+    from flatout.doctor.script import Script, check
+
+    if world_size() > 1:
+        raise UsageError("boost tries one process at a time: run it without torchrun (doctor works under torchrun)")
+    script = Script(command[0], tuple(command[1:]), as_module)
+    check(script)
+    if measure:
+        measured_once()
+
+    def say(line: str) -> None:
+        print(f"flatout boost: {line}", file=sys.stderr, flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="flatout-boost-") as folder:
+        work = Path(folder)
+        say(f"looking at {script}")
+        looked = looked_at(_LOOK, script, cache_folder(), work)
+        if looked is None:
+            say("no training was seen within the window: it is run as it is")
+            raise typer.Exit(2 if try_only else subprocess.call(_plain(script)))
+        found = tried(script, looked, _TRIAL, work, out, say, steps)
+        if as_json:
+            print_json(to_data(found.doc(script)))
+        else:
+            print(to_text(found.doc(script)), file=sys.stdout if try_only else sys.stderr)
+        say(f"receipt: {out / 'receipt.html'} and receipt.json · patch: {out / 'changes.patch'}")
+        if try_only:
+            return
+        if not found.receipt.settings:
+            raise typer.Exit(subprocess.call(_plain(script)))
+        kept = Kept(
+            script.name, script.arguments, as_module, tuple(found.receipt.settings.items()), found.steps, found.highest_loss,
+            str(work / "left.txt"),
+        )  # fmt: skip
+        code, why = run_to_its_end(_RUN, _plain(script), kept, work, say)
+        if why:
+            (out / "left.txt").write_text(why + "\n")
+    raise typer.Exit(code)
+
+
+def _plain(script: Script) -> list[str]:
+    return [sys.executable, *(["-m"] if script.as_module else []), script.name, *script.arguments]

@@ -1,0 +1,15 @@
+"""bfloat16, a fused optimizer, data on the device, no reads."""
+
+import torch
+from torch import nn
+
+layer = nn.TransformerEncoderLayer(1024, 16, 4096, 0.0, batch_first=True)
+model = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+x = torch.randn(64, 512, 1024, device="cuda")
+for _step in range(40):
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = (model(x) - x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
