@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 
 from flatout.base.html import to_html
 from flatout.base.tree import Doc
+from flatout.boost.forks import Forks
 from flatout.boost.looking import Looked
 from flatout.boost.patching import patch
 from flatout.boost.scratch import NOT_LED
@@ -41,7 +42,7 @@ class Boosted:
 def tried(
     script: Script,
     looked: Looked,
-    command: Sequence[str],
+    forks: Forks,
     work: Path,
     out: Path,
     say: Callable[[str], None],
@@ -49,7 +50,7 @@ def tried(
 ) -> Boosted:
     """Trials in `work`; the receipt, its page and the patch go to `out`."""
     say(f"trials write to a scratch folder and are thrown away; {NOT_LED}")
-    trials = Trials(command, script, work, steps)
+    trials = Trials(forks, script, work, steps)
     search = Search(trials, looked.offers, say)
     versions = {"torch": str(torch.__version__), "python": sys.version.split()[0]}
     receipt = search.run(looked.machine, versions, time.strftime("%Y-%m-%d %H:%M:%S"))

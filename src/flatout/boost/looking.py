@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from typing import Any
 import torch
 
 from flatout.base.tree import to_data
+from flatout.boost.forks import Forks
 from flatout.boost.patching import Edit
 from flatout.boost.remedies.all import REMEDIES
 from flatout.boost.remedies.remedy import Offer
@@ -36,22 +34,13 @@ class Looked:
     diagnosis: Mapping[str, Any]
 
 
-def looked_at(command: Sequence[str], script: Script, cache: Path, folder: Path) -> Looked | None:
+def looked_at(forks: Forks, script: Script, cache: Path, folder: Path) -> Looked | None:
     """None where no training was seen."""
     question, answer = folder / "look.json", folder / "looked.json"
     (folder / "looking").mkdir()
     asked = {**asdict(script), "cache": str(cache), "scratch": str(folder / "looking"), "answer": str(answer)}
     question.write_text(json.dumps(asked))
-    nowhere = subprocess.DEVNULL
-    process = subprocess.Popen([*command, str(question)], stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
-    try:
-        process.wait(timeout=_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    forks.run("look", question, folder / "look.txt", _LIMIT_S)
     if not answer.exists():
         return None
     told = json.loads(answer.read_text())

@@ -41,7 +41,7 @@ class Scratch:
             patches.wrap(os, name, self._moving)
         for name in ("stat", "lstat", "listdir", "scandir", "access"):
             patches.wrap(os, name, self._looking)
-        patches.wrap(shutil, "rmtree", lambda original: self._removing_tree)
+        patches.wrap(shutil, "rmtree", self._removing_tree)
         patches.wrap(torch, "save", self._saving)
         patches.wrap(torch, "load", self._loading)
         if "safetensors.torch" in sys.modules:
@@ -126,8 +126,12 @@ class Scratch:
 
         return look
 
-    def _removing_tree(self, path: Any, *args: Any, **named: Any) -> None:
-        return None
+    def _removing_tree(self, original: Any) -> Any:
+        def remove(path: Any, *args: Any, **named: Any) -> Any:
+            inside = os.path.abspath(os.fsdecode(path)).startswith(self._folder + os.sep)
+            return original(path, *args, **named) if inside else None  # what is the person's stays
+
+        return remove
 
     def _saving(self, original: Any) -> Any:
         def save(what: Any, where: Any, *args: Any, **named: Any) -> Any:

@@ -113,7 +113,8 @@ class Search:
         if not losses["passed"]:
             return REJECTED, f"not the same: {losses['why']}", measured
         if speed.better is not True:
-            return REJECTED, f"no gain beyond the noise ({speed.low:.2f} to {speed.high:.2f})", measured
+            how = "slower" if speed.high < 1 else "no gain beyond the noise"
+            return REJECTED, f"{how} ({speed.low:.2f} to {speed.high:.2f})", measured
         self._paired = losses
         return KEPT, str(losses["why"]), measured
 

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from flatout.base.units import show_seconds
+from flatout.boost.forks import Forks
 from flatout.boost.trial import Asked, Told
 from flatout.doctor.script import Script
 
-FAILED, HUNG, CRASHED = "failed", "hung", "crashed"
+HUNG, CRASHED = "hung", "crashed"
 _FIRST_LIMIT_S = 600.0
 _COMPILE_S = 240.0
-_LAST_BYTES = 4000
+_LAST_CHARACTERS = 4000
 
 
 class Trials:
-    """`command` starts a process that reads the question at its end and calls `attempt`."""
-
-    def __init__(self, command: Sequence[str], script: Script, folder: Path, steps: int, seed: int = 0) -> None:
-        self._command, self._script, self._folder = list(command), script, folder
+    def __init__(self, forks: Forks, script: Script, folder: Path, steps: int, seed: int = 0) -> None:
+        self._forks, self._script, self._folder = forks, script, folder
         self._steps, self._seed = steps, seed
         self._count = 0
         self._reference_s: float | None = None
@@ -62,30 +57,20 @@ class Trials:
         return told
 
     def _run(self, question: Path, answer: Path, limit_s: float) -> Told:
+        words = question.with_suffix(".txt")
         began_s = time.monotonic()
-        with tempfile.TemporaryFile() as words:
-            process = subprocess.Popen(
-                [*self._command, str(question)],
-                stdin=subprocess.DEVNULL,
-                stdout=words,
-                stderr=words,
-                start_new_session=True,  # Ctrl-C is for the person's own process, which ends this one
-            )
-            try:
-                code = process.wait(timeout=limit_s)
-            except subprocess.TimeoutExpired:
-                return Told(HUNG, f"no answer within {show_seconds(limit_s)}", took_s=time.monotonic() - began_s)
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            if answer.exists():
-                return Told.from_dict(json.loads(answer.read_text()))
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-            return Told(CRASHED, f"the trial {how}{_last_words(words)}", took_s=time.monotonic() - began_s)
+        code = self._forks.run("try", question, words, limit_s)
+        took_s = time.monotonic() - began_s
+        if code is None:
+            return Told(HUNG, f"no answer within {show_seconds(limit_s)}", took_s=took_s)
+        if answer.exists():
+            return Told.from_dict(json.loads(answer.read_text()))
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return Told(CRASHED, f"the trial {how}{last_words(words)}", took_s=took_s)
 
 
-def _last_words(words: IO[bytes]) -> str:
-    words.seek(max(0, words.seek(0, os.SEEK_END) - _LAST_BYTES))
-    lines = [line.strip() for line in words.read().decode(errors="replace").splitlines() if line.strip()]
+def last_words(words: Path) -> str:
+    """The last line that it wrote."""
+    text = words.read_text(errors="replace")[-_LAST_CHARACTERS:] if words.exists() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f": {lines[-1][:300]}" if lines else ""

@@ -18,8 +18,7 @@ from flatout.cli.places import cache_folder, quiet_profiler, world_size
 if TYPE_CHECKING:
     from flatout.doctor.script import Script
 
-_LOOK = [sys.executable, "-m", "flatout.cli.boosting", "look"]
-_TRIAL = [sys.executable, "-m", "flatout.cli.boosting", "try"]
+_SERVE = [sys.executable, "-m", "flatout.cli.boosting", "serve"]
 _RUN = [sys.executable, "-m", "flatout.cli.boosting", "run"]
 
 
@@ -39,6 +38,7 @@ def boost(
     from flatout.base.errors import UsageError
     from flatout.base.tree import to_data, to_text
     from flatout.boost.boosting import tried
+    from flatout.boost.forks import Forks
     from flatout.boost.looking import looked_at
     from flatout.boost.running import Kept, run_to_its_end
     from flatout.doctor.script import Script, check
@@ -53,14 +53,14 @@ def boost(
     def say(line: str) -> None:
         print(f"flatout boost: {line}", file=sys.stderr, flush=True)
 
-    with tempfile.TemporaryDirectory(prefix="flatout-boost-") as folder:
+    with tempfile.TemporaryDirectory(prefix="flatout-boost-") as folder, Forks(_SERVE) as forks:
         work = Path(folder)
         say(f"looking at {script}")
-        looked = looked_at(_LOOK, script, cache_folder(), work)
+        looked = looked_at(forks, script, cache_folder(), work)
         if looked is None:
             say("no training was seen within the window: it is run as it is")
             raise typer.Exit(2 if try_only else subprocess.call(_plain(script)))
-        found = tried(script, looked, _TRIAL, work, out, say, steps)
+        found = tried(script, looked, forks, work, out, say, steps)
         if as_json:
             print_json(to_data(found.doc(script)))
         else:

@@ -1,6 +1,8 @@
-"""The processes that boost starts: a look at a script, a trial of it, or the script with what was kept.
+"""The processes that boost starts: one that others are forked off, for a look at a script and for trials of it; and the script
+with what was kept.
 
-python -m flatout.cli.boosting look|try|run QUESTION.json
+python -m flatout.cli.boosting serve READ WRITE
+python -m flatout.cli.boosting run KEPT.json
 """
 
 from __future__ import annotations
@@ -12,19 +14,31 @@ from pathlib import Path
 from flatout.cli.places import quiet_profiler
 
 
-def main(what: str, question: Path) -> int:
+def main(what: str, *given: str) -> int:
     quiet_profiler()
+    if what == "run":
+        from flatout.boost.running import Kept, run_with
+
+        return run_with(Kept.read(Path(given[0])))
+    import torch._dynamo  # noqa: F401  the optimizers ask for it, and it takes as long as torch itself
+
+    import flatout.boost.looking
+    import flatout.boost.trial  # noqa: F401
+    from flatout.boost.forks import serve
+
+    serve(int(given[0]), int(given[1]), _do)
+    return 0
+
+
+def _do(what: str, question: Path) -> int:
     from flatout.boost.looking import look
-    from flatout.boost.running import Kept, run_with
     from flatout.boost.trial import Asked, attempt
 
     if what == "look":
         look(question)
-    if what == "run":
-        return run_with(Kept.read(question))
     attempt(Asked.from_dict(json.loads(question.read_text())))
     return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+    sys.exit(main(*sys.argv[1:]))

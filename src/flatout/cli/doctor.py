@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from flatout.base.errors import UsageError
 from flatout.cli.machine import Json
 from flatout.cli.output import check_page_path, print_json, write_page
-from flatout.cli.places import cache_folder, process_rank, quiet_profiler
+from flatout.cli.places import cache_folder, process_rank, quiet_profiler, world_size
 
 if TYPE_CHECKING:
     from flatout.doctor.script import Script
@@ -42,13 +45,17 @@ def doctor(
     check(script)
     if html is not None:
         check_page_path(html)
+        html = html.absolute()  # the script may go to another folder
+    if stop and world_size() > 1:
+        raise UsageError("--stop would leave the other processes waiting: leave it out, or run one process")
+    if measure and process_rank() == 0:
+        measured_once()
+    stdout = _only_for_json() if as_json else None
     if process_rank() != 0:  # one of many processes of the same training: the first one looks
         from flatout.doctor.script import run_script
 
         raise typer.Exit(run_script(script).exit_code)
-    if measure:
-        measured_once()
-    raise typer.Exit(_diagnosed(script, steps, stop, html, _only_for_json() if as_json else None))
+    raise typer.Exit(_diagnosed(script, steps, stop, html, stdout))
 
 
 def _diagnosed(script: Script, steps: int, stop: bool, html: Path | None, stdout: int | None) -> int:
@@ -61,31 +68,47 @@ def _diagnosed(script: Script, steps: int, stop: bool, html: Path | None, stdout
         if stop:
             raise Enough
 
-    watched, ours = Watch(steps, cache_folder(), when_done=end), os.getpid()
+    ours, our_stdout, snapshots = os.getpid(), sys.stdout, Path.cwd()
+    watched = Watch(steps, cache_folder().absolute(), when_done=end)
     watched.start(first_report=sys.stderr)
-    ending = run_script(script)
-    if os.getpid() != ours:  # a process that the script forked comes by here, too
-        return ending.exit_code
-    if ending.error is not None:
-        _explain_memory(ending.error, watched)
-    watched.stop()
+    try:
+        ending = run_script(script)
+        if os.getpid() != ours:
+            _leave(ending.exit_code)
+        if ending.error is not None:
+            _explain_memory(ending.error, watched, snapshots)
+    finally:
+        watched.stop()
     found = watched.doc
-    if stdout is not None:
-        os.dup2(stdout, 1)
     if found is None:
         print(f"flatout doctor: {script} ended with exit code {ending.exit_code}; {watched.why_nothing()}", file=sys.stderr)
         return ending.exit_code
-    print_json(to_data(found)) if stdout is not None else print(f"\n{to_text(found)}")
+    with redirect_stdout(our_stdout):  # the script may have put another one in its place
+        if stdout is None:
+            print(f"\n{to_text(found)}")
+        else:
+            os.dup2(stdout, 1)
+            print_json(to_data(found))
+            _only_for_json()  # what is printed at its exit is not part of it
     if html is not None:
         write_page(html, to_html(found, f"flatout doctor {script}"))
     return ending.exit_code
 
 
-def _explain_memory(error: BaseException, watched: Watch) -> None:
+def _leave(exit_code: int) -> NoReturn:
+    """A process that the script forked, at its end. The profiler's threads are not in it, and leaving would wait for them."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(exit_code)
+
+
+def _explain_memory(error: BaseException, watched: Watch, folder: Path) -> None:
     from flatout.doctor.memory import explained, held, keep_snapshot, ran_out
 
     if ran_out(error):
-        snapshot = keep_snapshot(Path(f"flatout-out-of-memory-{int(time.time())}.pickle"))
+        snapshot = keep_snapshot(folder / f"flatout-out-of-memory-{int(time.time())}.pickle")
         for line in explained(error, held(watched.observer.optimizers(), watched.observer.seen.device), snapshot):
             print(line, file=sys.stderr)
 

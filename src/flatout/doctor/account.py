@@ -25,6 +25,7 @@ _PHASES = {marks.DATA: DATA, marks.LOGGING: LOGGING, marks.CHECKPOINT: CHECKPOIN
 _SHORT_GAP = 100_000  # between two operators: what it takes to call the next; longer is code of the script's own
 _SAMPLE_REACH = 10_000_000
 _LOOK_REACH = 1_000_000
+_LOOKED_AT = 2.0  # how many times as long the host takes for its operators under the profiler
 
 
 @dataclass
@@ -238,13 +239,13 @@ def _with_device(trace: Trace, moments: Sequence[_Moment], kept: Sequence[tuple[
 
 def _blame_reads(moments: Sequence[_Moment], kept: Sequence[tuple[int, int]], idle: Account, total: Account) -> None:
     """A host with less to do than the device would be ahead of it, and the device never idle for want of launches, if it were
-    not for the reads at which it stands still. Then it is they who cost that time."""
+    not for the reads at which it stands still. Then it is they who cost that time. Being looked at doubles the host's work."""
     reads: dict[str, float] = defaultdict(float)
     for moment in moments:
         if moment.row == kinds.SYNC:
             reads[moment.where] += _within(moment.start, moment.end, kept)
     waited = sum(reads.values())
-    if not waited or total.host_busy > total.device_busy:
+    if not waited or total.host_busy / _LOOKED_AT > total.device_busy:
         return
     for row in (kinds.LAUNCH, PYTHON, UNATTRIBUTED):
         for (of, place), spent in list(idle.lines.items()):

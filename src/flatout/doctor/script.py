@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-import traceback
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 
@@ -57,7 +57,9 @@ def run_script(script: Script) -> Ending:
     """In this process. It ends as the script ends: an error is printed as Python would print it."""
     try:
         code, module, first_path = _loaded(script)
-    except (SyntaxError, ImportError) as error:
+    except UsageError:
+        raise
+    except Exception as error:  # a package runs its own code when it is looked for
         _print_error(error)
         return Ending(1, error)
     sys.argv = [str(module.__file__) if script.as_module else script.name, *script.arguments]
@@ -84,6 +86,7 @@ def run_script(script: Script) -> Ending:
 
 
 _kept: list[ModuleType] = []
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def _loaded(script: Script) -> tuple[CodeType, ModuleType, str]:
@@ -91,7 +94,7 @@ def _loaded(script: Script) -> tuple[CodeType, ModuleType, str]:
     if script.as_module:
         sys.path.insert(0, os.getcwd())
         try:
-            spec = importlib.util.find_spec(script.name)
+            spec = _found(script.name)
             if spec is not None and spec.submodule_search_locations is not None:
                 spec = importlib.util.find_spec(script.name + ".__main__")
         finally:
@@ -110,7 +113,17 @@ def _loaded(script: Script) -> tuple[CodeType, ModuleType, str]:
     if b"\0" in source[:1024]:
         raise UsageError(f"{script.name} is no Python source: expected a training script")
     module.__file__, module.__package__ = path, None
-    return compile(source, path, "exec"), module, os.path.dirname(path)
+    # without this module's own __future__; and a link is resolved for imports, but not in __file__, as Python has it
+    return compile(source, path, "exec", dont_inherit=True), module, os.path.dirname(os.path.realpath(path))
+
+
+def _found(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if not name.startswith(f"{error.name}."):  # something that it imports
+            raise
+        return None
 
 
 def _exit_code(ended: SystemExit) -> int:
@@ -123,11 +136,25 @@ def _exit_code(ended: SystemExit) -> int:
 
 
 def _print_error(error: BaseException) -> None:
-    """Without the frames of flatout that lie around the script's."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    """As the script would have it printed, and without the frames of flatout that lie around and between its own."""
+    _without_ours(error, set())
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _without_ours(error: BaseException | None, done: set[int]) -> None:
+    if error is None or id(error) in done:
+        return
+    done.add(id(error))
+    kept, trace = [], error.__traceback__
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith((_OURS, "<frozen importlib")):
+            kept.append(trace)
         trace = trace.tb_next
-    traceback.print_exception(type(error), error, trace, file=sys.stderr)
+    for one, after in zip(kept, [*kept[1:], None], strict=False):
+        one.tb_next = after
+    error.__traceback__ = kept[0] if kept else None
+    _without_ours(error.__cause__, done)
+    _without_ours(error.__context__, done)
 
 
 def _flush() -> None:

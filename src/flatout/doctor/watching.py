@@ -59,8 +59,9 @@ class Watch:
     def why_nothing(self) -> str:
         steps = self.observer.seen.steps
         if not steps:
-            return "no training step was seen: no optimizer stepped, and nothing ran backward. Is it a training script?"
-        return f"{steps} steps were trained, too few to say anything: the first three only warm up"
+            return "no training step was seen: in the main thread no optimizer stepped and nothing ran backward. Does it train?"
+        were = "1 step was" if steps == 1 else f"{steps} steps were"
+        return f"{were} trained, too few to say anything: the first three only warm up"
 
     def _window_closed(self) -> None:
         self._report_at_s = time.perf_counter() + _PATIENCE_S

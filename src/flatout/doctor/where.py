@@ -19,6 +19,7 @@ _HOMES = tuple(
     }
 )
 _known: dict[str, bool] = {}
+_STARTED_IN = os.getcwd()  # a script may go elsewhere; lines are told from where the person is
 
 
 def is_own(filename: str) -> bool:
@@ -58,7 +59,7 @@ def _shown(filename: str) -> str:
     if known is None:
         path = os.path.abspath(filename)
         try:
-            relative = os.path.relpath(path)
+            relative = os.path.relpath(path, _STARTED_IN)
         except (ValueError, OSError):  # another drive, or a folder that is gone
             relative = path
         known = _shown_names[filename] = relative if len(relative) < len(path) and not relative.startswith("..") else path

@@ -149,7 +149,7 @@ class Observer:
         from torch.profiler import ProfilerActivity, profile
 
         synchronize(self._device)
-        self._saving.install(self._in_window)  # libraries that were imported since the start
+        self._saving.install_late(self._always)
         self._reading.install(self._in_window)
         self._talking.install(self._in_window)
         activities = [ProfilerActivity.CPU]

@@ -19,11 +19,17 @@ class Saving:
     def __init__(self, marks: Marks, seen: Seen) -> None:
         self._marks, self._seen = marks, seen
         self._main = threading.get_ident()
+        self._wrapped: set[str] = set()
 
     def install(self, patches: Patches) -> None:
         patches.wrap(torch, "save", self._saving)
+        self.install_late(patches)
+
+    def install_late(self, patches: Patches) -> None:
+        """Libraries that the script has imported since."""
         for module, names in (("safetensors.torch", ("save_file", "save_model")), ("torch.distributed.checkpoint", ("save",))):
-            if module in sys.modules:
+            if module in sys.modules and module not in self._wrapped:
+                self._wrapped.add(module)
                 for name in names:
                     patches.wrap(sys.modules[module], name, self._saving)
 
