@@ -12,7 +12,7 @@ from torch import nn
 
 from flatout.doctor.patches import Patches
 
-Prepare = Callable[[nn.Module], None]
+Prepare = Callable[[nn.Module], bool]  # says whether it is done, or wants to be asked again at the next call
 Around = Callable[[nn.Module], AbstractContextManager[None]]
 Inputs = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 Outputs = Callable[[nn.Module, Any], Any]
@@ -21,14 +21,13 @@ Outputs = Callable[[nn.Module, Any], Any]
 class Hooks:
     def __init__(self) -> None:
         self.patches = Patches()
-        self.prepare: list[Prepare] = []  # once for each module, before its first call
+        self.prepare: list[Prepare] = []
         self.around: list[Around] = []
         self.inputs: list[Inputs] = []
         self.outputs: list[Outputs] = []
         self._main = threading.get_ident()
         self._inside = False
-        self._known: set[int] = set()
-        self._kept: list[nn.Module] = []  # so that no other module gets a number that is known
+        self._prepared: dict[int, tuple[nn.Module, list[Prepare]]] = {}  # what each module is still waiting for
 
     def install(self) -> None:
         """After all remedies have said what they want."""
@@ -44,11 +43,9 @@ class Hooks:
         return __call__
 
     def _outermost(self, original: Any, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        if id(module) not in self._known:
-            self._known.add(id(module))
-            self._kept.append(module)
-            for prepare in self.prepare:
-                prepare(module)
+        _, waiting = self._prepared.setdefault(id(module), (module, list(self.prepare)))
+        if waiting:
+            waiting[:] = [prepare for prepare in waiting if not prepare(module)]
         for change in self.inputs:
             args, named = change(module, args, named)
         self._inside = True

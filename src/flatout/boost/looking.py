@@ -17,6 +17,7 @@ from flatout.boost.patching import Edit
 from flatout.boost.remedies.all import REMEDIES
 from flatout.boost.remedies.remedy import Offer
 from flatout.boost.scratch import Scratch
+from flatout.boost.trying import last_words
 from flatout.doctor.diagnosis import doc
 from flatout.doctor.patches import Patches
 from flatout.doctor.script import Script, run_script
@@ -34,15 +35,18 @@ class Looked:
     diagnosis: Mapping[str, Any]
 
 
-def looked_at(forks: Forks, script: Script, cache: Path, folder: Path) -> Looked | None:
-    """None where no training was seen."""
+class NothingSeen(Exception):
+    """The script trained nothing before it ended, or too little."""
+
+
+def looked_at(forks: Forks, script: Script, cache: Path, folder: Path) -> Looked:
     question, answer = folder / "look.json", folder / "looked.json"
     (folder / "looking").mkdir()
     asked = {**asdict(script), "cache": str(cache), "scratch": str(folder / "looking"), "answer": str(answer)}
     question.write_text(json.dumps(asked))
     forks.run("look", question, folder / "look.txt", _LIMIT_S)
     if not answer.exists():
-        return None
+        raise NothingSeen(f"no training was seen within the window{last_words(folder / 'look.txt')}")
     told = json.loads(answer.read_text())
     offers = tuple(Offer(**{**one, "edits": tuple(map(_edit, one["edits"]))}) for one in told["offers"])
     return Looked(told["device"], told["machine"], offers, told["diagnosis"])

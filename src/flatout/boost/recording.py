@@ -105,9 +105,24 @@ class Recording:
 
     # first steps
 
-    def _before(self, optimizer: torch.optim.Optimizer, args: Any, named: Any) -> None:
+    def _before(self, optimizer: torch.optim.Optimizer, args: Any, named: Any) -> Any:
+        """Where the passes are inside of the step, in a closure, their gradients are there once it has been called."""
         if self._inside or not self._proves or optimizer in self._proven:
-            return
+            return None
+        given = named.get("closure") or (args[1] if len(args) > 1 else None)
+        if not callable(given):
+            self._note_gradients(optimizer)
+            return None
+
+        def closure() -> Any:
+            result = given()
+            if optimizer not in self._proven and id(optimizer) not in self._numbers:
+                self._note_gradients(optimizer)
+            return result
+
+        return (args[0], closure), {name: value for name, value in named.items() if name != "closure"}
+
+    def _note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         number = self._numbers.setdefault(id(optimizer), len(self._numbers))
         if not number:
             self._first.losses = [float(loss.float().mean()) for loss in self._losses]
@@ -116,7 +131,8 @@ class Recording:
             self._first.gradients[name] = None if weight.grad is None else weight.grad.detach().float().clone()
         self._inside = self._stepping.paused = True
         try:
-            self._first.expected.update(_expected(optimizer, number))
+            with torch.no_grad():
+                self._first.expected.update(_expected(optimizer, number))
         finally:
             self._inside = self._stepping.paused = False
 
@@ -124,6 +140,8 @@ class Recording:
         if self._inside or not self._proves or optimizer in self._proven:
             return
         self._proven.add(optimizer)
+        if id(optimizer) not in self._numbers:  # it did not call its closure
+            return
         number = self._numbers[id(optimizer)]
         for name, weight in _weights(optimizer, number):
             if self._first.gradients[name] is None:
@@ -134,14 +152,15 @@ class Recording:
             self.device = weight.device
         self._with_dropout()
 
-    def _without_dropout(self, module: nn.Module) -> None:
+    def _without_dropout(self, module: nn.Module) -> bool:
         if not self._drops:
-            return
+            return True
         for part in module.modules():
             for name in ("p",) if isinstance(part, _DROPS) else ("dropout",):
                 if isinstance(getattr(part, name, None), float) and getattr(part, name):
                     self._dropped.append((part, name, getattr(part, name)))
                     setattr(part, name, 0.0)
+        return True
 
     def _with_dropout(self) -> None:
         self._drops = False

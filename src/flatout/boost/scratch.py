@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from flatout.doctor.patches import Patches
 
@@ -27,6 +28,8 @@ _FREE = ("/dev/", "/proc/", "/sys/")
 class Scratch:
     def __init__(self, folder: Path) -> None:
         self._folder = str(folder)
+        # kept where they always are: what one trial compiles need not be compiled by the next
+        self._free = (*_FREE, cache_dir(), os.path.join(os.path.expanduser("~"), ".triton"))
 
     def install(self, patches: Patches) -> None:
         temporary = os.path.join(self._folder, "tmp")
@@ -50,7 +53,7 @@ class Scratch:
     def led(self, path: Any) -> str:
         """Where writing to this path goes."""
         whole = os.path.abspath(os.fsdecode(path))
-        if whole.startswith((self._folder + os.sep, *_FREE)) or whole in (self._folder, os.devnull):
+        if whole.startswith((self._folder + os.sep, *self._free)) or whole in (self._folder, os.devnull):
             return whole
         there = self._folder + whole
         _makedirs(os.path.dirname(there))
@@ -68,7 +71,7 @@ class Scratch:
 
     def led_without_making(self, path: Any) -> str:
         whole = os.path.abspath(os.fsdecode(path))
-        return whole if whole.startswith((self._folder, *_FREE)) else self._folder + whole
+        return whole if whole.startswith((self._folder, *self._free)) else self._folder + whole
 
     def _opening(self, original: Any) -> Any:
         def open(file: Any, mode: str = "r", *args: Any, **named: Any) -> Any:
@@ -98,7 +101,8 @@ class Scratch:
         name = original.__name__
 
         def change(path: Any, *args: Any, **named: Any) -> Any:
-            if isinstance(path, int):
+            # by the number of an open folder: that is how trees are removed, and only those of the scratch folder are
+            if isinstance(path, int) or named.get("dir_fd") is not None:
                 return original(path, *args, **named)
             there = self.led(path)
             if name == "mkdir":

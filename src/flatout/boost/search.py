@@ -15,9 +15,12 @@ from flatout.measure.receipt import KEPT, REJECTED, Entry, Receipt
 from flatout.measure.stats import compare, summarize
 
 _WORTH = 0.02  # what is gained by less is not worth the change
+_PROOF_S, _MOST_STEPS = 20.0, 3000  # as long as this a trial may take to tell losses apart
 
 
 class Tries(Protocol):
+    steps: int
+
     def attempt(self, remedies: Sequence[tuple[str, Any]], *, keep: bool = False, slow_s: float | None = None) -> Told: ...
 
 
@@ -55,13 +58,18 @@ class Search:
             )
 
         self._say("the script as it is, twice: the second time shows how far it differs from itself")
-        reference = self._tries.attempt((), keep=True)
+        reference, again = self._twice()
+        if not reference.failure and (steps := _steps_needed(reference, again)) > self._tries.steps:
+            self._say(
+                f"its losses differ from one time to the next: {steps} steps instead of {self._tries.steps} can tell more"
+            )
+            self._tries.steps = steps
+            reference, again = self._twice()
         if reference.failure:
             return receipt(f"the script could not be tried: {reference.why}")
-        again = self._tries.attempt(())
         if again.failure or again.check is None or not again.check["passed"]:
             why = again.why if again.failure else (again.check or {}).get("why", "")
-            return receipt(f"nothing can be proven: the script differs from its own repeat: {why}", reference, reference)
+            return receipt(f"nothing can be proven: {why}", reference, reference)
         self.highest_loss, self.loss_steps = max(*reference.losses, *again.losses), len(reference.losses)
         standing = Standing([], reference)
         for offer in self._offers:
@@ -70,6 +78,10 @@ class Search:
             standing = self._confirmed(standing, reference)
         self.kept = standing.remedies
         return receipt("all that applies was tried", reference, standing.told)
+
+    def _twice(self) -> tuple[Told, Told]:
+        reference = self._tries.attempt((), keep=True)
+        return reference, reference if reference.failure else self._tries.attempt(())
 
     def _tried(self, offer: Offer, standing: Standing, reference: Told, again: Told) -> Standing:
         pointless = [name for name, _ in standing.remedies if offer.name in INSTEAD.get(name, set())]
@@ -138,6 +150,16 @@ class Search:
         self.entries.append(replace(together, measured=speed.ratio, low=speed.low, high=speed.high, n=n))
         self._say(f"all together: {speed.ratio:.2f}x ({speed.low:.2f} to {speed.high:.2f})")
         return Standing(standing.remedies, whole)
+
+
+def _steps_needed(reference: Told, again: Told) -> int:
+    """So many that the script would be found to be as good as itself; no more than some seconds' worth."""
+    n = min(len(reference.losses), len(again.losses))
+    if again.failure or n < MIN_STEPS or not reference.steps_s:
+        return 0
+    found = check_losses([reference.losses[:n]], again.losses[:n])
+    wanted = 2 * found.figures.get("steps_needed", 0.0)  # a remedy's own rounding is one more draw of the noise
+    return int(min(wanted, _PROOF_S / summarize(reference.steps_s).median, _MOST_STEPS))
 
 
 def _paired_losses(reference: Told, again: Told, told: Told) -> dict[str, Any]:

@@ -24,7 +24,7 @@ _LAST_CHARACTERS = 4000
 class Trials:
     def __init__(self, forks: Forks, script: Script, folder: Path, steps: int, seed: int = 0) -> None:
         self._forks, self._script, self._folder = forks, script, folder
-        self._steps, self._seed = steps, seed
+        self.steps, self._seed = steps, seed
         self._count = 0
         self._reference_s: float | None = None
         self.reference_file = folder / "reference.pt"
@@ -39,7 +39,7 @@ class Trials:
             self._script.arguments,
             self._script.as_module,
             tuple(remedies),
-            self._steps,
+            self.steps,
             self._seed,
             str(place / "scratch"),
             str(place / "answer.json"),

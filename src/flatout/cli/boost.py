@@ -39,7 +39,7 @@ def boost(
     from flatout.base.tree import to_data, to_text
     from flatout.boost.boosting import tried
     from flatout.boost.forks import Forks
-    from flatout.boost.looking import looked_at
+    from flatout.boost.looking import NothingSeen, looked_at
     from flatout.boost.running import Kept, run_to_its_end
     from flatout.doctor.script import Script, check
 
@@ -56,10 +56,11 @@ def boost(
     with tempfile.TemporaryDirectory(prefix="flatout-boost-") as folder, Forks(_SERVE) as forks:
         work = Path(folder)
         say(f"looking at {script}")
-        looked = looked_at(forks, script, cache_folder(), work)
-        if looked is None:
-            say("no training was seen within the window: it is run as it is")
-            raise typer.Exit(2 if try_only else subprocess.call(_plain(script)))
+        try:
+            looked = looked_at(forks, script, cache_folder(), work)
+        except NothingSeen as nothing:
+            say(f"{nothing}; " + ("there is nothing to try" if try_only else "it is run as it is"))
+            raise typer.Exit(1 if try_only else subprocess.call(_plain(script))) from None
         found = tried(script, looked, forks, work, out, say, steps)
         if as_json:
             print_json(to_data(found.doc(script)))

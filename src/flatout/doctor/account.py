@@ -25,7 +25,7 @@ _PHASES = {marks.DATA: DATA, marks.LOGGING: LOGGING, marks.CHECKPOINT: CHECKPOIN
 _SHORT_GAP = 100_000  # between two operators: what it takes to call the next; longer is code of the script's own
 _SAMPLE_REACH = 10_000_000
 _LOOK_REACH = 1_000_000
-_LOOKED_AT = 2.0  # how many times as long the host takes for its operators under the profiler
+_LOOKED_AT = 2.0  # how many times as long the host takes for its operators under the profiler, at the least
 
 
 @dataclass
@@ -64,8 +64,9 @@ class _Moment:
 _MomentAt = Callable[[int], _Moment | None]
 
 
-def account(trace: Trace, operator_ns: float = 0.0) -> Account:
-    """`operator_ns`: what calling the smallest operator costs on this machine; so much of each is charged to launching it."""
+def account(trace: Trace, operator_ns: float = 0.0, stretched: float = 1.0) -> Account:
+    """`operator_ns`: what calling the smallest operator costs on this machine; so much of each is charged to launching it.
+    `stretched`: how many times as long a step took as it does when nobody looks."""
     kept = _kept(trace.begin, trace.end, trace.left_out)
     total = Account(sum(end - start for start, end in kept), trace.steps)
     samples = _Samples(trace.samples)
@@ -83,7 +84,7 @@ def account(trace: Trace, operator_ns: float = 0.0) -> Account:
             else:
                 total.add(moment.row, moment.where, spent)
     else:
-        _with_device(trace, moments, kept, total)
+        _with_device(trace, moments, kept, total, max(stretched, _LOOKED_AT))
     rest = total.wall - sum(total.rows.values())  # what no moment covers; less than nothing is rounding
     total.add(UNATTRIBUTED, "", max(rest, 0.0))
     return total
@@ -209,7 +210,9 @@ class _Samples:
 # the device
 
 
-def _with_device(trace: Trace, moments: Sequence[_Moment], kept: Sequence[tuple[int, int]], total: Account) -> None:
+def _with_device(
+    trace: Trace, moments: Sequence[_Moment], kept: Sequence[tuple[int, int]], total: Account, stretched: float
+) -> None:
     starts = [moment.start for moment in moments]
 
     def moment_at(time: int) -> _Moment | None:
@@ -232,12 +235,13 @@ def _with_device(trace: Trace, moments: Sequence[_Moment], kept: Sequence[tuple[
             row = kinds.LAUNCH if moment.row in kinds.COMPUTE else moment.row
             if spent > 0:
                 idle.add(row, moment.where, spent)
-    _blame_reads(moments, kept, idle, total)
+    if total.host_busy / stretched <= total.device_busy:
+        _blame_reads(moments, kept, idle)
     for (row, place), lost in idle.lines.items():
         total.add(row, place, lost)
 
 
-def _blame_reads(moments: Sequence[_Moment], kept: Sequence[tuple[int, int]], idle: Account, total: Account) -> None:
+def _blame_reads(moments: Sequence[_Moment], kept: Sequence[tuple[int, int]], idle: Account) -> None:
     """A host with less to do than the device would be ahead of it, and the device never idle for want of launches, if it were
     not for the reads at which it stands still. Then it is they who cost that time. Being looked at doubles the host's work."""
     reads: dict[str, float] = defaultdict(float)
@@ -245,7 +249,7 @@ def _blame_reads(moments: Sequence[_Moment], kept: Sequence[tuple[int, int]], id
         if moment.row == kinds.SYNC:
             reads[moment.where] += _within(moment.start, moment.end, kept)
     waited = sum(reads.values())
-    if not waited or total.host_busy / _LOOKED_AT > total.device_busy:
+    if not waited:
         return
     for row in (kinds.LAUNCH, PYTHON, UNATTRIBUTED):
         for (of, place), spent in list(idle.lines.items()):

@@ -65,7 +65,7 @@ class Case:
         loader = self.training_loader
         if loader is not None and loader.samples and self.seen.window_steps:
             return loader.samples / self.seen.window_steps
-        calls = self.training_calls
+        calls = [call for call in self.training_calls if call.parameter_dtype]  # a loss sees tokens
         return max((call.batch * round(max(call.count / max(call.between, 1), 1)) for call in calls), default=0)
 
     @property
@@ -75,8 +75,7 @@ class Case:
 
     @property
     def training_calls(self) -> list[Calls]:
-        evaluated = {period.where for period in self.seen.evaluations}
-        return [call for call in self.seen.calls if call.gradient and call.where not in evaluated]
+        return [call for call in self.seen.calls if call.gradient and not call.is_in(self.seen.evaluations)]
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -93,9 +92,11 @@ class Case:
 
 def make_case(seen: Seen, trace: Trace, probe: Probe | None) -> Case:
     measured = None if probe is None or probe.ceilings.operator_s is None else probe.ceilings.operator_s.value
-    told = account(trace, 1e9 * (measured or _OPERATOR_S))
+    plain_ms = 1e3 * seen.window_s / seen.window_steps if seen.window_steps else None
+    looked_ms = (trace.end - trace.begin) / 1e6 / max(trace.steps, 1)
+    told = account(trace, 1e9 * (measured or _OPERATOR_S), looked_ms / plain_ms if plain_ms else 1.0)
     profiled = {row: spent / 1e6 / max(trace.steps, 1) for row, spent in told.rows.items()}
-    rows = _as_without_profiler(profiled, 1e3 * seen.window_s / seen.window_steps if seen.window_steps else None)
+    rows = _as_without_profiler(profiled, plain_ms)
     steps = max(seen.steps - 1, 1)
     rows[EVALUATION] += 1e3 * sum(period.seconds for period in seen.evaluations) / steps
     rows[CHECKPOINT] += 1e3 * sum(period.seconds for period in seen.checkpoints) / steps

@@ -82,6 +82,10 @@ class Calls:
     parallel: bool = False  # nn.DataParallel
     mode_matters: bool = False  # it has dropout or batch norm
 
+    def is_in(self, periods: list[Period]) -> bool:
+        """Was it called so in one of these?"""
+        return any((p.where, p.training, p.gradient) == (self.where, self.training, self.gradient) for p in periods)
+
 
 @dataclass(frozen=True)
 class Period:
@@ -90,6 +94,8 @@ class Period:
     start: int
     end: int
     where: str
+    training: bool = False  # how the model was called in it
+    gradient: bool = False
 
     @property
     def seconds(self) -> float:

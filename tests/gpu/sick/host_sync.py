@@ -19,7 +19,7 @@ class Checked(nn.Module):
 
 model = Checked().cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, fused=True)
-x = torch.randn(2048, 4096, device="cuda", dtype=torch.bfloat16)
+x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
 for _step in range(60):
     loss = (model(x) - x).square().mean()
     optimizer.zero_grad()

@@ -33,9 +33,10 @@ def _has_convolutions(module: nn.Module) -> bool:
     return any(isinstance(part, nn.Conv2d | nn.ConvTranspose2d) for part in module.modules())
 
 
-def _turned(module: nn.Module) -> None:
+def _turned(module: nn.Module) -> bool:
     if _has_convolutions(module):
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return True
 
 
 def _turned_inputs(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

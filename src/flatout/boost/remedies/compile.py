@@ -35,6 +35,9 @@ class Compile(Remedy):
         return before_the_loop(diagnosis, "{model}.compile()")
 
 
-def _compiled(module: nn.Module) -> None:
-    if learns(module) and module.training and torch.is_grad_enabled():
-        module.compile()
+def _compiled(module: nn.Module) -> bool:
+    """At its first call in training: before that it may be evaluated, or looked at by a summary."""
+    if not learns(module) or not module.training or not torch.is_grad_enabled():
+        return False
+    module.compile()
+    return True

@@ -6,9 +6,11 @@ stays what the script's sampler says, and the loader draws from the same generat
 
 from __future__ import annotations
 
+import random
 import time
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
@@ -109,17 +111,32 @@ def _columns(dataset: Any, device: torch.device) -> tuple[list[Tensor] | None, A
 
 def _is_the_same_each_time(dataset: Any, count: int) -> bool:
     """Read twice, with generators in other states: an augmentation shows. Generators are left as they were."""
-    state = torch.get_rng_state()
+    states = _random_states()
     rows = [round(k * (count - 1) / (_TRIED_ROWS - 1)) for k in range(_TRIED_ROWS)]
     try:
         first = [dataset[row] for row in rows]
         torch.manual_seed(torch.initial_seed() ^ 0x5EED)
+        random.seed(0x5EED)
+        np.random.seed(0x5EED)
         again = [dataset[row] for row in rows]
         return all(_equal(a, b) for a, b in zip(first, again, strict=True))
     except Exception:  # whatever a dataset raises, it will raise in the script's own hands, too
         return False
     finally:
-        torch.set_rng_state(state)
+        _restore(states)
+
+
+def _random_states() -> tuple[Any, ...]:
+    on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return torch.get_rng_state(), on_devices, random.getstate(), np.random.get_state()
+
+
+def _restore(states: tuple[Any, ...]) -> None:
+    torch.set_rng_state(states[0])
+    if states[1]:
+        torch.cuda.set_rng_state_all(states[1])
+    random.setstate(states[2])
+    np.random.set_state(states[3])
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -80,8 +81,11 @@ def _pinning(original: Any) -> Any:
 
 
 def _not_waiting(original: Any) -> Any:
+    ours = os.getpid()
+
     def move(tensor: Tensor, *args: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling() or tensor.device.type != "cpu" or not tensor.is_pinned():
+        # a forked worker must not ask the device whether memory is pinned
+        if torch.compiler.is_compiling() or os.getpid() != ours or tensor.device.type != "cpu" or not tensor.is_pinned():
             return original(tensor, *args, **named)
         return original(tensor, *args, **{"non_blocking": True, **named})
 

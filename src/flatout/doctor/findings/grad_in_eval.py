@@ -13,8 +13,7 @@ _SAVED = 0.3
 
 
 def look(case: Case) -> Iterator[Finding]:
-    lines = {period.where for period in case.seen.evaluations}
-    calls = [call for call in case.seen.calls if call.where in lines and call.gradient]
+    calls = [call for call in case.seen.calls if call.is_in(case.seen.evaluations) and call.gradient]
     if not calls:
         return
     call = max(calls, key=lambda one: one.count)

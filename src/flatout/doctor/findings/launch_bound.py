@@ -23,7 +23,9 @@ def look(case: Case) -> Iterator[Finding]:
         "launch_bound",
         spent_ms * _SAVED,
         calls[0].where if calls else case.places.get(kinds.LAUNCH, ""),
-        "Calling operators one by one takes longer than they do",
+        "Calling operators one by one takes longer than they do"
+        if spent_ms > case.compute_ms
+        else "Calling operators one by one takes a good part of the step",
         f"{show_count(case.per_step(operators))} operators a step, {show_seconds(spent_ms / 1e3)} spent on calling them",
         'model = torch.compile(model)' + (', mode="reduce-overhead" for a CUDA graph' if case.on_device else "")
         + "; or larger batches",

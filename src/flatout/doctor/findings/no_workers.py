@@ -21,8 +21,11 @@ def look(case: Case) -> Iterator[Finding]:
     if wait_ms < 2 * _HANDING_OVER_MS * batches:
         return
     workers = min(case.seen.cores - (0 if case.on_device else 1), 8)
-    hidden = min(wait_ms, max(case.train_ms - wait_ms, 0.0) * workers)  # what can be read while the step computes
-    cost = (wait_ms * (1 - 1 / (workers + 1)) if hidden < wait_ms else wait_ms) - _HANDING_OVER_MS * batches
+    rest_ms = case.train_ms - wait_ms
+    at_best_ms = max(rest_ms, wait_ms / workers)
+    if not case.on_device:  # the cores are not free: what a worker takes, the step does not get
+        at_best_ms = max(at_best_ms, (rest_ms * min(case.seen.threads, case.seen.cores) + wait_ms) / case.seen.cores)
+    cost = case.train_ms - at_best_ms - _HANDING_OVER_MS * batches
     yield Finding(
         "no_workers",
         cost,

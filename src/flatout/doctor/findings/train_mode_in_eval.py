@@ -11,8 +11,7 @@ from flatout.doctor.finding import Finding
 
 
 def look(case: Case) -> Iterator[Finding]:
-    lines = {period.where for period in case.seen.evaluations}
-    calls = [call for call in case.seen.calls if call.where in lines and call.training and call.mode_matters]
+    calls = [call for call in case.seen.calls if call.is_in(case.seen.evaluations) and call.training and call.mode_matters]
     if not calls:
         return
     call = max(calls, key=lambda one: one.count)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +21,24 @@ _BY_MODE = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
 _RARE = 0.5  # a line that is called between fewer of the steps than this is no part of a step
 
 
+class _How(NamedTuple):
+    """Loops of libraries train and evaluate from one line of the script: how a module is called tells them apart."""
+
+    line: str
+    training: bool
+    gradient: bool
+
+
 class Calling:
     def __init__(self, marks: Marks, seen: Seen, stepping: Stepping) -> None:
         self._marks, self._seen, self._stepping = marks, seen, stepping
         self._main = threading.get_ident()
         self._inside = False
         self._by_key: dict[tuple[Any, ...], Calls] = {}
-        self._gap: dict[str, tuple[int, int, int]] = {}  # by line: calls, beginning of the first, end of the last
-        self._gaps: list[dict[str, tuple[int, int, int]]] = []
+        self._gap: dict[_How, tuple[int, int, int]] = {}  # calls, beginning of the first, end of the last
+        self._gaps: list[dict[_How, tuple[int, int, int]]] = []
         self._gap_count = 0
-        self._between: dict[str, int] = defaultdict(int)  # by line: between how many steps it was called
+        self._between: dict[_How, int] = defaultdict(int)  # between how many steps it was called so
         self._classes: set[type[nn.Module]] = set()
         self._narrow: Patches | None = None
         self._all = Patches()
@@ -77,35 +85,31 @@ class Calling:
         if self._gap:
             if self._gap_count > 1:  # before the first step models are only tried out
                 self._gaps.append(self._gap)
-                for line in self._gap:
-                    self._between[line] += 1
+                for how in self._gap:
+                    self._between[how] += 1
             self._gap = {}
 
     def periods(self) -> list[Period]:
-        """The evaluations: calls between two steps from lines that are no part of most steps. Also those after the last."""
+        """The evaluations: calls between two steps that most steps do not make. Also those after the last."""
         gaps = [*self._gaps, *([self._gap] if self._gap and self._gap_count else [])]
         steps = max(self._gap_count, 1)
-        rare = {line for gap in gaps for line in gap if self._between[line] <= max(_RARE * steps, 1)}
-        never_train = {
-            line
-            for line in {line for gap in gaps for line in gap}
-            if all(not c.gradient and not c.training for c in self._by_key.values() if c.where == line)
-            and max(gap[line][0] for gap in gaps if line in gap) > 1
-        }
-        trains = {
-            c.where for c in self._by_key.values() if c.training and c.gradient and self._between[c.where] > _RARE * steps
+        every = {how for gap in gaps for how in gap}
+        rare = {how for how in every if self._between[how] <= max(_RARE * steps, 1)}
+        never_learns = {
+            how for how in every if not how.training and not how.gradient and max(gap[how][0] for gap in gaps if how in gap) > 1
         }
         found = []
         for gap in gaps:
-            inside = {line: seen for line, seen in gap.items() if line in rare | never_train and line not in trains}
+            inside = {how: seen for how, seen in gap.items() if how in rare | never_learns}
             if inside:
-                line = max(inside, key=lambda name: inside[name][0])
-                found.append(Period(min(s[1] for s in inside.values()), max(s[2] for s in inside.values()), line))
+                how = max(inside, key=lambda one: inside[one][0])
+                start, end = min(seen[1] for seen in inside.values()), max(seen[2] for seen in inside.values())
+                found.append(Period(start, end, how.line, how.training, how.gradient))
         return found
 
     def calls(self) -> list[Calls]:
         for call in self._by_key.values():
-            call.between = self._between[call.where]
+            call.between = self._between[_How(call.where, call.training, call.gradient)]
         return list(self._by_key.values())
 
     def _observed(self, original: Any) -> Any:
@@ -122,6 +126,7 @@ class Calling:
 
     def _outermost(self, original: Any, module: nn.Module, args: Any, named: Any) -> Any:
         line = where.caller()
+        how = _How(line, module.training, torch.is_grad_enabled())
         self._inside = True
         began = time.time_ns()
         try:
@@ -130,8 +135,8 @@ class Calling:
         finally:
             ended = time.time_ns()
             self._inside = False
-            count, first, _ = self._gap.get(line, (0, began, 0))
-            self._gap[line] = (count + 1, first, ended)
+            count, first, _ = self._gap.get(how, (0, began, 0))
+            self._gap[how] = (count + 1, first, ended)
             self._note(module, line, args, named, ended - began)
 
     def _note(self, module: nn.Module, line: str, args: Any, named: Any, spent_ns: int) -> None:
@@ -158,7 +163,7 @@ def _described(module: nn.Module, line: str, gradient: bool, args: Any, named: A
         line,
         module.training,
         gradient,
-        str(torch.get_autocast_dtype(device)).removeprefix("torch.") if torch.is_autocast_enabled(device) else "",
+        _autocast_of(device),
         "" if first is None else str(first.dtype).removeprefix("torch."),
         device,
         has_convolutions=any(isinstance(m, nn.Conv2d) for m in convolutions),
@@ -168,6 +173,12 @@ def _described(module: nn.Module, line: str, gradient: bool, args: Any, named: A
         parallel=isinstance(module, nn.DataParallel),
         mode_matters=any(isinstance(m, _BY_MODE) for m in parts),
     )
+
+
+def _autocast_of(device: str) -> str:
+    if not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) == torch.float32:
+        return ""
+    return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
 
 
 def _channels_last(images: list[Tensor], convolutions: Sequence[nn.Module]) -> bool:

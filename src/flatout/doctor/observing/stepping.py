@@ -55,6 +55,8 @@ class Stepping:
     def after_backward(self) -> None:
         self._seen.backwards += 1
         if not self._seen.optimizers and self._seen.backwards > _NO_OPTIMIZER:
+            if self._seen.backwards == _NO_OPTIMIZER + 1:
+                self._seen.steps += _NO_OPTIMIZER
             self._on_step()
 
     def note_gradients(self) -> None:

@@ -1,0 +1,89 @@
+"""`flatout boost` on real scripts: what is faster and proven is kept, what crashes or cheats is not, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SLOW_UPDATE = """\
+import sys
+
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Embedding(12_000, 64), nn.Flatten(), nn.Linear(512, 2))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+ids, y = torch.randint(0, 12_000, (2048, 8)), torch.randint(0, 2, (2048,))
+for step in range(int(sys.argv[1])):
+    rows = torch.arange(step * 64, step * 64 + 64) % len(ids)
+    loss = nn.functional.cross_entropy(model(ids[rows]), y[rows])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step % 20 == 0:
+        torch.save(model.state_dict(), "last.pt")
+print("trained", step + 1, type(optimizer).__name__, optimizer.defaults["fused"])
+sys.exit(5)
+"""
+
+
+def boosted(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    own = {"OMP_NUM_THREADS": "1", "FLATOUT_CACHE": str(folder / "cache"), **more}
+    return subprocess.run(
+        [sys.executable, "-m", "flatout", "boost", "--no-probe", *arguments],
+        cwd=folder, env={**os.environ, **own}, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    folder = tmp_path_factory.mktemp("boosted")
+    (folder / "train.py").write_text(SLOW_UPDATE)
+    return folder, boosted(folder, "train.py", "60")
+
+
+def test_the_script_runs_to_its_end_with_what_was_kept(tried: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, ended = tried
+    assert ended.returncode == 5, ended.stderr  # the script's own
+    assert ended.stdout == "trained 60 Adam True\n"
+    assert (folder / "last.pt").exists()  # by the last run; trials wrote elsewhere
+    assert sorted(path.name for path in folder.iterdir() if path.name != "cache") == ["flatout-boost", "last.pt", "train.py"]
+
+
+def test_the_receipt_has_both_arms_and_the_proof(tried: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, _ = tried
+    receipt = json.loads((folder / "flatout-boost" / "receipt.json").read_text())
+    kept = {entry["name"]: entry for entry in receipt["entries"] if entry["verdict"] == "kept"}
+    assert receipt["settings"]["fused_optimizer"] == "on" and receipt["reference_step_s"] > receipt["step_s"]
+    assert kept["fused_optimizer"]["check"]["passed"] and "one step agrees" in kept["fused_optimizer"]["check"]["why"]
+    assert receipt["paired"]["passed"] and receipt["paired"]["n"] >= 30
+    assert "all together" in kept
+    assert "fused optimizer" in (folder / "flatout-boost" / "receipt.html").read_text()
+
+
+def test_the_patch_can_be_applied_and_makes_the_gain_permanent(tried: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, _ = tried
+    text = (folder / "flatout-boost" / "changes.patch").read_text()
+    assert "+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)" in text
+    subprocess.run(["git", "apply", "--check", "flatout-boost/changes.patch"], cwd=folder, check=True)
+
+
+def test_a_script_that_trains_nothing_is_run_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "hello.py").write_text("import sys\nprint('hello', sys.argv[1])\nsys.exit(3)\n")
+    ended = boosted(tmp_path, "hello.py", "you")
+    assert ended.returncode == 3 and ended.stdout == "hello you\n"
+    assert "no training was seen" in ended.stderr
+    ended = boosted(tmp_path, "--try-only", "hello.py", "you")
+    assert ended.returncode == 1 and ended.stdout == ""
+
+
+def test_under_torchrun_it_says_that_it_cannot(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    ended = boosted(tmp_path, "train.py", WORLD_SIZE="2", RANK="0")
+    assert ended.returncode == 2 and "one process at a time" in ended.stderr

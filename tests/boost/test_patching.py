@@ -1,0 +1,88 @@
+"""Remedies written into a script: the diff is what a person would have written, or there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flatout.boost.patching import Edit, patch, placed
+
+SCRIPT = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+def main():
+    model = nn.Linear(4, 2)
+    loader = DataLoader(
+        data,
+        batch_size=8,
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for x, y in loader:
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.step()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def added(text: str) -> list[str]:
+    return [line[1:].strip() for line in text.splitlines() if line.startswith("+") and not line.startswith("+++")]
+
+
+def test_arguments_are_added_to_the_call_on_the_line(script: str) -> None:
+    text, left = patch([Edit(script, 12, function="AdamW", arguments=(("fused", "True"),))])
+    assert added(text) == ["optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)"]
+    assert left == []
+
+
+def test_a_call_over_several_lines(script: str) -> None:
+    text, left = patch(
+        [Edit(script, 8, function="DataLoader", arguments=(("num_workers", "4"), ("persistent_workers", "True")))]
+    )
+    assert added(text) == ["batch_size=8, num_workers=4, persistent_workers=True,"] and left == []
+
+
+def test_a_line_about_the_model_goes_before_the_optimizer_is_made(script: str) -> None:
+    text, left = patch([Edit(script, 12, statement="{model}.compile()", model_line=14)])
+    assert added(text) == ["model.compile()"] and left == []
+    lines = text.splitlines()
+    assert lines[lines.index("+    model.compile()") + 1].strip().startswith("optimizer =")
+
+
+def test_several_at_once_leave_a_script_that_can_be_read(script: str) -> None:
+    edits = [
+        Edit(script, 12, function="AdamW", arguments=(("fused", "True"),)),
+        Edit(script, 12, statement="{model}.to(memory_format=torch.channels_last)", model_line=14),
+        Edit(script, 12, statement="{model}.compile()", model_line=14),
+        Edit(script, 8, function="DataLoader", arguments=(("pin_memory", "True"),)),
+    ]
+    text, left = patch(edits)
+    assert left == [] and len(added(text)) == 4
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        Edit("train.py", 12, function="SGD", arguments=(("fused", "True"),)),  # another call is there
+        Edit("train.py", 12, function="AdamW", arguments=(("lr", "1"),)),  # it is given already
+        Edit("train.py", 12, statement="{model}.compile()", model_line=15),  # nothing on that line is a model
+        Edit("gone.py", 1, statement="import torch"),
+    ],
+)
+def test_what_cannot_be_written_is_said(script: str, edit: Edit) -> None:
+    here = Edit(**{**vars(edit), "file": str(Path(script).parent / edit.file)})
+    assert patch([here]) == ("", [here])
+
+
+def test_places() -> None:
+    assert placed("a/train.py:41") == ("a/train.py", 41)
+    assert placed("") is None

@@ -1,0 +1,112 @@
+"""Which remedies are kept, on trials that were made up: never one that is not faster, not proven, or that failed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from flatout.boost.remedies.remedy import Offer
+from flatout.boost.search import Search
+from flatout.boost.trial import Told
+from flatout.measure.receipt import Receipt
+
+GOOD = {"passed": True, "why": "one step agrees", "figures": {}}
+
+
+class Made:
+    """Trials with given step times, losses and failures, by the names of the remedies in them."""
+
+    def __init__(self, step_s: dict[str, float], wrong: dict[str, Told] | None = None, noise: float = 0.0) -> None:
+        self.steps = 40
+        self.asked: list[tuple[str, ...]] = []
+        self._step_s, self._wrong, self._noise = step_s, wrong or {}, noise
+        self._draw = random.Random(0)
+
+    def attempt(self, remedies: Sequence[tuple[str, Any]], *, keep: bool = False, slow_s: float | None = None) -> Told:
+        names = tuple(name for name, _ in remedies)
+        self.asked.append(names)
+        if names and names[-1] in self._wrong and len(set(names)) == len(names):
+            return self._wrong[names[-1]]
+        factor = 1.0
+        for name in names:
+            factor *= self._step_s.get(name, 1.0)
+        losses = tuple(2.0 - 0.01 * step + self._draw.gauss(0, self._noise) for step in range(self.steps))
+        steps_s = tuple(0.1 * factor * self._draw.uniform(0.99, 1.01) for _ in range(30))
+        return Told(steps_s=steps_s, losses=losses, check=None if keep else GOOD)
+
+
+def searched(made: Made, *offers: str) -> tuple[Search, Receipt]:
+    search = Search(made, [Offer(name, "on", "off", 2.0 - 0.1 * at) for at, name in enumerate(offers)], lambda line: None)
+    return search, search.run("a machine", {}, "today")
+
+
+def verdicts(receipt: Receipt) -> dict[str, str]:
+    return {entry.name: entry.verdict for entry in receipt.entries}
+
+
+def test_gains_add_up_and_what_gains_nothing_is_left_out() -> None:
+    search, receipt = searched(Made({"autocast": 0.5, "tf32": 1.0, "compile": 0.8}), "autocast", "tf32", "compile")
+    assert [name for name, _ in search.kept] == ["autocast", "compile"]
+    assert verdicts(receipt) == {"autocast": "kept", "tf32": "rejected", "compile": "kept", "all together": "kept"}
+    assert receipt.gain is not None and 2.4 < receipt.gain < 2.6
+
+
+def test_a_remedy_that_hangs_or_crashes_is_rejected_and_the_search_goes_on() -> None:
+    wrong = {"compile": Told("hung", "no answer within 5 min"), "autocast": Told("crashed", "killed by SIGSEGV")}
+    search, receipt = searched(Made({"fused_optimizer": 0.7}, wrong), "autocast", "compile", "fused_optimizer")
+    assert [name for name, _ in search.kept] == ["fused_optimizer"]
+    why = {entry.name: entry.why for entry in receipt.entries}
+    assert why["compile"] == "hung: no answer within 5 min" and "SIGSEGV" in why["autocast"]
+
+
+def test_what_changes_the_first_step_is_rejected_however_fast() -> None:
+    cheat = Told(steps_s=(0.01,) * 30, losses=(2.0,) * 40, check={"passed": False, "why": "the gradient of weight 0.1 is zero"})
+    search, receipt = searched(Made({}, {"autocast": cheat}), "autocast")
+    assert search.kept == [] and "the gradient of weight 0.1 is zero" in receipt.entries[0].why
+
+
+def test_what_learns_worse_is_rejected_however_fast() -> None:
+    worse = Told(steps_s=(0.01,) * 30, losses=tuple(2.2 - 0.01 * step for step in range(40)), check=GOOD)
+    search, receipt = searched(Made({}, {"autocast": worse}), "autocast")
+    assert search.kept == [] and receipt.entries[0].why.startswith("not the same: the loss is worse")
+
+
+def test_noisy_losses_get_more_steps() -> None:
+    made = Made({"compile": 0.5}, noise=0.2)
+    search, _ = searched(made, "compile")
+    assert made.steps > 40
+    assert made.asked[:4] == [(), (), (), ()]  # the plain script again, for as long
+    assert [name for name, _ in search.kept] in ([], ["compile"])
+
+
+def test_data_on_the_device_makes_workers_pointless() -> None:
+    made = Made({"resident_data": 0.3, "workers": 0.5})
+    search, _ = searched(made, "resident_data", "workers")
+    assert search.kept == [("resident_data", "on")]
+    assert not any("workers" in names for names in made.asked)
+
+
+def test_a_gain_that_does_not_come_again_is_not_kept() -> None:
+    class Fleeting(Made):
+        def attempt(self, remedies: Sequence[tuple[str, Any]], *, keep: bool = False, slow_s: float | None = None) -> Told:
+            again = tuple(name for name, _ in remedies) in self.asked and remedies
+            told = super().attempt(() if again else remedies, keep=keep)
+            return Told(steps_s=tuple(2 * s for s in told.steps_s), losses=told.losses, check=told.check) if again else told
+
+    search, receipt = searched(Fleeting({"compile": 0.9}), "compile")
+    assert search.kept == [] and verdicts(receipt)["all together"] == "rejected"
+
+
+def test_a_script_that_differs_from_itself_is_left_alone() -> None:
+    class Unsteady(Made):
+        def attempt(self, remedies: Sequence[tuple[str, Any]], *, keep: bool = False, slow_s: float | None = None) -> Told:
+            told = super().attempt(remedies, keep=keep)
+            return (
+                told
+                if keep
+                else Told(steps_s=told.steps_s, losses=told.losses, check={"passed": False, "why": "another batch"})
+            )
+
+    search, receipt = searched(Unsteady({"compile": 0.5}), "compile")
+    assert search.kept == [] and receipt.stopped == "nothing can be proven: another batch"
