@@ -32,7 +32,7 @@ class Made:
         for name in names:
             factor *= self._step_s.get(name, 1.0)
         losses = tuple(2.0 - 0.01 * step + self._draw.gauss(0, self._noise) for step in range(self.steps))
-        steps_s = tuple(0.1 * factor * self._draw.uniform(0.99, 1.01) for _ in range(30))
+        steps_s = tuple(0.02 * factor * self._draw.uniform(0.99, 1.01) for _ in range(30))
         return Told(steps_s=steps_s, losses=losses, check=None if keep else GOOD)
 
 
@@ -110,3 +110,17 @@ def test_a_script_that_differs_from_itself_is_left_alone() -> None:
 
     search, receipt = searched(Unsteady({"compile": 0.5}), "compile")
     assert search.kept == [] and receipt.stopped == "nothing can be proven: another batch"
+
+
+def test_a_remedy_whose_losses_differ_from_step_to_step_gets_more_of_them() -> None:
+    """Another draw of dropout, say: the plain script repeats itself exactly, the remedy does not."""
+
+    class Dropping(Made):
+        def attempt(self, remedies: Sequence[tuple[str, Any]], *, keep: bool = False, slow_s: float | None = None) -> Told:
+            told = super().attempt(remedies, keep=keep)
+            noisy = tuple(loss + (0.05 if step % 8 < 4 else -0.05) * bool(remedies) for step, loss in enumerate(told.losses))
+            return Told(steps_s=told.steps_s, losses=noisy, check=told.check)
+
+    made = Dropping({"compile": 0.5})
+    search, _ = searched(made, "compile")
+    assert made.steps > 40 and search.kept == [("compile", "on")]

@@ -91,7 +91,7 @@ class Recording:
 
     def _backward(self, original: Any) -> Any:
         def backward(tensors: Any, *args: Any, **named: Any) -> Any:
-            if threading.get_ident() == self._main and len(self._per_step) <= self._steps:
+            if threading.get_ident() == self._main and self.steps_done < self._steps:
                 root = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
                 if isinstance(root, Tensor) and root.numel() == 1:
                     self._losses.append(root.detach().clone())
@@ -182,8 +182,9 @@ class Recording:
         if self.device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
             event.record()
-        self._times.append((time.perf_counter(), event))
-        self._per_step.append(self._losses)
+        if self.steps_done <= self._steps:
+            self._times.append((time.perf_counter(), event))
+            self._per_step.append(self._losses)
         self._losses = []
         self._on_step(self.steps_done)
         if self.steps_done == self._steps:

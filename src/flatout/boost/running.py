@@ -76,9 +76,10 @@ def run_to_its_end(
     question.write_text(json.dumps(asdict(kept)))
     code = _wait([*command, str(question)])
     told = Path(kept.told)
-    if code in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM) or code < 0 or not told.exists():
+    crashed = code > 128 and code not in (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
+    if not told.exists() and not crashed:
         return code, ""
-    why = told.read_text()
+    why = told.read_text() if told.exists() else f"killed by {signal.Signals(code - 128).name}"
     say(f"with the remedies it did not go on ({why}); it is started again without them")
     return _wait(plain), why
 

@@ -85,8 +85,8 @@ def account(trace: Trace, operator_ns: float = 0.0, stretched: float = 1.0) -> A
                 total.add(moment.row, moment.where, spent)
     else:
         _with_device(trace, moments, kept, total, max(stretched, _LOOKED_AT))
-    rest = total.wall - sum(total.rows.values())  # what no moment covers; less than nothing is rounding
-    total.add(UNATTRIBUTED, "", max(rest, 0.0))
+    rest = total.wall - sum(total.rows.values())  # what no moment covers; less than a nanosecond is rounding
+    total.add(UNATTRIBUTED, "", rest if rest > 1 else 0.0)
     return total
 
 
@@ -98,19 +98,27 @@ def _moments(trace: Trace, samples: _Samples) -> Iterator[_Moment]:
     helpers = _Helpers(trace.helpers)
     stack: list[Span] = []
     at = trace.begin
+    logged: Span | None = None  # the last thing that the script did, if it was logging
     for span in sorted(trace.host, key=lambda s: (s.start, -s.end)):
         while stack and stack[-1].end <= span.start:
             ended = stack.pop()
             yield from _explained(at, ended.end, [*stack, ended], samples, helpers, trace)
             at = max(at, ended.end)
-        yield from _explained(at, span.start, stack, samples, helpers, trace)
+        between = [logged] if not stack and logged is not None and _is_logging(span) else stack
+        yield from _explained(at, span.start, between, samples, helpers, trace)  # a loop of logging is all logging
         at = max(at, span.start)
+        if not stack:
+            logged = span if _is_logging(span) else None
         stack.append(span)
     while stack:
         ended = stack.pop()
         yield from _explained(at, ended.end, [*stack, ended], samples, helpers, trace)
         at = max(at, ended.end)
     yield from _explained(at, trace.end, [], samples, helpers, trace)
+
+
+def _is_logging(span: Span) -> bool:
+    return span.mark is not None and span.mark.kind == marks.LOGGING
 
 
 def _explained(

@@ -18,7 +18,7 @@ from flatout.doctor.seen import Calls, Loader, Optimizer, Seen
 from flatout.doctor.trace import Trace
 from flatout.machine.probe import Probe
 
-_OPERATOR_S = 2e-6  # of the smallest operator, where the machine was not measured
+_MOST_STRETCH = 1.25
 # the profiler makes nothing of this slower; the rest is stretched by it and shrunk back
 _SOLID = frozenset({*kinds.COMPUTE, kinds.COPY, kinds.COMMUNICATION, kinds.COMPILE, DATA, CHECKPOINT, EVALUATION})
 
@@ -90,13 +90,19 @@ class Case:
         return self.trace.flops / max(self.trace.steps, 1) / (self.step_ms / 1e3) / best
 
 
-def make_case(seen: Seen, trace: Trace, probe: Probe | None) -> Case:
-    measured = None if probe is None or probe.ceilings.operator_s is None else probe.ceilings.operator_s.value
+def make_case(seen: Seen, trace: Trace, probe: Probe | None, operator_s: float) -> Case:
+    """`operator_s`: what calling the smallest operator takes on this machine."""
     plain_ms = 1e3 * seen.window_s / seen.window_steps if seen.window_steps else None
     looked_ms = (trace.end - trace.begin) / 1e6 / max(trace.steps, 1)
-    told = account(trace, 1e9 * (measured or _OPERATOR_S), looked_ms / plain_ms if plain_ms else 1.0)
+    calls = sorted(
+        span.end - span.start for span in trace.host if span.name.startswith("aten::") and kinds.of_operator(span.name)
+    )
+    shortest = calls[len(calls) // 10] if calls else 0  # they do nothing but be called, and be looked at
+    called_ns = 1e9 * operator_s
+    told = account(trace, min(max(called_ns, shortest), 3 * called_ns), looked_ms / plain_ms if plain_ms else 1.0)
     profiled = {row: spent / 1e6 / max(trace.steps, 1) for row, spent in told.rows.items()}
-    rows = _as_without_profiler(profiled, plain_ms)
+    least_ms = 0.0 if trace.device else called_ns / 1e6 * len(calls) / max(trace.steps, 1)
+    rows = _as_without_profiler(profiled, plain_ms, least_ms)
     steps = max(seen.steps - 1, 1)
     rows[EVALUATION] += 1e3 * sum(period.seconds for period in seen.evaluations) / steps
     rows[CHECKPOINT] += 1e3 * sum(period.seconds for period in seen.checkpoints) / steps
@@ -109,15 +115,19 @@ def make_case(seen: Seen, trace: Trace, probe: Probe | None) -> Case:
     return Case(seen, trace, told, rows, probe, places)
 
 
-def _as_without_profiler(profiled: dict[str, float], plain_ms: float | None) -> dict[str, float]:
-    """The rows of a step that nobody looked at: they add up to what such a step took."""
-    whole = sum(profiled.values())
-    if plain_ms is None or not whole:
-        return dict(profiled)
+def _as_without_profiler(profiled: dict[str, float], plain_ms: float | None, least_ms: float) -> dict[str, float]:
+    """The rows of a step that nobody looked at: they add up to what such a step took.
+
+    Looking takes its time from the soft rows, which are shrunk to what the others leave; but no further than to `least_ms`,
+    which calling all those operators takes.
+    """
     solid = sum(ms for row, ms in profiled.items() if row in _SOLID)
-    soft = whole - solid
-    if solid < plain_ms and soft > 0:
-        shrunk = (plain_ms - solid) / soft
-        if shrunk <= 1.25:
-            return {row: ms if row in _SOLID else ms * shrunk for row, ms in profiled.items()}
-    return {row: ms * plain_ms / whole for row, ms in profiled.items()}
+    soft = sum(profiled.values()) - solid
+    if plain_ms is None or not solid + soft:
+        return dict(profiled)
+    left = max(plain_ms - solid, min(least_ms, soft, plain_ms))
+    if not soft or not solid or left > _MOST_STRETCH * soft:
+        of_soft = of_solid = plain_ms / (solid + soft)
+    else:
+        of_soft, of_solid = left / soft, (plain_ms - left) / solid
+    return {row: ms * (of_solid if row in _SOLID else of_soft) for row, ms in profiled.items()}

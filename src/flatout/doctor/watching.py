@@ -9,7 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import TextIO
+
+import torch
 
 from flatout.base.errors import MachineError
 from flatout.base.tree import Doc, to_data, to_text
@@ -17,11 +20,13 @@ from flatout.doctor.case import make_case
 from flatout.doctor.diagnosis import Diagnosis, diagnose, doc
 from flatout.doctor.observing.observer import Observer, Window
 from flatout.machine.cache import CeilingsCache
-from flatout.machine.device import pick_device
+from flatout.machine.device import CPU, pick_device
 from flatout.machine.facts import fingerprint, read_facts
 from flatout.machine.probe import Probe, probe
+from flatout.machine.rates import operator_seconds
 
 STEPS = 30
+_OPERATOR_S = 5e-6
 _PATIENCE_S = 20.0  # a script that goes on for longer than this after its window gets a first report
 
 
@@ -86,7 +91,17 @@ class Watch:
             notes.append(f"only {seen.steps} steps were trained, fewer than the window wants: figures are rough")
         if (known := known_probe(seen.device, self._cache)) is None:
             notes.append("this machine was not measured: `flatout probe` once, and shares of its ceilings are told too")
-        return diagnose(make_case(seen, trace, known), notes)
+        measured = None if known is None else known.ceilings.operator_s
+        operator_s = _operator_s() if measured is None else measured.value
+        return diagnose(make_case(seen, trace, known, operator_s), notes)
+
+
+def _operator_s() -> float:
+    try:
+        with torch.enable_grad():
+            return median(operator_seconds(CPU, 0.02))
+    except RuntimeError:  # in whatever mode the script has left torch
+        return _OPERATOR_S
 
 
 @contextmanager

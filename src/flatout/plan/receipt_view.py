@@ -47,7 +47,7 @@ def receipt_doc(name: str, receipt: Receipt) -> Doc:
 def _headline(name: str, receipt: Receipt) -> str:
     if receipt.gain is None:
         return f"Receipt of {name}: no setting was tried"
-    kept = sum(1 for entry in receipt.entries if entry.verdict == KEPT)
+    kept = len(receipt.settings) if not receipt.reference else sum(1 for one in receipt.entries if one.verdict == KEPT)
     assert receipt.reference_step_s is not None and receipt.step_s is not None
     plain, turned = show_seconds(receipt.reference_step_s), show_seconds(receipt.step_s)
     arms = f"{plain} a step with every knob off, {turned} with {kept} turned"

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-x, y = torch.randn(4096, 384), torch.randn(4096, 8)
-model = nn.Sequential(nn.Linear(384, 768), nn.GELU(), nn.Linear(768, 8))
+x, y = torch.randn(4096, 768), torch.randn(4096, 8)
+model = nn.Sequential(nn.Linear(768, 1024), nn.GELU(), nn.Linear(1024, 8))
 optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 for step in range(144):
     rows = torch.arange(step * 128, step * 128 + 128) % len(x)

@@ -7,17 +7,17 @@ from torch import nn
 class Reader(nn.Module):
     def __init__(self):
         super().__init__()
-        self.cell = nn.GRUCell(12, 24)
-        self.out = nn.Linear(24, 3)
+        self.cell = nn.RNNCell(8, 8)
+        self.out = nn.Linear(8, 3)
 
     def forward(self, sequence):
-        state = sequence.new_zeros(len(sequence), 24)
+        state = sequence.new_zeros(len(sequence), 8)
         for moment in range(sequence.shape[1]):
             state = self.cell(sequence[:, moment], state)
         return self.out(state)
 
 
-x, y = torch.randn(512, 60, 12), torch.randint(0, 3, (512,))
+x, y = torch.randn(512, 60, 8), torch.randint(0, 3, (512,))
 model = Reader()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
 for step in range(40):

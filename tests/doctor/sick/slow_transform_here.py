@@ -11,18 +11,18 @@ def blurred(row):
 
 class Rows(Dataset):
     def __len__(self):
-        return 32 * 45
+        return 16 * 45
 
     def __getitem__(self, index):
         row = [(index * k) % 17 / 17 for k in range(64)]
-        for _ in range(20):
+        for _ in range(50):
             row = blurred(row)
         return torch.tensor(row), index % 4
 
 
 model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
-for x, y in DataLoader(Rows(), batch_size=32):
+for x, y in DataLoader(Rows(), batch_size=16):
     loss = nn.functional.cross_entropy(model(x), y)
     loss.backward()
     optimizer.step()

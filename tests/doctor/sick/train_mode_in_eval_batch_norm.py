@@ -3,10 +3,10 @@
 import torch
 from torch import nn
 
-model = nn.Sequential(nn.Linear(128, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 4))
+model = nn.Sequential(nn.Linear(512, 1024), nn.BatchNorm1d(1024), nn.ReLU(), nn.Linear(1024, 4))
 optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-train_x, train_y = torch.randn(1024, 128), torch.randint(0, 4, (1024,))
-test_x, test_y = torch.randn(1024, 128), torch.randint(0, 4, (1024,))
+train_x, train_y = torch.randn(1024, 512), torch.randint(0, 4, (1024,))
+test_x, test_y = torch.randn(1024, 512), torch.randint(0, 4, (1024,))
 
 
 def train_epoch():

@@ -9,19 +9,20 @@ from flatout.doctor import kinds
 from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
 
-_WORTH = 0.15
-_SAVED = 0.7
+_WORTH, _WORTH_ON_CPU = 0.15, 0.25  # of a step
+_SAVED, _SAVED_ON_CPU = 0.7, 0.5  # compiling gained 1.22x at the best there
 
 
 def look(case: Case) -> Iterator[Finding]:
     spent_ms = case.rows[kinds.LAUNCH]
-    if case.share(spent_ms) < _WORTH or any(call.compiled for call in case.training_calls):
+    worth, saved = (_WORTH, _SAVED) if case.on_device else (_WORTH_ON_CPU, _SAVED_ON_CPU)
+    if case.share(spent_ms) < worth or any(call.compiled for call in case.training_calls):
         return
     operators = sum(count for name, count in case.trace.counts.items() if name.startswith("aten::"))
     calls = sorted(case.training_calls, key=lambda one: -one.seconds)
     yield Finding(
         "launch_bound",
-        spent_ms * _SAVED,
+        spent_ms * saved,
         calls[0].where if calls else case.places.get(kinds.LAUNCH, ""),
         "Calling operators one by one takes longer than they do"
         if spent_ms > case.compute_ms

@@ -19,7 +19,7 @@ def look(case: Case) -> Iterator[Finding]:
     yield Finding(
         "recompiles",
         min(1e3 * spent_s / max(case.seen.steps, 1), 10 * case.step_ms),
-        line,
+        line or next((call.where for call in case.training_calls if call.compiled), ""),
         f"The same code was compiled {len(again)} times more",
         f"{show_seconds(spent_s)} in {case.seen.steps} steps; the last reason: {again[-1][1]}",
         "give it the same shapes each time (drop_last=True, padding to a few lengths), or torch.compile(model, dynamic=True)",

@@ -24,7 +24,8 @@ def compiled_so_far(warm_up: int = 0) -> Compile:
         found.compiles += 1
         reason = getattr(metrics, "recompile_reason", None)
         if reason and number >= warm_up:
-            place = where.place(metrics.co_filename, metrics.co_firstlineno) if metrics.co_filename else ""
+            is_own = bool(metrics.co_filename) and where.is_own(metrics.co_filename)
+            place = where.place(metrics.co_filename, metrics.co_firstlineno) if is_own else ""
             found.recompiles.append((place, _first_line(reason), seconds))
     for reason in getattr(told, "graph_break_reasons", ()):
         found.breaks.append((_place_of(reason), _first_line(str(reason.reason))))
