@@ -85,7 +85,7 @@ def _diagnosed(script: Script, steps: int, stop: bool, html: Path | None, stdout
         return ending.exit_code
     with redirect_stdout(our_stdout):  # the script may have put another one in its place
         if stdout is None:
-            print(f"\n{to_text(found)}")
+            print(f"\n{to_text(found)}", flush=True)  # at its exit Python flushes what is in its place
         else:
             os.dup2(stdout, 1)
             print_json(to_data(found))

@@ -104,7 +104,7 @@ def _finding_lines(diagnosis: Diagnosis) -> list[Line]:
         lines.append(Line(f"   {one.evidence}"))
         lines.append(Line(f"   {one.remedy}"))
     worth = [
-        f"{one.short} {one.predicted_gain(case.step_ms):.2g}x"
+        f"{one.short} {one.predicted_gain(case.step_ms):.3g}x"
         for one in sorted(diagnosis.findings, key=lambda one: -one.predicted_gain(case.step_ms))
         if one.short and one.predicted_gain(case.step_ms) >= 1.01
     ]

@@ -89,7 +89,7 @@ class Watch:
         notes = []
         if not self.observer.complete:
             notes.append(f"only {seen.steps} steps were trained, fewer than the window wants: figures are rough")
-        if (known := known_probe(seen.device, self._cache)) is None:
+        if (known := known_probe(seen.device, self._cache)) is None and self._cache is not None:
             notes.append("this machine was not measured: `flatout probe` once, and shares of its ceilings are told too")
         measured = None if known is None else known.ceilings.operator_s
         operator_s = _operator_s() if measured is None else measured.value

@@ -32,7 +32,7 @@ def look(case: Case) -> Iterator[Finding]:
         loader.made or loader.where,
         "The DataLoader has no workers, so each batch is read while the step waits",
         f"{show_seconds(wait_ms / 1e3)} a step for {loader.dataset}, {case.share(wait_ms):.0%} of it; "
-        f"{batches:.2g} batches a step, {case.seen.cores} cores",
+        f"{'one batch' if batches == 1 else f'{batches:.2g} batches'} a step, {case.seen.cores} cores",
         f"DataLoader(..., num_workers={workers}, persistent_workers=True); data that fits in memory is faster still as tensors",
         short=f"workers={workers}",
     )

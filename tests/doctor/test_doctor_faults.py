@@ -477,7 +477,7 @@ def test_a_loop_inside_of_with_is_told_and_everything_is_put_back(capsys: pytest
         _train(model, optimizer, batches)
     assert _patched() == before
     told = capsys.readouterr().out
-    assert told.startswith(REPORT) and "test_faults.py:" in told
+    assert told.startswith(REPORT) and "test_doctor_faults.py:" in told
     with pytest.raises(ZeroDivisionError), fo.doctor.watch():  # in the middle of the window
         _train(model, optimizer, (next(iter(batches)) / (1 if step < 8 else 0 // 0) for step in range(9)))
     assert _patched() == before
@@ -531,4 +531,4 @@ def test_loops_of_other_kinds_are_seen_too() -> None:
         assert found["steps"] == steps and REPORT in str(watched)
         ledger = {row["row"]: row for row in found["ledger"]}  # type: ignore[attr-defined]
         assert sum(row["ms"] for row in ledger.values()) == pytest.approx(found["step_ms"], rel=0.01)
-        assert "test_faults.py:" in ledger["matmul"]["where"]
+        assert "test_doctor_faults.py:" in ledger["matmul"]["where"]
