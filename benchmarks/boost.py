@@ -51,6 +51,7 @@ def main() -> int:
     parser = options(__doc__, repeats=1)
     parser.add_argument("--only", nargs="*", choices=OURS, default=list(OURS))
     parser.add_argument("--also", nargs="*", default=[], metavar="NAME=FOLDER:COMMAND")
+    parser.add_argument("--each", type=float, default=1200.0, metavar="SECONDS", help="at most so long for one script")
     asked = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     report = Report("boost", __doc__ or "", device)
@@ -70,9 +71,10 @@ def main() -> int:
             continue
         print(f"{name}: {' '.join(command)}", file=sys.stderr, flush=True)
         try:
-            receipt = boosted(folder, command, min(left_s, 1200))
-        except subprocess.TimeoutExpired:
-            report.conditions[name] = "no time was left"
+            receipt = boosted(folder, command, min(left_s, asked.each))
+        except subprocess.TimeoutExpired as ended:
+            print((ended.stderr or b"").decode(errors="replace")[-1500:], file=sys.stderr, flush=True)
+            report.conditions[name] = f"not done within {min(left_s, asked.each):.0f} s"
             continue
         if receipt.get("gain") is None:
             report.conditions[name] = receipt.get("failed") or receipt["stopped"]
@@ -94,10 +96,15 @@ def main() -> int:
         at_least = BARS[device.type].get(name, NEVER_SLOWER)
         low, high = (whole["low"], whole["high"]) if whole and whole.get("low") else (None, None)
         report.bars.append(Bar(f"{name}: boosted over as it is", gains[name], at_least, low=low, high=high))
+        if asked.out is not None:
+            report.write(asked.out, asked.quick or asked.smoke)  # the next one may take all that is left
     if "gpt2" in gains and device.type == "cuda":
         report.bar("gpt2 boosted, tokens/s", "gpt2 boosted", GPT2_TOKENS)
     if len(gains) > 4 and device.type == "cuda":
         report.bars.append(Bar("median gain of all scripts", sorted(gains.values())[len(gains) // 2], MEDIAN))
+    if not report.bars:
+        print(json.dumps(report.conditions, indent=1))
+        return 1
     return report.finish(asked)
 
 

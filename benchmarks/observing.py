@@ -27,10 +27,10 @@ def model_for(device: torch.device) -> nn.Module:
 
 
 def main() -> int:
-    parser = options(__doc__, repeats=15)
+    parser = options(__doc__, repeats=40)
     asked = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    steps = 20 if asked.quick or asked.smoke else 150
+    steps = 20 if asked.quick or asked.smoke else 40  # short: a machine shared with others is another one a minute later
     model = model_for(device)
     width = next(model.parameters()).shape[1]
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)

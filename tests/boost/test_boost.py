@@ -33,6 +33,32 @@ sys.exit(5)
 """
 
 
+WITHOUT_OPTIMIZER = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+
+class Drawn(Dataset):
+    def __len__(self):
+        return 512
+
+    def __getitem__(self, index):
+        x = torch.sin(torch.arange(16.0) * (index + sum(range(20_000)) % 2))  # takes its time
+        return x, int(x.sum() > 0)
+
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Dropout(0.1), nn.Linear(32, 2))
+for epoch in range(8):
+    for x, y in DataLoader(Drawn(), batch_size=16):
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        for weight in model.parameters():
+            weight.data.add_(weight.grad, alpha=-0.1)
+"""
+
+
 def boosted(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     own = {"OMP_NUM_THREADS": "1", "FLATOUT_CACHE": str(folder / "cache"), **more}
     return subprocess.run(
@@ -72,6 +98,15 @@ def test_the_patch_can_be_applied_and_makes_the_gain_permanent(tried: tuple[Path
     text = (folder / "flatout-boost" / "changes.patch").read_text()
     assert "+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)" in text
     subprocess.run(["git", "apply", "--check", "flatout-boost/changes.patch"], cwd=folder, check=True)
+
+
+def test_a_script_that_updates_its_weights_by_hand_is_proven_too(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WITHOUT_OPTIMIZER)
+    ended = boosted(tmp_path, "--try-only", "train.py")
+    receipt = json.loads((tmp_path / "flatout-boost" / "receipt.json").read_text())
+    kept = {entry["name"]: entry for entry in receipt["entries"] if entry["verdict"] == "kept"}
+    assert "resident_data" in kept, ended.stderr
+    assert kept["resident_data"]["check"]["passed"] and "update" in kept["resident_data"]["check"]["why"]
 
 
 def test_a_script_that_trains_nothing_is_run_as_it_is(tmp_path: Path) -> None:

@@ -94,8 +94,10 @@ def test_a_gain_that_does_not_come_again_is_not_kept() -> None:
             told = super().attempt(() if again else remedies, keep=keep)
             return Told(steps_s=tuple(2 * s for s in told.steps_s), losses=told.losses, check=told.check) if again else told
 
-    search, receipt = searched(Fleeting({"compile": 0.9}), "compile")
+    search, receipt = searched(Fleeting({"compile": 0.7}), "compile")
     assert search.kept == [] and verdicts(receipt)["all together"] == "rejected"
+    search, receipt = searched(Fleeting({"compile": 0.9}), "compile")  # so little that it is looked at twice
+    assert search.kept == [] and verdicts(receipt) == {"compile": "rejected"}
 
 
 def test_a_script_that_differs_from_itself_is_left_alone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ Prepare = Callable[[nn.Module], bool]  # says whether it is done, or wants to be
 Around = Callable[[nn.Module], AbstractContextManager[None]]
 Inputs = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 Outputs = Callable[[nn.Module, Any], Any]
+Call = Callable[..., Any]
+Instead = Callable[[Call, nn.Module, tuple[Any, ...], dict[str, Any]], Any]  # gets the call itself, to make it or not
 
 
 class Hooks:
@@ -25,13 +28,14 @@ class Hooks:
         self.around: list[Around] = []
         self.inputs: list[Inputs] = []
         self.outputs: list[Outputs] = []
+        self.calls: list[Instead] = []
         self._main = threading.get_ident()
         self._inside = False
         self._prepared: dict[int, tuple[nn.Module, list[Prepare]]] = {}  # what each module is still waiting for
 
     def install(self) -> None:
         """After all remedies have said what they want."""
-        if self.prepare or self.around or self.inputs or self.outputs:
+        if self.prepare or self.around or self.inputs or self.outputs or self.calls:
             self.patches.wrap(nn.Module, "__call__", self._watched)
 
     def _watched(self, original: Any) -> Any:
@@ -53,12 +57,21 @@ class Hooks:
             with ExitStack() as stack:
                 for around in self.around:
                     stack.enter_context(around(module))
-                result = original(module, *args, **named)
+                result = self._called(partial(original, module), module, args, named)
         finally:
             self._inside = False
         for change_result in self.outputs:
             result = change_result(module, result)
         return result
+
+    def _called(self, call: Call, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        for instead in self.calls:
+            call = partial(_through, instead, call, module)
+        return call(*args, **named)
+
+
+def _through(instead: Instead, call: Call, module: nn.Module, *args: Any, **named: Any) -> Any:
+    return instead(call, module, args, named)
 
 
 def learns(module: nn.Module) -> bool:

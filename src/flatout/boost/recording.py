@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from flatout.boost.hooks import Hooks
+from flatout.boost.hooks import Hooks, learns
 from flatout.doctor.marks import Marks
 from flatout.doctor.observing.stepping import Stepping
 from flatout.doctor.patches import Patches
@@ -55,12 +55,15 @@ class Recording:
         self._inside = False
         self._dropped: list[tuple[nn.Module, str, Any]] = []
         self._drops = self._proves = True
+        self._models: list[nn.Module] = []
+        self._by_hand: list[tuple[str, Tensor]] | None = None  # weights whose update nobody but the script itself makes
         self.device = torch.device("cpu")
         self.began_s = time.perf_counter()
         self.first_s: float | None = None
 
     def install(self, patches: Patches, hooks: Hooks) -> None:
         hooks.prepare.insert(0, self._without_dropout)
+        hooks.inputs.insert(0, self._next_call)
         patches.wrap(torch.autograd, "backward", self._backward)
         register_optimizer_step_pre_hook(self._before)  # before the one that counts
         register_optimizer_step_post_hook(self._after)
@@ -98,6 +101,8 @@ class Recording:
                     if not self._proven:
                         self._first.loss_dtype = str(root.dtype).removeprefix("torch.")
             result = original(tensors, *args, **named)
+            if self._proves and not self._proven and threading.get_ident() == self._main:
+                self._note_by_hand()
             self._stepping.after_backward()
             return result
 
@@ -125,6 +130,7 @@ class Recording:
     def _note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         number = self._numbers.setdefault(id(optimizer), len(self._numbers))
         if not number:
+            self._first = _First(loss_dtype=self._first.loss_dtype)  # not by hand, then
             self._first.losses = [float(loss.float().mean()) for loss in self._losses]
         for name, weight in _weights(optimizer, number):
             self._first.before[name] = weight.detach().float().clone()
@@ -152,7 +158,42 @@ class Recording:
             self.device = weight.device
         self._with_dropout()
 
+    # the same where no optimizer steps
+
+    def _note_by_hand(self) -> None:
+        """At every backward until the first step is over: whose update it is shows afterwards."""
+        ours = [weight for model in self._models for weight in model.parameters()]
+        weights: list[tuple[str, Tensor]] = [(f"weight 0.{at}", weight) for at, weight in enumerate(ours)]
+        if not any(weight.grad is not None for _, weight in weights):
+            return
+        if self._by_hand is None:
+            self._first.before = {name: weight.detach().float().clone() for name, weight in weights}
+        self._by_hand = weights
+        self._first.losses = [float(loss.float().mean()) for loss in self._losses]
+        self._first.gradients = {
+            name: None if weight.grad is None else weight.grad.detach().float().clone() for name, weight in weights
+        }
+
+    def _next_call(
+        self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self._by_hand is None or not self._proves or self._numbers:
+            return args, named
+        changed = {
+            name: weight.detach().float() - self._first.before[name]
+            for name, weight in self._by_hand
+            if self._first.gradients[name] is not None
+        }
+        if any(bool(update.any()) for update in changed.values()):
+            self._first.updates = changed
+            self._first.expected = {name: update.clone() for name, update in changed.items()}
+            self.device, self._proves = self._by_hand[0][1].device, False
+            self._with_dropout()
+        return args, named
+
     def _without_dropout(self, module: nn.Module) -> bool:
+        if learns(module):
+            self._models.append(module)
         if not self._drops:
             return True
         for part in module.modules():

@@ -61,6 +61,10 @@ class Optimizer:
     on: str = "cpu"
 
 
+def is_odd(columns: int) -> bool:
+    return columns >= 1024 and columns % 8 != 0
+
+
 @dataclass
 class Calls:
     """All calls of one module from one line that the script makes itself."""
@@ -81,6 +85,7 @@ class Calls:
     batch: int = 0  # the first dimension of its first tensor
     parallel: bool = False  # nn.DataParallel
     mode_matters: bool = False  # it has dropout or batch norm
+    odd_products: bool = False  # a large linear layer whose columns are no multiple of what tensor cores take
 
     def is_in(self, periods: list[Period]) -> bool:
         """Was it called so in one of these?"""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from flatout.boost.remedies.aligned import Aligned
 from flatout.boost.remedies.autocast import Autocast
 from flatout.boost.remedies.channels_last import ChannelsLast
 from flatout.boost.remedies.compile import Compile
+from flatout.boost.remedies.cuda_graphs import CudaGraphs
 from flatout.boost.remedies.cudnn_benchmark import CudnnBenchmark
+from flatout.boost.remedies.early_reads import EarlyReads
 from flatout.boost.remedies.fused import Fused
 from flatout.boost.remedies.remedy import Remedy
 from flatout.boost.remedies.resident import Resident
@@ -17,7 +20,7 @@ REMEDIES: dict[str, Remedy] = {
     remedy.name: remedy
     for remedy in (
         Resident(), Workers(), AsyncCopies(), Autocast(), Tf32(), ChannelsLast(), CudnnBenchmark(), Fused(), Threads(),
-        Compile(),
+        Aligned(), EarlyReads(), CudaGraphs(), Compile(),
     )
 }  # fmt: skip
 # what makes another one pointless once it is kept

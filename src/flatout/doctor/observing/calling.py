@@ -15,7 +15,7 @@ from flatout.doctor import where
 from flatout.doctor.marks import BACKWARD, FORWARD, Marks
 from flatout.doctor.observing.stepping import Stepping
 from flatout.doctor.patches import Patches
-from flatout.doctor.seen import Calls, Period, Seen
+from flatout.doctor.seen import Calls, Period, Seen, is_odd
 
 _BY_MODE = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
 _RARE = 0.5  # a line that is called between fewer of the steps than this is no part of a step
@@ -172,6 +172,7 @@ def _described(module: nn.Module, line: str, gradient: bool, args: Any, named: A
         batch=tensors[0].shape[0] if tensors and tensors[0].dim() else 0,
         parallel=isinstance(module, nn.DataParallel),
         mode_matters=any(isinstance(m, _BY_MODE) for m in parts),
+        odd_products=any(isinstance(m, nn.Linear) and is_odd(m.out_features) for m in parts),
     )
 
 

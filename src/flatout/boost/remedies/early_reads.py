@@ -1,0 +1,86 @@
+"""Reading a loss waits for its forward alone, not for the backward and the update that were asked for since.
+
+When a script goes back from a loss, the number is on its way to the host already, beside what follows. Whoever reads it later
+gets it as soon as it is there, while the device has the rest of the step to do. It is the same number: a tensor that was
+written to since is read as ever.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from flatout.boost.hooks import Hooks
+from flatout.boost.remedies.remedy import Offer, Remedy, predicted
+from flatout.doctor.diagnosis import Diagnosis
+
+
+class EarlyReads(Remedy):
+    name = "early_reads"
+
+    def offers(self, diagnosis: Diagnosis) -> list[Offer]:
+        gain = predicted(diagnosis, "host_sync", "chatty_logging")
+        return [] if gain is None or not diagnosis.case.on_device else [Offer(self.name, "on", "off", gain)]
+
+    def apply(self, value: Any, hooks: Hooks) -> None:
+        sent = Sent()
+        hooks.patches.wrap(torch.autograd, "backward", sent.at_backward)
+        hooks.patches.wrap(Tensor, "item", sent.read)
+        hooks.patches.wrap(Tensor, "__float__", lambda original: sent.read(original, float))
+
+
+@dataclass
+class _Number:
+    tensor: ref[Tensor]
+    place: int
+    version: int
+    host: Tensor
+    there: torch.cuda.Event
+
+
+class Sent:
+    """The last loss that a script went back from."""
+
+    def __init__(self) -> None:
+        self._main = threading.get_ident()
+        self._last: _Number | None = None
+        self._beside: torch.cuda.Stream | None = None
+
+    def at_backward(self, original: Any) -> Any:
+        def backward(tensors: Any, *args: Any, **named: Any) -> Any:
+            root = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
+            if threading.get_ident() == self._main and isinstance(root, Tensor) and root.is_cuda and root.numel() == 1:
+                self._send(root)
+            return original(tensors, *args, **named)
+
+        return backward
+
+    def read(self, original: Any, kind: type = object) -> Any:
+        def item(tensor: Tensor) -> Any:
+            last = self._last
+            if last is None or not tensor.is_cuda or tensor.data_ptr() != last.place or tensor._version != last.version:
+                return original(tensor)
+            if last.tensor() is None or tensor.numel() != 1 or tensor.dtype != last.host.dtype:
+                return original(tensor)
+            last.there.synchronize()
+            return last.host.item() if kind is object else kind(last.host.item())
+
+        return item
+
+    def _send(self, root: Tensor) -> None:
+        if self._beside is None or self._beside.device != root.device:
+            self._beside = torch.cuda.Stream(root.device)
+        loss = root.detach()
+        host = torch.empty((), dtype=loss.dtype, pin_memory=True)
+        self._beside.wait_stream(torch.cuda.current_stream(root.device))
+        with torch.cuda.stream(self._beside):
+            host.copy_(loss.reshape(()), non_blocking=True)
+            there = torch.cuda.Event()
+            there.record()
+        loss.record_stream(self._beside)
+        self._last = _Number(ref(root), root.data_ptr(), root._version, host, there)

@@ -1,0 +1,253 @@
+"""Remedies that only a GPU can take: whatever a script does with its model, the numbers are those of the plain one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatout.boost.hooks import Hooks
+from flatout.boost.remedies.all import REMEDIES
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@contextmanager
+def remedied(*names: str) -> Iterator[None]:
+    hooks = Hooks()
+    for name in names:
+        REMEDIES[name].apply("on" if name != "aligned_products" else 64, hooks)
+    hooks.install()
+    try:
+        yield
+    finally:
+        hooks.patches.restore()
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(0.0), nn.Linear(8 * 36, 10)
+    ).cuda()
+
+
+def batch(number: int, rows: int = 16) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator("cuda").manual_seed(number)
+    x = torch.randn(rows, 1, 8, 8, device="cuda", generator=draw)
+    return x, torch.randint(0, 10, (rows,), device="cuda", generator=draw)
+
+
+def in_the_usual_way(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    losses = []
+    for step in range(6):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def with_accumulation(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    losses = []
+    for step in range(6):
+        optimizer.zero_grad()
+        for part in range(3):
+            x, y = batch(10 * step + part)
+            loss = F.cross_entropy(model(x), y) / 3
+            loss.backward()
+            losses.append(loss.detach())
+        optimizer.step()
+    return losses
+
+
+def with_gradients_set_to_zero(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    losses = []
+    for step in range(6):
+        x, y = batch(step)
+        optimizer.zero_grad(set_to_none=False)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def twice_before_going_back(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    losses = []
+    for step in range(6):
+        (x, y), (u, v) = batch(step), batch(100 + step)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y) + F.cross_entropy(model(u), v)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def keeping_its_outputs(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    kept = []
+    for step in range(6):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        output = model(x)
+        F.cross_entropy(output, y).backward()
+        optimizer.step()
+        kept.append(output)
+    return [output.detach() for output in kept]
+
+
+def with_evaluations_and_a_short_batch(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    losses = []
+    for step in range(8):
+        x, y = batch(step, rows=16 if step % 3 else 7)
+        model.train()
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            losses += [loss.detach(), model(x).sum()]
+    return losses
+
+
+def freezing_a_layer(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    losses = in_the_usual_way(model, optimizer)
+    assert isinstance(model, nn.Sequential)
+    model[0].requires_grad_(False)
+    model[1].eval()
+    return losses + in_the_usual_way(model, optimizer)
+
+
+def under_autocast(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    with torch.autocast("cuda", torch.bfloat16):
+        return in_the_usual_way(model, optimizer)
+
+
+WAYS = [
+    in_the_usual_way, with_accumulation, with_gradients_set_to_zero, twice_before_going_back, keeping_its_outputs,
+    with_evaluations_and_a_short_batch, freezing_a_layer, under_autocast,
+]  # fmt: skip
+
+
+def trained(way: Callable[[nn.Module, torch.optim.Optimizer], list[Tensor]]) -> tuple[list[Tensor], dict[str, Tensor]]:
+    model = network()
+    return way(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)), model.state_dict()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_a_graph_gives_the_numbers_of_the_plain_call(way: Callable[..., Any]) -> None:
+    torch.backends.cudnn.deterministic = True
+    try:
+        losses, weights = trained(way)
+        with remedied("cuda_graphs"):
+            graphed, also = trained(way)
+    finally:
+        torch.backends.cudnn.deterministic = False
+    close = 2e-2 if way is under_autocast else 1e-4
+    for a, b in zip(losses, graphed, strict=True):
+        torch.testing.assert_close(a, b, rtol=close, atol=close)
+    for name in weights:
+        torch.testing.assert_close(weights[name], also[name], rtol=close, atol=close, msg=name)
+
+
+def test_a_graph_is_what_runs() -> None:
+    calls = []
+
+    class Counted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(1)
+            return super().forward(x)
+
+    model = Counted(8, 2).cuda()
+    with remedied("cuda_graphs"):
+        for step in range(30):
+            model(torch.full((4, 8), float(step), device="cuda")).sum().backward()
+    assert len(calls) < 10  # to warm up, and to capture
+
+
+def test_dropout_is_drawn_anew_in_each_replay() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5)).cuda()
+    x = torch.ones(4, 64, device="cuda")
+    with remedied("cuda_graphs"):
+        outputs = [model(x) for _ in range(1)]
+        for _ in range(5):
+            outputs[-1].sum().backward()
+            outputs.append(model(x))
+    assert len({tuple((output == 0).flatten().tolist()) for output in outputs}) > 4
+
+
+def test_a_model_that_does_more_than_compute_is_called_plainly() -> None:
+    class Lucky(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (1 + (random.random() < 0.5))
+
+    torch.manual_seed(0)
+    model = Lucky(8, 1, bias=False).cuda()
+    x = torch.ones(1, 8, device="cuda")
+    random.seed(0)
+    plain = [model(x).item() for _ in range(12)]
+    random.seed(0)
+    with remedied("cuda_graphs"):
+        seen = []
+        for _ in range(15):
+            output = model(x)
+            output.sum().backward()
+            seen.append(output.item())
+    assert len(set(seen[3:])) == 2 == len(set(plain))
+
+
+def test_a_loss_that_is_read_early_is_the_loss() -> None:
+    model = nn.Linear(8, 1).cuda()
+    with remedied("early_reads"):
+        for step in range(5):
+            loss = model(torch.full((4, 8), float(step), device="cuda")).sum()
+            loss.backward()
+            expected = loss.detach().cpu().numpy().item()
+            assert loss.item() == float(loss.detach()) == loss.detach().item() == expected
+            with torch.no_grad():
+                loss.detach().mul_(2)  # written to since
+            assert loss.item() == pytest.approx(2 * expected)
+
+
+def test_reading_a_loss_does_not_wait_for_what_came_after_it() -> None:
+    weight = torch.randn(4096, 4096, device="cuda", requires_grad=True)
+    with remedied("early_reads"):
+        for _ in range(3):
+            loss = (weight * weight).mean()
+            loss.backward()
+            for _ in range(40):
+                weight.detach() @ weight.detach()
+            after = torch.cuda.Event()
+            after.record()
+            loss.item()
+            early = not after.query()
+    assert early
+
+
+def test_wider_products_are_the_same_products() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 1031).cuda().bfloat16()
+    x = torch.randn(3, 32, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+    def passed() -> list[Tensor]:
+        layer.zero_grad()
+        x.grad = None
+        output = layer(x)
+        F.cross_entropy(output.view(-1, 1031).float(), torch.arange(96, device="cuda")).backward()
+        assert x.grad is not None and layer.weight.grad is not None and layer.bias.grad is not None
+        return [output.detach(), x.grad, layer.weight.grad, layer.bias.grad]
+
+    plain = passed()
+    with remedied("aligned_products"):
+        wide = passed()
+    for a, b in zip(plain, wide, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
