@@ -43,6 +43,7 @@ def boosted(folder: Path, command: list[str], limit_s: float) -> dict[str, Any]:
         if ended.returncode or not ended.stdout.strip():
             return {"failed": ended.stderr[-600:]}
         receipt: dict[str, Any] = json.loads(ended.stdout)
+        receipt["entries"] = json.loads((Path(scratch) / "out" / "receipt.json").read_text())["entries"]
         receipt["patch"] = (Path(scratch) / "out" / "changes.patch").read_text()
         return receipt
 

@@ -100,6 +100,17 @@ def test_the_patch_can_be_applied_and_makes_the_gain_permanent(tried: tuple[Path
     subprocess.run(["git", "apply", "--check", "flatout-boost/changes.patch"], cwd=folder, check=True)
 
 
+def test_a_run_whose_losses_stop_being_numbers_is_started_again_plain(tmp_path: Path) -> None:
+    """Long after the trials' last step, and only with what was kept."""
+    late = SLOW_UPDATE.replace("    optimizer.zero_grad()\n", (
+        "    if optimizer.defaults['fused'] and step > 200:\n        loss = loss * float('nan')\n    optimizer.zero_grad()\n"
+    ))  # fmt: skip
+    (tmp_path / "train.py").write_text(late)
+    ended = boosted(tmp_path, "train.py", "600")
+    assert ended.returncode == 5 and ended.stdout == "trained 600 Adam None\n", ended.stderr
+    assert "not finite at steps 250 and 500" in (tmp_path / "flatout-boost" / "left.txt").read_text()
+
+
 def test_a_script_that_updates_its_weights_by_hand_is_proven_too(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WITHOUT_OPTIMIZER)
     ended = boosted(tmp_path, "--try-only", "train.py")
@@ -116,6 +127,12 @@ def test_a_script_that_trains_nothing_is_run_as_it_is(tmp_path: Path) -> None:
     assert "no training was seen" in ended.stderr
     ended = boosted(tmp_path, "--try-only", "hello.py", "you")
     assert ended.returncode == 1 and ended.stdout == ""
+
+
+def test_json_is_for_trials_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    ended = boosted(tmp_path, "--json", "train.py")
+    assert ended.returncode == 2 and "add --try-only" in ended.stderr
 
 
 def test_under_torchrun_it_says_that_it_cannot(tmp_path: Path) -> None:

@@ -86,3 +86,29 @@ def test_what_cannot_be_written_is_said(script: str, edit: Edit) -> None:
 def test_places() -> None:
     assert placed("a/train.py:41") == ("a/train.py", 41)
     assert placed("") is None
+
+
+EVALUATES = """\
+import torch
+
+
+class Task:
+    @staticmethod
+    def evaluate(model, loader):
+        for x in loader:
+            model(x)
+
+    def train(self, model, loader):
+        for x in loader:
+            model(x).backward()
+"""
+
+
+def test_a_function_that_evaluates_gets_a_decorator(tmp_path: Path) -> None:
+    path = tmp_path / "task.py"
+    path.write_text(EVALUATES)
+    text, left = patch([Edit(str(path), 8, decorator="@torch.no_grad()", not_around=(12,))])
+    assert added(text) == ["@torch.no_grad()"] and left == []
+    assert "+    @torch.no_grad()\n     @staticmethod\n" in text
+    _, left = patch([Edit(str(path), 8, decorator="@torch.no_grad()", not_around=(7,))])
+    assert len(left) == 1  # it trains in there, too

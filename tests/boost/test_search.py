@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from flatout.boost.remedies.remedy import Offer
@@ -23,7 +24,7 @@ class Made:
         self._step_s, self._wrong, self._noise = step_s, wrong or {}, noise
         self._draw = random.Random(0)
 
-    def attempt(self, remedies: Sequence[tuple[str, Any]], *, keep: bool = False, slow_s: float | None = None) -> Told:
+    def attempt(self, remedies: Sequence[tuple[str, Any]], **how: Any) -> Told:
         names = tuple(name for name, _ in remedies)
         self.asked.append(names)
         if names and names[-1] in self._wrong and len(set(names)) == len(names):
@@ -33,7 +34,7 @@ class Made:
             factor *= self._step_s.get(name, 1.0)
         losses = tuple(2.0 - 0.01 * step + self._draw.gauss(0, self._noise) for step in range(self.steps))
         steps_s = tuple(0.02 * factor * self._draw.uniform(0.99, 1.01) for _ in range(30))
-        return Told(steps_s=steps_s, losses=losses, check=None if keep else GOOD)
+        return Told(steps_s=steps_s, losses=losses, check=None if how.get("keep") else GOOD)
 
 
 def searched(made: Made, *offers: str) -> tuple[Search, Receipt]:
@@ -89,9 +90,9 @@ def test_data_on_the_device_makes_workers_pointless() -> None:
 
 def test_a_gain_that_does_not_come_again_is_not_kept() -> None:
     class Fleeting(Made):
-        def attempt(self, remedies: Sequence[tuple[str, Any]], *, keep: bool = False, slow_s: float | None = None) -> Told:
+        def attempt(self, remedies: Sequence[tuple[str, Any]], **how: Any) -> Told:
             again = tuple(name for name, _ in remedies) in self.asked and remedies
-            told = super().attempt(() if again else remedies, keep=keep)
+            told = super().attempt(() if again else remedies, **how)
             return Told(steps_s=tuple(2 * s for s in told.steps_s), losses=told.losses, check=told.check) if again else told
 
     search, receipt = searched(Fleeting({"compile": 0.7}), "compile")
@@ -102,11 +103,11 @@ def test_a_gain_that_does_not_come_again_is_not_kept() -> None:
 
 def test_a_script_that_differs_from_itself_is_left_alone() -> None:
     class Unsteady(Made):
-        def attempt(self, remedies: Sequence[tuple[str, Any]], *, keep: bool = False, slow_s: float | None = None) -> Told:
-            told = super().attempt(remedies, keep=keep)
+        def attempt(self, remedies: Sequence[tuple[str, Any]], **how: Any) -> Told:
+            told = super().attempt(remedies, **how)
             return (
                 told
-                if keep
+                if how.get("keep")
                 else Told(steps_s=told.steps_s, losses=told.losses, check={"passed": False, "why": "another batch"})
             )
 
@@ -118,11 +119,57 @@ def test_a_remedy_whose_losses_differ_from_step_to_step_gets_more_of_them() -> N
     """Another draw of dropout, say: the plain script repeats itself exactly, the remedy does not."""
 
     class Dropping(Made):
-        def attempt(self, remedies: Sequence[tuple[str, Any]], *, keep: bool = False, slow_s: float | None = None) -> Told:
-            told = super().attempt(remedies, keep=keep)
+        def attempt(self, remedies: Sequence[tuple[str, Any]], **how: Any) -> Told:
+            told = super().attempt(remedies, **how)
             noisy = tuple(loss + (0.05 if step % 8 < 4 else -0.05) * bool(remedies) for step, loss in enumerate(told.losses))
             return Told(steps_s=told.steps_s, losses=noisy, check=told.check)
 
     made = Dropping({"compile": 0.5})
     search, _ = searched(made, "compile")
     assert made.steps > 40 and search.kept == [("compile", "on")]
+
+
+class Chaotic(Made):
+    """On a GPU: plain kernels add up in any order, and losses drift apart; deterministic ones repeat themselves."""
+
+    def __init__(self, step_s: dict[str, float], worse: float = 0.0) -> None:
+        super().__init__(step_s)
+        self.exactly: list[tuple[str, ...]] = []
+        self._worse = worse
+
+    def attempt(self, remedies: Sequence[tuple[str, Any]], **how: Any) -> Told:
+        told = super().attempt(remedies, **how)
+        self._noise = 0.4
+        losses = tuple(2.0 - 0.01 * step + self._draw.gauss(0, self._noise) for step in range(self.steps))
+        if how.get("exact"):
+            self.exactly.append(self.asked[-1])
+            losses = tuple(2.0 - 0.01 * step + self._worse * bool(remedies) for step in range(self.steps))
+        return Told(steps_s=told.steps_s, losses=losses, check=told.check, device="cuda")
+
+
+def test_where_kernels_make_the_noise_losses_are_proven_with_deterministic_ones() -> None:
+    made = Chaotic({"resident_data": 0.3, "tf32": 1.0})
+    search, receipt = searched(made, "resident_data", "tf32")
+    assert search.kept == [("resident_data", "on")] and made.steps == 40
+    assert receipt.entries[0].why.endswith("(without dropout, with deterministic kernels)")
+    assert made.exactly == [(), (), ("resident_data",)]  # what is not faster needs no proof
+
+
+def test_deterministic_kernels_show_what_learns_worse() -> None:
+    search, receipt = searched(Chaotic({"autocast": 0.5}, worse=0.2), "autocast")
+    assert search.kept == [] and "the loss is worse" in receipt.entries[0].why
+
+
+def test_a_remedy_of_evaluations_is_judged_by_evaluations() -> None:
+    class Evaluating(Made):
+        def attempt(self, remedies: Sequence[tuple[str, Any]], **how: Any) -> Told:
+            told = super().attempt(remedies, **how)
+            factor = 0.6 if any(name == "no_grad_evaluation" for name, _ in remedies) else 1.0
+            return replace(told, evaluations_s=tuple(0.1 * factor * self._draw.uniform(0.99, 1.01) for _ in range(12)))
+
+    search, receipt = searched(Evaluating({}), "no_grad_evaluation", "tf32")
+    assert search.kept == [("no_grad_evaluation", "on")]
+    assert receipt.entries[0].measured is not None and 1.6 < receipt.entries[0].measured < 1.7
+    assert receipt.gain is not None and 0.95 < receipt.gain < 1.05  # steps are what they were
+    search, receipt = searched(Made({}), "no_grad_evaluation")
+    assert search.kept == [] and receipt.entries[0].why == "0 evaluations in the trial are too few to tell"

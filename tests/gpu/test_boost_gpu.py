@@ -128,8 +128,16 @@ def freezing_a_layer(model: nn.Module, optimizer: torch.optim.Optimizer) -> list
 
 
 def under_autocast(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    with torch.autocast("cuda", torch.bfloat16):
-        return in_the_usual_way(model, optimizer)
+    losses = []
+    for step in range(6):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
 
 
 WAYS = [

@@ -17,6 +17,7 @@ from flatout.base.tree import Doc
 from flatout.boost.forks import Forks
 from flatout.boost.looking import Looked
 from flatout.boost.patching import patch
+from flatout.boost.remedies.no_grad import NoGrad, evaluating_lines
 from flatout.boost.scratch import NOT_LED
 from flatout.boost.search import Search, shown
 from flatout.boost.trying import Trials
@@ -50,7 +51,8 @@ def tried(
 ) -> Boosted:
     """Trials in `work`; the receipt, its page and the patch go to `out`."""
     say(f"trials write to a scratch folder and are thrown away; {NOT_LED}")
-    trials = Trials(forks, script, work, steps)
+    evaluates = [pair for one in looked.offers if one.name == NoGrad.name for pair in evaluating_lines(one.value)]
+    trials = Trials(forks, script, work, steps, evaluates=evaluates)
     search = Search(trials, looked.offers, say)
     versions = {"torch": str(torch.__version__), "python": sys.version.split()[0]}
     receipt = search.run(looked.machine, versions, time.strftime("%Y-%m-%d %H:%M:%S"))

@@ -54,7 +54,7 @@ def looked_at(forks: Forks, script: Script, cache: Path, folder: Path) -> Looked
 
 def _edit(written: Mapping[str, Any]) -> Edit:
     arguments = tuple((name, value) for name, value in written["arguments"])
-    return Edit(**{**written, "arguments": arguments})
+    return Edit(**{**written, "arguments": arguments, "not_around": tuple(written["not_around"])})
 
 
 def look(question: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Edit:
-    """Either `arguments` for the call of `function` on `line`, or a `statement` before the statement on `line`.
+    """Either `arguments` for the call of `function` on `line`, or a `statement` before the statement on `line`, or a
+    `decorator` of the function around it, if none of the lines `not_around` are in there.
 
     In a statement {model} stands for what is called on the line `model_line`.
     """
@@ -23,6 +24,8 @@ class Edit:
     arguments: tuple[tuple[str, str], ...] = ()
     statement: str = ""
     model_line: int = 0
+    decorator: str = ""
+    not_around: tuple[int, ...] = ()
 
 
 def placed(where: str) -> tuple[str, int] | None:
@@ -57,7 +60,10 @@ def _edited(source: str, edits: list[Edit]) -> tuple[str, list[Edit]]:
     left = []
     changes: list[tuple[int, int, str]] = []  # line, column, text to put there; from the end of the file to its beginning
     for edit in edits:
-        change = _inserted(tree, lines, edit) if edit.statement else _with_arguments(tree, edit)
+        if edit.decorator:
+            change = _decorated(tree, edit)
+        else:
+            change = _inserted(tree, lines, edit) if edit.statement else _with_arguments(tree, edit)
         left += [edit] if change is None else []
         changes += [] if change is None else [change]
     joined: dict[tuple[int, int], list[str]] = defaultdict(list)
@@ -108,6 +114,21 @@ def _inserted(tree: ast.Module, lines: list[str], edit: Edit) -> tuple[int, int,
         text = text.replace("{model}", called)
     indent = lines[statement.lineno - 1][: statement.col_offset]
     return (statement.lineno, 0, f"{indent}{text}\n") if not indent.strip() else None
+
+
+def _decorated(tree: ast.Module, edit: Edit) -> tuple[int, int, str] | None:
+    function = _function_around(tree, edit.line)
+    if function is None or any(_function_around(tree, line) is function for line in edit.not_around):
+        return None
+    first = min([function.lineno, *(one.lineno for one in function.decorator_list)])
+    return first, 0, f"{' ' * function.col_offset}{edit.decorator}\n"
+
+
+def _function_around(tree: ast.Module, line: int) -> ast.FunctionDef | None:
+    """The innermost one."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    around = [node for node in functions if node.lineno <= line <= (node.end_lineno or node.lineno)]
+    return max(around, key=lambda node: node.lineno, default=None)
 
 
 def _statement_at(tree: ast.Module, line: int) -> ast.stmt | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from flatout.boost.hooks import Hooks, learns
+from flatout.doctor import where
 from flatout.doctor.marks import Marks
 from flatout.doctor.observing.stepping import Stepping
 from flatout.doctor.patches import Patches
@@ -42,7 +44,14 @@ class Recording:
     """Calls `when_done` at the end of step number `steps`. Dropout is off until the first step is over: two draws of it would
     hide what the first step has to show."""
 
-    def __init__(self, steps: int, when_done: Callable[[], None], on_step: Callable[[int], None] = lambda step: None) -> None:
+    def __init__(
+        self,
+        steps: int,
+        when_done: Callable[[], None],
+        on_step: Callable[[int], None] = lambda step: None,
+        evaluates: Iterable[tuple[str, bool]] = (),
+    ) -> None:
+        """`evaluates`: the lines that evaluate, and whether in training mode. Their calls are timed."""
         self.steps_done = 0
         self._steps, self._when_done, self._on_step = steps, when_done, on_step
         self._stepping = Stepping(Marks(), Seen(), self._step_over)
@@ -54,20 +63,29 @@ class Recording:
         self._per_step: list[list[Tensor]] = []
         self._inside = False
         self._dropped: list[tuple[nn.Module, str, Any]] = []
-        self._drops = self._proves = True
+        self._drops = self._proves = self._puts_back = True
         self._models: list[nn.Module] = []
         self._by_hand: list[tuple[str, Tensor]] | None = None  # weights whose update nobody but the script itself makes
         self.device = torch.device("cpu")
         self.began_s = time.perf_counter()
         self.first_s: float | None = None
+        self.last_loss: Tensor | None = None
+        self._evaluates = frozenset(evaluates)
+        self._evaluations: list[tuple[float, float, Any, Any]] = []
 
     def install(self, patches: Patches, hooks: Hooks) -> None:
         hooks.prepare.insert(0, self._without_dropout)
         hooks.inputs.insert(0, self._next_call)
+        if self._evaluates:
+            hooks.around.insert(0, self._timed)
         patches.wrap(torch.autograd, "backward", self._backward)
         register_optimizer_step_pre_hook(self._before)  # before the one that counts
         register_optimizer_step_post_hook(self._after)
         self._stepping.install(patches)
+
+    def leaves_dropout_off(self) -> None:
+        """To the end: two trials that draw it in another order differ by nothing else then."""
+        self._puts_back = False
 
     def keeps_dropout(self) -> None:
         """And proves nothing: this is the person's own run."""
@@ -90,14 +108,37 @@ class Recording:
             return [a[1].elapsed_time(b[1]) / 1e3 for a, b in pairwise(times)]
         return [b[0] - a[0] for a, b in pairwise(times)]
 
+    def evaluations_s(self) -> list[float]:
+        """Seconds of each call that evaluates."""
+        synchronize(self.device)
+        return [b - a if begin is None else begin.elapsed_time(end) / 1e3 for a, b, begin, end in self._evaluations]
+
+    @contextmanager
+    def _timed(self, module: nn.Module) -> Iterator[None]:
+        if (where.caller(), module.training) not in self._evaluates:
+            yield
+            return
+        began_s, begin = time.perf_counter(), self._event()
+        yield
+        self._evaluations.append((began_s, time.perf_counter(), begin, self._event()))
+
+    def _event(self) -> Any:
+        """A moment on the device, or None where the host itself computes."""
+        if self.device.type != "cuda":
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
     # losses
 
     def _backward(self, original: Any) -> Any:
         def backward(tensors: Any, *args: Any, **named: Any) -> Any:
-            if threading.get_ident() == self._main and self.steps_done < self._steps:
-                root = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
-                if isinstance(root, Tensor) and root.numel() == 1:
-                    self._losses.append(root.detach().clone())
+            root = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
+            if threading.get_ident() == self._main and isinstance(root, Tensor) and root.numel() == 1:
+                self.last_loss = root.detach()
+                if self.steps_done < self._steps:
+                    self._losses.append(self.last_loss.clone())
                     if not self._proven:
                         self._first.loss_dtype = str(root.dtype).removeprefix("torch.")
             result = original(tensors, *args, **named)
@@ -204,6 +245,8 @@ class Recording:
         return True
 
     def _with_dropout(self) -> None:
+        if not self._puts_back:
+            return
         self._drops = False
         for part, name, value in self._dropped:
             setattr(part, name, value)
@@ -219,12 +262,8 @@ class Recording:
             self.first_s = time.perf_counter() - self.began_s
         if self.steps_done == _SETTLES_AT:
             self._stepping.settle()
-        event = None
-        if self.device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
         if self.steps_done <= self._steps:
-            self._times.append((time.perf_counter(), event))
+            self._times.append((time.perf_counter(), self._event()))
             self._per_step.append(self._losses)
         self._losses = []
         self._on_step(self.steps_done)

@@ -20,6 +20,7 @@ from flatout.doctor.script import Script, run_script
 
 LEFT = 86  # the exit code of a run that left its band
 _MARGIN = 0.5
+_EVERY, _IN_A_ROW = 250, 2  # steps between two looks at whether a loss is a number; so many that are none
 
 
 @dataclass(frozen=True)
@@ -45,18 +46,28 @@ def run_with(kept: Kept) -> int:
     """In the process of the script."""
     patches, hooks = Patches(), Hooks()
 
-    def leave() -> None:
+    not_finite = 0
+
+    def window_over() -> None:
         losses = recording.losses()
         late = losses[len(losses) // 2 :]
         mean = sum(late) / max(len(late), 1)
         bound = kept.highest + _MARGIN * abs(kept.highest)
         if late and (not math.isfinite(mean) or mean > bound):
-            Path(kept.told).write_text(
-                f"its loss is {mean:.4g} after {len(losses)} steps; the plain script's was never above {kept.highest:.4g}"
-            )
-            os._exit(LEFT)
+            leave(f"its loss is {mean:.4g} after {len(losses)} steps; the plain script's was never above {kept.highest:.4g}")
 
-    recording = Recording(kept.steps, leave)
+    def step_over(step: int) -> None:
+        nonlocal not_finite
+        if step % _EVERY == 0 and recording.last_loss is not None:
+            not_finite = 0 if bool(recording.last_loss.isfinite().all()) else not_finite + 1
+            if not_finite == _IN_A_ROW:
+                leave(f"its loss was not finite at steps {step - _EVERY} and {step}")
+
+    def leave(why: str) -> None:
+        Path(kept.told).write_text(why)
+        os._exit(LEFT)
+
+    recording = Recording(kept.steps, window_over, step_over)
     recording.keeps_dropout()
     for name, value in kept.remedies:
         REMEDIES[name].apply(value, hooks)

@@ -44,11 +44,14 @@ class Asked:
     reference: str | None = None  # the first step of the plain script, to be held against
     keep: str | None = None  # where to keep the own one
     slow_s: float | None = None  # a step of the reference: three times that, after the warm-up, and the trial is over
+    exact: bool = False  # deterministic kernels and no dropout: for its losses, not for its speed
+    evaluates: tuple[tuple[str, bool], ...] = ()  # lines, and whether the model is in training mode there
 
     @classmethod
     def from_dict(cls, written: Mapping[str, Any]) -> Asked:
         remedies = tuple((name, value) for name, value in written["remedies"])
-        return cls(**{**written, "remedies": remedies, "arguments": tuple(written["arguments"])})
+        evaluates = tuple((line, training) for line, training in written["evaluates"])
+        return cls(**{**written, "remedies": remedies, "arguments": tuple(written["arguments"]), "evaluates": evaluates})
 
     @property
     def precision(self) -> str:
@@ -62,6 +65,7 @@ class Told:
     failure: str = ""
     why: str = ""
     steps_s: tuple[float, ...] = ()
+    evaluations_s: tuple[float, ...] = ()  # calls of models between steps that do not train
     losses: tuple[float, ...] = ()
     check: Mapping[str, Any] | None = None
     first_s: float | None = None
@@ -72,7 +76,7 @@ class Told:
 
     @classmethod
     def from_dict(cls, written: Mapping[str, Any]) -> Told:
-        return cls(**{**written, **{name: tuple(written[name]) for name in ("steps_s", "losses", "notes")}})
+        return cls(**{**written, **{name: tuple(written[name]) for name in ("steps_s", "evaluations_s", "losses", "notes")}})
 
 
 def attempt(asked: Asked) -> None:
@@ -102,7 +106,7 @@ def attempt(asked: Asked) -> None:
         sys.stdout.flush()
         os._exit(0)
 
-    recording = Recording(asked.steps, done, slow)
+    recording = Recording(asked.steps, done, slow, asked.evaluates)
     for name, value in asked.remedies:
         REMEDIES[name].apply(value, hooks)
     recording.install(patches, hooks)
@@ -110,6 +114,10 @@ def attempt(asked: Asked) -> None:
     random.seed(asked.seed)
     np.random.seed(asked.seed)
     torch.manual_seed(asked.seed)
+    if asked.exact:
+        recording.leaves_dropout_off()
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     Scratch(Path(asked.scratch)).install(patches)
     ending = run_script(Script(asked.script, asked.arguments, asked.as_module))
     if recording.steps_done > WARM_UP + 5:
@@ -131,6 +139,7 @@ def _measured(asked: Asked, recording: Recording, began_s: float) -> Told:
     peak = torch.cuda.max_memory_allocated() if recording.device.type == "cuda" else None
     return Told(
         steps_s=tuple(recording.steps_s(WARM_UP)),
+        evaluations_s=tuple(recording.evaluations_s()),
         losses=tuple(recording.losses()),
         check=check,
         first_s=recording.first_s,

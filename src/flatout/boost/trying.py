@@ -22,14 +22,29 @@ _LAST_CHARACTERS = 4000
 
 
 class Trials:
-    def __init__(self, forks: Forks, script: Script, folder: Path, steps: int, seed: int = 0) -> None:
-        self._forks, self._script, self._folder = forks, script, folder
+    def __init__(
+        self,
+        forks: Forks,
+        script: Script,
+        folder: Path,
+        steps: int,
+        seed: int = 0,
+        evaluates: Sequence[tuple[str, bool]] = (),
+    ) -> None:
+        self._forks, self._script, self._folder, self._evaluates = forks, script, folder, tuple(evaluates)
         self.steps, self._seed = steps, seed
         self._count = 0
         self._reference_s: float | None = None
         self.reference_file = folder / "reference.pt"
 
-    def attempt(self, remedies: Sequence[tuple[str, Any]], *, keep: bool = False, slow_s: float | None = None) -> Told:
+    def attempt(
+        self,
+        remedies: Sequence[tuple[str, Any]],
+        *,
+        keep: bool = False,
+        slow_s: float | None = None,
+        exact: bool = False,
+    ) -> Told:
         """`keep`: this one is the reference that later ones are held against."""
         self._count += 1
         place = self._folder / f"t{self._count}"
@@ -46,6 +61,8 @@ class Trials:
             None if keep else str(self.reference_file),
             str(self.reference_file) if keep else None,
             slow_s,
+            exact,
+            self._evaluates,
         )
         question = place / "question.json"
         question.write_text(json.dumps(asdict(asked)))

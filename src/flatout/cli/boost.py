@@ -45,6 +45,8 @@ def boost(
 
     if world_size() > 1:
         raise UsageError("boost tries one process at a time: run it without torchrun (doctor works under torchrun)")
+    if as_json and not try_only:
+        raise UsageError(f"--json prints to stdout, and so does the script: add --try-only, or read {out / 'receipt.json'}")
     script = Script(command[0], tuple(command[1:]), as_module)
     check(script)
     if measure:

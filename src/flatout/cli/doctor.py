@@ -60,7 +60,7 @@ def doctor(
 
 def _diagnosed(script: Script, steps: int, stop: bool, html: Path | None, stdout: int | None) -> int:
     from flatout.base.html import to_html
-    from flatout.base.tree import to_data, to_text
+    from flatout.base.tree import to_text
     from flatout.doctor.script import Enough, run_script
     from flatout.doctor.watching import Watch
 
@@ -82,15 +82,14 @@ def _diagnosed(script: Script, steps: int, stop: bool, html: Path | None, stdout
     found = watched.doc
     if found is None:
         print(f"flatout doctor: {script} ended with exit code {ending.exit_code}; {watched.why_nothing()}", file=sys.stderr)
-        return ending.exit_code
     with redirect_stdout(our_stdout):  # the script may have put another one in its place
-        if stdout is None:
-            print(f"\n{to_text(found)}", flush=True)  # at its exit Python flushes what is in its place
-        else:
+        if stdout is not None:
             os.dup2(stdout, 1)
-            print_json(to_data(found))
+            print_json(watched.to_dict())
             _only_for_json()  # what is printed at its exit is not part of it
-    if html is not None:
+        elif found is not None:
+            print(f"\n{to_text(found)}", flush=True)  # at its exit Python flushes what is in its place
+    if html is not None and found is not None:
         write_page(html, to_html(found, f"flatout doctor {script}"))
     return ending.exit_code
 

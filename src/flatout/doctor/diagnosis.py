@@ -53,6 +53,11 @@ def doc(diagnosis: Diagnosis) -> Doc:
     )
 
 
+def nothing(steps: int) -> dict[str, object]:
+    """The same data where there was too little to look at."""
+    return {"steps": steps, "step_ms": None, "samples_per_s": None, "ceiling_share": None, "ledger": [], "findings": []}
+
+
 def _headline(case: Case) -> str:
     samples, device = case.samples_per_step, _device_kind(case)
     rate = f"{show_count(1e3 * samples / case.step_ms)} samples/s" if samples else f"{show_count(1e3 / case.step_ms)} steps/s"

@@ -17,13 +17,14 @@ import torch
 from flatout.base.errors import MachineError
 from flatout.base.tree import Doc, to_data, to_text
 from flatout.doctor.case import make_case
-from flatout.doctor.diagnosis import Diagnosis, diagnose, doc
+from flatout.doctor.diagnosis import Diagnosis, diagnose, doc, nothing
 from flatout.doctor.observing.observer import Observer, Window
 from flatout.machine.cache import CeilingsCache
 from flatout.machine.device import CPU, pick_device
 from flatout.machine.facts import fingerprint, read_facts
 from flatout.machine.probe import Probe, probe
 from flatout.machine.rates import operator_seconds
+from flatout.machine.shared import OthersWork
 
 STEPS = 30
 _OPERATOR_S = 5e-6
@@ -40,6 +41,8 @@ class Watch:
         self.observer = Observer(self._folder, Window.of(steps), self._window_closed, self._running_on)
         self._first_report: TextIO | None = None
         self._report_at_s: float | None = None
+        self._others = OthersWork()
+        self._shared: str | None = None
 
     def start(self, first_report: TextIO | None = None) -> None:
         """A script that runs on for long after the window has a first report written to `first_report`."""
@@ -56,7 +59,7 @@ class Watch:
         return None if self.diagnosis is None else doc(self.diagnosis)
 
     def to_dict(self) -> dict[str, object]:
-        return {} if self.doc is None else to_data(self.doc)
+        return nothing(self.observer.seen.steps) if self.doc is None else to_data(self.doc)
 
     def __str__(self) -> str:
         return self.why_nothing() if self.doc is None else to_text(self.doc)
@@ -69,6 +72,7 @@ class Watch:
         return f"{were} trained, too few to say anything: the first three only warm up"
 
     def _window_closed(self) -> None:
+        self._shared = self._others.in_words()
         self._report_at_s = time.perf_counter() + _PATIENCE_S
         self._when_done()
 
@@ -89,6 +93,8 @@ class Watch:
         notes = []
         if not self.observer.complete:
             notes.append(f"only {seen.steps} steps were trained, fewer than the window wants: figures are rough")
+        if self._shared:
+            notes.append(self._shared)
         if (known := known_probe(seen.device, self._cache)) is None and self._cache is not None:
             notes.append("this machine was not measured: `flatout probe` once, and shares of its ceilings are told too")
         measured = None if known is None else known.ceilings.operator_s

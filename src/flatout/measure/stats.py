@@ -16,7 +16,9 @@ import numpy.typing as npt
 from flatout.base.errors import UsageError
 
 CONFIDENCE = 0.95
+_ONE_IN = round(2 / (1 - CONFIDENCE))
 _RESAMPLES = 4000
+_PICKS_AT_ONCE = 4_000_000
 _SEED = 20_011  # a verdict must not change when it is computed again
 
 Values = npt.NDArray[np.float64]
@@ -90,17 +92,22 @@ def _judge(ratio: float, resampled: Values, chance: float, n: int, prefer: Bette
 
 
 def _resampled_medians(values: Values, draw: np.random.Generator) -> Values:
-    picks = draw.integers(0, len(values), size=(_RESAMPLES, len(values)))
-    medians: Values = np.median(values[picks], axis=1)
-    return medians
+    at_once = max(1, min(_RESAMPLES, _PICKS_AT_ONCE // len(values)))
+    medians = []
+    for first in range(0, _RESAMPLES, at_once):
+        picks = draw.integers(0, len(values), size=(min(at_once, _RESAMPLES - first), len(values)))
+        medians.append(np.median(values[picks], axis=1))
+    return np.concatenate(medians)
 
 
 def _values_outside(n: int) -> int:
     """How many sorted values may be left out at each end so that the rest still covers the median 95% of the time."""
-    tail, outside = 0.5**n, 0
-    while outside < (n - 1) // 2 and tail <= (1 - CONFIDENCE) / 2:
+    # in whole numbers: of a thousand values and more neither the counts nor their shares fit a float
+    tail, count, outside = 1, 1, 0
+    while outside < (n - 1) // 2 and tail * _ONE_IN <= 2**n:
         outside += 1
-        tail += math.comb(n, outside) * 0.5**n
+        count = count * (n - outside + 1) // outside
+        tail += count
     return max(outside - 1, 0)
 
 

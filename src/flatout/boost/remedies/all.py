@@ -10,6 +10,8 @@ from flatout.boost.remedies.cuda_graphs import CudaGraphs
 from flatout.boost.remedies.cudnn_benchmark import CudnnBenchmark
 from flatout.boost.remedies.early_reads import EarlyReads
 from flatout.boost.remedies.fused import Fused
+from flatout.boost.remedies.keep_memory import KeepMemory
+from flatout.boost.remedies.no_grad import NoGrad
 from flatout.boost.remedies.remedy import Remedy
 from flatout.boost.remedies.resident import Resident
 from flatout.boost.remedies.tf32 import Tf32
@@ -20,7 +22,7 @@ REMEDIES: dict[str, Remedy] = {
     remedy.name: remedy
     for remedy in (
         Resident(), Workers(), AsyncCopies(), Autocast(), Tf32(), ChannelsLast(), CudnnBenchmark(), Fused(), Threads(),
-        Aligned(), EarlyReads(), CudaGraphs(), Compile(),
+        Aligned(), EarlyReads(), CudaGraphs(), Compile(), NoGrad(), KeepMemory(),
     )
 }  # fmt: skip
 # what makes another one pointless once it is kept

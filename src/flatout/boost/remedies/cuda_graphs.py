@@ -15,6 +15,7 @@ from weakref import ref
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from flatout.boost.hooks import Call, Hooks, learns
@@ -45,8 +46,9 @@ class CudaGraphs(Remedy):
         def call(plain: Call, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
             if not module.training or not torch.is_grad_enabled() or not learns(module):
                 return plain(*args, **named)
-            model = models.setdefault(id(module), _Model(module))
-            return model(plain, args, named)
+            if id(module) not in models:
+                models[id(module)] = _Model(module)
+            return models[id(module)](plain, args, named)
 
         hooks.calls.append(call)
 
@@ -86,7 +88,8 @@ class _Model:
     def __post_init__(self) -> None:
         self.parts = list(self.module.modules())
         self.weights = list(self.module.parameters())
-        self.refused = not all(weight.is_cuda for weight in self.weights)
+        # a recurrent layer of torch keeps its weights in a second place, too
+        self.refused = not all(weight.is_cuda for weight in self.weights) or _has(self.parts, nn.RNNBase)
 
     def __call__(self, plain: Call, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         if self.refused:
@@ -104,7 +107,7 @@ class _Model:
             self.calls[key] = self.calls.get(key, 0) + 1
             if self.made >= _MOST or (self.made >= _AT_ONCE and self.calls[key] < _OFTEN):
                 return plain(*args, **named)
-            if _has_hooks(self) or (capture := self._captured(plain, leaves, form)) is None:
+            if _has_hooks(self) or (capture := self._captured(leaves, form)) is None:
                 self.refused = True
                 return plain(*args, **named)
             self.captures[key] = capture
@@ -120,38 +123,52 @@ class _Model:
         amp = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         return parts, tuple((weight.data_ptr(), weight.requires_grad) for weight in self.weights), amp
 
-    def _captured(self, plain: Call, leaves: list[Any], form: Any) -> _Capture | None:
+    def _captured(self, leaves: list[Any], form: Any) -> _Capture | None:
         """None where a call does more than compute: a graph would do that once, and never again."""
         inputs = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        weights = [weight for weight in self.weights if weight.requires_grad]
+        weights = {name: weight for name, weight in self.module.named_parameters() if weight.requires_grad}
+        # the same memory under other names: what autograd knows of the weights themselves belongs to the script's stream,
+        # and would tie it to the one that is captured
+        stand_ins = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
         buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
         generators = torch.cuda.get_rng_state()
         before = _host_state(self.parts)
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # a weight's cast is part of the graph, not what is left of an earlier one
         torch.clear_autocast_cache()
+
+        def called() -> tuple[list[Tensor], list[_Constant | None], Any]:
+            args, named = tree_unflatten(inputs, form)
+            found, shape = tree_flatten(functional_call(self.module, stand_ins, args, named))
+            tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
+            return tensors, [None if isinstance(leaf, Tensor) else _Constant(leaf) for leaf in found], shape
+
+        def back(outputs: list[Tensor], going_in: list[Tensor]) -> tuple[Tensor | None, ...]:
+            ends = [one for one in outputs if one.requires_grad]
+            return torch.autograd.grad(ends, list(stand_ins.values()), going_in, allow_unused=True)
+
+        def likes(outputs: list[Tensor]) -> list[Tensor]:
+            return [torch.zeros_like(one) for one in outputs if one.requires_grad]
+
         try:
             beside = torch.cuda.Stream()
             beside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(beside):
                 for _ in range(_WARM_UP):
-                    outputs, _, _ = _called(plain, inputs, form)
-                    going_in = [torch.empty_like(one) for one in outputs if one.requires_grad]
-                    torch.autograd.grad([one for one in outputs if one.requires_grad], weights, going_in, allow_unused=True)
+                    outputs = called()[0]
+                    back(outputs, likes(outputs))
+                    del outputs
             torch.cuda.current_stream().wait_stream(beside)
-            del outputs, going_in
             if _host_state(self.parts) != before:
                 return None
             forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-            with torch.cuda.graph(forward, stream=beside):
-                outputs, rest, shape = _called(plain, inputs, form)
-            going_in = [torch.empty_like(one) for one in outputs if one.requires_grad]
-            with torch.cuda.graph(backward, pool=forward.pool(), stream=beside):
-                coming_out = torch.autograd.grad(
-                    [one for one in outputs if one.requires_grad], weights, going_in, allow_unused=True
-                )
+            with torch.cuda.graph(forward, stream=beside, capture_error_mode="thread_local"):
+                outputs, rest, shape = called()
+            going_in = likes(outputs)
+            # with memory of its own: a gradient may be kept while the next forward runs
+            with torch.cuda.graph(backward, stream=beside, capture_error_mode="thread_local"):
+                coming_out = back(outputs, going_in)
             learns = [one.requires_grad for one in outputs]
-            # the graph of autograd goes: its nodes belong to another stream than the script's
             outputs = [one.detach() for one in outputs]
         finally:
             torch.set_autocast_cache_enabled(cached)
@@ -161,7 +178,9 @@ class _Model:
                     buffer.copy_(was)
             torch.cuda.set_rng_state(generators)
         tensors = [leaf for leaf in inputs if isinstance(leaf, Tensor)]
-        return _Capture(tensors, outputs, learns, rest, shape, weights, going_in, list(coming_out), forward, backward)
+        return _Capture(
+            tensors, outputs, learns, rest, shape, list(weights.values()), going_in, list(coming_out), forward, backward
+        )
 
 
 class _Replay(torch.autograd.Function):
@@ -201,13 +220,6 @@ class _Constant:
     value: Any
 
 
-def _called(plain: Call, leaves: list[Any], form: Any) -> tuple[list[Tensor], list[_Constant | None], Any]:
-    args, named = tree_unflatten(leaves, form)
-    found, shape = tree_flatten(plain(*args, **named))
-    tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
-    return tensors, [None if isinstance(leaf, Tensor) else _Constant(leaf) for leaf in found], shape
-
-
 def _key(leaves: list[Any], form: Any) -> Any:
     """None where a call can't be replayed: a graph reads from fixed places on the device, and goes back to weights alone."""
     parts: list[Any] = []
@@ -221,6 +233,10 @@ def _key(leaves: list[Any], form: Any) -> Any:
         else:
             return None
     return str(form), tuple(parts)
+
+
+def _has(parts: list[nn.Module], kind: type[nn.Module]) -> bool:
+    return any(isinstance(part, kind) for part in parts)
 
 
 def _has_hooks(model: _Model) -> bool:

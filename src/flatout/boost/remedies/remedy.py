@@ -22,8 +22,12 @@ class Offer:
     edits: tuple[Edit, ...] = ()  # the same, written into the script; empty where it can't be expressed
 
 
+STEPS, EVALUATIONS = "steps", "evaluations"
+
+
 class Remedy(ABC):
     name: str
+    measures = STEPS  # what it makes faster
     precision = "fp32"  # how far results may differ: see measure.proof
 
     def offered(self, diagnosis: Diagnosis) -> list[Offer]:
