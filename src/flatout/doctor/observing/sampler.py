@@ -13,6 +13,7 @@ from flatout.doctor import where
 from flatout.doctor.trace import Sample
 
 _PERIOD_S = 0.003
+_SWITCH_S = 0.0005  # else a thread that computes in Python is only seen where it calls something that lets others run
 _TORCH = str(Path(torch.__file__).parent)
 
 
@@ -21,12 +22,17 @@ class Sampler:
         self.samples: list[Sample] = []
         self._thread, self._period_s = thread, period_s
         self._stop = threading.Event()
+        self._switched_s = sys.getswitchinterval()
         self._worker = threading.Thread(target=self._look, name="flatout sampler", daemon=True)
 
     def start(self) -> None:
+        self._switched_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(_SWITCH_S, self._switched_s))
         self._worker.start()
 
     def stop(self) -> None:
+        if not self._stop.is_set():
+            sys.setswitchinterval(self._switched_s)
         self._stop.set()
         self._worker.join(1.0)
 
