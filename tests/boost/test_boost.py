@@ -59,6 +59,23 @@ for epoch in range(8):
 """
 
 
+TWO_MODELS = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+models = [nn.Linear(256, 2000), nn.Linear(256, 2000)]
+optimizer = torch.optim.Adam([weight for model in models for weight in model.parameters()])
+x = torch.randn(512, 256)
+for step in range(80):
+    for part in range(2):
+        for model in models:
+            model(x[step + part : step + part + 2]).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
 def boosted(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     own = {"OMP_NUM_THREADS": "1", "FLATOUT_CACHE": str(folder / "cache"), **more}
     return subprocess.run(
@@ -127,6 +144,15 @@ def test_a_script_that_trains_nothing_is_run_as_it_is(tmp_path: Path) -> None:
     assert "no training was seen" in ended.stderr
     ended = boosted(tmp_path, "--try-only", "hello.py", "you")
     assert ended.returncode == 1 and ended.stdout == ""
+
+
+def test_several_models_whose_gradients_add_up_are_proven(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TWO_MODELS)
+    ended = boosted(tmp_path, "--try-only", "train.py")
+    receipt = json.loads((tmp_path / "flatout-boost" / "receipt.json").read_text())
+    assert receipt["stopped"] == "all that applies was tried", ended.stderr
+    tried = {entry["name"]: entry for entry in receipt["entries"]}
+    assert tried["fused_optimizer"]["check"]["passed"], ended.stderr
 
 
 def test_json_is_for_trials_alone(tmp_path: Path) -> None:

@@ -112,3 +112,10 @@ def test_a_function_that_evaluates_gets_a_decorator(tmp_path: Path) -> None:
     assert "+    @torch.no_grad()\n     @staticmethod\n" in text
     _, left = patch([Edit(str(path), 8, decorator="@torch.no_grad()", not_around=(7,))])
     assert len(left) == 1  # it trains in there, too
+
+
+def test_a_function_that_leads_to_the_training_is_not_decorated(tmp_path: Path) -> None:
+    path = tmp_path / "task.py"
+    path.write_text(EVALUATES + "\n\ndef main():\n    Task().train(model, loader)\n    for x in held_out:\n        model(x)\n")
+    _, left = patch([Edit(str(path), 18, decorator="@torch.no_grad()", not_around=(12,))])
+    assert len(left) == 1

@@ -140,9 +140,45 @@ def under_autocast(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[T
     return losses
 
 
+def keeping_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    kept = []
+    for step in range(6):
+        x, y = batch(step)
+        kept += torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
+    return kept
+
+
+def going_back_twice(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    losses = []
+    for step in range(6):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def with_another_layer(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    losses = in_the_usual_way(model, optimizer)
+    assert isinstance(model, nn.Sequential)
+    torch.manual_seed(1)
+    model[5] = nn.Linear(8 * 36, 10).cuda()
+    return losses + in_the_usual_way(model, torch.optim.SGD(model.parameters(), lr=0.05))
+
+
+def all_of_it_frozen(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    losses = in_the_usual_way(model, optimizer)
+    model.requires_grad_(False)
+    return [*losses, model(batch(9)[0])]
+
+
 WAYS = [
     in_the_usual_way, with_accumulation, with_gradients_set_to_zero, twice_before_going_back, keeping_its_outputs,
-    with_evaluations_and_a_short_batch, freezing_a_layer, under_autocast,
+    with_evaluations_and_a_short_batch, freezing_a_layer, under_autocast, keeping_gradients, going_back_twice,
+    with_another_layer, all_of_it_frozen,
 ]  # fmt: skip
 
 
@@ -180,6 +216,33 @@ def test_a_graph_is_what_runs() -> None:
         for step in range(30):
             model(torch.full((4, 8), float(step), device="cuda")).sum().backward()
     assert len(calls) < 10  # to warm up, and to capture
+
+
+def test_what_a_model_keeps_and_what_a_script_sets_is_heard() -> None:
+    class Scaled(nn.Linear):
+        mask: Tensor | None = None
+        factor = 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.mask is None or len(self.mask) != len(x):
+                self.mask = torch.ones(len(x), 1, device="cuda")
+            return super().forward(x) * self.mask * self.factor
+
+    def used() -> list[float]:
+        torch.manual_seed(0)
+        model = Scaled(8, 2).cuda()
+        seen = []
+        for step in range(12):
+            model.factor = 1.0 + step // 4
+            output = model(torch.full((4 if step % 5 else 3, 8), 1.0, device="cuda"))
+            output.sum().backward()
+            torch.randn(64, device="cuda")  # takes the memory of whatever was let go
+            seen.append(output.sum().item())
+        return seen
+
+    plain = used()
+    with remedied("cuda_graphs"):
+        assert used() == pytest.approx(plain)
 
 
 def test_dropout_is_drawn_anew_in_each_replay() -> None:
@@ -224,6 +287,17 @@ def test_a_loss_that_is_read_early_is_the_loss() -> None:
             with torch.no_grad():
                 loss.detach().mul_(2)  # written to since
             assert loss.item() == pytest.approx(2 * expected)
+
+
+def test_reading_under_inference_mode() -> None:
+    model = nn.Linear(8, 1).cuda()
+    with remedied("early_reads"):
+        loss = model(torch.ones(4, 8, device="cuda")).sum()
+        loss.backward()
+        expected = loss.item()
+        del loss
+        with torch.inference_mode():
+            assert model(torch.ones(4, 8, device="cuda")).sum().item() == pytest.approx(expected)
 
 
 def test_reading_a_loss_does_not_wait_for_what_came_after_it() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -31,7 +32,7 @@ class Hooks:
         self.calls: list[Instead] = []
         self._main = threading.get_ident()
         self._inside = False
-        self._prepared: dict[int, tuple[nn.Module, list[Prepare]]] = {}  # what each module is still waiting for
+        self._prepared: WeakKeyDictionary[nn.Module, list[Prepare]] = WeakKeyDictionary()  # what each is still waiting for
 
     def install(self) -> None:
         """After all remedies have said what they want."""
@@ -47,7 +48,9 @@ class Hooks:
         return __call__
 
     def _outermost(self, original: Any, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        _, waiting = self._prepared.setdefault(id(module), (module, list(self.prepare)))
+        waiting = self._prepared.get(module)
+        if waiting is None:
+            waiting = self._prepared[module] = list(self.prepare)
         if waiting:
             waiting[:] = [prepare for prepare in waiting if not prepare(module)]
         for change in self.inputs:

@@ -118,10 +118,27 @@ def _inserted(tree: ast.Module, lines: list[str], edit: Edit) -> tuple[int, int,
 
 def _decorated(tree: ast.Module, edit: Edit) -> tuple[int, int, str] | None:
     function = _function_around(tree, edit.line)
-    if function is None or any(_function_around(tree, line) is function for line in edit.not_around):
+    inside = {found.name for line in edit.not_around if (found := _function_around(tree, line)) is not None}
+    if function is None or function.name in inside or inside & _called_from(tree, function):
         return None
     first = min([function.lineno, *(one.lineno for one in function.decorator_list)])
     return first, 0, f"{' ' * function.col_offset}{edit.decorator}\n"
+
+
+def _called_from(tree: ast.Module, function: ast.FunctionDef) -> set[str]:
+    """Names of what it calls, and of what functions of these names in the same file call."""
+    bodies = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    found: set[str] = set()
+    waiting = [function]
+    while waiting:
+        names = {
+            call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            for call in ast.walk(waiting.pop())
+            if isinstance(call, ast.Call)
+        }
+        waiting += [bodies[name] for name in names - found if name in bodies]
+        found |= names
+    return found
 
 
 def _function_around(tree: ast.Module, line: int) -> ast.FunctionDef | None:

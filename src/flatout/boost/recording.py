@@ -187,6 +187,8 @@ class Recording:
         if self._inside or not self._proves or optimizer in self._proven:
             return
         self._proven.add(optimizer)
+        self._models.clear()
+        self._by_hand = None
         if id(optimizer) not in self._numbers:  # it did not call its closure
             return
         number = self._numbers[id(optimizer)]
@@ -207,9 +209,10 @@ class Recording:
         weights: list[tuple[str, Tensor]] = [(f"weight 0.{at}", weight) for at, weight in enumerate(ours)]
         if not any(weight.grad is not None for _, weight in weights):
             return
-        if self._by_hand is None:
-            self._first.before = {name: weight.detach().float().clone() for name, weight in weights}
-        self._by_hand = weights
+        for name, weight in weights:  # with each backward there may be more models
+            if name not in self._first.before:
+                self._first.before[name] = weight.detach().float().clone()
+        self._by_hand, self.device = weights, weights[0][1].device
         self._first.losses = [float(loss.float().mean()) for loss in self._losses]
         self._first.gradients = {
             name: None if weight.grad is None else weight.grad.detach().float().clone() for name, weight in weights
@@ -228,12 +231,13 @@ class Recording:
         if any(bool(update.any()) for update in changed.values()):
             self._first.updates = changed
             self._first.expected = {name: update.clone() for name, update in changed.items()}
-            self.device, self._proves = self._by_hand[0][1].device, False
+            self._proves, self._by_hand = False, None
+            self._models.clear()
             self._with_dropout()
         return args, named
 
     def _without_dropout(self, module: nn.Module) -> bool:
-        if learns(module):
+        if learns(module) and self._proves and not self._proven:
             self._models.append(module)
         if not self._drops:
             return True

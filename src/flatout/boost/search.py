@@ -47,7 +47,8 @@ class Search:
         self._offers = sorted(offers, key=lambda one: -(one.predicted or 1.0))
         self.entries: list[Entry] = []
         self.kept: list[tuple[str, Any]] = []
-        self._paired: Mapping[str, Any] | None = None
+        self._paired: Mapping[str, Any] | None = None  # of what was kept last
+        self._losses: Mapping[str, Any] = {}
         self.highest_loss, self.loss_steps = float("inf"), 0  # of the plain script
         self._reference = self._again = Told()
         self._exact: tuple[Told, Told] | None = None  # the plain script without what makes losses differ, where they do
@@ -93,6 +94,8 @@ class Search:
         if standing.remedies:
             standing = self._confirmed(standing)
         self.kept = standing.remedies
+        if not self.kept:
+            self._paired = None
         return receipt("all that applies was tried", self._reference, standing.told if self.kept else self._reference)
 
     def _twice(self) -> tuple[Told, Told]:
@@ -119,7 +122,7 @@ class Search:
             standing = self._measured_again(standing)
         told = self._tries.attempt(remedies, slow_s=slow_s)
         verdict, why, measured = self._judged(told, standing, remedies)
-        if verdict == REJECTED and (steps := self._more_steps(told, measured)):
+        if verdict == REJECTED and "not enough evidence" in why and (steps := self._more_steps(told, measured)):
             self._say(
                 f"{offer.name.replace('_', ' ')}: {measured['ratio']:.2f}x, and {steps} steps are needed to tell its losses"
             )
@@ -154,6 +157,8 @@ class Search:
                 took_s=told.took_s,
             )
         )
+        if verdict == KEPT:
+            self._paired = self._losses
         gain = f"{measured['ratio']:.2f}x, " if measured else ""
         self._say(f"{offer.name.replace('_', ' ')}: {gain}{verdict}: {why}")
         return Standing(remedies, told) if verdict == KEPT else standing
@@ -168,6 +173,8 @@ class Search:
     def _by_turns(self, standing: Standing, remedies: list[tuple[str, Any]], told: Told) -> tuple[Standing, Told]:
         """Once more with it and without it: what a process of its own makes of the same steps shows in both."""
         again, without = self._tries.attempt(remedies), self._tries.attempt(standing.remedies)
+        if not again.failure and (again.check is None or not again.check["passed"]):
+            return standing, replace(again, steps_s=told.steps_s)
         if without.failure or again.failure:
             return standing, again if again.failure else told
         return Standing(standing.remedies, _pooled(standing.told, without)), _pooled(told, again)
@@ -206,7 +213,7 @@ class Search:
                 losses["why"] += " (without dropout, with deterministic kernels)"
         if not losses["passed"]:
             return REJECTED, f"not the same: {losses['why']}", measured
-        self._paired = losses
+        self._losses = losses
         return KEPT, str(losses["why"]), measured
 
     def _confirmed(self, standing: Standing) -> Standing:

@@ -107,6 +107,10 @@ def attempt(asked: Asked) -> None:
         os._exit(0)
 
     recording = Recording(asked.steps, done, slow, asked.evaluates)
+    if asked.exact:
+        recording.leaves_dropout_off()
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.deterministic = True
     for name, value in asked.remedies:
         REMEDIES[name].apply(value, hooks)
     recording.install(patches, hooks)
@@ -114,10 +118,6 @@ def attempt(asked: Asked) -> None:
     random.seed(asked.seed)
     np.random.seed(asked.seed)
     torch.manual_seed(asked.seed)
-    if asked.exact:
-        recording.leaves_dropout_off()
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     Scratch(Path(asked.scratch)).install(patches)
     ending = run_script(Script(asked.script, asked.arguments, asked.as_module))
     if recording.steps_done > WARM_UP + 5:

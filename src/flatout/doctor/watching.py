@@ -71,7 +71,7 @@ class Watch:
         return f"{were} trained, too few to say anything: the first three only warm up"
 
     def _window_closed(self) -> None:
-        self._shared = self._others.in_words()
+        self._shared = None if _is_one_of_many() else self._others.in_words()
         self._report_at_s = time.perf_counter() + _PATIENCE_S
         self._when_done()
 
@@ -99,6 +99,11 @@ class Watch:
         measured = None if known is None else known.ceilings.operator_s
         operator_s = _operator_s() if measured is None else measured.value
         return diagnose(make_case(seen, trace, known, operator_s), notes)
+
+
+def _is_one_of_many() -> bool:
+    """Processes of the same training are no others."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
 def _operator_s() -> float:

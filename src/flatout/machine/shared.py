@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import psutil
 
@@ -15,32 +16,29 @@ class OthersWork:
     """Since this was made."""
 
     def __init__(self) -> None:
-        self._began_s, self._all_s, self._own_s = time.monotonic(), _busy_s(), _own_s()
+        self._began_s, self._spent = time.monotonic(), _spent_s()
 
     def in_words(self) -> str | None:
-        """None where they left enough."""
-        past_s = time.monotonic() - self._began_s
-        if past_s <= 0:
+        """None where they left enough, or where nobody can tell."""
+        past_s, spent = time.monotonic() - self._began_s, _spent_s()
+        if spent is None or self._spent is None or past_s <= 0:
             return None
-        others = max(0.0, (_busy_s() - self._all_s - (_own_s() - self._own_s)) / past_s)
+        others = max(0.0, (spent[0] - self._spent[0] - (spent[1] - self._spent[1])) / past_s)
         cores = psutil.cpu_count() or 1
         if cores - others >= _ENOUGH * affinity_cores():
             return None
         return f"other processes kept {others:.1f} of {cores} cores busy meanwhile: these are figures of a shared machine"
 
 
-def _busy_s() -> float:
-    times = psutil.cpu_times()
-    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
-
-
-def _own_s() -> float:
-    """With processes that were started from here."""
-    own = psutil.Process()
-    spent = sum(own.cpu_times()[:4])
-    for child in own.children(recursive=True):
-        try:
-            spent += sum(child.cpu_times()[:2])
-        except psutil.Error:
-            continue
-    return float(spent)
+def _spent_s() -> tuple[float, float] | None:
+    """Seconds of all cores, and those of this process with all that were started from here."""
+    try:
+        times, own = psutil.cpu_times(), psutil.Process()
+        whole = sum(getattr(times, kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq", "steal"))
+        spent = sum(own.cpu_times()[:4])
+        for child in own.children(recursive=True):
+            with suppress(psutil.Error):
+                spent += sum(child.cpu_times()[:2])
+    except (psutil.Error, OSError):
+        return None
+    return float(whole), float(spent)

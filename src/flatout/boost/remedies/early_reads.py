@@ -63,9 +63,11 @@ class Sent:
     def read(self, original: Any, kind: type = object) -> Any:
         def item(tensor: Tensor) -> Any:
             last = self._last
-            if last is None or not tensor.is_cuda or tensor.data_ptr() != last.place or tensor._version != last.version:
+            if last is None or last.tensor() is None or not tensor.is_cuda or tensor.is_inference():
                 return original(tensor)
-            if last.tensor() is None or tensor.numel() != 1 or tensor.dtype != last.host.dtype:
+            if tensor.data_ptr() != last.place or tensor._version != last.version or tensor.numel() != 1:
+                return original(tensor)
+            if tensor.dtype != last.host.dtype:
                 return original(tensor)
             last.there.synchronize()
             return last.host.item() if kind is object else kind(last.host.item())

@@ -40,16 +40,12 @@ class NoGrad(Remedy):
         hooks.around.append(around)
 
     def edits(self, value: Any, diagnosis: Diagnosis) -> list[Edit]:
-        trains = [placed(call.where) for call in diagnosis.case.training_calls]
+        trains = [at for call in diagnosis.case.training_calls if (at := placed(call.where)) is not None]
         evaluates = [at for line, _ in evaluating_lines(value) if (at := placed(line)) is not None]
-        return [
-            Edit(
-                *at,
-                decorator="@torch.no_grad()",
-                not_around=tuple(line for file, line in filter(None, trains) if file == at[0]),
-            )
-            for at in evaluates
-        ]
+        lines = tuple(line for _, line in trains)
+        # of a file that something else trains from it can't be seen whether this function does
+        alone = [at for at in evaluates if all(file == at[0] for file, _ in trains)]
+        return [Edit(*at, decorator="@torch.no_grad()", not_around=lines) for at in alone]
 
 
 def evaluating_lines(value: str) -> list[tuple[str, bool]]:
