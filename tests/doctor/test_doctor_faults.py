@@ -198,10 +198,12 @@ def test_what_is_no_training_script(tmp_path: Path) -> None:
     write(tmp_path, "import sys\n\nprint('hello')\nsys.exit(3)\n", "hello.py", loop="")
     own = "import sys\n\nsys.excepthook = lambda *error: print('own hook:', error[1], file=sys.stderr)\nraise OSError(9)\n"
     write(tmp_path, own, "hook.py", loop="")
-    running = [start(tmp_path, "hello.py"), start(tmp_path, "hook.py")]
-    hello, hook = end(running[0]), end(running[1])
+    hello, hook, told = map(
+        end, [start(tmp_path, "hello.py"), start(tmp_path, "hook.py"), start(tmp_path, "--json", "hello.py")]
+    )
     assert (hello.code, hello.out) == (3, "hello\n")
     assert "hello.py ended with exit code 3; no training step was seen" in hello.err
+    assert told.code == 3 and json.loads(told.out)["steps"] == 0 and json.loads(told.out)["findings"] == []
     assert hook.code == 1
     assert hook.err.startswith("own hook: 9\n"), hook.err  # as Python would, and no traceback besides
 

@@ -21,9 +21,9 @@ from flatout.doctor.observing.observer import Observer, Window
 from flatout.machine.cache import CeilingsCache
 from flatout.machine.device import CPU, pick_device
 from flatout.machine.facts import fingerprint, read_facts
+from flatout.machine.others_work import OthersWork
 from flatout.machine.probe import Probe, probe
 from flatout.machine.rates import operator_seconds
-from flatout.machine.shared import OthersWork
 
 STEPS = 30
 _OPERATOR_S = 5e-6
