@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from flatout.boost.running import Kept, run_to_its_end
+from flatout.boost.trial import Told
+
 SLOW_UPDATE = """\
 import sys
 
@@ -49,9 +52,10 @@ class Drawn(Dataset):
 
 
 torch.manual_seed(0)
+data = Drawn()
 model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Dropout(0.1), nn.Linear(32, 2))
-for epoch in range(8):
-    for x, y in DataLoader(Drawn(), batch_size=16):
+for epoch in range(80):
+    for x, y in DataLoader(data, batch_size=16):
         model.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         for weight in model.parameters():
@@ -67,10 +71,10 @@ torch.manual_seed(0)
 models = [nn.Linear(256, 2000), nn.Linear(256, 2000)]
 optimizer = torch.optim.Adam([weight for model in models for weight in model.parameters()])
 x = torch.randn(512, 256)
-for step in range(80):
+for step in range(4000):
     for part in range(2):
         for model in models:
-            model(x[step + part : step + part + 2]).square().mean().backward()
+            model(x[(step + part) % 500 :][:2]).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -88,13 +92,13 @@ def boosted(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedP
 def tried(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     folder = tmp_path_factory.mktemp("boosted")
     (folder / "train.py").write_text(SLOW_UPDATE)
-    return folder, boosted(folder, "train.py", "60")
+    return folder, boosted(folder, "train.py", "600")
 
 
 def test_the_script_runs_to_its_end_with_what_was_kept(tried: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder, ended = tried
     assert ended.returncode == 5, ended.stderr  # the script's own
-    assert ended.stdout == "trained 60 Adam True\n"
+    assert ended.stdout == "trained 600 Adam True\n"
     assert (folder / "last.pt").exists()  # by the last run; trials wrote elsewhere
     assert sorted(path.name for path in folder.iterdir() if path.name != "cache") == ["flatout-boost", "last.pt", "train.py"]
 
@@ -117,24 +121,56 @@ def test_the_patch_can_be_applied_and_makes_the_gain_permanent(tried: tuple[Path
     subprocess.run(["git", "apply", "--check", "flatout-boost/changes.patch"], cwd=folder, check=True)
 
 
-def test_a_run_whose_losses_stop_being_numbers_is_started_again_plain(tmp_path: Path) -> None:
+def test_a_run_whose_losses_stop_being_numbers_is_started_again_plain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Long after the trials' last step, and only with what was kept."""
     late = SLOW_UPDATE.replace("    optimizer.zero_grad()\n", (
         "    if optimizer.defaults['fused'] and step > 200:\n        loss = loss * float('nan')\n    optimizer.zero_grad()\n"
     ))  # fmt: skip
     (tmp_path / "train.py").write_text(late)
-    ended = boosted(tmp_path, "train.py", "600")
-    assert ended.returncode == 5 and ended.stdout == "trained 600 Adam None\n", ended.stderr
-    assert "not finite at steps 250 and 500" in (tmp_path / "flatout-boost" / "left.txt").read_text()
+    monkeypatch.chdir(tmp_path)
+    kept = Kept("train.py", ("600",), False, (("fused_optimizer", "on"),), 40, 1.0, str(tmp_path / "left.txt"))
+    with_remedies = [sys.executable, "-m", "flatout.cli.boosting"]
+    said: list[str] = []
+    code, why = run_to_its_end(with_remedies, [sys.executable, "train.py", "600"], kept, tmp_path, said.append)
+    assert code == 5 and capfd.readouterr().out == "trained 600 Adam None\n"
+    assert why == "its loss was not finite at steps 250 and 500" and why in said[0]
 
 
-def test_a_script_that_updates_its_weights_by_hand_is_proven_too(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(WITHOUT_OPTIMIZER)
-    ended = boosted(tmp_path, "--try-only", "train.py")
-    receipt = json.loads((tmp_path / "flatout-boost" / "receipt.json").read_text())
-    kept = {entry["name"]: entry for entry in receipt["entries"] if entry["verdict"] == "kept"}
-    assert "resident_data" in kept, ended.stderr
-    assert kept["resident_data"]["check"]["passed"] and "update" in kept["resident_data"]["check"]["why"]
+@pytest.fixture(scope="module")
+def by_hand(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
+    """Trials of scripts with a remedy each, held against the same scripts without it."""
+    folder = tmp_path_factory.mktemp("by_hand")
+    asked = {
+        "without_optimizer": (WITHOUT_OPTIMIZER, "resident_data", "cpu"),
+        "two_models": (TWO_MODELS, "fused_optimizer", "on"),
+    }
+    for name, (text, *remedy) in asked.items():
+        (folder / f"{name}.py").write_text(text)
+        (folder / f"{name}.json").write_text(json.dumps(remedy))
+    program = [sys.executable, Path(__file__).with_name("trials_of.py"), *asked]
+    ended = subprocess.run(program, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert not ended.returncode, ended.stderr
+    return {name: Told.from_dict(told) for name, told in json.loads(ended.stdout).items()}
+
+
+def test_a_script_that_updates_its_weights_by_hand_is_proven_too(by_hand: dict[str, Told]) -> None:
+    check = by_hand["without_optimizer"].check
+    assert check is not None and check["passed"] and "update" in check["why"], by_hand["without_optimizer"]
+    assert len(by_hand["without_optimizer"].losses) >= 30
+
+
+def test_several_models_whose_gradients_add_up_are_proven(by_hand: dict[str, Told]) -> None:
+    check = by_hand["two_models"].check
+    assert check is not None and check["passed"], by_hand["two_models"]
+
+
+def test_two_trials_take_turns(by_hand: dict[str, Told]) -> None:
+    """Each turn of one has one of the other to be held against, and data in memory is faster than what takes its time."""
+    told = by_hand["without_optimizer"]
+    assert len(told.steps_s) == len(told.beside_s) >= 15
+    assert sum(told.steps_s) < sum(told.beside_s)
 
 
 def test_a_script_that_trains_nothing_is_run_as_it_is(tmp_path: Path) -> None:
@@ -144,15 +180,6 @@ def test_a_script_that_trains_nothing_is_run_as_it_is(tmp_path: Path) -> None:
     assert "no training was seen" in ended.stderr
     ended = boosted(tmp_path, "--try-only", "hello.py", "you")
     assert ended.returncode == 1 and ended.stdout == ""
-
-
-def test_several_models_whose_gradients_add_up_are_proven(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TWO_MODELS)
-    ended = boosted(tmp_path, "--try-only", "train.py")
-    receipt = json.loads((tmp_path / "flatout-boost" / "receipt.json").read_text())
-    assert receipt["stopped"] == "all that applies was tried", ended.stderr
-    tried = {entry["name"]: entry for entry in receipt["entries"]}
-    assert tried["fused_optimizer"]["check"]["passed"], ended.stderr
 
 
 def test_json_is_for_trials_alone(tmp_path: Path) -> None:

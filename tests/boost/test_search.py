@@ -19,7 +19,7 @@ class Made:
     """Trials with given step times, losses and failures, by the names of the remedies in them."""
 
     def __init__(self, step_s: dict[str, float], wrong: dict[str, Told] | None = None, noise: float = 0.0) -> None:
-        self.steps = 40
+        self.steps, self.by_turns = 40, False
         self.asked: list[tuple[str, ...]] = []
         self._step_s, self._wrong, self._noise = step_s, wrong or {}, noise
         self._draw = random.Random(0)
@@ -173,3 +173,42 @@ def test_a_remedy_of_evaluations_is_judged_by_evaluations() -> None:
     assert receipt.gain is not None and 0.95 < receipt.gain < 1.05  # steps are what they were
     search, receipt = searched(Made({}), "no_grad_evaluation")
     assert search.kept == [] and receipt.entries[0].why == "0 evaluations in the trial are too few to tell"
+
+
+class ByTurns(Made):
+    """What each trial is held against was timed in the same minute: all minutes are different here."""
+
+    def __init__(self, step_s: dict[str, float], first_s: dict[str, float] | None = None, stalls: str = "") -> None:
+        super().__init__(step_s)
+        self.by_turns, self._first_s, self._stalls = True, first_s or {}, stalls
+
+    def attempt(self, remedies: Sequence[tuple[str, Any]], **how: Any) -> Told:
+        told = super().attempt(remedies, **how)
+        minute = self._draw.uniform(0.5, 2.0)
+        names = [name for name, _ in remedies]
+        steps_s = [minute * seconds for seconds in told.steps_s]
+        if self._stalls in names:
+            steps_s[::10] = [400 * seconds for seconds in steps_s[::10]]
+        first_s = 0.5 + sum(self._first_s.get(name, 0.0) for name in names)
+        told = replace(told, steps_s=tuple(steps_s), first_s=first_s)
+        if (against := how.get("against")) is None:
+            return told
+        return replace(told, beside_s=tuple(minute * seconds for seconds in super().attempt(against).steps_s))
+
+
+def test_by_turns_a_small_gain_shows_on_a_machine_that_is_never_the_same() -> None:
+    search, receipt = searched(ByTurns({"compile": 0.94, "tf32": 1.0}), "compile", "tf32")
+    assert search.kept == [("compile", "on")]
+    (compiled,) = [entry for entry in receipt.entries if entry.name == "compile"]
+    assert compiled.measured is not None and 1.05 < compiled.measured < 1.08
+    assert receipt.gain is not None and 1.05 < receipt.gain < 1.08
+
+
+def test_what_puts_its_cost_off_until_later_is_no_gain() -> None:
+    search, receipt = searched(ByTurns({"resident_data": 0.1}, stalls="resident_data"), "resident_data")
+    assert search.kept == [] and "most steps are faster, but a few are so slow" in receipt.entries[0].why
+
+
+def test_what_a_remedy_takes_before_the_first_step_is_told() -> None:
+    _, receipt = searched(ByTurns({"resident_data": 0.5}, first_s={"resident_data": 30.0}), "resident_data")
+    assert "costs 30 s before the first step, which " in receipt.entries[0].why

@@ -32,10 +32,14 @@ def examined(path: Path, steps: int = 30) -> dict[str, Any]:
 def _examine(path: str, steps: int, answer: str) -> None:
     import torch
 
+    from flatout.boost.hooks import Hooks
+    from flatout.boost.remedies.keep_memory import KeepMemory
     from flatout.doctor.script import Script, run_script
     from flatout.doctor.watching import Watch
 
     torch.set_num_threads(1)
+    if not Path(path).stem.startswith("allocator_thrash"):
+        KeepMemory().apply("on", Hooks())  # else most of what is called healthy had this one on a CPU
     multiprocessing.set_start_method("fork", force=True)  # as for a script that was started by hand
     os.chdir(Path(path).parent)
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115

@@ -15,17 +15,26 @@ import torch
 from flatout.base.html import to_html
 from flatout.base.tree import Doc
 from flatout.boost.forks import Forks
-from flatout.boost.looking import Looked
+from flatout.boost.looking import Looked, look
 from flatout.boost.patching import patch
 from flatout.boost.remedies.no_grad import NoGrad, evaluating_lines
 from flatout.boost.scratch import NOT_LED
 from flatout.boost.search import Search, shown
+from flatout.boost.trial import Asked, attempt
 from flatout.boost.trying import Trials
 from flatout.doctor.script import Script
 from flatout.measure.receipt import Receipt
 from flatout.plan.receipt_view import receipt_doc
 
 STEPS = 40
+
+
+def in_a_fork(what: str, question: Path) -> int:
+    """What `Forks` are for here. Does not return: it ends its process."""
+    if what == "look":
+        look(question)
+    attempt(Asked.from_dict(json.loads(question.read_text())))
+    return 1
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,7 @@ def tried(
     """Trials in `work`; the receipt, its page and the patch go to `out`."""
     say(f"trials write to a scratch folder and are thrown away; {NOT_LED}")
     evaluates = [pair for one in looked.offers if one.name == NoGrad.name for pair in evaluating_lines(one.value)]
-    trials = Trials(forks, script, work, steps, evaluates=evaluates)
+    trials = Trials(forks, script, work, steps, evaluates=evaluates, by_turns=looked.device == "cpu")
     search = Search(trials, looked.offers, say)
     versions = {"torch": str(torch.__version__), "python": sys.version.split()[0]}
     receipt = search.run(looked.machine, versions, time.strftime("%Y-%m-%d %H:%M:%S"))

@@ -1,4 +1,5 @@
-"""Fresh processes without the wait: they are forked off one that has imported torch and done nothing else.
+"""Fresh processes without the wait: they are forked off one that has imported torch and done nothing else. That one is a
+fork itself, of the command's own process before it computes anything.
 
 It starts no thread and touches no device, so what is forked off it is as good as new. Questions and answers are lines of JSON
 on two pipes that nothing else writes to.
@@ -10,32 +11,31 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
+PAUSED = 1000  # no exit code
 _LOOK_S = 0.2
 
 
 class Forks:
-    """`command` starts the process that calls `serve`; two file descriptors are put at its end."""
+    """`do` is called in each of them, with what was asked for. Made before this process computes anything."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, do: Callable[[str, Path], int]) -> None:
         asked_from, self._asks = os.pipe()
         self._answers, answered_to = os.pipe()
         self._buffer = b""
-        self._process = subprocess.Popen(
-            [*command, str(asked_from), str(answered_to)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=(asked_from, answered_to),
-            start_new_session=True,  # Ctrl-C is for the person's own process, which ends this one
-        )
+        self._live: set[int] = set()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # or each of them would write it once more
+        self._pid = os.fork()
+        if not self._pid:
+            _serve_from_here(asked_from, answered_to, (self._asks, self._answers), do)
         os.close(asked_from)
         os.close(answered_to)
 
@@ -43,25 +43,47 @@ class Forks:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        _kill(self._process.pid)
-        self._process.wait()
+        for pid in (*self._live, self._pid):
+            _signal(pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
         os.close(self._asks)
         os.close(self._answers)
 
     def run(self, what: str, question: Path, words: Path, limit_s: float) -> int | None:
         """The exit code of a process that does `what`, negative for a signal; None if it did not end in time and was killed.
         What it prints goes to `words`."""
-        ends_s = time.monotonic() + limit_s
-        os.write(self._asks, json.dumps({"what": what, "question": str(question), "words": str(words)}).encode() + b"\n")
-        pid = int(self._answer(time.monotonic() + 120)["pid"])
+        pid = self.start(what, question, words)
         try:
-            return int(self._answer(ends_s)["code"])
+            return self.wait(pid, limit_s)
+        finally:
+            self.end(pid)
+
+    def start(self, what: str, question: Path, words: Path) -> int:
+        self._ask({"what": what, "question": str(question), "words": str(words)})
+        pid = int(self._answer(time.monotonic() + 120)["pid"])
+        self._live.add(pid)
+        return pid
+
+    def wait(self, pid: int, limit_s: float) -> int | None:
+        """Until it has ended or stopped itself: its exit code, PAUSED, or None if neither came in time and it was killed."""
+        self._ask({"wait": pid})
+        try:
+            return int(self._answer(time.monotonic() + limit_s)["code"])
         except TimeoutError:
-            _kill(pid)
+            _signal(pid, signal.SIGKILL)
             self._answer(time.monotonic() + 30)
             return None
-        finally:
-            _kill(pid)  # and the workers that it left behind
+
+    def go_on(self, pid: int) -> None:
+        _signal(pid, signal.SIGCONT)
+
+    def end(self, pid: int) -> None:
+        """It and the workers that it left behind."""
+        _signal(pid, signal.SIGKILL)
+        self._live.discard(pid)
+
+    def _ask(self, question: dict[str, Any]) -> None:
+        os.write(self._asks, json.dumps(question).encode() + b"\n")
 
     def _answer(self, ends_s: float) -> dict[str, Any]:
         while b"\n" not in self._buffer:
@@ -77,20 +99,53 @@ class Forks:
         return found
 
 
-def serve(asked_from: int, answered_to: int, do: Callable[[str, Path], int]) -> None:
+def _serve_from_here(
+    asked_from: int, answered_to: int, others_ends: tuple[int, int], do: Callable[[str, Path], int]
+) -> NoReturn:
+    code = 1
+    try:
+        os.setsid()  # Ctrl-C is for the person's own process, which ends this one
+        for end in others_ends:
+            os.close(end)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, 0)
+        os.dup2(nowhere, 1)
+        _serve(asked_from, answered_to, do)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _serve(asked_from: int, answered_to: int, do: Callable[[str, Path], int]) -> None:
     """Fork and wait, until nobody asks any more."""
-    with os.fdopen(asked_from) as questions, os.fdopen(answered_to, "w") as answers:
-        for line in questions:
-            asked = json.loads(line)
-            pid = os.fork()
-            if not pid:
-                os.close(asked_from)
-                os.close(answered_to)
-                _be_fresh(Path(asked["words"]))
-                os._exit(_done(do, asked["what"], Path(asked["question"])))
-            print(json.dumps({"pid": pid}), file=answers, flush=True)
-            _, status = os.waitpid(pid, 0)
-            print(json.dumps({"code": os.waitstatus_to_exitcode(status)}), file=answers, flush=True)
+    live: set[int] = set()
+    try:
+        with os.fdopen(asked_from) as questions, os.fdopen(answered_to, "w") as answers:
+            for line in questions:
+                asked = json.loads(line)
+                if (pid := asked.get("wait")) is not None:
+                    _, status = os.waitpid(pid, os.WUNTRACED)
+                    paused = os.WIFSTOPPED(status)
+                    told = {"code": PAUSED if paused else os.waitstatus_to_exitcode(status)}
+                    live -= set() if paused else {pid}
+                else:
+                    pid = os.fork()
+                    if not pid:
+                        os.close(asked_from)
+                        os.close(answered_to)
+                        _be_fresh(Path(asked["words"]))
+                        os._exit(_done(do, asked["what"], Path(asked["question"])))
+                    live.add(pid)
+                    told = {"pid": pid}
+                print(json.dumps(told), file=answers, flush=True)
+    finally:
+        for pid in live:  # who asked is gone, and what is paused would stay so for ever
+            _signal(pid, signal.SIGKILL)
+
+
+def pause() -> None:
+    """Of this process and its workers, until it is told to go on."""
+    os.killpg(0, signal.SIGSTOP)
 
 
 def _done(do: Callable[[str, Path], int], what: str, question: Path) -> int:
@@ -115,6 +170,6 @@ def _be_fresh(words: Path) -> None:
     os.dup2(said, 2)
 
 
-def _kill(pid: int) -> None:
+def _signal(pid: int, which: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(pid, which)

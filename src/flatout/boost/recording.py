@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 from weakref import WeakSet
 
@@ -24,6 +23,7 @@ from flatout.doctor.seen import Seen
 from flatout.measure.clock import synchronize
 from flatout.measure.differences import Snapshot
 
+_Moment = tuple[float, Any]  # on the host; and an event on the device, or None where the host itself computes
 _SETTLES_AT = 3
 _DROPS = (nn.modules.dropout._DropoutNd,)
 
@@ -58,7 +58,8 @@ class Recording:
         self._first, self._proven = _First(), WeakSet[torch.optim.Optimizer]()
         self._numbers: dict[int, int] = {}
         self._main = threading.get_ident()
-        self._times: list[tuple[float, Any]] = []
+        self._spans: list[tuple[_Moment, _Moment]] = []  # from the end of the step before, or from when it was resumed
+        self._last: _Moment | None = None
         self._losses: list[Tensor] = []
         self._per_step: list[list[Tensor]] = []
         self._inside = False
@@ -71,7 +72,7 @@ class Recording:
         self.first_s: float | None = None
         self.last_loss: Tensor | None = None
         self._evaluates = frozenset(evaluates)
-        self._evaluations: list[tuple[float, float, Any, Any]] = []
+        self._evaluations: list[tuple[_Moment, _Moment]] = []
 
     def install(self, patches: Patches, hooks: Hooks) -> None:
         hooks.prepare.insert(0, self._without_dropout)
@@ -103,32 +104,33 @@ class Recording:
     def steps_s(self, skipped: int) -> list[float]:
         """Seconds of each step after the first `skipped`."""
         synchronize(self.device)
-        times = self._times[skipped:]
-        if self.device.type == "cuda":
-            return [a[1].elapsed_time(b[1]) / 1e3 for a, b in pairwise(times)]
-        return [b[0] - a[0] for a, b in pairwise(times)]
+        return [_between(*span) for span in self._spans[skipped:]]
+
+    def paused_by(self, pause: Callable[[], None]) -> None:
+        """Between two steps. What it takes belongs to neither."""
+        pause()
+        self._last = self._now()
 
     def evaluations_s(self) -> list[float]:
         """Seconds of each call that evaluates."""
         synchronize(self.device)
-        return [b - a if begin is None else begin.elapsed_time(end) / 1e3 for a, b, begin, end in self._evaluations]
+        return [_between(*span) for span in self._evaluations]
 
     @contextmanager
     def _timed(self, module: nn.Module) -> Iterator[None]:
         if (where.caller(), module.training) not in self._evaluates:
             yield
             return
-        began_s, begin = time.perf_counter(), self._event()
+        began = self._now()
         yield
-        self._evaluations.append((began_s, time.perf_counter(), begin, self._event()))
+        self._evaluations.append((began, self._now()))
 
-    def _event(self) -> Any:
-        """A moment on the device, or None where the host itself computes."""
+    def _now(self) -> _Moment:
         if self.device.type != "cuda":
-            return None
+            return time.perf_counter(), None
         event = torch.cuda.Event(enable_timing=True)
         event.record()
-        return event
+        return time.perf_counter(), event
 
     # losses
 
@@ -267,12 +269,21 @@ class Recording:
         if self.steps_done == _SETTLES_AT:
             self._stepping.settle()
         if self.steps_done <= self._steps:
-            self._times.append((time.perf_counter(), self._event()))
+            now = self._now()
+            if self._last is not None:
+                self._spans.append((self._last, now))
+            self._last = now
             self._per_step.append(self._losses)
         self._losses = []
         self._on_step(self.steps_done)
         if self.steps_done == self._steps:
             self._when_done()
+
+
+def _between(a: _Moment, b: _Moment) -> float:
+    if a[1] is None or b[1] is None:
+        return b[0] - a[0]
+    return float(a[1].elapsed_time(b[1])) / 1e3
 
 
 def _weights(optimizer: torch.optim.Optimizer, number: int) -> list[tuple[str, Tensor]]:

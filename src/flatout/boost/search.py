@@ -7,27 +7,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
+from flatout.base.units import show_seconds
 from flatout.boost.remedies.all import INSTEAD, REMEDIES
 from flatout.boost.remedies.remedy import EVALUATIONS, STEPS, Offer
 from flatout.boost.trial import Told
+from flatout.boost.trying import WORTH
 from flatout.measure.paired import MIN_STEPS, check_losses
 from flatout.measure.receipt import KEPT, REJECTED, Entry, Receipt
-from flatout.measure.stats import Comparison, compare, summarize
+from flatout.measure.stats import Comparison, compare, compare_paired, summarize
 
-_WORTH = 0.02  # what is gained by less is not worth the change
 _FEWEST = 5
 _PROOF_S, _MOST_STEPS = 20.0, 3000  # as long as this a trial may take to tell losses apart
 _FRESH_S, _CHEAP_S = 20.0, 15.0  # for so long a measurement speaks of the machine as it is; a trial that may be done again
+_ONCE_S = 1.0  # a start that takes this much longer is told
 _CLOSE, _ROUNDS = (0.95, 1.15), 3  # two processes of one script may differ by so much; how often they may be tried again
 
 
 class Tries(Protocol):
     steps: int
+    by_turns: bool  # a trial comes with the times of what it is held `against`, taken in the same minute
 
     def attempt(
         self,
         remedies: Sequence[tuple[str, Any]],
         *,
+        against: Sequence[tuple[str, Any]] | None = None,
         keep: bool = False,
         slow_s: float | None = None,
         exact: bool = False,
@@ -44,7 +48,7 @@ class Standing:
 class Search:
     def __init__(self, tries: Tries, offers: Sequence[Offer], say: Callable[[str], None]) -> None:
         self._tries, self._say = tries, say
-        self._offers = sorted(offers, key=lambda one: -(one.predicted or 1.0))
+        self._offers = sorted(offers, key=lambda one: (not REMEDIES[one.name].steadies, -(one.predicted or 1.0)))
         self.entries: list[Entry] = []
         self.kept: list[tuple[str, Any]] = []
         self._paired: Mapping[str, Any] | None = None  # of what was kept last
@@ -118,9 +122,10 @@ class Search:
             return standing
         remedies = [*standing.remedies, (offer.name, offer.value)]
         slow_s = summarize(self._reference.steps_s).median
-        if time.monotonic() - standing.at_s > _FRESH_S and standing.told.took_s < _CHEAP_S:
+        is_old = time.monotonic() - standing.at_s > _FRESH_S
+        if is_old and not self._tries.by_turns and standing.told.took_s < _CHEAP_S:
             standing = self._measured_again(standing)
-        told = self._tries.attempt(remedies, slow_s=slow_s)
+        told = self._tries.attempt(remedies, against=standing.remedies, slow_s=slow_s)
         verdict, why, measured = self._judged(told, standing, remedies)
         if verdict == REJECTED and "not enough evidence" in why and (steps := self._more_steps(told, measured)):
             self._say(
@@ -130,11 +135,11 @@ class Search:
             first, second = self._twice()
             if not first.failure and not second.failure:
                 self._reference, self._again = first, second
-                told = self._tries.attempt(remedies, slow_s=slow_s)
+                told = self._tries.attempt(remedies, against=standing.remedies, slow_s=slow_s)
                 verdict, why, measured = self._judged(told, standing, remedies)
         rounds = 0
-        while told.took_s < _CHEAP_S and rounds < _ROUNDS and _is_open(measured, rounds):
-            standing, told = self._by_turns(standing, remedies, told)
+        while told.took_s < _CHEAP_S and rounds < _ROUNDS and self._is_open(measured, rounds):
+            standing, told = self._once_more(standing, remedies, told)
             verdict, why, measured = self._judged(told, standing, remedies)
             rounds += 1
         self.entries.append(
@@ -150,7 +155,7 @@ class Search:
                 high=measured.get("high"),
                 n=len(told.steps_s),
                 step_s=_step_s(told),
-                against_s=_step_s(standing.told),
+                against_s=_beside_s(told) or _step_s(standing.told),
                 first_s=told.first_s,
                 peak_bytes=told.peak_bytes,
                 check=told.check,
@@ -170,18 +175,26 @@ class Search:
             return standing
         return Standing(standing.remedies, replace(standing.told, steps_s=now.steps_s, evaluations_s=now.evaluations_s))
 
-    def _by_turns(self, standing: Standing, remedies: list[tuple[str, Any]], told: Told) -> tuple[Standing, Told]:
-        """Once more with it and without it: what a process of its own makes of the same steps shows in both."""
+    def _once_more(self, standing: Standing, remedies: list[tuple[str, Any]], told: Told) -> tuple[Standing, Told]:
+        """With it and without it: what a process of its own makes of the same steps shows in both."""
         again, without = self._tries.attempt(remedies), self._tries.attempt(standing.remedies)
         if not again.failure and (again.check is None or not again.check["passed"]):
-            return standing, replace(again, steps_s=told.steps_s)
+            return standing, replace(told, check=again.check)
         if without.failure or again.failure:
             return standing, again if again.failure else told
         return Standing(standing.remedies, _pooled(standing.told, without)), _pooled(told, again)
 
+    def _is_open(self, measured: Mapping[str, float], rounds: int) -> bool:
+        """May it be faster, and not be? What is close is so in any case until it was looked at twice. A trial by turns goes on
+        until it is clear."""
+        if not measured or self._tries.by_turns:
+            return False
+        close = _CLOSE[0] < measured["ratio"] < _CLOSE[1]
+        return measured["low"] <= 1 + WORTH < measured["high"] or (close and not rounds)
+
     def _more_steps(self, told: Told, measured: Mapping[str, float]) -> int:
         """How many would do, where a trial is faster and only its losses could not be told; 0 where they take too long."""
-        if told.failure or not told.check or not told.check["passed"] or measured.get("low", 0.0) < 1 + _WORTH:
+        if told.failure or not told.check or not told.check["passed"] or measured.get("low", 0.0) < 1 + WORTH:
             return 0
         losses = _paired_losses(self._reference, self._again, told)
         if not _lacks_evidence(losses) or "figures" not in losses:
@@ -194,16 +207,17 @@ class Search:
         if told.failure:
             return REJECTED, f"{told.failure}: {told.why}", {}
         kind = REMEDIES[remedies[-1][0]].measures
-        before, after = _times(standing.told, kind), _times(told, kind)
-        if min(len(before), len(after)) < _FEWEST:
-            return REJECTED, f"{len(after)} {kind} in the trial are too few to tell", {}
-        speed = compare(before, after, prefer="max", margin=_WORTH)
+        speed = _compared(standing.told, told, kind)
+        if speed is None:
+            return REJECTED, f"{len(_times(told, kind))} {kind} in the trial are too few to tell", {}
         measured = {"ratio": speed.ratio, "low": speed.low, "high": speed.high}
         if told.check is None or not told.check["passed"]:
             return REJECTED, f"not the same: {(told.check or {}).get('why', 'nothing to hold it against')}", measured
         if speed.better is not True:
             how = "slower" if speed.high < 1 else "no gain beyond the noise"
             return REJECTED, f"{how} ({speed.low:.2f} to {speed.high:.2f})", measured
+        if (whole := _of_the_whole(standing.told, told, kind)) < 1:
+            return REJECTED, f"most {kind} are faster, but a few are so slow that all of them are not: {whole:.2f}x", measured
         losses = _paired_losses(self._reference, self._again, told)
         if _lacks_evidence(losses) and (exact := self._twice_exactly()) is not None:
             key = tuple(remedies)
@@ -214,7 +228,15 @@ class Search:
         if not losses["passed"]:
             return REJECTED, f"not the same: {losses['why']}", measured
         self._losses = losses
-        return KEPT, str(losses["why"]), measured
+        return KEPT, str(losses["why"]) + self._pays(told, standing), measured
+
+    def _pays(self, told: Told, standing: Standing) -> str:
+        """What it takes before the first step is nothing that the time of a step shows."""
+        once_s = (told.first_s or 0.0) - (self._reference.first_s or 0.0)
+        saved_s = (_beside_s(told) or _step_s(standing.told) or 0.0) - (_step_s(told) or 0.0)
+        if once_s < _ONCE_S or saved_s <= 0:
+            return ""
+        return f"; costs {show_seconds(once_s)} before the first step, which {once_s / saved_s:,.0f} steps bring in"
 
     def _confirmed(self, standing: Standing) -> Standing:
         """Once more, the plain script and then all that was kept: nobody is left slower than where they started."""
@@ -224,15 +246,23 @@ class Search:
         kinds = {REMEDIES[name].measures for name, _ in standing.remedies}
         kind = STEPS if STEPS in kinds else EVALUATIONS
         while speed is None or (speed.better is None and rounds < _ROUNDS and whole.took_s < _CHEAP_S):
-            again, boosted = self._tries.attempt(()), self._tries.attempt(standing.remedies)
+            boosted = self._tries.attempt(standing.remedies, against=())
+            again = boosted if self._tries.by_turns else self._tries.attempt(())
             if not boosted.failure and (boosted.check is None or not boosted.check["passed"]):
                 boosted = replace(boosted, failure="not the same", why=str((boosted.check or {}).get("why", "")))
             if again.failure or boosted.failure:
                 why = f"it failed when tried again: {again.why or boosted.why}"
                 self.entries.append(_all_together(standing, REJECTED, why))
                 return Standing([], self._reference)
-            plain, whole, rounds = _pooled(plain, again), _pooled(whole, boosted), rounds + 1
-            speed = compare(_times(plain, kind), _times(whole, kind), prefer="max", margin=_WORTH)
+            if self._tries.by_turns:  # only what was taken beside the plain script counts
+                whole = _pooled(whole, boosted) if rounds else replace(boosted, took_s=whole.took_s)
+                plain = replace(plain, steps_s=whole.beside_s, evaluations_s=whole.beside_evaluations_s)
+            else:
+                plain, whole = _pooled(plain, again), _pooled(whole, boosted)
+            speed, rounds = _compared(plain, whole, kind), rounds + 1
+            if speed is None:
+                self.entries.append(_all_together(standing, REJECTED, f"too few {kind} to tell when it was tried again"))
+                return Standing([], self._reference)
         self._reference = plain
         together = _all_together(standing, KEPT, "both arms once more, one after the other")
         if speed.better is not True:
@@ -267,15 +297,32 @@ def _times(told: Told, kind: str) -> tuple[float, ...]:
 
 
 def _pooled(told: Told, more: Told) -> Told:
-    return replace(told, steps_s=(*told.steps_s, *more.steps_s), evaluations_s=(*told.evaluations_s, *more.evaluations_s))
+    return replace(
+        told,
+        steps_s=(*told.steps_s, *more.steps_s),
+        evaluations_s=(*told.evaluations_s, *more.evaluations_s),
+        beside_s=(*told.beside_s, *more.beside_s),
+        beside_evaluations_s=(*told.beside_evaluations_s, *more.beside_evaluations_s),
+    )
 
 
-def _is_open(measured: Mapping[str, float], rounds: int) -> bool:
-    """May it be faster, and not be? What is close is so in any case until it was looked at twice."""
-    if not measured:
-        return False
-    close = _CLOSE[0] < measured["ratio"] < _CLOSE[1]
-    return measured["low"] <= 1 + _WORTH < measured["high"] or (close and not rounds)
+def _compared(before: Told, after: Told, kind: str) -> Comparison | None:
+    """How much faster `after` is; None where there is too little to say so."""
+    if kind == STEPS and after.beside_s:
+        enough = len(after.steps_s) >= _FEWEST
+        return compare_paired(after.beside_s, after.steps_s, prefer="max", margin=WORTH) if enough else None
+    was, now = after.beside_evaluations_s or _times(before, kind), _times(after, kind)
+    return compare(was, now, prefer="max", margin=WORTH) if min(len(was), len(now)) >= _FEWEST else None
+
+
+def _of_the_whole(before: Told, after: Told, kind: str) -> float:
+    """How much faster all of it is, the slowest of each left out: what a remedy puts off until later shows in a few only."""
+    was, now = (after.beside_s if kind == STEPS else after.beside_evaluations_s) or _times(before, kind), _times(after, kind)
+    return _mean_but_the_slowest(was) / _mean_but_the_slowest(now)
+
+
+def _mean_but_the_slowest(values: Sequence[float]) -> float:
+    return (sum(values) - max(values)) / (len(values) - 1)
 
 
 def _lacks_evidence(losses: Mapping[str, Any]) -> bool:
@@ -285,6 +332,10 @@ def _lacks_evidence(losses: Mapping[str, Any]) -> bool:
 def _all_together(standing: Standing, verdict: str, why: str) -> Entry:
     names = " + ".join(name for name, _ in standing.remedies)
     return Entry("all together", names, "off", verdict, why)
+
+
+def _beside_s(told: Told) -> float | None:
+    return summarize(told.beside_s).median if told.beside_s else None
 
 
 def _step_s(told: Told | None) -> float | None:

@@ -10,7 +10,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from flatout.boost.forks import pause
 from flatout.boost.hooks import Hooks
 from flatout.boost.recording import Recording
 from flatout.boost.remedies.all import PRECISIONS, REMEDIES
@@ -46,6 +47,17 @@ class Asked:
     slow_s: float | None = None  # a step of the reference: three times that, after the warm-up, and the trial is over
     exact: bool = False  # deterministic kernels and no dropout: for its losses, not for its speed
     evaluates: tuple[tuple[str, bool], ...] = ()  # lines, and whether the model is in training mode there
+    turn: int = 0  # it pauses after each so many steps, for another trial to have its turn; 0: never
+
+    @property
+    def turns(self) -> Path:
+        """Seconds of a step in each turn until now, a line each."""
+        return Path(self.answer).with_name("turns.txt")
+
+    @property
+    def enough(self) -> Path:
+        """Once this file is there, the turn that was the last one is the last."""
+        return Path(self.answer).with_name("enough")
 
     @classmethod
     def from_dict(cls, written: Mapping[str, Any]) -> Asked:
@@ -64,8 +76,11 @@ class Asked:
 class Told:
     failure: str = ""
     why: str = ""
-    steps_s: tuple[float, ...] = ()
+    steps_s: tuple[float, ...] = ()  # by turns: the mean of each turn
     evaluations_s: tuple[float, ...] = ()  # calls of models between steps that do not train
+    beside_s: tuple[float, ...] = ()  # by turns: what it was held against, in the same minute
+    beside_evaluations_s: tuple[float, ...] = ()
+    steps_done: int = 0
     losses: tuple[float, ...] = ()
     check: Mapping[str, Any] | None = None
     first_s: float | None = None
@@ -76,13 +91,15 @@ class Told:
 
     @classmethod
     def from_dict(cls, written: Mapping[str, Any]) -> Told:
-        return cls(**{**written, **{name: tuple(written[name]) for name in ("steps_s", "evaluations_s", "losses", "notes")}})
+        values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in written.items()}
+        return cls(**values)
 
 
 def attempt(asked: Asked) -> None:
     """Does not return: it ends the process."""
     began_s = time.monotonic()
     patches, hooks = Patches(), Hooks()
+    turns = asked.turns.open("w")  # before what the script writes is led elsewhere
 
     def done() -> None:
         restore()
@@ -92,12 +109,22 @@ def attempt(asked: Asked) -> None:
         patches.restore()
         hooks.patches.restore()
 
-    def slow(step: int) -> None:
+    def step_over(step: int) -> None:
         if asked.slow_s is not None and step > WARM_UP + 2 and step % 5 == 0:
             taken = recording.steps_s(max(WARM_UP, step - 5))
             if taken and min(taken) > _SLOW * asked.slow_s:
                 why = f"steps of {min(taken):.3g} s, more than {_SLOW:g} times the reference's"
                 answer(Told("slower", why, took_s=time.monotonic() - began_s))
+        if asked.turn and step > WARM_UP and (step - WARM_UP - 1) % asked.turn == 0:
+            recording.paused_by(turn_over)
+
+    def turn_over() -> None:
+        taken = recording.steps_s(recording.steps_done - 1 - asked.turn)
+        if recording.steps_done > WARM_UP + 1:
+            print(sum(taken) / len(taken), file=turns, flush=True)
+        pause()
+        if asked.enough.exists():
+            done()
 
     def answer(told: Told) -> None:
         restore()
@@ -106,7 +133,7 @@ def attempt(asked: Asked) -> None:
         sys.stdout.flush()
         os._exit(0)
 
-    recording = Recording(asked.steps, done, slow, asked.evaluates)
+    recording = Recording(asked.steps, done, step_over, asked.evaluates)
     if asked.exact:
         recording.leaves_dropout_off()
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -138,7 +165,8 @@ def _measured(asked: Asked, recording: Recording, began_s: float) -> Told:
         check = asdict(found)
     peak = torch.cuda.max_memory_allocated() if recording.device.type == "cuda" else None
     return Told(
-        steps_s=tuple(recording.steps_s(WARM_UP)),
+        steps_s=tuple(_means(recording.steps_s(WARM_UP), max(1, asked.turn))),
+        steps_done=recording.steps_done,
         evaluations_s=tuple(recording.evaluations_s()),
         losses=tuple(recording.losses()),
         check=check,
@@ -147,6 +175,12 @@ def _measured(asked: Asked, recording: Recording, began_s: float) -> Told:
         device=recording.device.type,
         took_s=time.monotonic() - began_s,
     )
+
+
+def _means(values: Sequence[float], of: int) -> Iterator[float]:
+    """Of each `of` of them; what is left over at the end is left out."""
+    for first in range(0, len(values) - of + 1, of):
+        yield sum(values[first : first + of]) / of
 
 
 def _in_one_line(error: BaseException) -> str:

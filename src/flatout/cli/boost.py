@@ -18,8 +18,7 @@ from flatout.cli.places import cache_folder, quiet_profiler, world_size
 if TYPE_CHECKING:
     from flatout.doctor.script import Script
 
-_SERVE = [sys.executable, "-m", "flatout.cli.boosting", "serve"]
-_RUN = [sys.executable, "-m", "flatout.cli.boosting", "run"]
+_RUN = [sys.executable, "-m", "flatout.cli.boosting"]
 
 
 def boost(
@@ -34,28 +33,31 @@ def boost(
     as_json: Json = False,
 ) -> None:
     """Try remedies on a training script as it is, prove that it learns the same, then run it to its end at the new speed."""
-    quiet_profiler()
     from flatout.base.errors import UsageError
-    from flatout.base.tree import to_data, to_text
-    from flatout.boost.boosting import tried
-    from flatout.boost.forks import Forks
-    from flatout.boost.looking import NothingSeen, looked_at
-    from flatout.boost.running import Kept, run_to_its_end
-    from flatout.doctor.script import Script, check
 
     if world_size() > 1:
         raise UsageError("boost tries one process at a time: run it without torchrun (doctor works under torchrun)")
     if as_json and not try_only:
         raise UsageError(f"--json prints to stdout, and so does the script: add --try-only, or read {out / 'receipt.json'}")
+    quiet_profiler()
+    import torch._dynamo  # noqa: F401  the optimizers ask for it, and it takes as long as torch itself
+
+    from flatout.base.tree import to_data, to_text
+    from flatout.boost.boosting import in_a_fork, tried
+    from flatout.boost.forks import Forks
+    from flatout.boost.looking import NothingSeen, looked_at
+    from flatout.boost.running import Kept, run_to_its_end
+    from flatout.doctor.script import Script, check
+
     script = Script(command[0], tuple(command[1:]), as_module)
     check(script)
-    if measure:
-        measured_once()
 
     def say(line: str) -> None:
         print(f"flatout boost: {line}", file=sys.stderr, flush=True)
 
-    with tempfile.TemporaryDirectory(prefix="flatout-boost-") as folder, Forks(_SERVE) as forks:
+    with tempfile.TemporaryDirectory(prefix="flatout-boost-") as folder, Forks(in_a_fork) as forks:
+        if measure:
+            measured_once()
         work = Path(folder)
         say(f"looking at {script}")
         try:

@@ -132,6 +132,8 @@ class Memory:
     device_allocations: int = 0  # cudaMalloc in the windows
     retries: int = 0
     cache_emptied: dict[str, int] = field(default_factory=dict)  # by line, in the windows
+    page_faults: int = 0  # of the host, in the plain window
+    system_s: float = 0.0  # which the operating system took there, of all threads
 
 
 @dataclass

@@ -10,7 +10,7 @@ import ctypes
 from typing import Any
 
 from flatout.boost.hooks import Hooks
-from flatout.boost.remedies.remedy import Offer, Remedy
+from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.doctor.diagnosis import Diagnosis
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # of malloc.h
@@ -19,9 +19,12 @@ _NEVER, _AT_ONCE = 2**31 - 1, 64 * 2**20
 
 class KeepMemory(Remedy):
     name = "keep_memory"
+    steadies = True  # how much is handed back depends on what happens to lie at the heap's end
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
-        return [Offer(self.name, "on", "off")] if not diagnosis.case.on_device and _mallopt() is not None else []
+        if diagnosis.case.on_device or _mallopt() is None:
+            return []
+        return [Offer(self.name, "on", "off", predicted(diagnosis, "allocator_thrash"))]
 
     def apply(self, value: Any, hooks: Hooks) -> None:
         if (mallopt := _mallopt()) is not None:

@@ -28,6 +28,7 @@ STEPS, EVALUATIONS = "steps", "evaluations"
 class Remedy(ABC):
     name: str
     measures = STEPS  # what it makes faster
+    steadies = False  # with it two processes of one script differ less: tried first, so that the gains of others show
     precision = "fp32"  # how far results may differ: see measure.proof
 
     def offered(self, diagnosis: Diagnosis) -> list[Offer]:

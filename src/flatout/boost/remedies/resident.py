@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,27 @@ class Resident(Remedy):
         hooks.patches.wrap(DataLoader, "__iter__", lambda original: _from_memory(original, torch.device(value)))
 
 
-_kept: dict[int, tuple[Any, list[Tensor] | None, Any]] = {}  # by dataset: itself, its columns or None if it can't be kept
+@dataclass
+class _Kept:
+    dataset: Any
+    columns: list[Tensor] | None  # None if it can't be kept
+    form: Any = None
+
+
+_kept: dict[tuple[type, int], _Kept] = {}  # by kind and length
+
+
+def _kept_of(dataset: Any, device: torch.device) -> _Kept:
+    """One that is made anew for each pass would be read as a whole each time: the second of them ends that."""
+    try:
+        kind = type(dataset), len(dataset)
+    except TypeError:
+        return _Kept(dataset, None)
+    if kind not in _kept:
+        _kept[kind] = _Kept(dataset, *_columns(dataset, device))
+    elif _kept[kind].dataset is not dataset:
+        _kept[kind] = _Kept(None, None)
+    return _kept[kind]
 
 
 def _from_memory(original: Any, device: torch.device) -> Any:
@@ -52,11 +73,8 @@ def _from_memory(original: Any, device: torch.device) -> Any:
             or loader.collate_fn is not default_collate
         ):
             return original(loader)
-        key = id(loader.dataset)
-        if key not in _kept:
-            _kept[key] = (loader.dataset, *_columns(loader.dataset, device))
-        columns, form = _kept[key][1:]
-        return original(loader) if columns is None else _batches(loader, columns, form)
+        kept = _kept_of(loader.dataset, device)
+        return original(loader) if kept.columns is None else _batches(loader, kept.columns, kept.form)
 
     return __iter__
 
@@ -82,10 +100,7 @@ def _batches(loader: DataLoader[Any], columns: list[Tensor], form: Any) -> Any:
 
 def _columns(dataset: Any, device: torch.device) -> tuple[list[Tensor] | None, Any]:
     """All samples as one tensor a column on the device that trains; None if they differ from time to time or do not fit."""
-    try:
-        count = len(dataset)
-    except TypeError:
-        return None, None
+    count = len(dataset)
     if not count or not _is_the_same_each_time(dataset, count):
         return None, None
     first = default_collate([dataset[0]])

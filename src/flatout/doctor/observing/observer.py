@@ -5,6 +5,7 @@ Hooks that cost something are there for the windows only. What stays to the end 
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 from collections.abc import Callable
@@ -190,6 +191,7 @@ class Observer:
         self._loading.counting = True
         self._compiled_before_s = compiled_so_far().seconds
         synchronize(self._device)
+        self._note_pages(-1)
         self._plain_began_ns, self._phase_began_s = time.time_ns(), time.perf_counter()
 
     def _timing(self) -> None:
@@ -207,6 +209,7 @@ class Observer:
         self._plain_s = time.perf_counter() - self._phase_began_s
         self.seen.window_steps = self._phase_steps
         self._plain_ended_ns = time.time_ns()
+        self._note_pages(1)
         self._loading.counting = False
         self.seen.compiles.in_windows_s = compiled_so_far().seconds - self._compiled_before_s
         self._growing.weigh(self.seen.steps)
@@ -222,6 +225,11 @@ class Observer:
             stats = torch.cuda.memory_stats()
             self.seen.memory.device_allocations += sign * int(stats.get("num_device_alloc", 0))
             self.seen.memory.retries += sign * int(stats.get("num_alloc_retries", 0))
+
+    def _note_pages(self, sign: int) -> None:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        self.seen.memory.page_faults += sign * used.ru_minflt
+        self.seen.memory.system_s += sign * used.ru_stime
 
     # the end
 

@@ -1,0 +1,27 @@
+"""Trials of scripts by turns, each with the remedy that a file beside it names; prints what they told."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import torch._dynamo  # noqa: F401  the optimizers ask for it
+
+from flatout.boost.boosting import in_a_fork
+from flatout.boost.forks import Forks
+from flatout.boost.trying import Trials
+from flatout.doctor.script import Script
+
+told = {}
+with tempfile.TemporaryDirectory() as folder, Forks(in_a_fork) as forks:
+    for name in sys.argv[1:]:
+        place = Path(folder) / name
+        place.mkdir()
+        trials = Trials(forks, Script(f"{name}.py"), place, 40, by_turns=True)
+        trials.attempt((), keep=True)
+        remedy = tuple(json.loads(Path(f"{name}.json").read_text()))
+        told[name] = asdict(trials.attempt((remedy,), against=()))
+print(json.dumps(told))
