@@ -13,7 +13,7 @@ from flatout.boost.remedies.remedy import EVALUATIONS, STEPS, Offer
 from flatout.boost.trial import Told
 from flatout.boost.trying import WORTH
 from flatout.measure.paired import MIN_STEPS, check_losses
-from flatout.measure.receipt import KEPT, REJECTED, Entry, Receipt
+from flatout.measure.receipt import ALL_TOGETHER, KEPT, REJECTED, Entry, Receipt
 from flatout.measure.stats import Comparison, compare, compare_paired, summarize
 
 _FEWEST = 5
@@ -230,9 +230,10 @@ class Search:
         self._losses = losses
         return KEPT, str(losses["why"]) + self._pays(told, standing), measured
 
-    def _pays(self, told: Told, standing: Standing) -> str:
+    @staticmethod
+    def _pays(told: Told, standing: Standing) -> str:
         """What it takes before the first step is nothing that the time of a step shows."""
-        once_s = (told.first_s or 0.0) - (self._reference.first_s or 0.0)
+        once_s = (told.first_s or 0.0) - (standing.told.first_s or 0.0)
         saved_s = (_beside_s(told) or _step_s(standing.told) or 0.0) - (_step_s(told) or 0.0)
         if once_s < _ONCE_S or saved_s <= 0:
             return ""
@@ -264,7 +265,11 @@ class Search:
                 self.entries.append(_all_together(standing, REJECTED, f"too few {kind} to tell when it was tried again"))
                 return Standing([], self._reference)
         self._reference = plain
-        together = _all_together(standing, KEPT, "both arms once more, one after the other")
+        together = _all_together(
+            standing, KEPT, "both arms once more, " + ("by turns" if self._tries.by_turns else "one after the other")
+        )
+        if kind != STEPS:
+            together = replace(together, name=f"{ALL_TOGETHER}: {kind}")
         if speed.better is not True:
             why = f"no gain when tried again ({speed.low:.2f} to {speed.high:.2f})"
             self.entries.append(replace(together, verdict=REJECTED, why=why))
@@ -331,7 +336,7 @@ def _lacks_evidence(losses: Mapping[str, Any]) -> bool:
 
 def _all_together(standing: Standing, verdict: str, why: str) -> Entry:
     names = " + ".join(name for name, _ in standing.remedies)
-    return Entry("all together", names, "off", verdict, why)
+    return Entry(ALL_TOGETHER, names, "off", verdict, why)
 
 
 def _beside_s(told: Told) -> float | None:

@@ -21,9 +21,10 @@ HUNG, CRASHED = "hung", "crashed"
 _FIRST_LIMIT_S = 600.0
 _COMPILE_S = 240.0
 _LAST_CHARACTERS = 4000
-WORTH = 0.02  # what is gained by less is not worth the change
+WORTH = 0.01  # what is gained by less is not worth the change
 _TURN_S, _MOST_IN_A_TURN = 0.06, 200  # beside that, what going on costs is small; and steps
-_LOOKS, _TURNS_S = (15, 30, 60, 120, 240), 30.0  # after so many turns, unless they have taken too long
+_LOOKS = (15, 30, 60, 120, 240, 480)  # it is looked at after so many turns
+_TURNS_S, _LONGEST_S = 30.0, 90.0  # what they may take together; and where there seems to be a gain
 
 
 class Trials:
@@ -176,11 +177,13 @@ class Trials:
         turns = min(len(mine), len(beside))
         if len(mine) * asked[0].turn + WARM_UP < self.steps:
             return False  # its losses have to be told, too
-        if turns not in _LOOKS or took_s > _TURNS_S:
-            return took_s > _TURNS_S
+        if turns not in _LOOKS and took_s < _TURNS_S:
+            return False
         found = compare_paired(beside[:turns], mine[:turns], prefer="max")
         hopeless = found.ratio < 1 + WORTH / 2 and found.high < 1 + 3 * WORTH
-        return found.low > 1 + WORTH or found.high < 1 + WORTH or hopeless
+        if turns in _LOOKS and (found.low > 1 + WORTH or found.high < 1 + WORTH or hopeless):
+            return True
+        return took_s > (_LONGEST_S if found.ratio > 1 + 2 * WORTH else _TURNS_S)
 
     def _turn(self, against: Sequence[tuple[str, Any]]) -> int:
         """Steps: as many as take a while, if the script has enough of them."""

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 KEPT, REJECTED, UNTRIED = "kept", "rejected", "untried"
+ALL_TOGETHER = "all together"  # the entry of what was kept, measured once more as a whole
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class Receipt:
 
     @property
     def gain(self) -> float | None:
+        """Of both arms, taken by turns where there is such a measurement: what slowed both cancels out there."""
+        whole = next((one for one in self.entries if one.name == ALL_TOGETHER and one.verdict == KEPT), None)
+        if whole is not None and whole.measured is not None:
+            return whole.measured
         return self.reference_step_s / self.step_s if self.reference_step_s and self.step_s else None
 
     def to_dict(self) -> dict[str, Any]:
