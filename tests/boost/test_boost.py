@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,28 @@ for step in range(4000):
 """
 
 
+HOLDS_A_PORT = """\
+import socket
+
+server = socket.socket()
+server.bind(("127.0.0.1", PORT))
+server.listen()
+"""
+
+BY_THE_CLOCK = """
+    import time
+    began = time.time() if not step else began
+    if time.time() - began > 2.0:
+        break
+"""
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 def boosted(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     own = {"OMP_NUM_THREADS": "1", "FLATOUT_CACHE": str(folder / "cache"), **more}
     return subprocess.run(
@@ -145,6 +168,8 @@ def by_hand(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
     asked = {
         "without_optimizer": (WITHOUT_OPTIMIZER, "resident_data", "cpu"),
         "two_models": (TWO_MODELS, "fused_optimizer", "on"),
+        "holds_a_port": (HOLDS_A_PORT.replace("PORT", str(_free_port())) + TWO_MODELS, "fused_optimizer", "on"),
+        "ends_by_the_clock": (TWO_MODELS.replace("range(4000):", "range(4000):" + BY_THE_CLOCK), "fused_optimizer", "on"),
     }
     for name, (text, *remedy) in asked.items():
         (folder / f"{name}.py").write_text(text)
@@ -171,6 +196,17 @@ def test_two_trials_take_turns(by_hand: dict[str, Told]) -> None:
     told = by_hand["without_optimizer"]
     assert len(told.steps_s) == len(told.beside_s) >= 15
     assert sum(told.steps_s) < sum(told.beside_s)
+
+
+def test_where_two_of_a_script_cannot_run_at_once_they_run_one_after_the_other(by_hand: dict[str, Told]) -> None:
+    told = by_hand["holds_a_port"]
+    assert not told.failure and told.steps_s and not told.beside_s, told
+    assert told.check is not None and told.check["passed"]
+
+
+def test_scripts_that_end_by_the_clock_are_held_against_each_other_all_the_same(by_hand: dict[str, Told]) -> None:
+    told = by_hand["ends_by_the_clock"]
+    assert not told.failure and len(told.steps_s) == len(told.beside_s) > 0, told
 
 
 def test_a_script_that_trains_nothing_is_run_as_it_is(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def in_memory() -> Iterator[None]:
     yield
     hooks.patches.restore()
     resident._kept.clear()
+    resident._made_anew.clear()
 
 
 def passed(data: Numbers) -> list[torch.Tensor]:
@@ -52,9 +53,27 @@ def test_batches_are_the_same_and_samples_are_read_once() -> None:
 
 
 def test_a_dataset_that_is_made_anew_for_each_pass_is_not_read_as_a_whole_each_time() -> None:
-    made = [Numbers() for _ in range(3)]
-    batches = [passed(data) for data in made]
-    assert made[0].reads > 100  # as a whole, and a few to see that it is the same each time
-    assert [data.reads for data in made[1:]] == [100, 100]  # as the script would
+    reads, batches = [], []
+    for _ in range(3):
+        data = Numbers()
+        batches.append(passed(data))
+        reads.append(data.reads)
+        del data
+    assert reads[0] > 100  # as a whole, and a few to see that it is the same each time
+    assert reads[1:] == [100, 100]  # as the script would
     assert all(torch.equal(a, b) for other in batches[1:] for a, b in zip(batches[0], other, strict=True))
-    assert all(kept.columns is None and kept.dataset is None for kept in resident._kept.values())  # nor kept
+    assert not resident._kept
+
+
+def test_two_datasets_of_one_kind_and_length_are_both_kept() -> None:
+    """To train on and to evaluate on, say."""
+    one, other = Numbers(), Numbers()
+    for _ in range(3):
+        passed(one), passed(other)
+    assert one.reads < 200 and other.reads < 200
+
+
+def test_lists_that_are_made_anew_are_not_kept() -> None:
+    for _ in range(3):
+        list(DataLoader([torch.ones(2)] * 50, batch_size=8))  # type: ignore[arg-type]
+    assert not resident._kept

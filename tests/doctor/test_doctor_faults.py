@@ -534,3 +534,26 @@ def test_loops_of_other_kinds_are_seen_too() -> None:
         ledger = {row["row"]: row for row in found["ledger"]}  # type: ignore[attr-defined]
         assert sum(row["ms"] for row in ledger.values()) == pytest.approx(found["step_ms"], rel=0.01)
         assert "test_doctor_faults.py:" in ledger["matmul"]["where"]
+
+
+def test_steps_of_several_optimizers_are_counted_once() -> None:
+    x = torch.randn(16, 64)
+    one, other = nn.Linear(64, 8), nn.Linear(64, 8)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (one, other)]
+    with fo.doctor.watch(tell=io.StringIO()) as in_turn:  # as a GAN
+        for _ in range(40):
+            for model, optimizer in zip((one, other), optimizers, strict=True):
+                _train(model, optimizer, [x])
+    assert in_turn.to_dict()["steps"] == 40
+    with fo.doctor.watch(tell=io.StringIO()) as rarely:  # two of one for each of the other
+        for step in range(80):
+            _train(one, optimizers[0], [x])
+            if step % 2:
+                _train(other, optimizers[1], [x])
+    assert 40 <= rarely.to_dict()["steps"] <= 43  # until it is clear who is the rare one
+    for few in (1, 2, 5):  # steps to warm up, then another optimizer
+        with fo.doctor.watch(tell=io.StringIO()) as one_by_one:
+            _train(one, optimizers[0], [x] * few)
+            _train(other, optimizers[1], [x] * 60)
+        assert one_by_one.to_dict()["steps"] == few + 60 - 20  # which go by before the first is given up
+        assert REPORT in str(one_by_one) and "rough" not in str(one_by_one)

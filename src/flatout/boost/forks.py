@@ -7,6 +7,7 @@ on two pipes that nothing else writes to.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
@@ -21,6 +22,7 @@ from typing import Any, NoReturn
 
 PAUSED = 1000  # no exit code
 _LOOK_S = 0.2
+_PDEATHSIG = 1  # of Linux's prctl.h
 
 
 class Forks:
@@ -43,8 +45,9 @@ class Forks:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        for pid in (*self._live, self._pid):
+        for pid in self._live:
             _signal(pid, signal.SIGKILL)
+        os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         os.close(self._asks)
         os.close(self._answers)
@@ -104,6 +107,7 @@ def _serve_from_here(
 ) -> NoReturn:
     code = 1
     try:
+        _end_with_the_parent()
         os.setsid()  # Ctrl-C is for the person's own process, which ends this one
         for end in others_ends:
             os.close(end)
@@ -162,7 +166,15 @@ def _done(do: Callable[[str, Path], int], what: str, question: Path) -> int:
                 stream.flush()
 
 
+def _end_with_the_parent() -> None:
+    """Also where it is killed in the moment between a fork and its being known."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "prctl"):
+        library.prctl(_PDEATHSIG, signal.SIGKILL)
+
+
 def _be_fresh(words: Path) -> None:
+    _end_with_the_parent()
     os.setsid()
     nowhere, said = os.open(os.devnull, os.O_RDONLY), os.open(words, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(nowhere, 0)

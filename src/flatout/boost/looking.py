@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,6 +46,7 @@ def looked_at(forks: Forks, script: Script, cache: Path, folder: Path) -> Looked
     asked = {**asdict(script), "cache": str(cache), "scratch": str(folder / "looking"), "answer": str(answer)}
     question.write_text(json.dumps(asked))
     forks.run("look", question, folder / "look.txt", _LIMIT_S)
+    shutil.rmtree(folder / "looking", ignore_errors=True)
     if not answer.exists():
         raise NothingSeen(f"no training was seen within the window{last_words(folder / 'look.txt')}")
     told = json.loads(answer.read_text())

@@ -81,6 +81,7 @@ class Told:
     beside_s: tuple[float, ...] = ()  # by turns: what it was held against, in the same minute
     beside_evaluations_s: tuple[float, ...] = ()
     steps_done: int = 0
+    processes: int = 1  # whose times these are
     losses: tuple[float, ...] = ()
     check: Mapping[str, Any] | None = None
     first_s: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from flatout.doctor.script import Script
 from flatout.measure.stats import compare_paired, summarize
 
 HUNG, CRASHED = "hung", "crashed"
+BESIDE = "the trial beside it did not end"
 _FIRST_LIMIT_S = 600.0
 _COMPILE_S = 240.0
 _LAST_CHARACTERS = 4000
@@ -60,15 +62,18 @@ class Trials:
     ) -> Told:
         """`keep`: this one is the reference that later ones are held against. `against`: what it is timed beside, by turns."""
         if against is not None and self.by_turns:
+            turn = self._turn(against)
             told = self._beside(remedies, against, slow_s)
-            if not told.failure and self._is_short(told, against):
+            if not told.failure and self._turn(against) < turn:  # the script ended before there was anything to look at
                 told = self._beside(remedies, against, slow_s)
-            return self._noted(told, remedies)
+            if told.failure != BESIDE:
+                return self._noted(told, remedies)
+            self.by_turns = False  # alone it ran before: it holds a port, a lock or much memory
         began_s = time.monotonic()
         told = self._run(self._asked(remedies, keep=keep, slow_s=slow_s, exact=exact))
         if keep and not told.failure:
             self._reference_s = time.monotonic() - began_s
-        return self._noted(told, remedies)
+        return told if exact else self._noted(told, remedies)
 
     def _noted(self, told: Told, remedies: Sequence[tuple[str, Any]]) -> Told:
         if told.steps_s:
@@ -115,11 +120,10 @@ class Trials:
         return self._told(asked, code, time.monotonic() - began_s)
 
     def _told(self, asked: Asked, code: int | None, took_s: float) -> Told:
+        shutil.rmtree(asked.scratch, ignore_errors=True)  # checkpoints, say: all trials together may fill a disk
         answer = Path(asked.answer)
         if code is None:
             return Told(HUNG, f"no answer within {show_seconds(self._limit_s)}", took_s=took_s)
-        if code == PAUSED:
-            return Told(CRASHED, "it had more turns than the one that it was held against", took_s=took_s)
         if answer.exists():
             return Told.from_dict(json.loads(answer.read_text()))
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
@@ -134,12 +138,17 @@ class Trials:
         asked = [self._asked(remedies, turn=turn, steps=steps, slow_s=slow_s), self._asked(against, turn=turn, steps=steps)]
         began_s = time.monotonic()
         codes = self._codes_by_turns(asked)
-        told, beside = (self._told(one, code, time.monotonic() - began_s) for one, code in zip(asked, codes, strict=True))
-        if told.failure:
+        told, beside = (
+            Told(BESIDE) if code == PAUSED else self._told(one, code, time.monotonic() - began_s)
+            for one, code in zip(asked, codes, strict=True)
+        )
+        if told.failure and told.failure != BESIDE:
             return told
-        if beside.failure:
-            return replace(told, failure=beside.failure, why=f"the trial beside it, without this remedy: {beside.why}")
+        if told.failure or beside.failure:
+            return Told(BESIDE, beside.why)
         pairs = min(len(told.steps_s), len(beside.steps_s))
+        if pairs < _LOOKS[0] and not asked[0].enough.exists():
+            self._ends_at = min(told.steps_done, beside.steps_done)
         return replace(
             told,
             steps_s=told.steps_s[:pairs],
@@ -149,27 +158,40 @@ class Trials:
         )
 
     def _codes_by_turns(self, asked: Sequence[Asked]) -> list[int | None]:
-        """How each ended. If the first ends before it was told to, nobody waits for the other."""
-        codes: list[int | None] = []
+        """How each ended; PAUSED if nobody waited for its end, since the other one's was no good."""
+        codes: list[int | None] = [PAUSED for _ in asked]
         pids: list[int] = []
+
+        def goes_on(at: int) -> None:
+            self._forks.go_on(pids[at])
+            codes[at] = self._forks.wait(pids[at], self._limit_s)
+
         try:
-            for one in asked:
+            for at, one in enumerate(asked):
                 pids.append(self._start(one))
-                codes.append(self._forks.wait(pids[-1], self._limit_s))
+                codes[at] = self._forks.wait(pids[at], self._limit_s)
+                if codes[at] != PAUSED:
+                    return codes
             order, began_s = list(range(len(asked))), time.monotonic()
-            while codes[0] == PAUSED:
+            while all(code == PAUSED for code in codes):
                 if self._is_clear(asked, time.monotonic() - began_s):
-                    for one in asked:
-                        one.enough.touch()
+                    self._say_enough(asked)
                 for at in order:
-                    if codes[at] == PAUSED:
-                        self._forks.go_on(pids[at])
-                        codes[at] = self._forks.wait(pids[at], self._limit_s)
+                    goes_on(at)
                 order.reverse()
+            for at, code in enumerate(codes):  # scripts that end by the clock do not end together
+                if code == PAUSED and 0 in codes:
+                    self._say_enough(asked[at : at + 1])
+                    goes_on(at)
             return codes
         finally:
             for pid in pids:
                 self._forks.end(pid)
+
+    @staticmethod
+    def _say_enough(asked: Sequence[Asked]) -> None:
+        for one in asked:
+            one.enough.touch()
 
     def _is_clear(self, asked: Sequence[Asked], took_s: float) -> bool:
         """Looked at a few times only: with every look chance gets one more."""
@@ -190,14 +212,6 @@ class Trials:
         step_s = self._steps_s.get(tuple(against), _TURN_S)
         wanted = max(1, min(math.ceil(_TURN_S / max(step_s, 1e-6)), _MOST_IN_A_TURN))
         return wanted if self._ends_at is None else max(1, min(wanted, (self._ends_at - WARM_UP - 1) // _LOOKS[0]))
-
-    def _is_short(self, told: Told, against: Sequence[tuple[str, Any]]) -> bool:
-        """Did the script end before there was anything to look at? Then turns have to be shorter."""
-        turn = self._turn(against)
-        if len(told.steps_s) >= _LOOKS[0]:
-            return False
-        self._ends_at = told.steps_done
-        return self._turn(against) < turn
 
 
 def _words(asked: Asked) -> Path:

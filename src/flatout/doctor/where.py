@@ -18,6 +18,7 @@ _HOMES = tuple(
         os.path.dirname(os.path.dirname(os.path.abspath(__file__))),  # flatout itself
     }
 )
+_COMMAND = "flatout"  # beside Python's own: what installing it has put there
 _known: dict[str, bool] = {}
 _STARTED_IN = os.getcwd()  # a script may go elsewhere; lines are told from where the person is
 
@@ -27,7 +28,8 @@ def is_own(filename: str) -> bool:
     known = _known.get(filename)
     if known is None:
         real = os.path.realpath(filename)
-        known = not filename.startswith("<") and not real.startswith(_HOMES) and "site-packages" + os.sep not in real
+        a_library = real.startswith(_HOMES) or "site-packages" + os.sep in real
+        known = not filename.startswith("<") and not a_library and os.path.basename(real) != _COMMAND
         _known[filename] = known
     return known
 

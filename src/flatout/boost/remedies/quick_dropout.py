@@ -39,7 +39,7 @@ class QuickDropout(Remedy):
 
 def _quickly(original: Any) -> Any:
     def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        dull = not training or not 0 < p < 1 or torch.compiler.is_compiling()
+        dull = not training or not 0 < round(p * _SIDES) < _SIDES or torch.compiler.is_compiling()
         if dull or input.device.type != "cpu" or not input.is_floating_point() or input.numel() < _LEAST:
             dropped: Tensor = original(input, p, training, inplace)
             return dropped

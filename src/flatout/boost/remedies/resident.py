@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 import time
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,25 +46,39 @@ class Resident(Remedy):
 
 @dataclass
 class _Kept:
-    dataset: Any
+    kind: tuple[type, int]
+    dataset: Callable[[], Any]  # None once it is gone
     columns: list[Tensor] | None  # None if it can't be kept
     form: Any = None
 
 
-_kept: dict[tuple[type, int], _Kept] = {}  # by kind and length
+_kept: dict[int, _Kept] = {}  # by the dataset's id
+_made_anew: set[tuple[type, int]] = set()  # for each pass: read as a whole each time they would cost more than they save
 
 
-def _kept_of(dataset: Any, device: torch.device) -> _Kept:
-    """One that is made anew for each pass would be read as a whole each time: the second of them ends that."""
+def _kept_of(dataset: Any, device: torch.device) -> _Kept | None:
     try:
         kind = type(dataset), len(dataset)
-    except TypeError:
-        return _Kept(dataset, None)
-    if kind not in _kept:
-        _kept[kind] = _Kept(dataset, *_columns(dataset, device))
-    elif _kept[kind].dataset is not dataset:
-        _kept[kind] = _Kept(None, None)
-    return _kept[kind]
+    except (TypeError, NotImplementedError):
+        return None
+    if kind in _made_anew:
+        return None
+    known = _kept.get(id(dataset))
+    if known is not None and known.dataset() is dataset:
+        return known
+    if any(one.kind == kind and (one.dataset() is None or not _can_go(dataset)) for one in _kept.values()):
+        _made_anew.add(kind)
+        for key in [key for key, one in _kept.items() if one.kind == kind]:
+            del _kept[key]
+        return None
+    held = weakref.ref(dataset) if _can_go(dataset) else lambda: dataset
+    found = _kept[id(dataset)] = _Kept(kind, held, *_columns(dataset, device))
+    return found
+
+
+def _can_go(dataset: Any) -> bool:
+    """Can it be told when it is gone? Not of a list."""
+    return getattr(type(dataset), "__weakrefoffset__", 0) != 0
 
 
 def _from_memory(original: Any, device: torch.device) -> Any:
@@ -74,7 +90,7 @@ def _from_memory(original: Any, device: torch.device) -> Any:
         ):
             return original(loader)
         kept = _kept_of(loader.dataset, device)
-        return original(loader) if kept.columns is None else _batches(loader, kept.columns, kept.form)
+        return original(loader) if kept is None or kept.columns is None else _batches(loader, kept.columns, kept.form)
 
     return __iter__
 

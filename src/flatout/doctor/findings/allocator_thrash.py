@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flatout.base.units import show_seconds
+from flatout.doctor import kinds
 from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
 
@@ -49,7 +50,7 @@ def _on_host(case: Case) -> Iterator[Finding]:
     yield Finding(
         "allocator_thrash",
         min(spent_ms, case.train_ms),
-        "",
+        case.places.get(kinds.MEMORY, ""),  # where most of those tensors come from
         "Memory goes back to the operating system and comes again page by page in every step",
         f"{faults:,.0f} page faults a step; the system takes {show_seconds(spent_ms / 1e3)} of each",
         "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647 MALLOC_TOP_PAD_=67108864 in front of the command",

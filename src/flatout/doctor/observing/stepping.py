@@ -15,11 +15,13 @@ from flatout.doctor.patches import Patches
 from flatout.doctor.seen import Optimizer, Seen
 
 _FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # of torch's own, those with a fused kernel
+_GONE, _GONE_FACTOR = 20, 5  # steps of another one, and times what was usual: then the leader is not used any more
 _NO_OPTIMIZER = 5  # backward passes without any optimizer: then each of them is a step
 
 
 class Stepping:
-    """Several optimizers may step in turn, a GAN's say: the one that steps least often tells when a step is over."""
+    """Several optimizers may step in turn, a GAN's say: the one that steps least often tells when a step is over. Where one
+    is used after the other, the next one takes over."""
 
     def __init__(self, marks: Marks, seen: Seen, on_step: Callable[[], None]) -> None:
         self._marks, self._seen, self._on_step = marks, seen, on_step
@@ -27,6 +29,9 @@ class Stepping:
         self._made: WeakKeyDictionary[torch.optim.Optimizer, str] = WeakKeyDictionary()
         self._learned: WeakKeyDictionary[torch.optim.Optimizer, set[int]] = WeakKeyDictionary()  # had a gradient
         self._leader: Optimizer | None = None
+        self._since: dict[int, int] = {}  # how often each of the others has stepped since the leader did
+        self._most_between = 0
+        self._gone: set[int] = set()  # those that led once, and are not used any more
         self._open: list[Any] = []
         self._hooks: list[Any] = []
         self.paused = False  # steps of optimizers that are not the script's
@@ -49,8 +54,11 @@ class Stepping:
 
     def settle(self) -> None:
         """From here on the boundaries stay where they are."""
-        if self._seen.optimizers:
-            self._leader = min(self._seen.optimizers, key=lambda one: one.steps)
+        if self._leader is not None:
+            used = [one for one in self._seen.optimizers if id(one) not in self._gone]
+            rarest = min(used, key=lambda one: one.steps)
+            if rarest.steps < self._leader.steps - 1:  # one step behind it may only be about to step
+                self._leader = rarest
 
     def after_backward(self) -> None:
         self._seen.backwards += 1
@@ -91,7 +99,15 @@ class Stepping:
             mark = self._open.pop()
             if mark is not None:
                 mark.__exit__(None, None, None)
+        since = self._since[id(known)] = self._since.get(id(known), 0) + 1
+        if known is not self._leader and since > max(_GONE, _GONE_FACTOR * self._most_between):
+            self._gone.add(id(self._leader))
+            self._gone.discard(id(known))
+            self._leader = known
+            self._since.clear()  # what was usual before says nothing of it
         if known is self._leader:
+            self._most_between = max(self._most_between, *self._since.values(), 0)
+            self._since.clear()
             self._on_step()
 
     def _described(self, optimizer: torch.optim.Optimizer) -> Optimizer:
