@@ -71,19 +71,24 @@ class Forks:
         """Until it has ended or stopped itself: its exit code, PAUSED, or None if neither came in time and it was killed."""
         self._ask({"wait": pid})
         try:
-            return int(self._answer(time.monotonic() + limit_s)["code"])
+            code = int(self._answer(time.monotonic() + limit_s)["code"])
         except TimeoutError:
             _signal(pid, signal.SIGKILL)
             self._answer(time.monotonic() + 30)
+            self._live.discard(pid)
             return None
+        if code != PAUSED:
+            self._live.discard(pid)
+        return code
 
     def go_on(self, pid: int) -> None:
         _signal(pid, signal.SIGCONT)
 
     def end(self, pid: int) -> None:
-        """It and the workers that it left behind."""
+        """It and the workers that it left behind. What it held, a port say, is free afterwards."""
         _signal(pid, signal.SIGKILL)
-        self._live.discard(pid)
+        while pid in self._live:
+            self.wait(pid, 30)
 
     def _ask(self, question: dict[str, Any]) -> None:
         os.write(self._asks, json.dumps(question).encode() + b"\n")
@@ -107,7 +112,6 @@ def _serve_from_here(
 ) -> NoReturn:
     code = 1
     try:
-        _end_with_the_parent()
         os.setsid()  # Ctrl-C is for the person's own process, which ends this one
         for end in others_ends:
             os.close(end)
@@ -167,7 +171,7 @@ def _done(do: Callable[[str, Path], int], what: str, question: Path) -> int:
 
 
 def _end_with_the_parent() -> None:
-    """Also where it is killed in the moment between a fork and its being known."""
+    """Who asked may be interrupted in the moment between a fork and its being known to it."""
     library = ctypes.CDLL(None)
     if hasattr(library, "prctl"):
         library.prctl(_PDEATHSIG, signal.SIGKILL)
