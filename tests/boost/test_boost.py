@@ -147,7 +147,7 @@ def test_a_run_whose_losses_stop_being_numbers_is_started_again_plain(
     (tmp_path / "train.py").write_text(late)
     monkeypatch.chdir(tmp_path)
     kept = Kept("train.py", ("600",), False, (("fused_optimizer", "on"),), 40, 1.0, str(tmp_path / "left.txt"))
-    with_remedies = [sys.executable, "-m", "flatout.cli.boosting"]
+    with_remedies = [sys.executable, "-m", "flatout.cli.boosted_run"]
     said: list[str] = []
     code, why = run_to_its_end(with_remedies, [sys.executable, "train.py", "600"], kept, tmp_path, said.append)
     assert code == 5 and capfd.readouterr().out == "trained 600 Adam None\n"

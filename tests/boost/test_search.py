@@ -212,3 +212,15 @@ def test_what_puts_its_cost_off_until_later_is_no_gain() -> None:
 def test_what_a_remedy_takes_before_the_first_step_is_told() -> None:
     _, receipt = searched(ByTurns({"resident_data": 0.5}, first_s={"resident_data": 30.0}), "resident_data")
     assert "costs 30 s before the first step, which " in receipt.entries[0].why
+
+
+def test_steps_are_never_held_against_evaluations() -> None:
+    """Also where a script has too few steps for its trials to take turns."""
+
+    class Evaluating(ByTurns):
+        def attempt(self, remedies: Sequence[tuple[str, Any]], **how: Any) -> Told:
+            told = super().attempt(remedies, **how)
+            return replace(told, beside_s=(), evaluations_s=(9.0,) * 9, beside_evaluations_s=(9.0,) * 9)
+
+    _, receipt = searched(Evaluating({"compile": 0.5}), "compile")
+    assert receipt.entries[0].measured is not None and receipt.entries[0].measured < 20

@@ -331,20 +331,24 @@ def _pooled(told: Told, more: Told) -> Told:
     )
 
 
+def _was(before: Told, after: Told, kind: str) -> tuple[tuple[float, ...], int]:
+    """What `after` is held against, and of how many processes: what was timed beside it, where there is such a thing."""
+    beside = after.beside_s if kind == STEPS else after.beside_evaluations_s
+    return (beside, after.processes) if beside else (_times(before, kind), before.processes)
+
+
 def _compared(before: Told, after: Told, kind: str) -> Comparison | None:
     """How much faster `after` is; None where there is too little to say so."""
-    if kind == STEPS and after.beside_s:
-        enough = len(after.steps_s) >= _FEWEST
-        return compare_paired(after.beside_s, after.steps_s, prefer="max", margin=WORTH) if enough else None
-    was, now = after.beside_evaluations_s or _times(before, kind), _times(after, kind)
-    return compare(was, now, prefer="max", margin=WORTH) if min(len(was), len(now)) >= _FEWEST else None
+    was, now = _was(before, after, kind)[0], _times(after, kind)
+    if min(len(was), len(now)) < _FEWEST:
+        return None
+    in_pairs = kind == STEPS and len(after.beside_s) == len(now)
+    return (compare_paired if in_pairs else compare)(was, now, prefer="max", margin=WORTH)
 
 
 def _of_the_whole(before: Told, after: Told, kind: str) -> float:
     """How much faster all of it is, the slowest of each process left out: what a remedy puts off shows in a few only."""
-    beside = after.beside_s if kind == STEPS else after.beside_evaluations_s
-    was = _mean_but(beside, after.processes) if beside else _mean_but(_times(before, kind), before.processes)
-    return was / _mean_but(_times(after, kind), after.processes)
+    return _mean_but(*_was(before, after, kind)) / _mean_but(_times(after, kind), after.processes)
 
 
 def _mean_but(values: Sequence[float], slowest: int) -> float:

@@ -18,7 +18,7 @@ from flatout.cli.places import cache_folder, quiet_profiler, world_size
 if TYPE_CHECKING:
     from flatout.doctor.script import Script
 
-_RUN = [sys.executable, "-m", "flatout.cli.boosting"]
+_RUN = [sys.executable, "-m", "flatout.cli.boosted_run"]
 
 
 def boost(

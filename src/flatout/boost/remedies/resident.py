@@ -51,6 +51,9 @@ class _Kept:
     columns: list[Tensor] | None  # None if it can't be kept
     form: Any = None
 
+    def forget(self) -> None:
+        self.columns = None
+
 
 _kept: dict[int, _Kept] = {}  # by the dataset's id
 _made_anew: set[tuple[type, int]] = set()  # for each pass: read as a whole each time they would cost more than they save
@@ -59,7 +62,7 @@ _made_anew: set[tuple[type, int]] = set()  # for each pass: read as a whole each
 def _kept_of(dataset: Any, device: torch.device) -> _Kept | None:
     try:
         kind = type(dataset), len(dataset)
-    except (TypeError, NotImplementedError):
+    except (TypeError, NotImplementedError):  # it has no length, and only its sampler knows what is in it
         return None
     if kind in _made_anew:
         return None
@@ -71,8 +74,10 @@ def _kept_of(dataset: Any, device: torch.device) -> _Kept | None:
         for key in [key for key, one in _kept.items() if one.kind == kind]:
             del _kept[key]
         return None
-    held = weakref.ref(dataset) if _can_go(dataset) else lambda: dataset
-    found = _kept[id(dataset)] = _Kept(kind, held, *_columns(dataset, device))
+    found = _Kept(kind, lambda: dataset, *_columns(dataset, device))
+    if _can_go(dataset):
+        found.dataset = weakref.ref(dataset, lambda _: found.forget())
+    _kept[id(dataset)] = found
     return found
 
 

@@ -1,6 +1,6 @@
 """The script with what was kept, in the process that boost starts for it.
 
-python -m flatout.cli.boosting KEPT.json
+python -m flatout.cli.boosted_run KEPT.json
 """
 
 from __future__ import annotations
