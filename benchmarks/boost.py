@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +33,39 @@ NEVER_SLOWER, MEDIAN = 0.98, 2.0
 def boosted(folder: Path, command: list[str], limit_s: float) -> dict[str, Any]:
     """The receipt of one script."""
     with tempfile.TemporaryDirectory() as scratch:
-        ended = subprocess.run(
-            [sys.executable, "-m", "flatout", "boost", "--try-only", "--json", "--out", str(Path(scratch) / "out"), *command],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            env=dict(os.environ),
-        )
-        print("\n".join(f"  {line}" for line in ended.stderr.splitlines()[-25:]), file=sys.stderr, flush=True)
+        words = Path(scratch) / "words.txt"
+        boost = [sys.executable, "-m", "flatout", "boost", "--try-only", "--json", "--out", str(Path(scratch) / "out")]
+        with words.open("w") as said, told_as_it_comes(words):
+            ended = subprocess.run([*boost, *command], cwd=folder, stdout=subprocess.PIPE, stderr=said, timeout=limit_s)
         if ended.returncode or not ended.stdout.strip():
-            return {"failed": ended.stderr[-600:]}
+            return {"failed": words.read_text()[-600:]}
         receipt: dict[str, Any] = json.loads(ended.stdout)
         receipt["entries"] = json.loads((Path(scratch) / "out" / "receipt.json").read_text())["entries"]
         receipt["patch"] = (Path(scratch) / "out" / "changes.patch").read_text()
         return receipt
+
+
+@contextmanager
+def told_as_it_comes(words: Path) -> Iterator[None]:
+    """Each line of `words` goes to stderr, with the second it came in: what takes long is seen."""
+    began_s, over = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        with words.open() as said:
+            while True:
+                last = over.wait(0.2)
+                for line in said:
+                    print(f"  {time.monotonic() - began_s:4.0f} s  {line.rstrip()}", file=sys.stderr, flush=True)
+                if last:
+                    return
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()
 
 
 def main() -> int:
@@ -73,8 +93,7 @@ def main() -> int:
         print(f"{name}: {' '.join(command)}", file=sys.stderr, flush=True)
         try:
             receipt = boosted(folder, command, min(left_s, asked.each))
-        except subprocess.TimeoutExpired as ended:
-            print((ended.stderr or b"").decode(errors="replace")[-1500:], file=sys.stderr, flush=True)
+        except subprocess.TimeoutExpired:
             report.conditions[name] = f"not done within {min(left_s, asked.each):.0f} s"
             continue
         if receipt.get("gain") is None:

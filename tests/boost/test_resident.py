@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -84,3 +85,31 @@ def test_lists_that_are_made_anew_are_not_kept(in_memory: None) -> None:
     for _ in range(3):
         list(DataLoader([torch.ones(2)] * 50, batch_size=8))  # type: ignore[arg-type]
     assert not resident._kept
+
+
+class Here(Numbers):
+    """Holds something that no other process may use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = os.getpid()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if os.getpid() != self.own:
+            raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("kind", [Numbers, Here])
+def test_what_takes_long_is_read_by_workers_if_they_can(
+    kind: type[Numbers], plainly: list[torch.Tensor], in_memory: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resident, "_LONG_S", 0.0)
+    monkeypatch.setattr(resident, "_AT_ONCE", 8)
+    data = kind()
+    torch.manual_seed(5)
+    batches, drawn = passed(data), torch.rand(())
+    assert all(torch.equal(a, b) for a, b in zip(batches, plainly, strict=True))
+    assert data.reads < 50 if kind is Numbers else data.reads > 100
+    torch.manual_seed(5)
+    assert torch.equal(drawn, torch.rand(()))  # nothing of the script's was drawn from

@@ -20,7 +20,7 @@ with tempfile.TemporaryDirectory() as folder, Forks(in_a_fork) as forks:
     for name in sys.argv[1:]:
         place = Path(folder) / name
         place.mkdir()
-        trials = Trials(forks, Script(f"{name}.py"), place, 40, by_turns=True)
+        trials = Trials(forks, Script(f"{name}.py"), place, 40)
         trials.attempt((), keep=True)
         remedy = tuple(json.loads(Path(f"{name}.json").read_text()))
         told[name] = asdict(trials.attempt((remedy,), against=()))

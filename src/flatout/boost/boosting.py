@@ -61,7 +61,7 @@ def tried(
     """Trials in `work`; the receipt, its page and the patch go to `out`."""
     say(f"trials write to a scratch folder and are thrown away; {NOT_LED}")
     evaluates = [pair for one in looked.offers if one.name == NoGrad.name for pair in evaluating_lines(one.value)]
-    trials = Trials(forks, script, work, steps, evaluates=evaluates, by_turns=looked.device == "cpu")
+    trials = Trials(forks, script, work, steps, evaluates=evaluates, device=looked.device)
     search = Search(trials, looked.offers, say)
     versions = {"torch": str(torch.__version__), "python": sys.version.split()[0]}
     receipt = search.run(looked.machine, versions, time.strftime("%Y-%m-%d %H:%M:%S"))

@@ -50,10 +50,13 @@ class Recording:
         when_done: Callable[[], None],
         on_step: Callable[[int], None] = lambda step: None,
         evaluates: Iterable[tuple[str, bool]] = (),
+        losses: int | None = None,
     ) -> None:
-        """`evaluates`: the lines that evaluate, and whether in training mode. Their calls are timed."""
+        """`evaluates`: the lines that evaluate, and whether in training mode. Their calls are timed. `losses` of so many steps
+        are kept, of all where it is None."""
         self.steps_done = 0
         self._steps, self._when_done, self._on_step = steps, when_done, on_step
+        self._with_losses = steps if losses is None else losses
         self._stepping = Stepping(Marks(), Seen(), self._step_over)
         self._first, self._proven = _First(), WeakSet[torch.optim.Optimizer]()
         self._numbers: dict[int, int] = {}
@@ -139,7 +142,7 @@ class Recording:
             root = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
             if threading.get_ident() == self._main and isinstance(root, Tensor) and root.numel() == 1:
                 self.last_loss = root.detach()
-                if self.steps_done < self._steps:
+                if self.steps_done < self._with_losses:
                     self._losses.append(self.last_loss.clone())
                     if not self._proven:
                         self._first.loss_dtype = str(root.dtype).removeprefix("torch.")
@@ -273,6 +276,7 @@ class Recording:
             if self._last is not None:
                 self._spans.append((self._last, now))
             self._last = now
+        if self.steps_done <= self._with_losses:
             self._per_step.append(self._losses)
         self._losses = []
         self._on_step(self.steps_done)

@@ -19,6 +19,8 @@ from flatout.measure.stats import Comparison, compare, compare_paired, summarize
 _FEWEST = 5
 _PROOF_S, _MOST_STEPS = 20.0, 3000  # as long as this a trial may take to tell losses apart
 _FRESH_S, _CHEAP_S = 20.0, 15.0  # for so long a measurement speaks of the machine as it is; a trial that may be done again
+_NOT_THE_SAME = "not the same"
+_SHORTER = 1.25  # by so much steps have to be, for a remedy that gained nothing to be tried again
 _ONCE_S = 1.0  # a start that takes this much longer is told
 _CLOSE, _ROUNDS = (0.95, 1.15), 3  # two processes of one script may differ by so much; how often they may be tried again
 
@@ -95,6 +97,9 @@ class Search:
         standing = Standing([], reference)
         for offer in self._offers:
             standing = self._tried(offer, standing)
+        for offer in [offer for offer in self._offers if self._may_gain_now(offer, standing)]:
+            self._say(f"{offer.name.replace('_', ' ')} again: steps are shorter than when it was tried")
+            standing = self._tried(offer, standing)
         if standing.remedies:
             standing = self._confirmed(standing)
         self.kept = standing.remedies
@@ -147,6 +152,7 @@ class Search:
             standing, told = self._once_more(standing, remedies, told)
             verdict, why, measured = self._judged(told, standing, remedies)
             rounds += 1
+        self.entries = [one for one in self.entries if (one.name, one.value) != (offer.name, offer.value)]  # the latest counts
         self.entries.append(
             Entry(
                 offer.name,
@@ -172,6 +178,14 @@ class Search:
         gain = f"{measured['ratio']:.2f}x, " if measured else ""
         self._say(f"{offer.name.replace('_', ' ')}: {gain}{verdict}: {why}")
         return Standing(remedies, told) if verdict == KEPT else standing
+
+    def _may_gain_now(self, offer: Offer, standing: Standing) -> bool:
+        """What saved nothing while steps waited for something else may save some of what is left of them."""
+        for entry in self.entries:
+            if (entry.name, entry.value) == (offer.name, offer.value) and entry.measured is not None and entry.against_s:
+                on_speed = entry.verdict == REJECTED and not entry.why.startswith(_NOT_THE_SAME)
+                return on_speed and entry.against_s > _SHORTER * (_step_s(standing.told) or entry.against_s)
+        return False
 
     def _measured_again(self, standing: Standing) -> Standing:
         """As it is now: machines that others use, too, are fast at one time and slow at another."""
@@ -229,7 +243,7 @@ class Search:
             return REJECTED, f"{len(_times(told, kind))} {kind} in the trial are too few to tell", {}
         measured = {"ratio": speed.ratio, "low": speed.low, "high": speed.high}
         if told.check is None or not told.check["passed"]:
-            return REJECTED, f"not the same: {(told.check or {}).get('why', 'nothing to hold it against')}", measured
+            return REJECTED, f"{_NOT_THE_SAME}: {(told.check or {}).get('why', 'nothing to hold it against')}", measured
         if speed.better is not True:
             how = "slower" if speed.high < 1 else "no gain beyond the noise"
             return REJECTED, f"{how} ({speed.low:.2f} to {speed.high:.2f})", measured
@@ -243,7 +257,7 @@ class Search:
                 losses = _paired_losses(*exact, exactly)
                 losses["why"] += " (without dropout, with deterministic kernels)"
         if not losses["passed"]:
-            return REJECTED, f"not the same: {losses['why']}", measured
+            return REJECTED, f"{_NOT_THE_SAME}: {losses['why']}", measured
         self._losses = losses
         return KEPT, str(losses["why"]) + self._pays(told, standing), measured
 
@@ -269,7 +283,7 @@ class Search:
             boosted = self._tries.attempt(standing.remedies, against=())
             again = boosted if boosted.beside_s else self._tries.attempt(())
             if not boosted.failure and (boosted.check is None or not boosted.check["passed"]):
-                boosted = replace(boosted, failure="not the same", why=str((boosted.check or {}).get("why", "")))
+                boosted = replace(boosted, failure=_NOT_THE_SAME, why=str((boosted.check or {}).get("why", "")))
             if again.failure or boosted.failure:
                 why = f"it failed when tried again: {again.why or boosted.why}"
                 self.entries.append(_all_together(standing, REJECTED, why))

@@ -10,7 +10,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from flatout.measure.proof import check_step
 
 WARM_UP = 8  # steps that are not timed; the first of them compile
 _SLOW = 3.0
+_LOOKED_AT = (WARM_UP + 3, WARM_UP + 7)  # steps: to look is to wait for the device, which costs time
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,14 @@ class Asked:
     slow_s: float | None = None  # a step of the reference: three times that, after the warm-up, and the trial is over
     exact: bool = False  # deterministic kernels and no dropout: for its losses, not for its speed
     evaluates: tuple[tuple[str, bool], ...] = ()  # lines, and whether the model is in training mode there
-    turn: int = 0  # it pauses after each so many steps, for another trial to have its turn; 0: never
+    turn_s: float = 0.0  # it pauses after so long, for another trial to have its turn; 0: never
+    least: int = 1  # steps of a turn
+    filling: int = 0  # the first of a turn, which are not timed: the host gets ahead of the device in them
+    losses: int | None = None  # of so many steps; None: of all
 
     @property
     def turns(self) -> Path:
-        """Seconds of a step in each turn until now, a line each."""
+        """Of each turn until now a line: seconds of a step, and how many steps there were in all."""
         return Path(self.answer).with_name("turns.txt")
 
     @property
@@ -86,6 +90,7 @@ class Told:
     check: Mapping[str, Any] | None = None
     first_s: float | None = None
     peak_bytes: int | None = None
+    memory_share: float | None = None  # of the device's
     device: str = "cpu"
     took_s: float = 0.0
     notes: tuple[str, ...] = field(default_factory=tuple)
@@ -96,36 +101,59 @@ class Told:
         return cls(**values)
 
 
+class _Turn:
+    """Of a trial that pauses: the one that it is in, and what those before it took."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self.first = 0  # the last step before it
+        self._began_s = 0.0
+        self.means_s: list[float] = []  # of a step in each
+
+    def begins(self, step: int) -> None:
+        self.first, self._began_s = step, time.perf_counter()
+
+    def is_over(self, step: int) -> bool:
+        steps = self._asked.least + self._asked.filling
+        return step - self.first >= steps and time.perf_counter() - self._began_s >= self._asked.turn_s
+
+    def mean_s(self, steps_s: Sequence[float]) -> float:
+        """On a device without the first quarter: another process had it, and the host is not ahead of it yet."""
+        timed = steps_s[max(self._asked.filling, len(steps_s) // 4) if self._asked.filling else 0 :]
+        return sum(timed) / len(timed)
+
+
 def attempt(asked: Asked) -> None:
     """Does not return: it ends the process."""
     began_s = time.monotonic()
     patches, hooks = Patches(), Hooks()
-    turns = asked.turns.open("w")  # before what the script writes is led elsewhere
+    turn, turns = _Turn(asked), asked.turns.open("w")  # before what the script writes is led elsewhere
 
     def done() -> None:
         restore()
-        answer(_measured(asked, recording, began_s))
+        answer(_measured(asked, recording, turn.means_s if asked.turn_s else None, began_s))
 
     def restore() -> None:
         patches.restore()
         hooks.patches.restore()
 
     def step_over(step: int) -> None:
-        if asked.slow_s is not None and step > WARM_UP + 2 and step % 5 == 0:
-            taken = recording.steps_s(max(WARM_UP, step - 5))
+        if asked.slow_s is not None and step in _LOOKED_AT:
+            taken = recording.steps_s(WARM_UP)
             if taken and min(taken) > _SLOW * asked.slow_s:
                 why = f"steps of {min(taken):.3g} s, more than {_SLOW:g} times the reference's"
                 answer(Told("slower", why, took_s=time.monotonic() - began_s))
-        if asked.turn and step > WARM_UP and (step - WARM_UP - 1) % asked.turn == 0:
+        if asked.turn_s and step > WARM_UP and turn.is_over(step):
             recording.paused_by(turn_over)
 
     def turn_over() -> None:
-        taken = recording.steps_s(recording.steps_done - 1 - asked.turn)
-        if recording.steps_done > WARM_UP + 1:
-            print(sum(taken) / len(taken), file=turns, flush=True)
+        if turn.first:
+            turn.means_s.append(turn.mean_s(recording.steps_s(turn.first - 1)))
+            print(turn.means_s[-1], recording.steps_done, file=turns, flush=True)
         pause()
         if asked.enough.exists():
             done()
+        turn.begins(recording.steps_done)
 
     def answer(told: Told) -> None:
         restore()
@@ -134,7 +162,7 @@ def attempt(asked: Asked) -> None:
         sys.stdout.flush()
         os._exit(0)
 
-    recording = Recording(asked.steps, done, step_over, asked.evaluates)
+    recording = Recording(asked.steps, done, step_over, asked.evaluates, asked.losses)
     if asked.exact:
         recording.leaves_dropout_off()
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -155,7 +183,7 @@ def attempt(asked: Asked) -> None:
     answer(Told("failed" if error else "short", error or few, took_s=time.monotonic() - began_s))
 
 
-def _measured(asked: Asked, recording: Recording, began_s: float) -> Told:
+def _measured(asked: Asked, recording: Recording, turns_s: Sequence[float] | None, began_s: float) -> Told:
     snapshot = recording.snapshot()
     if asked.keep is not None:
         torch.save({name: _to_cpu(value) for name, value in vars(snapshot).items()}, asked.keep)
@@ -164,24 +192,21 @@ def _measured(asked: Asked, recording: Recording, began_s: float) -> Told:
         kept = torch.load(asked.reference, weights_only=True, map_location=recording.device)
         found = check_step(Snapshot(**{**kept, "losses": tuple(kept["losses"])}), snapshot, asked.precision)
         check = asdict(found)
-    peak = torch.cuda.max_memory_allocated() if recording.device.type == "cuda" else None
+    on_device = recording.device.type == "cuda"
+    peak = torch.cuda.max_memory_allocated() if on_device else None
+    share = torch.cuda.max_memory_reserved() / torch.cuda.mem_get_info()[1] if on_device else None
     return Told(
-        steps_s=tuple(_means(recording.steps_s(WARM_UP), max(1, asked.turn))),
+        steps_s=tuple(recording.steps_s(WARM_UP) if turns_s is None else turns_s),
         steps_done=recording.steps_done,
         evaluations_s=tuple(recording.evaluations_s()),
         losses=tuple(recording.losses()),
         check=check,
         first_s=recording.first_s,
         peak_bytes=peak,
+        memory_share=share,
         device=recording.device.type,
         took_s=time.monotonic() - began_s,
     )
-
-
-def _means(values: Sequence[float], of: int) -> Iterator[float]:
-    """Of each `of` of them; what is left over at the end is left out."""
-    for first in range(0, len(values) - of + 1, of):
-        yield sum(values[first : first + of]) / of
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -24,9 +24,12 @@ _FIRST_LIMIT_S = 600.0
 _COMPILE_S = 240.0
 _LAST_CHARACTERS = 4000
 WORTH = 0.01  # what is gained by less is not worth the change
-_TURN_S, _MOST_IN_A_TURN = 0.06, 200  # beside that, what going on costs is small; and steps
+_TURN_S, _TURN_ON_DEVICE_S = 0.06, 0.1  # beside that, what going on costs is small
 _LOOKS = (15, 30, 60, 120, 240, 480)  # it is looked at after so many turns
 _TURNS_S, _LONGEST_S = 30.0, 90.0  # what they may take together; and where there seems to be a gain
+_FILLING, _LEAST_IN_A_TURN = 2, 6  # steps on a device: the host gets ahead of it in the first; those that are timed
+_SHORT_S, _HALF = 0.03, 0.4  # of a step on a device, and of its memory, for two of them to take turns there
+_NO_ROOM = ("OutOfMemoryError", "was killed by SIGKILL")  # may be for the two of them
 
 
 class Trials:
@@ -38,13 +41,13 @@ class Trials:
         steps: int,
         seed: int = 0,
         evaluates: Sequence[tuple[str, bool]] = (),
-        by_turns: bool = False,
+        device: str = "cpu",
     ) -> None:
-        """`by_turns`: two trials share the minute and not the cores, so that a machine which others slow down slows both.
-        Not on a device: there two may not fit, and its own clock is steady."""
         self._forks, self._script, self._folder, self._evaluates = forks, script, folder, tuple(evaluates)
         self.steps, self._seed = steps, seed
-        self.by_turns = by_turns
+        self._on_device = device != "cpu"
+        # two trials share the minute and not the cores, so that a machine which others slow down slows both
+        self.by_turns = not self._on_device  # there it takes the first trial to say so
         self._count = 0
         self._reference_s: float | None = None  # a whole trial of it
         self._steps_s: dict[tuple[tuple[str, Any], ...], float] = {}  # one of those that were tried
@@ -62,9 +65,9 @@ class Trials:
     ) -> Told:
         """`keep`: this one is the reference that later ones are held against. `against`: what it is timed beside, by turns."""
         if against is not None and self.by_turns:
-            turn = self._turn(against)
+            turn_s = self._turn_s(against)
             told = self._beside(remedies, against, slow_s)
-            if not told.failure and self._turn(against) < turn:  # the script ended before there was anything to look at
+            if not told.failure and self._turn_s(against) < turn_s:  # the script ended before there was anything to look at
                 told = self._beside(remedies, against, slow_s)
             if told.failure != BESIDE:
                 return self._noted(told, remedies)
@@ -73,6 +76,10 @@ class Trials:
         told = self._run(self._asked(remedies, keep=keep, slow_s=slow_s, exact=exact))
         if keep and not told.failure:
             self._reference_s = time.monotonic() - began_s
+            if self._on_device:
+                # long steps are the device's own, whose clock is steady; short ones wait for the host, which is not
+                short = bool(told.steps_s) and summarize(told.steps_s).median < _SHORT_S
+                self.by_turns = short and (told.memory_share or 1.0) < _HALF
         return told if exact else self._noted(told, remedies)
 
     def _noted(self, told: Told, remedies: Sequence[tuple[str, Any]]) -> Told:
@@ -133,19 +140,20 @@ class Trials:
 
     def _beside(self, remedies: Sequence[tuple[str, Any]], against: Sequence[tuple[str, Any]], slow_s: float | None) -> Told:
         """Each warms up, then one goes some steps while the other is paused, until it is clear which one is faster."""
-        turn = self._turn(against)
-        steps = max(self.steps, WARM_UP + 1 + (_LOOKS[-1] + 1) * turn)
-        asked = [self._asked(remedies, turn=turn, steps=steps, slow_s=slow_s), self._asked(against, turn=turn, steps=steps)]
+        how: dict[str, Any] = {"turn_s": self._turn_s(against), "steps": sys.maxsize, "losses": self.steps}
+        if self._on_device:
+            how |= {"filling": _FILLING, "least": _LEAST_IN_A_TURN if self._ends_at is None else 1}
+        asked = [self._asked(remedies, slow_s=slow_s, **how), self._asked(against, **how)]
         began_s = time.monotonic()
         codes = self._codes_by_turns(asked)
         told, beside = (
             Told(BESIDE) if code == PAUSED else self._told(one, code, time.monotonic() - began_s)
             for one, code in zip(asked, codes, strict=True)
         )
-        if told.failure and told.failure != BESIDE:
+        if told.failure and told.failure != BESIDE and not any(words in told.why for words in _NO_ROOM):
             return told
         if told.failure or beside.failure:
-            return Told(BESIDE, beside.why)
+            return Told(BESIDE, beside.why or told.why)
         pairs = min(len(told.steps_s), len(beside.steps_s))
         if pairs < _LOOKS[0] and not asked[0].enough.exists():
             self._ends_at = min(told.steps_done, beside.steps_done)
@@ -167,8 +175,11 @@ class Trials:
             codes[at] = self._forks.wait(pids[at], self._limit_s)
 
         try:
+            if self._on_device:  # beside it there are cores for two to start at once
+                pids += [self._start(one) for one in asked]
             for at, one in enumerate(asked):
-                pids.append(self._start(one))
+                if at == len(pids):
+                    pids.append(self._start(one))
                 codes[at] = self._forks.wait(pids[at], self._limit_s)
                 if codes[at] != PAUSED:
                     return codes
@@ -195,23 +206,25 @@ class Trials:
 
     def _is_clear(self, asked: Sequence[Asked], took_s: float) -> bool:
         """Looked at a few times only: with every look chance gets one more."""
-        mine, beside = ([float(line) for line in one.turns.read_text().split()] if one.turns.exists() else [] for one in asked)
+        mine, beside = ([line.split() for line in one.turns.read_text().splitlines()] for one in asked)
         turns = min(len(mine), len(beside))
-        if len(mine) * asked[0].turn + WARM_UP < self.steps:
+        if not turns or int(mine[-1][1]) < self.steps:
             return False  # its losses have to be told, too
         if turns not in _LOOKS and took_s < _TURNS_S:
             return False
-        found = compare_paired(beside[:turns], mine[:turns], prefer="max")
+        was, now = ([float(line[0]) for line in lines[:turns]] for lines in (beside, mine))
+        found = compare_paired(was, now, prefer="max")
         hopeless = found.ratio < 1 + WORTH / 2 and found.high < 1 + 3 * WORTH
         if turns in _LOOKS and (found.low > 1 + WORTH or found.high < 1 + WORTH or hopeless):
             return True
-        return took_s > (_LONGEST_S if found.ratio > 1 + 2 * WORTH else _TURNS_S)
+        return turns >= _LOOKS[-1] or took_s > (_LONGEST_S if found.ratio > 1 + 2 * WORTH else _TURNS_S)
 
-    def _turn(self, against: Sequence[tuple[str, Any]]) -> int:
-        """Steps: as many as take a while, if the script has enough of them."""
-        step_s = self._steps_s.get(tuple(against), _TURN_S)
-        wanted = max(1, min(math.ceil(_TURN_S / max(step_s, 1e-6)), _MOST_IN_A_TURN))
-        return wanted if self._ends_at is None else max(1, min(wanted, (self._ends_at - WARM_UP - 1) // _LOOKS[0]))
+    def _turn_s(self, against: Sequence[tuple[str, Any]]) -> float:
+        """Not longer than leaves enough of them, if the script has few steps."""
+        wanted_s = _TURN_ON_DEVICE_S if self._on_device else _TURN_S
+        if self._ends_at is None:
+            return wanted_s
+        return min(wanted_s, self._steps_s.get(tuple(against), 0.0) * (self._ends_at - WARM_UP - 1) / _LOOKS[0])
 
 
 def _words(asked: Asked) -> Path:

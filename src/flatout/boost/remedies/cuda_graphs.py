@@ -22,12 +22,19 @@ from flatout.boost.hooks import Call, Hooks
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.doctor.account import DATA
 from flatout.doctor.diagnosis import Diagnosis
+from flatout.doctor.patches import Patches
 
 _BUSY = 0.6  # of a step without its wait for data: a device that computes for longer has little to wait for
 _WARM_UP = 3
 _AT_ONCE, _MOST, _OFTEN = 3, 8, 20  # captures without waiting, captures in all, calls of a shape that is worth one
 _SIMPLE = frozenset({bool, int, float, str, type(None)})
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_CHANGE = (
+    "__delattr__", "add_module", "register_module", "register_parameter", "register_buffer", "_apply",
+    "register_forward_hook", "register_forward_pre_hook", "register_backward_hook", "register_full_backward_hook",
+    "register_full_backward_pre_hook",
+)  # fmt: skip
+_NOTHING = object()
 
 
 class CudaGraphs(Remedy):
@@ -44,16 +51,43 @@ class CudaGraphs(Remedy):
 
     def apply(self, value: Any, hooks: Hooks) -> None:
         models: WeakKeyDictionary[nn.Module, _Model] = WeakKeyDictionary()
+        changes = _Changes(hooks.patches)
 
         def call(plain: Call, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
             if not module.training or not torch.is_grad_enabled():
                 return plain(*args, **named)
             model = models.get(module)
             if model is None:
-                model = models[module] = _Model()
+                model = models[module] = _Model(changes)
             return model(plain, module, args, named)
 
         hooks.calls.append(call)
+
+
+class _Changes:
+    """How often any model was changed: to look through one at every call takes as long as a graph saves."""
+
+    def __init__(self, patches: Patches) -> None:
+        self.count = 0
+        patches.wrap(nn.Module, "__setattr__", self._set)
+        for name in _CHANGE:
+            patches.wrap(nn.Module, name, self._changed)
+
+    def _set(self, original: Any) -> Any:
+        def __setattr__(module: nn.Module, name: str, value: Any) -> None:
+            if not torch.compiler.is_compiling() and module.__dict__.get(name, _NOTHING) is not value:
+                self.count += 1
+            original(module, name, value)
+
+        return __setattr__
+
+    def _changed(self, original: Any) -> Any:
+        def method(*args: Any, **named: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                self.count += 1
+            return original(*args, **named)
+
+        return method
 
 
 @dataclass
@@ -85,19 +119,26 @@ class _NotAlone(Exception):
 
 @dataclass
 class _Model:
+    changes: _Changes
+    seen: int = -1  # of the changes
     state: Any = None
+    weights: list[nn.Parameter] = field(default_factory=list)
+    places: list[tuple[int, bool]] = field(default_factory=list)
     captures: dict[Any, _Capture] = field(default_factory=dict)
     calls: dict[Any, int] = field(default_factory=dict)
     made: int = 0
     refused: bool = False
 
     def __call__(self, plain: Call, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        leaves, form = tree_flatten((args, named))
-        key = None if self.refused else _key(leaves, form)
-        if key is None or not any(weight.requires_grad for weight in module.parameters()):
+        if self.refused:
             return plain(*args, **named)
-        if (state := _state_of(module)) != self.state:  # what was captured does what the model did before
-            self.state, self.captures, self.calls = state, {}, {}
+        leaves, form = _flattened(args, named)
+        key = _key(leaves, form)
+        if key is None:
+            return plain(*args, **named)
+        self._look_at(module)
+        if not any(learns for _, learns in self.places):
+            return plain(*args, **named)
         capture = self.captures.get(key)
         if capture is None:
             self.calls[key] = self.calls.get(key, 0) + 1
@@ -106,13 +147,24 @@ class _Model:
             capture = self._captured(module, leaves, form)
             if capture is None:
                 return plain(*args, **named)
-            self.captures[key], self.state = capture, _state_of(module)  # its first call may have made it keep something
+            self.captures[key] = capture
+            self.seen, self.state = self.changes.count, _state_of(module)  # its first call may have made it keep something
             self.made += 1
         if capture.in_use is not None and capture.in_use() is not None:
             return plain(*args, **named)
         given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         replayed = iter(_Replay.apply(capture, len(given), *given, *capture.weights))  # type: ignore[no-untyped-call]
         return tree_unflatten([next(replayed) if one is None else one.value for one in capture.rest], capture.form)
+
+    def _look_at(self, module: nn.Module) -> None:
+        """What was captured does what the model did before: where that may have changed, it is looked through."""
+        places = [(weight.data_ptr(), weight.requires_grad) for weight in self.weights]
+        if self.seen == self.changes.count and places == self.places:
+            return
+        if (state := _state_of(module)) != self.state:
+            self.state, self.captures, self.calls = state, {}, {}
+        self.seen, self.weights = self.changes.count, list(module.parameters())
+        self.places = [(weight.data_ptr(), weight.requires_grad) for weight in self.weights]
 
     def _captured(self, module: nn.Module, leaves: list[Any], form: Any) -> _Capture | None:
         """None where it can't be: the script goes on as it is."""
@@ -145,7 +197,7 @@ def _capture(module: nn.Module, leaves: list[Any], form: Any, before: _HostState
     torch.clear_autocast_cache()
 
     def called() -> tuple[list[Tensor], list[_Constant | None], Any]:
-        args, named = tree_unflatten(inputs, form)
+        args, named = _rebuilt(inputs, form)
         found, shape = tree_flatten(functional_call(module, stand_ins, args, named))
         if any(not isinstance(leaf, Tensor) and type(leaf) not in _SIMPLE for leaf in found):
             raise _NotAlone  # something that may hold tensors of its own
@@ -269,7 +321,7 @@ class _HostState:
 
 def _state_of(module: nn.Module) -> tuple[Any, ...]:
     """All of a model that a script, or the model itself, may change between two calls, but for the values of its tensors."""
-    found: list[Any] = [torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None]
+    found: list[Any] = []
     for part in module.modules():
         found.append(id(part))
         own = part.__dict__
@@ -289,9 +341,24 @@ def _is_out_of_reach(part: nn.Module) -> bool:
     return isinstance(part, nn.RNNBase) or any(vars(part).get(kind) for kind in _HOOKS)
 
 
+def _flattened(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any], Any]:
+    """The parts of a call, and its form. Most are lists of tensors, and `tree_flatten` takes long."""
+    leaves = [*args, *named.values()]
+    if all(isinstance(leaf, Tensor) or type(leaf) in _SIMPLE for leaf in leaves):
+        return leaves, (len(args), *named)
+    return tree_flatten((args, named))
+
+
+def _rebuilt(leaves: list[Any], form: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(form, tuple):
+        return tuple(leaves[: form[0]]), dict(zip(form[1:], leaves[form[0] :], strict=True))
+    args, named = tree_unflatten(leaves, form)
+    return args, named
+
+
 def _key(leaves: list[Any], form: Any) -> Any:
     """None where a call can't be replayed: a graph reads from fixed places on the device, and goes back to weights alone."""
-    parts: list[Any] = []
+    parts: list[Any] = [torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None]
     tensors = 0
     for leaf in leaves:
         if isinstance(leaf, Tensor):
@@ -303,4 +370,4 @@ def _key(leaves: list[Any], form: Any) -> Any:
             parts.append(leaf)
         else:
             return None
-    return (str(form), tuple(parts)) if tensors else None
+    return (form if isinstance(form, tuple) else str(form), tuple(parts)) if tensors else None

@@ -9,25 +9,27 @@ from __future__ import annotations
 import random
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data._utils.collate import default_collate
 
 from flatout.boost.hooks import Hooks
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.doctor.diagnosis import Diagnosis
-from flatout.machine.host import free_host_bytes
+from flatout.machine.host import affinity_cores, free_host_bytes
 
 _SHARE_OF_MEMORY = 0.3
 _TRIED_ROWS = 8
 _AT_ONCE = 512
 _SLOWEST_S = 120.0
+_LONG_S, _MOST_WORKERS = 2.0, 16
+_UNDER_WAY_BYTES = 32 << 20  # what workers may hold: shared memory is small in many containers
 
 
 class Resident(Remedy):
@@ -59,7 +61,7 @@ _kept: dict[int, _Kept] = {}  # by the dataset's id
 _made_anew: set[tuple[type, int]] = set()  # for each pass: read as a whole each time they would cost more than they save
 
 
-def _kept_of(dataset: Any, device: torch.device) -> _Kept | None:
+def _kept_of(dataset: Any, device: torch.device, iterate: Callable[[DataLoader[Any]], Any]) -> _Kept | None:
     try:
         kind = type(dataset), len(dataset)
     except (TypeError, NotImplementedError):  # it has no length, and only its sampler knows what is in it
@@ -74,7 +76,7 @@ def _kept_of(dataset: Any, device: torch.device) -> _Kept | None:
         for key in [key for key, one in _kept.items() if one.kind == kind]:
             del _kept[key]
         return None
-    found = _Kept(kind, lambda: dataset, *_columns(dataset, device))
+    found = _Kept(kind, lambda: dataset, *_columns(dataset, device, iterate))
     if _can_go(dataset):
         found.dataset = weakref.ref(dataset, lambda _: found.forget())
     _kept[id(dataset)] = found
@@ -94,7 +96,7 @@ def _from_memory(original: Any, device: torch.device) -> Any:
             or loader.collate_fn is not default_collate
         ):
             return original(loader)
-        kept = _kept_of(loader.dataset, device)
+        kept = _kept_of(loader.dataset, device, original)
         return original(loader) if kept is None or kept.columns is None else _batches(loader, kept.columns, kept.form)
 
     return __iter__
@@ -119,7 +121,7 @@ def _batches(loader: DataLoader[Any], columns: list[Tensor], form: Any) -> Any:
         ahead = []
 
 
-def _columns(dataset: Any, device: torch.device) -> tuple[list[Tensor] | None, Any]:
+def _columns(dataset: Any, device: torch.device, iterate: Callable[[DataLoader[Any]], Any]) -> tuple[list[Tensor] | None, Any]:
     """All samples as one tensor a column on the device that trains; None if they differ from time to time or do not fit."""
     count = len(dataset)
     if not count or not _is_the_same_each_time(dataset, count):
@@ -133,16 +135,43 @@ def _columns(dataset: Any, device: torch.device) -> tuple[list[Tensor] | None, A
     if wanted > _SHARE_OF_MEMORY * free:
         return None, None
     columns = [torch.empty((count, *part.shape[1:]), dtype=part.dtype, device=device) for part in parts]
-    began_s = time.monotonic()
-    for start in range(0, count, _AT_ONCE):
-        rows = default_collate([dataset[index] for index in range(start, min(start + _AT_ONCE, count))])
-        for column, part in zip(columns, _taken_apart(rows)[0] or (), strict=True):
-            if part.shape[1:] != column.shape[1:]:
-                return None, None
+    began_s, start = time.monotonic(), 0
+    for rows in _read(dataset, count, wanted // count, iterate):
+        read = _taken_apart(rows)[0]
+        if read is None or [part.shape[1:] for part in read] != [column.shape[1:] for column in columns]:
+            return None, None
+        for column, part in zip(columns, read, strict=True):
             column[start : start + len(part)] = part.to(device)
+        start += len(read[0])
         if time.monotonic() - began_s > _SLOWEST_S:
             return None, None
     return columns, form
+
+
+def _read(dataset: Any, count: int, row_bytes: int, iterate: Callable[[DataLoader[Any]], Any]) -> Iterator[Any]:
+    """All of it in order, some rows at a time; by workers where that takes a while."""
+    began_s, done = time.monotonic(), min(_AT_ONCE, count)
+    first = default_collate([dataset[index] for index in range(done)])
+    rest_s = (time.monotonic() - began_s) * (count - done) / done
+    yield first
+    workers = min(affinity_cores(), _MOST_WORKERS)
+    if workers > 1 and rest_s > _LONG_S:
+        rows = max(1, min(_AT_ONCE, _UNDER_WAY_BYTES // (2 * workers * max(row_bytes, 1))))  # a loader keeps two for each
+        try:
+            loader = DataLoader(
+                Subset(dataset, range(done, count)),
+                rows,
+                num_workers=workers,
+                multiprocessing_context="fork",  # nothing of the script runs again
+                generator=torch.Generator(),  # the seed that a loader draws is not one of the script's
+            )
+            for batch in iterate(loader):
+                yield batch
+                done += min(rows, count - done)
+        except (RuntimeError, ValueError, OSError):  # a dataset that holds what only this process may use: a device, say
+            pass
+    for start in range(done, count, _AT_ONCE):
+        yield default_collate([dataset[index] for index in range(start, min(start + _AT_ONCE, count))])
 
 
 def _is_the_same_each_time(dataset: Any, count: int) -> bool:
