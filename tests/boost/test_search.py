@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -224,3 +225,56 @@ def test_steps_are_never_held_against_evaluations() -> None:
 
     _, receipt = searched(Evaluating({"compile": 0.5}), "compile")
     assert receipt.entries[0].measured is not None and receipt.entries[0].measured < 20
+
+
+def test_what_feeds_a_step_is_tried_before_what_makes_it_wait_more() -> None:
+    made = Made({"resident_data": 0.3, "compile": 0.8})
+    offers = [Offer("compile", "on", "off", 3.0), Offer("resident_data", "on", "off", 1.5)]
+    Search(made, offers, lambda line: None).run("a machine", {}, "today")
+    assert next(names for names in made.asked if names) == ("resident_data",)
+
+
+class Waiting(Made):
+    """Steps wait for the optimizer: nothing else gains anything while they do."""
+
+    def attempt(self, remedies: Sequence[tuple[str, Any]], **how: Any) -> Told:
+        seen = remedies if any(name == "fused_optimizer" for name, _ in remedies) else ()
+        told = super().attempt(seen, **how)
+        self.asked[-1] = tuple(name for name, _ in remedies)
+        return told
+
+
+def test_what_gained_nothing_is_tried_again_once_steps_are_shorter() -> None:
+    made = Waiting({"compile": 0.8, "fused_optimizer": 0.5})
+    search, receipt = searched(made, "compile", "fused_optimizer")
+    assert [name for name, _ in search.kept] == ["fused_optimizer", "compile"]
+    assert verdicts(receipt) == {"fused_optimizer": "kept", "compile": "kept", "all together": "kept"}
+    assert len([entry for entry in receipt.entries if entry.name == "compile"]) == 1
+
+
+def test_shorter_computing_is_not_tried_while_the_device_waits() -> None:
+    made = Made({"autocast": 0.9, "fused_optimizer": 0.9})
+    offers = [Offer("autocast", "on", "off", 2.0), Offer("fused_optimizer", "on", "off", 1.5)]
+    search = Search(made, offers, lambda line: None, computes_s=0.002)  # of a step of 20 ms
+    receipt = search.run("a machine", {}, "today")
+    assert verdicts(receipt)["autocast"] == "untried" and not any("autocast" in names for names in made.asked)
+    why = next(entry.why for entry in receipt.entries if entry.name == "autocast")
+    assert why.startswith("the device computes for 1") and why.endswith("of a step, and waits for the rest of it")
+    made = Made({"autocast": 0.9, "fused_optimizer": 0.2})
+    search = Search(made, offers, lambda line: None, computes_s=0.002)  # which is half of what is left of it
+    search.run("a machine", {}, "today")
+    assert [name for name, _ in search.kept] == ["fused_optimizer", "autocast"]
+
+
+def test_when_the_time_for_trials_is_over_what_was_kept_is_kept() -> None:
+    class Slow(Made):
+        def attempt(self, remedies: Sequence[tuple[str, Any]], **how: Any) -> Told:
+            time.sleep(0.2 * bool(remedies))
+            return super().attempt(remedies, **how)
+
+    offers = [Offer("compile", "on", "off", 2.0), Offer("fused_optimizer", "on", "off", 1.5)]
+    search = Search(Slow({"compile": 0.5, "fused_optimizer": 0.5}), offers, lambda line: None, within_s=0.15)
+    receipt = search.run("a machine", {}, "today")
+    assert [name for name, _ in search.kept] == ["compile"]
+    assert verdicts(receipt) == {"compile": "kept", "fused_optimizer": "untried", "all together": "kept"}
+    assert receipt.stopped == "the 150 ms for trials were over"

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from flatout.boost.hooks import Hooks
 from flatout.boost.remedies.all import REMEDIES
@@ -333,3 +334,48 @@ def test_wider_products_are_the_same_products() -> None:
         wide = passed()
     for a, b in zip(plain, wide, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+
+
+class Squares(Dataset[tuple[Tensor, int]]):
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.full((3,), float(index * index)), index
+
+
+def test_batches_that_stay_on_the_device_are_the_loaders_own() -> None:
+    def passed() -> list[list[Tensor]]:
+        return list(DataLoader(Squares(), batch_size=7, shuffle=True, generator=torch.Generator().manual_seed(3)))
+
+    plain = passed()
+    hooks = Hooks()
+    REMEDIES["resident_data"].apply("cuda", hooks)
+    try:
+        kept = passed()
+    finally:
+        hooks.patches.restore()
+    assert all(part.is_cuda and part.is_contiguous() for batch in kept for part in batch)
+    for a, b in zip(plain, kept, strict=True):
+        assert all(torch.equal(x, y.cpu()) for x, y in zip(a, b, strict=True))
+
+
+def test_a_sampler_of_the_scripts_own_is_never_asked_early() -> None:
+    class Learning(Sampler[int]):
+        asked = 0
+
+        def __iter__(self) -> Iterator[int]:
+            for index in range(64):
+                self.asked = index + 1
+                yield index
+
+        def __len__(self) -> int:
+            return 64
+
+    sampler, hooks = Learning(), Hooks()
+    REMEDIES["resident_data"].apply("cuda", hooks)
+    try:
+        seen = [sampler.asked for _ in DataLoader(Squares(), batch_size=16, sampler=sampler)]
+    finally:
+        hooks.patches.restore()
+    assert seen == [16, 32, 48, 64]

@@ -57,12 +57,13 @@ def tried(
     out: Path,
     say: Callable[[str], None],
     steps: int = STEPS,
+    within_s: float = float("inf"),
 ) -> Boosted:
     """Trials in `work`; the receipt, its page and the patch go to `out`."""
     say(f"trials write to a scratch folder and are thrown away; {NOT_LED}")
     evaluates = [pair for one in looked.offers if one.name == NoGrad.name for pair in evaluating_lines(one.value)]
     trials = Trials(forks, script, work, steps, evaluates=evaluates, device=looked.device)
-    search = Search(trials, looked.offers, say)
+    search = Search(trials, looked.offers, say, looked.computes_s, within_s)
     versions = {"torch": str(torch.__version__), "python": sys.version.split()[0]}
     receipt = search.run(looked.machine, versions, time.strftime("%Y-%m-%d %H:%M:%S"))
     kept = {name for name, _ in search.kept}

@@ -33,6 +33,7 @@ class Looked:
     device: str
     machine: str
     offers: tuple[Offer, ...]
+    computes_s: float | None  # the device, in a step
     diagnosis: Mapping[str, Any]
 
 
@@ -51,7 +52,7 @@ def looked_at(forks: Forks, script: Script, cache: Path, folder: Path) -> Looked
         raise NothingSeen(f"no training was seen within the window{last_words(folder / 'look.txt')}")
     told = json.loads(answer.read_text())
     offers = tuple(Offer(**{**one, "edits": tuple(map(_edit, one["edits"]))}) for one in told["offers"])
-    return Looked(told["device"], told["machine"], offers, told["diagnosis"])
+    return Looked(told["device"], told["machine"], offers, told["computes_s"], told["diagnosis"])
 
 
 def _edit(written: Mapping[str, Any]) -> Edit:
@@ -71,7 +72,8 @@ def look(question: Path) -> None:
         if found is not None:
             device = found.case.seen.device
             offers = tuple(offer for remedy in REMEDIES.values() for offer in remedy.offered(found))
-            looked = Looked(device, device_name(torch.device(device)), offers, to_data(doc(found)))
+            computes_s = found.case.compute_ms / 1e3 if found.case.on_device else None
+            looked = Looked(device, device_name(torch.device(device)), offers, computes_s, to_data(doc(found)))
             Path(asked["answer"]).write_text(json.dumps(asdict(looked)))
         os._exit(0)
 

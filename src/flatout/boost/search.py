@@ -8,18 +8,19 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from flatout.base.units import show_seconds
-from flatout.boost.remedies.all import INSTEAD, REMEDIES
+from flatout.boost.remedies.all import INSTEAD, LEAVES_COMPUTING, REMEDIES
 from flatout.boost.remedies.remedy import EVALUATIONS, STEPS, Offer
 from flatout.boost.trial import Told
 from flatout.boost.trying import WORTH
 from flatout.measure.paired import MIN_STEPS, check_losses
-from flatout.measure.receipt import ALL_TOGETHER, KEPT, REJECTED, Entry, Receipt
+from flatout.measure.receipt import ALL_TOGETHER, KEPT, REJECTED, UNTRIED, Entry, Receipt
 from flatout.measure.stats import Comparison, compare, compare_paired, summarize
 
 _FEWEST = 5
 _PROOF_S, _MOST_STEPS = 20.0, 3000  # as long as this a trial may take to tell losses apart
 _FRESH_S, _CHEAP_S = 20.0, 15.0  # for so long a measurement speaks of the machine as it is; a trial that may be done again
 _NOT_THE_SAME = "not the same"
+_COMPUTES = 0.3  # of a step: below that, the host or the data is what it waits for
 _SHORTER = 1.25  # by so much steps have to be, for a remedy that gained nothing to be tried again
 _ONCE_S = 1.0  # a start that takes this much longer is told
 _CLOSE, _ROUNDS = (0.95, 1.15), 3  # two processes of one script may differ by so much; how often they may be tried again
@@ -48,9 +49,19 @@ class Standing:
 
 
 class Search:
-    def __init__(self, tries: Tries, offers: Sequence[Offer], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        tries: Tries,
+        offers: Sequence[Offer],
+        say: Callable[[str], None],
+        computes_s: float | None = None,
+        within_s: float = float("inf"),
+    ) -> None:
+        """`computes_s`: how long the device computes in a step of the plain script. After `within_s` nothing more is tried."""
         self._tries, self._say = tries, say
-        self._offers = sorted(offers, key=lambda one: (not REMEDIES[one.name].steadies, -(one.predicted or 1.0)))
+        self._computes_s, self._within_s, self._began_s = computes_s, within_s, time.monotonic()
+        self._offers = sorted(offers, key=_first_of_all)
+        self._too_late = ""
         self.entries: list[Entry] = []
         self.kept: list[tuple[str, Any]] = []
         self._paired: Mapping[str, Any] | None = None  # of what was kept last
@@ -97,15 +108,16 @@ class Search:
         standing = Standing([], reference)
         for offer in self._offers:
             standing = self._tried(offer, standing)
-        for offer in [offer for offer in self._offers if self._may_gain_now(offer, standing)]:
-            self._say(f"{offer.name.replace('_', ' ')} again: steps are shorter than when it was tried")
-            standing = self._tried(offer, standing)
+        for offer in self._offers:
+            if self._may_gain_now(offer, standing):
+                standing = self._tried(offer, standing)
         if standing.remedies:
             standing = self._confirmed(standing)
         self.kept = standing.remedies
         if not self.kept:
             self._paired = None
-        return receipt("all that applies was tried", self._reference, standing.told if self.kept else self._reference)
+        stopped = self._too_late or "all that applies was tried"
+        return receipt(stopped, self._reference, standing.told if self.kept else self._reference)
 
     def _twice(self) -> tuple[Told, Told]:
         reference = self._tries.attempt((), keep=True)
@@ -124,6 +136,9 @@ class Search:
     def _tried(self, offer: Offer, standing: Standing) -> Standing:
         pointless = [name for name, _ in standing.remedies if offer.name in INSTEAD.get(name, set())]
         if pointless:
+            return standing
+        if why := self._why_not(offer, standing):
+            self._note(Entry(offer.name, offer.value, offer.instead_of, UNTRIED, why, offer.predicted))
             return standing
         remedies = [*standing.remedies, (offer.name, offer.value)]
         slow_s = summarize(self._reference.steps_s).median
@@ -152,8 +167,7 @@ class Search:
             standing, told = self._once_more(standing, remedies, told)
             verdict, why, measured = self._judged(told, standing, remedies)
             rounds += 1
-        self.entries = [one for one in self.entries if (one.name, one.value) != (offer.name, offer.value)]  # the latest counts
-        self.entries.append(
+        self._note(
             Entry(
                 offer.name,
                 offer.value,
@@ -179,12 +193,35 @@ class Search:
         self._say(f"{offer.name.replace('_', ' ')}: {gain}{verdict}: {why}")
         return Standing(remedies, told) if verdict == KEPT else standing
 
+    def _note(self, entry: Entry) -> None:
+        """Where one was tried again, that counts."""
+        self.entries = [*(one for one in self.entries if (one.name, one.value) != (entry.name, entry.value)), entry]
+
+    def _why_not(self, offer: Offer, standing: Standing) -> str:
+        """Empty where it is worth a trial."""
+        if time.monotonic() - self._began_s > self._within_s:
+            if not self._too_late:
+                self._too_late = f"the {show_seconds(self._within_s)} for trials were over"
+                self._say(f"{self._too_late}: what is left is not tried")
+            return self._too_late
+        step_s = _step_s(standing.told)
+        kept = {name for name, _ in standing.remedies}
+        only_computing = REMEDIES[offer.name].shortens_computing or kept & LEAVES_COMPUTING.get(offer.name, set())
+        if only_computing and self._computes_s is not None and step_s:
+            share = self._computes_s / step_s
+            if share < _COMPUTES:
+                return f"the device computes for {share:.0%} of a step, and waits for the rest of it"
+        return ""
+
     def _may_gain_now(self, offer: Offer, standing: Standing) -> bool:
-        """What saved nothing while steps waited for something else may save some of what is left of them."""
+        """What gained nothing, or was not tried, while steps waited for something else may gain some of what is left."""
+        step_s = _step_s(standing.told)
         for entry in self.entries:
-            if (entry.name, entry.value) == (offer.name, offer.value) and entry.measured is not None and entry.against_s:
-                on_speed = entry.verdict == REJECTED and not entry.why.startswith(_NOT_THE_SAME)
-                return on_speed and entry.against_s > _SHORTER * (_step_s(standing.told) or entry.against_s)
+            if (entry.name, entry.value) == (offer.name, offer.value) and step_s:
+                if entry.verdict == UNTRIED:
+                    return not self._why_not(offer, standing)
+                on_speed = entry.verdict == REJECTED and entry.measured and not entry.why.startswith(_NOT_THE_SAME)
+                return bool(on_speed and offer.predicted and (entry.against_s or 0.0) > _SHORTER * step_s)
         return False
 
     def _measured_again(self, standing: Standing) -> Standing:
@@ -311,6 +348,11 @@ class Search:
         self.entries.append(replace(together, measured=speed.ratio, low=speed.low, high=speed.high, n=n))
         self._say(f"all together: {speed.ratio:.2f}x ({speed.low:.2f} to {speed.high:.2f})")
         return Standing(standing.remedies, whole)
+
+
+def _first_of_all(offer: Offer) -> tuple[bool, bool, float]:
+    remedy, gain = REMEDIES[offer.name], offer.predicted or 1.0
+    return not remedy.steadies, not (remedy.feeds and gain > _CLOSE[1]), -gain
 
 
 def _steps_needed(reference: Told, again: Told) -> int:

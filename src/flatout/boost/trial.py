@@ -20,6 +20,7 @@ import torch
 
 from flatout.boost.forks import pause
 from flatout.boost.hooks import Hooks
+from flatout.boost.placing import begin_on
 from flatout.boost.recording import Recording
 from flatout.boost.remedies.all import PRECISIONS, REMEDIES
 from flatout.boost.scratch import Scratch
@@ -153,6 +154,8 @@ def attempt(asked: Asked) -> None:
         pause()
         if asked.enough.exists():
             done()
+        if recording.device.type != "cpu":
+            begin_on(len(turn.means_s))
         turn.begins(recording.steps_done)
 
     def answer(told: Told) -> None:

@@ -27,6 +27,7 @@ WORTH = 0.01  # what is gained by less is not worth the change
 _TURN_S, _TURN_ON_DEVICE_S = 0.06, 0.1  # beside that, what going on costs is small
 _LOOKS = (15, 30, 60, 120, 240, 480)  # it is looked at after so many turns
 _TURNS_S, _LONGEST_S = 30.0, 90.0  # what they may take together; and where there seems to be a gain
+_ON_DEVICE_S = 8.0  # the same there: what two processes differ by is more than what so many turns do not show
 _FILLING, _LEAST_IN_A_TURN = 2, 6  # steps on a device: the host gets ahead of it in the first; those that are timed
 _SHORT_S, _HALF = 0.03, 0.4  # of a step on a device, and of its memory, for two of them to take turns there
 _NO_ROOM = ("OutOfMemoryError", "was killed by SIGKILL")  # may be for the two of them
@@ -210,14 +211,15 @@ class Trials:
         turns = min(len(mine), len(beside))
         if not turns or int(mine[-1][1]) < self.steps:
             return False  # its losses have to be told, too
-        if turns not in _LOOKS and took_s < _TURNS_S:
+        if turns not in _LOOKS and took_s < (_ON_DEVICE_S if self._on_device else _TURNS_S):
             return False
         was, now = ([float(line[0]) for line in lines[:turns]] for lines in (beside, mine))
         found = compare_paired(was, now, prefer="max")
-        hopeless = found.ratio < 1 + WORTH / 2 and found.high < 1 + 3 * WORTH
+        hopeless = found.ratio < 1 + WORTH / 2 and (self._on_device or found.high < 1 + 3 * WORTH)
         if turns in _LOOKS and (found.low > 1 + WORTH or found.high < 1 + WORTH or hopeless):
             return True
-        return turns >= _LOOKS[-1] or took_s > (_LONGEST_S if found.ratio > 1 + 2 * WORTH else _TURNS_S)
+        longest_s = _LONGEST_S if found.ratio > 1 + 2 * WORTH else _TURNS_S
+        return turns >= _LOOKS[-1] or took_s > (_ON_DEVICE_S if self._on_device else longest_s)
 
     def _turn_s(self, against: Sequence[tuple[str, Any]]) -> float:
         """Not longer than leaves enough of them, if the script has few steps."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flatout.cli.doctor import AsModule, Command, measured_once
+from flatout.cli.durations import seconds_of
 from flatout.cli.machine import Json
 from flatout.cli.output import print_json
 from flatout.cli.places import cache_folder, quiet_profiler, world_size
@@ -26,6 +27,7 @@ def boost(
     as_module: AsModule = False,
     try_only: Annotated[bool, typer.Option("--try-only", help="Write the receipt and the patch, and stop there.")] = False,
     steps: Annotated[int, typer.Option("--steps", min=30, help="Steps of each trial.")] = 40,
+    within: Annotated[str, typer.Option("--within", help="After so long no further remedy is tried.")] = "10 min",
     out: Annotated[Path, typer.Option("--out", help="The receipt, its page and the patch go to this folder.")] = Path(
         "flatout-boost"
     ),
@@ -39,6 +41,7 @@ def boost(
         raise UsageError("boost tries one process at a time: run it without torchrun (doctor works under torchrun)")
     if as_json and not try_only:
         raise UsageError(f"--json prints to stdout, and so does the script: add --try-only, or read {out / 'receipt.json'}")
+    within_s = seconds_of("--within", within)
     quiet_profiler()
     import torch._dynamo  # noqa: F401  the optimizers ask for it, and it takes as long as torch itself
 
@@ -65,7 +68,7 @@ def boost(
         except NothingSeen as nothing:
             say(f"{nothing}; " + ("there is nothing to try" if try_only else "it is run as it is"))
             raise typer.Exit(1 if try_only else subprocess.call(_plain(script))) from None
-        found = tried(script, looked, forks, work, out, say, steps)
+        found = tried(script, looked, forks, work, out, say, steps, within_s)
         if as_json:
             print_json(to_data(found.doc(script)))
         else:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flatout.base.errors import StoreError, UsageError
+from flatout.cli.durations import seconds_if
 from flatout.cli.output import print_json
 from flatout.cli.places import cache_folder
 from flatout.cli.training import Json, Offs, Overrides, RecipePath, Sets
@@ -74,7 +75,7 @@ def manifest(
     cloud = None if spot is None else pick_cloud(spot)
     machines = Nodes.parse(nodes)
     files = pack(recipe, overrides or (), along or ())
-    given = _seconds("--save-time", save_time)
+    given = seconds_if("--save-time", save_time)
     save = predicted_save(recipe, overrides or (), cache_folder()) if given is None else SaveTime(given, "as given")
     if cloud is not None and save.seconds is None:
         raise UsageError(
@@ -89,10 +90,10 @@ def manifest(
         interruptions=lost.Interruptions(
             save_s=save.seconds,
             save_why=save.why,
-            node_lost_every_s=_seconds("--lost-every", lost_every) or usual,
+            node_lost_every_s=seconds_if("--lost-every", lost_every) or usual,
             nodes=machines.most,
             cloud=cloud,
-            asked_grace_s=_seconds("--grace", grace),
+            asked_grace_s=seconds_if("--grace", grace),
         ),
         nodes=machines,
         devices=devices,
@@ -131,20 +132,6 @@ def node(
     from flatout.fleet.node import launch
 
     raise typer.Exit(launch(arguments))
-
-
-def _seconds(option: str, text: str | None) -> float | None:
-    from flatout.base.units import parse_seconds
-
-    if text is None:
-        return None
-    try:
-        seconds = parse_seconds(text)
-    except UsageError as error:
-        raise UsageError(f"{option}: {error}") from error
-    if seconds <= 0:
-        raise UsageError(f"{option}: expected more than nothing, got {text!r}")
-    return seconds
 
 
 def _labels(written: list[str] | None) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from flatout.doctor.diagnosis import Diagnosis
 
 class Autocast(Remedy):
     name = "autocast"
+    shortens_computing = True
     precision = "bf16"
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:

@@ -16,6 +16,7 @@ from flatout.doctor.diagnosis import Diagnosis
 
 class ChannelsLast(Remedy):
     name = "channels_last"
+    shortens_computing = True
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         calls = [one for one in diagnosis.case.training_calls if one.has_convolutions and one.channels_last is False]

@@ -62,6 +62,17 @@ class CudaGraphs(Remedy):
             return model(plain, module, args, named)
 
         hooks.calls.append(call)
+        hooks.patches.wrap(torch.autograd, "backward", _on_this_thread)
+
+
+def _on_this_thread(original: Any) -> Any:
+    """To go back is one launch now: to hand it to autograd's own thread and wait for that takes longer than to do it."""
+
+    def backward(*args: Any, **named: Any) -> Any:
+        with torch.autograd.set_multithreading_enabled(False):
+            return original(*args, **named)
+
+    return backward
 
 
 class _Changes:

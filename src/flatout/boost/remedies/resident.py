@@ -28,12 +28,14 @@ _SHARE_OF_MEMORY = 0.3
 _TRIED_ROWS = 8
 _AT_ONCE = 512
 _SLOWEST_S = 120.0
+_BATCHES_AT_ONCE, _PICKED_BYTES = 32, 16 << 20
 _LONG_S, _MOST_WORKERS = 2.0, 16
 _UNDER_WAY_BYTES = 32 << 20  # what workers may hold: shared memory is small in many containers
 
 
 class Resident(Remedy):
     name = "resident_data"
+    feeds = True
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         loader = diagnosis.case.training_loader
@@ -106,19 +108,28 @@ def _batches(loader: DataLoader[Any], columns: list[Tensor], form: Any) -> Any:
     # a loader draws one seed for its workers when a pass begins, whether it has any or not
     torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
     device = columns[0].device
+    row_bytes = sum(column.nbytes for column in columns) // len(columns[0])
     order = iter(loader.batch_sampler or ())
-    ahead: list[list[int]] = []
+    # on a device rows of many batches are picked at once, and a batch is a part of them: each call of it costs as much as the
+    # picking. A sampler of the script's own may look at what was learned meanwhile: it is never asked early
+    at_once = _BATCHES_AT_ONCE if device.type == "cuda" and _is_known(loader.sampler, loader.batch_sampler) else 1
     while True:
-        # indices go to the device for many batches at once
-        while len(ahead) < 64 and (chosen := next(order, None)) is not None:
+        ahead: list[list[int]] = []
+        while len(ahead) < at_once and sum(map(len, ahead)) * row_bytes < _PICKED_BYTES:
+            if (chosen := next(order, None)) is None:
+                break
             ahead.append(list(chosen))
         if not ahead:
             return
         flat = torch.tensor([index for part in ahead for index in part])
         flat = flat.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else flat
-        for part in flat.split([len(part) for part in ahead]):
-            yield form([column.index_select(0, part) for column in columns])
-        ahead = []
+        sizes = [len(part) for part in ahead]
+        for parts in zip(*(column.index_select(0, flat).split(sizes) for column in columns), strict=True):
+            yield form(list(parts))
+
+
+def _is_known(*samplers: Any) -> bool:
+    return all(type(sampler).__module__.startswith("torch.utils.data.") for sampler in samplers)
 
 
 def _columns(dataset: Any, device: torch.device, iterate: Callable[[DataLoader[Any]], Any]) -> tuple[list[Tensor] | None, Any]:

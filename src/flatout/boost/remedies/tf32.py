@@ -14,6 +14,7 @@ from flatout.doctor.diagnosis import Diagnosis
 
 class Tf32(Remedy):
     name = "tf32"
+    shortens_computing = True
     precision = "tf32"
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:

@@ -17,6 +17,7 @@ from flatout.doctor.diagnosis import Diagnosis
 
 class Workers(Remedy):
     name = "workers"
+    feeds = True
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         case = diagnosis.case
