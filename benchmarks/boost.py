@@ -116,6 +116,7 @@ def main() -> int:
         at_least = BARS[device.type].get(name, NEVER_SLOWER)
         low, high = (whole["low"], whole["high"]) if whole and whole.get("low") else (None, None)
         report.bars.append(Bar(f"{name}: boosted over as it is", gains[name], at_least, low=low, high=high))
+        report.conditions[name]["pairs"] = whole["n"] if whole else 0
         if asked.out is not None:
             report.write(asked.out, asked.quick or asked.smoke)  # the next one may take all that is left
     if "gpt2" in gains and device.type == "cuda":
