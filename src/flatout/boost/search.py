@@ -38,6 +38,7 @@ class Tries(Protocol):
         keep: bool = False,
         slow_s: float | None = None,
         exact: bool = False,
+        losses: bool = True,
     ) -> Told: ...
 
 
@@ -317,7 +318,7 @@ class Search:
         while speed is None or (
             speed.better is None and rounds < _ROUNDS and (self._tries.by_turns or whole.took_s < _CHEAP_S)
         ):
-            boosted = self._tries.attempt(standing.remedies, against=())
+            boosted = self._tries.attempt(standing.remedies, against=(), losses=False)
             again = boosted if boosted.beside_s else self._tries.attempt(())
             if not boosted.failure and (boosted.check is None or not boosted.check["passed"]):
                 boosted = replace(boosted, failure=_NOT_THE_SAME, why=str((boosted.check or {}).get("why", "")))

@@ -63,13 +63,15 @@ class Trials:
         keep: bool = False,
         slow_s: float | None = None,
         exact: bool = False,
+        losses: bool = True,
     ) -> Told:
-        """`keep`: this one is the reference that later ones are held against. `against`: what it is timed beside, by turns."""
+        """`keep`: this one is the reference that later ones are held against. `against`: what it is timed beside, by turns.
+        Without `losses` such a trial is over as soon as it is clear which one is faster."""
         if against is not None and self.by_turns:
             turn_s = self._turn_s(against)
-            told = self._beside(remedies, against, slow_s)
+            told = self._beside(remedies, against, slow_s, losses)
             if not told.failure and self._turn_s(against) < turn_s:  # the script ended before there was anything to look at
-                told = self._beside(remedies, against, slow_s)
+                told = self._beside(remedies, against, slow_s, losses)
             if told.failure != BESIDE:
                 return self._noted(told, remedies)
             self.by_turns = False  # alone it ran before: it holds a port, a lock or much memory
@@ -139,9 +141,11 @@ class Trials:
 
     # by turns
 
-    def _beside(self, remedies: Sequence[tuple[str, Any]], against: Sequence[tuple[str, Any]], slow_s: float | None) -> Told:
+    def _beside(
+        self, remedies: Sequence[tuple[str, Any]], against: Sequence[tuple[str, Any]], slow_s: float | None, losses: bool = True
+    ) -> Told:
         """Each warms up, then one goes some steps while the other is paused, until it is clear which one is faster."""
-        how: dict[str, Any] = {"turn_s": self._turn_s(against), "steps": sys.maxsize, "losses": self.steps}
+        how: dict[str, Any] = {"turn_s": self._turn_s(against), "steps": sys.maxsize, "losses": self.steps if losses else WARM_UP}
         if self._on_device:
             how |= {"filling": _FILLING, "least": _LEAST_IN_A_TURN if self._ends_at is None else 1}
         asked = [self._asked(remedies, slow_s=slow_s, **how), self._asked(against, **how)]
@@ -208,18 +212,20 @@ class Trials:
     def _is_clear(self, asked: Sequence[Asked], took_s: float) -> bool:
         """Looked at a few times only: with every look chance gets one more."""
         mine, beside = ([line.split() for line in one.turns.read_text().splitlines()] for one in asked)
-        turns = min(len(mine), len(beside))
-        if not turns or int(mine[-1][1]) < self.steps:
-            return False  # its losses have to be told, too
-        if turns not in _LOOKS and took_s < (_ON_DEVICE_S if self._on_device else _TURNS_S):
+        turns, proves = min(len(mine), len(beside)), asked[0].losses or 0
+        unproven = sum(int(line[1]) < proves for line in mine)  # turns until its losses were told
+        if turns <= unproven:
+            return False
+        longest_s, most_s = (_ON_DEVICE_S, _ON_DEVICE_S) if self._on_device else (_TURNS_S, _LONGEST_S)
+        is_due = turns in _LOOKS or turns == unproven + 1 > _LOOKS[0]
+        if not is_due and took_s < longest_s:
             return False
         was, now = ([float(line[0]) for line in lines[:turns]] for lines in (beside, mine))
         found = compare_paired(was, now, prefer="max")
         hopeless = found.ratio < 1 + WORTH / 2 and (self._on_device or found.high < 1 + 3 * WORTH)
-        if turns in _LOOKS and (found.low > 1 + WORTH or found.high < 1 + WORTH or hopeless):
+        if is_due and (found.low > 1 + WORTH or found.high < 1 + WORTH or hopeless):
             return True
-        longest_s = _LONGEST_S if found.ratio > 1 + 2 * WORTH else _TURNS_S
-        return turns >= _LOOKS[-1] or took_s > (_ON_DEVICE_S if self._on_device else longest_s)
+        return turns >= _LOOKS[-1] or took_s > (most_s if found.ratio > 1 + 2 * WORTH else longest_s)
 
     def _turn_s(self, against: Sequence[tuple[str, Any]]) -> float:
         """Not longer than leaves enough of them, if the script has few steps."""
