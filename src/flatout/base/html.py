@@ -18,6 +18,7 @@ p { margin: .3rem 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 table { border-collapse: collapse; margin: .6rem 0; }
 th, td { text-align: left; vertical-align: top; padding: .25rem 1.2rem .25rem 0; border-bottom: 1px solid #8884; }
 th { font-weight: 600; } .right { text-align: right; font-variant-numeric: tabular-nums; }
+td.right { white-space: nowrap; }
 summary { cursor: pointer; opacity: .75; }
 figure { margin: 1.2rem 0; } figure img { max-width: 100%; } figcaption { opacity: .75; }
 """

@@ -346,7 +346,8 @@ class Search:
             self.entries.append(replace(together, verdict=REJECTED, why=why))
             return Standing([], plain)
         n = len(_times(whole, kind))
-        self.entries.append(replace(together, measured=speed.ratio, low=speed.low, high=speed.high, n=n))
+        found = replace(together, measured=speed.ratio, low=speed.low, high=speed.high, n=n)
+        self.entries.append(replace(found, step_s=_step_s(whole), against_s=_step_s(plain)))
         self._say(f"all together: {speed.ratio:.2f}x ({speed.low:.2f} to {speed.high:.2f})")
         return Standing(standing.remedies, whole)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import signal
 import sys
@@ -26,6 +27,7 @@ _LAST_CHARACTERS = 4000
 WORTH = 0.01  # what is gained by less is not worth the change
 _TURN_S, _TURN_ON_DEVICE_S = 0.06, 0.1  # beside that, what going on costs is small
 _LOOKS = (15, 30, 60, 120, 240, 480)  # it is looked at after so many turns
+_PRECISE = 0.1  # how wide the interval of a figure that is told may be, if time allows
 _TURNS_S, _LONGEST_S = 30.0, 90.0  # what they may take together; and where there seems to be a gain
 _ON_DEVICE_S = 8.0  # the same there: what two processes differ by is more than what so many turns do not show
 _FILLING, _LEAST_IN_A_TURN = 2, 6  # steps on a device: the host gets ahead of it in the first; those that are timed
@@ -66,7 +68,7 @@ class Trials:
         losses: bool = True,
     ) -> Told:
         """`keep`: this one is the reference that later ones are held against. `against`: what it is timed beside, by turns.
-        Without `losses` such a trial is over as soon as it is clear which one is faster."""
+        Without `losses` such a trial is over once it is clear by how much one is faster."""
         if against is not None and self.by_turns:
             turn_s = self._turn_s(against)
             told = self._beside(remedies, against, slow_s, losses)
@@ -145,12 +147,16 @@ class Trials:
         self, remedies: Sequence[tuple[str, Any]], against: Sequence[tuple[str, Any]], slow_s: float | None, losses: bool = True
     ) -> Told:
         """Each warms up, then one goes some steps while the other is paused, until it is clear which one is faster."""
-        how: dict[str, Any] = {"turn_s": self._turn_s(against), "steps": sys.maxsize, "losses": self.steps if losses else WARM_UP}
+        how: dict[str, Any] = {
+            "turn_s": self._turn_s(against),
+            "steps": sys.maxsize,
+            "losses": self.steps if losses else WARM_UP,
+        }
         if self._on_device:
             how |= {"filling": _FILLING, "least": _LEAST_IN_A_TURN if self._ends_at is None else 1}
         asked = [self._asked(remedies, slow_s=slow_s, **how), self._asked(against, **how)]
         began_s = time.monotonic()
-        codes = self._codes_by_turns(asked)
+        codes = self._codes_by_turns(asked, _PRECISE if not losses else math.inf)
         told, beside = (
             Told(BESIDE) if code == PAUSED else self._told(one, code, time.monotonic() - began_s)
             for one, code in zip(asked, codes, strict=True)
@@ -170,7 +176,7 @@ class Trials:
             took_s=time.monotonic() - began_s,
         )
 
-    def _codes_by_turns(self, asked: Sequence[Asked]) -> list[int | None]:
+    def _codes_by_turns(self, asked: Sequence[Asked], precise: float) -> list[int | None]:
         """How each ended; PAUSED if nobody waited for its end, since the other one's was no good."""
         codes: list[int | None] = [PAUSED for _ in asked]
         pids: list[int] = []
@@ -190,7 +196,7 @@ class Trials:
                     return codes
             order, began_s = list(range(len(asked))), time.monotonic()
             while all(code == PAUSED for code in codes):
-                if self._is_clear(asked, time.monotonic() - began_s):
+                if self._is_clear(asked, precise, time.monotonic() - began_s):
                     self._say_enough(asked)
                 for at in order:
                     goes_on(at)
@@ -209,7 +215,7 @@ class Trials:
         for one in asked:
             one.enough.touch()
 
-    def _is_clear(self, asked: Sequence[Asked], took_s: float) -> bool:
+    def _is_clear(self, asked: Sequence[Asked], precise: float, took_s: float) -> bool:
         """Looked at a few times only: with every look chance gets one more."""
         mine, beside = ([line.split() for line in one.turns.read_text().splitlines()] for one in asked)
         turns, proves = min(len(mine), len(beside)), asked[0].losses or 0
@@ -223,7 +229,8 @@ class Trials:
         was, now = ([float(line[0]) for line in lines[:turns]] for lines in (beside, mine))
         found = compare_paired(was, now, prefer="max")
         hopeless = found.ratio < 1 + WORTH / 2 and (self._on_device or found.high < 1 + 3 * WORTH)
-        if is_due and (found.low > 1 + WORTH or found.high < 1 + WORTH or hopeless):
+        is_known = found.high - found.low < precise * found.ratio
+        if is_due and is_known and (found.low > 1 + WORTH or found.high < 1 + WORTH or hopeless):
             return True
         return turns >= _LOOKS[-1] or took_s > (most_s if found.ratio > 1 + 2 * WORTH else longest_s)
 
