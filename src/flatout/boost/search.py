@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from flatout.base.units import show_seconds
+from flatout.boost.comparing import compared, median_beside_s, median_step_s, of_the_whole, pooled, times_of
 from flatout.boost.remedies.all import INSTEAD, LEAVES_COMPUTING, REMEDIES
 from flatout.boost.remedies.remedy import EVALUATIONS, STEPS, Offer
 from flatout.boost.trial import Told
 from flatout.boost.trying import WORTH
 from flatout.measure.paired import MIN_STEPS, check_losses
 from flatout.measure.receipt import ALL_TOGETHER, KEPT, REJECTED, UNTRIED, Entry, Receipt
-from flatout.measure.stats import Comparison, compare, compare_paired, summarize
+from flatout.measure.stats import Comparison, summarize
 
-_FEWEST = 5
 _PROOF_S, _MOST_STEPS = 20.0, 3000  # as long as this a trial may take to tell losses apart
 _FRESH_S, _CHEAP_S = 20.0, 15.0  # for so long a measurement speaks of the machine as it is; a trial that may be done again
 _NOT_THE_SAME = "not the same"
@@ -81,8 +81,8 @@ class Search:
                 reference={},
                 settings=dict(self.kept),
                 entries=tuple(self.entries),
-                reference_step_s=_step_s(reference),
-                step_s=_step_s(best),
+                reference_step_s=median_step_s(reference),
+                step_s=median_step_s(best),
                 paired=self._paired,
                 stopped=stopped,
                 took_s=time.monotonic() - began_s,
@@ -180,8 +180,8 @@ class Search:
                 low=measured.get("low"),
                 high=measured.get("high"),
                 n=len(told.steps_s),
-                step_s=_step_s(told),
-                against_s=_beside_s(told) or _step_s(standing.told),
+                step_s=median_step_s(told),
+                against_s=median_beside_s(told) or median_step_s(standing.told),
                 first_s=told.first_s,
                 peak_bytes=told.peak_bytes,
                 check=told.check,
@@ -205,7 +205,7 @@ class Search:
                 self._too_late = f"the {show_seconds(self._within_s)} for trials were over"
                 self._say(f"{self._too_late}: what is left is not tried")
             return self._too_late
-        step_s = _step_s(standing.told)
+        step_s = median_step_s(standing.told)
         kept = {name for name, _ in standing.remedies}
         only_computing = REMEDIES[offer.name].shortens_computing or kept & LEAVES_COMPUTING.get(offer.name, set())
         if only_computing and self._computes_s is not None and step_s:
@@ -216,7 +216,7 @@ class Search:
 
     def _may_gain_now(self, offer: Offer, standing: Standing) -> bool:
         """What gained nothing, or was not tried, while steps waited for something else may gain some of what is left."""
-        step_s = _step_s(standing.told)
+        step_s = median_step_s(standing.told)
         for entry in self.entries:
             if (entry.name, entry.value) == (offer.name, offer.value) and step_s:
                 if entry.verdict == UNTRIED:
@@ -239,7 +239,7 @@ class Search:
             return standing, replace(told, check=again.check)
         if without.failure or again.failure:
             return standing, again if again.failure else told
-        return Standing(standing.remedies, _pooled(standing.told, without)), _pooled(told, again)
+        return Standing(standing.remedies, pooled(standing.told, without)), pooled(told, again)
 
     def _second_pair(
         self, told: Told, standing: Standing, remedies: list[tuple[str, Any]], first: Mapping[str, float]
@@ -251,7 +251,7 @@ class Search:
             return told, verdict, f"{first['ratio']:.2f}x, but not in a second pair of processes: {why}", dict(second or first)
         low, high = min(first["low"], second["low"]), max(first["high"], second["high"])
         measured = {"ratio": (first["ratio"] * second["ratio"]) ** 0.5, "low": low, "high": high}
-        return _pooled(told, again), verdict, why, measured
+        return pooled(told, again), verdict, why, measured
 
     def _is_open(self, measured: Mapping[str, float], rounds: int) -> bool:
         """May it be faster, and not be? What is close is so in any case until it was looked at twice. A trial by turns goes on
@@ -276,16 +276,16 @@ class Search:
         if told.failure:
             return REJECTED, f"{told.failure}: {told.why}", {}
         kind = REMEDIES[remedies[-1][0]].measures
-        speed = _compared(standing.told, told, kind)
+        speed = compared(standing.told, told, kind)
         if speed is None:
-            return REJECTED, f"{len(_times(told, kind))} {kind} in the trial are too few to tell", {}
+            return REJECTED, f"{len(times_of(told, kind))} {kind} in the trial are too few to tell", {}
         measured = {"ratio": speed.ratio, "low": speed.low, "high": speed.high}
         if told.check is None or not told.check["passed"]:
             return REJECTED, f"{_NOT_THE_SAME}: {(told.check or {}).get('why', 'nothing to hold it against')}", measured
         if speed.better is not True:
             how = "slower" if speed.high < 1 else "no gain beyond the noise"
             return REJECTED, f"{how} ({speed.low:.2f} to {speed.high:.2f})", measured
-        if (whole := _of_the_whole(standing.told, told, kind)) < 1:
+        if (whole := of_the_whole(standing.told, told, kind)) < 1:
             return REJECTED, f"most {kind} are faster, but a few are so slow that all of them are not: {whole:.2f}x", measured
         losses = _paired_losses(self._reference, self._again, told)
         if _lacks_evidence(losses) and (exact := self._twice_exactly()) is not None:
@@ -303,7 +303,7 @@ class Search:
     def _pays(told: Told, standing: Standing) -> str:
         """What it takes before the first step is nothing that the time of a step shows."""
         once_s = (told.first_s or 0.0) - (standing.told.first_s or 0.0)
-        saved_s = (_beside_s(told) or _step_s(standing.told) or 0.0) - (_step_s(told) or 0.0)
+        saved_s = (median_beside_s(told) or median_step_s(standing.told) or 0.0) - (median_step_s(told) or 0.0)
         if once_s < _ONCE_S or saved_s <= 0:
             return ""
         return f"; costs {show_seconds(once_s)} before the first step, which {once_s / saved_s:,.0f} steps bring in"
@@ -327,11 +327,11 @@ class Search:
                 self.entries.append(_all_together(standing, REJECTED, why))
                 return Standing([], self._reference)
             if boosted.beside_s:  # only what was taken beside the plain script counts
-                whole = _pooled(whole, boosted) if rounds else boosted
+                whole = pooled(whole, boosted) if rounds else boosted
                 plain = replace(plain, steps_s=whole.beside_s, evaluations_s=whole.beside_evaluations_s)
             else:
-                plain, whole = _pooled(plain, again), _pooled(whole, boosted)
-            speed, rounds = _compared(plain, whole, kind), rounds + 1
+                plain, whole = pooled(plain, again), pooled(whole, boosted)
+            speed, rounds = compared(plain, whole, kind), rounds + 1
             if speed is None:
                 self.entries.append(_all_together(standing, REJECTED, f"too few {kind} to tell when it was tried again"))
                 return Standing([], self._reference)
@@ -345,9 +345,9 @@ class Search:
             why = f"no gain when tried again ({speed.low:.2f} to {speed.high:.2f})"
             self.entries.append(replace(together, verdict=REJECTED, why=why))
             return Standing([], plain)
-        n = len(_times(whole, kind))
+        n = len(times_of(whole, kind))
         found = replace(together, measured=speed.ratio, low=speed.low, high=speed.high, n=n)
-        self.entries.append(replace(found, step_s=_step_s(whole), against_s=_step_s(plain)))
+        self.entries.append(replace(found, step_s=median_step_s(whole), against_s=median_step_s(plain)))
         self._say(f"all together: {speed.ratio:.2f}x ({speed.low:.2f} to {speed.high:.2f})")
         return Standing(standing.remedies, whole)
 
@@ -374,46 +374,6 @@ def _paired_losses(reference: Told, again: Told, told: Told) -> dict[str, Any]:
     return asdict(check_losses([reference.losses[:n], again.losses[:n]], told.losses[:n]))
 
 
-def _times(told: Told, kind: str) -> tuple[float, ...]:
-    return told.steps_s if kind == STEPS else told.evaluations_s
-
-
-def _pooled(told: Told, more: Told) -> Told:
-    return replace(
-        told,
-        steps_s=(*told.steps_s, *more.steps_s),
-        evaluations_s=(*told.evaluations_s, *more.evaluations_s),
-        beside_s=(*told.beside_s, *more.beside_s),
-        beside_evaluations_s=(*told.beside_evaluations_s, *more.beside_evaluations_s),
-        processes=told.processes + more.processes,
-    )
-
-
-def _was(before: Told, after: Told, kind: str) -> tuple[tuple[float, ...], int]:
-    """What `after` is held against, and of how many processes: what was timed beside it, where there is such a thing."""
-    beside = after.beside_s if kind == STEPS else after.beside_evaluations_s
-    return (beside, after.processes) if beside else (_times(before, kind), before.processes)
-
-
-def _compared(before: Told, after: Told, kind: str) -> Comparison | None:
-    """How much faster `after` is; None where there is too little to say so."""
-    was, now = _was(before, after, kind)[0], _times(after, kind)
-    if min(len(was), len(now)) < _FEWEST:
-        return None
-    in_pairs = kind == STEPS and len(after.beside_s) == len(now)
-    return (compare_paired if in_pairs else compare)(was, now, prefer="max", margin=WORTH)
-
-
-def _of_the_whole(before: Told, after: Told, kind: str) -> float:
-    """How much faster all of it is, the slowest of each process left out: what a remedy puts off shows in a few only."""
-    return _mean_but(*_was(before, after, kind)) / _mean_but(_times(after, kind), after.processes)
-
-
-def _mean_but(values: Sequence[float], slowest: int) -> float:
-    left = sorted(values)[: max(1, len(values) - slowest)]
-    return sum(left) / len(left)
-
-
 def _lacks_evidence(losses: Mapping[str, Any]) -> bool:
     return not losses["passed"] and str(losses["why"]).startswith("not enough evidence")
 
@@ -421,14 +381,6 @@ def _lacks_evidence(losses: Mapping[str, Any]) -> bool:
 def _all_together(standing: Standing, verdict: str, why: str) -> Entry:
     names = " + ".join(name for name, _ in standing.remedies)
     return Entry(ALL_TOGETHER, names, "off", verdict, why)
-
-
-def _beside_s(told: Told) -> float | None:
-    return summarize(told.beside_s).median if told.beside_s else None
-
-
-def _step_s(told: Told | None) -> float | None:
-    return None if told is None or not told.steps_s else summarize(told.steps_s).median
 
 
 def shown(kept: Sequence[tuple[str, Any]]) -> str:
