@@ -221,3 +221,10 @@ def test_under_torchrun_it_says_that_it_cannot(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     ended = boosted(tmp_path, "train.py", WORLD_SIZE="2", RANK="0")
     assert ended.returncode == 2 and "one process at a time" in ended.stderr
+
+
+@pytest.mark.parametrize(("option", "given"), [("--within", "soon"), ("--within", "5"), ("--lasts", "0 s")])
+def test_durations_have_a_unit(tmp_path: Path, option: str, given: str) -> None:
+    (tmp_path / "train.py").write_text("")
+    ended = boosted(tmp_path, option, given, "train.py")
+    assert ended.returncode == 2 and option in ended.stderr and repr(given) in ended.stderr

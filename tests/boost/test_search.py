@@ -215,6 +215,13 @@ def test_what_a_remedy_takes_before_the_first_step_is_told() -> None:
     assert "costs 30 s before the first step, which " in receipt.entries[0].why
 
 
+def test_what_a_run_is_too_short_to_bring_in_is_rejected() -> None:
+    made = ByTurns({"resident_data": 0.5}, first_s={"resident_data": 30.0})
+    search = Search(made, [Offer("resident_data", "on", "off", 2.0)], lambda line: None, lasts_s=20.0)
+    receipt = search.run("a machine", {}, "today")
+    assert search.kept == [] and receipt.entries[0].why.endswith(", and a run is taken to last 20 s")
+
+
 def test_steps_are_never_held_against_evaluations() -> None:
     """Also where a script has too few steps for its trials to take turns."""
 

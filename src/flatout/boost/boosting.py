@@ -14,6 +14,7 @@ import torch
 
 from flatout.base.html import to_html
 from flatout.base.tree import Doc
+from flatout.base.units import show_seconds
 from flatout.boost.forks import Forks
 from flatout.boost.looking import Looked, look
 from flatout.boost.patching import patch
@@ -27,6 +28,7 @@ from flatout.measure.receipt import Receipt
 from flatout.plan.receipt_view import receipt_doc
 
 STEPS = 40
+_LONG_S = 60.0
 
 
 def in_a_fork(what: str, question: Path) -> int:
@@ -58,12 +60,15 @@ def tried(
     say: Callable[[str], None],
     steps: int = STEPS,
     within_s: float = float("inf"),
+    lasts_s: float = float("inf"),
 ) -> Boosted:
     """Trials in `work`; the receipt, its page and the patch go to `out`."""
     say(f"trials write to a scratch folder and are thrown away; {NOT_LED}")
+    if (trial_s := steps * (looked.diagnosis["step_ms"] or 0.0) / 1e3) > _LONG_S:
+        say(f"a trial of {steps} steps takes about {show_seconds(trial_s)}, and there are several: --within says when to stop")
     evaluates = [pair for one in looked.offers if one.name == NoGrad.name for pair in evaluating_lines(one.value)]
     trials = Trials(forks, script, work, steps, evaluates=evaluates, device=looked.device)
-    search = Search(trials, looked.offers, say, looked.computes_s, within_s)
+    search = Search(trials, looked.offers, say, looked.computes_s, within_s, lasts_s)
     versions = {"torch": str(torch.__version__), "python": sys.version.split()[0]}
     receipt = search.run(looked.machine, versions, time.strftime("%Y-%m-%d %H:%M:%S"))
     kept = {name for name, _ in search.kept}

@@ -57,10 +57,13 @@ class Search:
         say: Callable[[str], None],
         computes_s: float | None = None,
         within_s: float = float("inf"),
+        lasts_s: float = float("inf"),
     ) -> None:
-        """`computes_s`: how long the device computes in a step of the plain script. After `within_s` nothing more is tried."""
+        """`computes_s`: how long the device computes in a step of the plain script. After `within_s` nothing more is tried.
+        What a remedy costs before the first step has to be brought in within `lasts_s`."""
         self._tries, self._say = tries, say
-        self._computes_s, self._within_s, self._began_s = computes_s, within_s, time.monotonic()
+        self._computes_s, self._lasts_s = computes_s, lasts_s
+        self._within_s, self._began_s = within_s, time.monotonic()
         self._offers = sorted(offers, key=_first_of_all)
         self._too_late = ""
         self.entries: list[Entry] = []
@@ -297,16 +300,21 @@ class Search:
         if not losses["passed"]:
             return REJECTED, f"{_NOT_THE_SAME}: {losses['why']}", measured
         self._losses = losses
-        return KEPT, str(losses["why"]) + self._pays(told, standing), measured
+        once_s, saved_s = self._once_and_then(told, standing)
+        if once_s < _ONCE_S or saved_s <= 0:
+            return KEPT, str(losses["why"]), measured
+        steps = once_s / saved_s
+        pays = f"costs {show_seconds(once_s)} before the first step, which {steps:,.0f} steps bring in"
+        if (brought_s := steps * (median_step_s(told) or 0.0)) > self._lasts_s:
+            lasts = f"a run is taken to last {show_seconds(self._lasts_s)}"
+            return REJECTED, f"{pays}: {show_seconds(brought_s)}, and {lasts}", measured
+        return KEPT, f"{losses['why']}; {pays}", measured
 
     @staticmethod
-    def _pays(told: Told, standing: Standing) -> str:
-        """What it takes before the first step is nothing that the time of a step shows."""
+    def _once_and_then(told: Told, standing: Standing) -> tuple[float, float]:
+        """Seconds that it takes before the first step, and that it saves in each: the time of a step shows only these."""
         once_s = (told.first_s or 0.0) - (standing.told.first_s or 0.0)
-        saved_s = (median_beside_s(told) or median_step_s(standing.told) or 0.0) - (median_step_s(told) or 0.0)
-        if once_s < _ONCE_S or saved_s <= 0:
-            return ""
-        return f"; costs {show_seconds(once_s)} before the first step, which {once_s / saved_s:,.0f} steps bring in"
+        return once_s, (median_beside_s(told) or median_step_s(standing.told) or 0.0) - (median_step_s(told) or 0.0)
 
     def _confirmed(self, standing: Standing) -> Standing:
         """Once more, the plain script and then all that was kept: nobody is left slower than where they started."""

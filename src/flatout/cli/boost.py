@@ -28,6 +28,10 @@ def boost(
     try_only: Annotated[bool, typer.Option("--try-only", help="Write the receipt and the patch, and stop there.")] = False,
     steps: Annotated[int, typer.Option("--steps", min=30, help="Steps of each trial.")] = 40,
     within: Annotated[str, typer.Option("--within", help="After so long no further remedy is tried.")] = "10 min",
+    lasts: Annotated[
+        str,
+        typer.Option("--lasts", help="How long the script runs, at least: what a remedy costs at its start must pay by then."),
+    ] = "30 min",
     out: Annotated[Path, typer.Option("--out", help="The receipt, its page and the patch go to this folder.")] = Path(
         "flatout-boost"
     ),
@@ -41,7 +45,7 @@ def boost(
         raise UsageError("boost tries one process at a time: run it without torchrun (doctor works under torchrun)")
     if as_json and not try_only:
         raise UsageError(f"--json prints to stdout, and so does the script: add --try-only, or read {out / 'receipt.json'}")
-    within_s = seconds_of("--within", within)
+    within_s, lasts_s = seconds_of("--within", within), seconds_of("--lasts", lasts)
     quiet_profiler()
     import torch._dynamo  # noqa: F401  the optimizers ask for it, and it takes as long as torch itself
 
@@ -68,7 +72,7 @@ def boost(
         except NothingSeen as nothing:
             say(f"{nothing}; " + ("there is nothing to try" if try_only else "it is run as it is"))
             raise typer.Exit(1 if try_only else subprocess.call(_plain(script))) from None
-        found = tried(script, looked, forks, work, out, say, steps, within_s)
+        found = tried(script, looked, forks, work, out, say, steps, within_s, lasts_s)
         if as_json:
             print_json(to_data(found.doc(script)))
         else:
