@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -132,3 +133,46 @@ def test_a_sampler_of_the_scripts_own_is_asked_for_one_batch_at_a_time(in_memory
     sampler = Learning()
     seen = [sampler.asked for _ in DataLoader(Numbers(), batch_size=16, sampler=sampler)]
     assert seen == [16, 32, 48, 64]
+
+
+def named(samples: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"x": torch.stack(samples), "twice": torch.stack([2 * sample[0] for sample in samples])}
+
+
+def padded(samples: list[torch.Tensor]) -> torch.Tensor:
+    rows = [sample.repeat(1 + int(sample[0]) % 3) for sample in samples]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def masked(samples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(samples) * (torch.rand(len(samples), 3) > 0.15)
+
+
+def centred(samples: list[torch.Tensor]) -> torch.Tensor:
+    rows = torch.stack(samples)
+    return rows - rows.mean(0)
+
+
+def test_a_way_of_its_own_to_put_samples_together_is_kept(in_memory: None) -> None:
+    data = Numbers()
+    loader = DataLoader(data, batch_size=30, collate_fn=named)
+    for _ in range(2):
+        batches = list(loader)
+        assert [list(batch) for batch in batches] == [["x", "twice"]] * 4
+        assert torch.equal(torch.cat([batch["twice"] for batch in batches]), 2.0 * torch.arange(100))
+    assert data.reads < 200
+    assert torch.equal(next(iter(DataLoader(data, batch_size=4)))[:, 0], torch.arange(4.0))  # and put together plainly
+
+
+@pytest.mark.parametrize("collate", [padded, masked, centred])
+def test_batches_that_are_more_than_their_samples_are_made_each_time(collate: Any, in_memory: None) -> None:
+    data = Numbers()
+    torch.manual_seed(1)
+    batches = [batch for _ in range(2) for batch in DataLoader(data, batch_size=30, collate_fn=collate)]
+    assert data.reads > 200
+    torch.manual_seed(1)
+    plain = []
+    for _ in range(2):
+        torch.empty((), dtype=torch.int64).random_()  # the seed that a loader draws for each pass
+        plain += [collate([data[row] for row in range(start, min(start + 30, 100))]) for start in range(0, 100, 30)]
+    assert all(torch.equal(a, b) for a, b in zip(batches, plain, strict=True))

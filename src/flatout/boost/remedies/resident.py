@@ -1,7 +1,8 @@
 """The whole dataset where the model is, when it is the same each time and fits: a batch is then one index operation.
 
-Samples are read once, by the dataset itself, and put together by the loader's own collate function. Which samples a batch has
-stays what the script's sampler says, and the loader draws from the same generators as before.
+Samples are read once, by the dataset itself, and put together by the loader's own collate function, as long as that does to
+each of them what it would do to it alone. Which samples a batch has stays what the script's sampler says, and the loader draws
+from the same generators as before.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset
-from torch.utils.data._utils.collate import default_collate
 
 from flatout.boost.hooks import Hooks
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
@@ -48,10 +48,23 @@ class Resident(Remedy):
         hooks.patches.wrap(DataLoader, "__iter__", lambda original: _from_memory(original, torch.device(value)))
 
 
+@dataclass(frozen=True)
+class _Source:
+    """What a loader makes its batches of."""
+
+    dataset: Any
+    collate: Callable[[list[Any]], Any]
+    iterate: Callable[[DataLoader[Any]], Any]
+
+    def batch(self, rows: Iterable[int]) -> Any:
+        return self.collate([self.dataset[row] for row in rows])
+
+
 @dataclass
 class _Kept:
     kind: tuple[type, int]
     dataset: Callable[[], Any]  # None once it is gone
+    collate: Callable[[list[Any]], Any]
     columns: list[Tensor] | None  # None if it can't be kept
     form: Any = None
 
@@ -63,7 +76,8 @@ _kept: dict[int, _Kept] = {}  # by the dataset's id
 _made_anew: set[tuple[type, int]] = set()  # for each pass: read as a whole each time they would cost more than they save
 
 
-def _kept_of(dataset: Any, device: torch.device, iterate: Callable[[DataLoader[Any]], Any]) -> _Kept | None:
+def _kept_of(source: _Source, device: torch.device) -> _Kept | None:
+    dataset = source.dataset
     try:
         kind = type(dataset), len(dataset)
     except (TypeError, NotImplementedError):  # it has no length, and only its sampler knows what is in it
@@ -72,13 +86,13 @@ def _kept_of(dataset: Any, device: torch.device, iterate: Callable[[DataLoader[A
         return None
     known = _kept.get(id(dataset))
     if known is not None and known.dataset() is dataset:
-        return known
+        return known if known.collate == source.collate else None
     if any(one.kind == kind and (one.dataset() is None or not _can_go(dataset)) for one in _kept.values()):
         _made_anew.add(kind)
         for key in [key for key, one in _kept.items() if one.kind == kind]:
             del _kept[key]
         return None
-    found = _Kept(kind, lambda: dataset, *_columns(dataset, device, iterate))
+    found = _Kept(kind, lambda: dataset, source.collate, *_columns(source, len(dataset), device))
     if _can_go(dataset):
         found.dataset = weakref.ref(dataset, lambda _: found.forget())
     _kept[id(dataset)] = found
@@ -92,13 +106,9 @@ def _can_go(dataset: Any) -> bool:
 
 def _from_memory(original: Any, device: torch.device) -> Any:
     def __iter__(loader: DataLoader[Any]) -> Any:
-        if (
-            isinstance(loader.dataset, IterableDataset)
-            or loader.batch_sampler is None
-            or loader.collate_fn is not default_collate
-        ):
+        if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
             return original(loader)
-        kept = _kept_of(loader.dataset, device, original)
+        kept = _kept_of(_Source(loader.dataset, loader.collate_fn, original), device)
         return original(loader) if kept is None or kept.columns is None else _batches(loader, kept.columns, kept.form)
 
     return __iter__
@@ -132,13 +142,11 @@ def _is_known(*samplers: Any) -> bool:
     return all(type(sampler).__module__.startswith("torch.utils.data.") for sampler in samplers)
 
 
-def _columns(dataset: Any, device: torch.device, iterate: Callable[[DataLoader[Any]], Any]) -> tuple[list[Tensor] | None, Any]:
+def _columns(source: _Source, count: int, device: torch.device) -> tuple[list[Tensor] | None, Any]:
     """All samples as one tensor a column on the device that trains; None if they differ from time to time or do not fit."""
-    count = len(dataset)
-    if not count or not _is_the_same_each_time(dataset, count):
+    if not count or not _is_the_same_each_time(source, count):
         return None, None
-    first = default_collate([dataset[0]])
-    parts, form = _taken_apart(first)
+    parts, form = _taken_apart(source.batch([0]))
     if parts is None:
         return None, None
     wanted = count * sum(part.nbytes for part in parts)
@@ -147,9 +155,9 @@ def _columns(dataset: Any, device: torch.device, iterate: Callable[[DataLoader[A
         return None, None
     columns = [torch.empty((count, *part.shape[1:]), dtype=part.dtype, device=device) for part in parts]
     began_s, start = time.monotonic(), 0
-    for rows in _read(dataset, count, wanted // count, iterate):
+    for rows in _read(source, count, wanted // count):
         read = _taken_apart(rows)[0]
-        if read is None or [part.shape[1:] for part in read] != [column.shape[1:] for column in columns]:
+        if read is None or not all(map(_is_like, read, columns)) or len({len(part) for part in read}) != 1:
             return None, None
         for column, part in zip(columns, read, strict=True):
             column[start : start + len(part)] = part.to(device)
@@ -159,10 +167,14 @@ def _columns(dataset: Any, device: torch.device, iterate: Callable[[DataLoader[A
     return columns, form
 
 
-def _read(dataset: Any, count: int, row_bytes: int, iterate: Callable[[DataLoader[Any]], Any]) -> Iterator[Any]:
+def _is_like(part: Tensor, column: Tensor) -> bool:
+    return part.shape[1:] == column.shape[1:] and part.dtype == column.dtype
+
+
+def _read(source: _Source, count: int, row_bytes: int) -> Iterator[Any]:
     """All of it in order, some rows at a time; by workers where that takes a while."""
     began_s, done = time.monotonic(), min(_AT_ONCE, count)
-    first = default_collate([dataset[index] for index in range(done)])
+    first = source.batch(range(done))
     rest_s = (time.monotonic() - began_s) * (count - done) / done
     yield first
     workers = min(affinity_cores(), _MOST_WORKERS)
@@ -170,32 +182,37 @@ def _read(dataset: Any, count: int, row_bytes: int, iterate: Callable[[DataLoade
         rows = max(1, min(_AT_ONCE, _UNDER_WAY_BYTES // (2 * workers * max(row_bytes, 1))))  # a loader keeps two for each
         try:
             loader = DataLoader(
-                Subset(dataset, range(done, count)),
+                Subset(source.dataset, range(done, count)),
                 rows,
+                collate_fn=source.collate,
                 num_workers=workers,
                 multiprocessing_context="fork",  # nothing of the script runs again
                 generator=torch.Generator(),  # the seed that a loader draws is not one of the script's
             )
-            for batch in iterate(loader):
+            for batch in source.iterate(loader):
                 yield batch
                 done += min(rows, count - done)
         except (RuntimeError, ValueError, OSError):  # a dataset that holds what only this process may use: a device, say
             pass
     for start in range(done, count, _AT_ONCE):
-        yield default_collate([dataset[index] for index in range(start, min(start + _AT_ONCE, count))])
+        yield source.batch(range(start, min(start + _AT_ONCE, count)))
 
 
-def _is_the_same_each_time(dataset: Any, count: int) -> bool:
-    """Read twice, with generators in other states: an augmentation shows. Generators are left as they were."""
+def _is_the_same_each_time(source: _Source, count: int) -> bool:
+    """Read twice, with generators in other states: an augmentation shows. The second time one by one: so does a batch that is
+    more than its samples, padded to the longest of them, say. Generators are left as they were."""
     states = _random_states()
     rows = [round(k * (count - 1) / (_TRIED_ROWS - 1)) for k in range(_TRIED_ROWS)]
     try:
-        first = [dataset[row] for row in rows]
+        together = _taken_apart(source.batch(rows))[0]
         torch.manual_seed(torch.initial_seed() ^ 0x5EED)
         random.seed(0x5EED)
         np.random.seed(0x5EED)
-        again = [dataset[row] for row in rows]
-        return all(_equal(a, b) for a, b in zip(first, again, strict=True))
+        alone = [_taken_apart(source.batch([row]))[0] for row in rows]
+        if together is None or any(parts is None or len(parts) != len(together) for parts in alone):
+            return False
+        columns = zip(*(parts for parts in alone if parts is not None), strict=True)
+        return all(torch.equal(part, torch.cat(column)) for part, column in zip(together, columns, strict=True))
     except Exception:  # whatever a dataset raises, it will raise in the script's own hands, too
         return False
     finally:
@@ -213,16 +230,6 @@ def _restore(states: tuple[Any, ...]) -> None:
         torch.cuda.set_rng_state_all(states[1])
     random.setstate(states[2])
     np.random.set_state(states[3])
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor):
-        return isinstance(b, Tensor) and torch.equal(a, b)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
-    return bool((a == b).all()) if hasattr(a, "all") else bool(a == b)
 
 
 def _taken_apart(batch: Any) -> tuple[list[Tensor] | None, Any]:
