@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -36,8 +37,9 @@ def in_memory() -> Iterator[None]:
     resident._made_anew.clear()
 
 
-def passed(data: Numbers) -> list[torch.Tensor]:
-    return list(DataLoader(data, batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(3)))
+def passed(data: Numbers, workers: int = 0) -> list[torch.Tensor]:
+    drawn = torch.Generator().manual_seed(3)
+    return list(DataLoader(data, batch_size=16, shuffle=True, generator=drawn, num_workers=workers))
 
 
 @pytest.fixture
@@ -101,7 +103,27 @@ class Here(Numbers):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("kind", [Numbers, Here])
+class FromAFile(Numbers):
+    """Its place in the file would be that of all workers at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.file: Any = None
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.file is None:
+            self.file = tempfile.TemporaryFile()  # noqa: SIM115  closed with the dataset
+            self.file.write(bytes(range(100)))
+        self.file.seek(index)
+        assert self.file.read(1)[0] == index
+        return super().__getitem__(index)
+
+    def __del__(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+
+@pytest.mark.parametrize("kind", [Numbers, Here, FromAFile])
 def test_what_takes_long_is_read_by_workers_if_they_can(
     kind: type[Numbers], plainly: list[torch.Tensor], in_memory: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +131,7 @@ def test_what_takes_long_is_read_by_workers_if_they_can(
     monkeypatch.setattr(resident, "_AT_ONCE", 8)
     data = kind()
     torch.manual_seed(5)
-    batches, drawn = passed(data), torch.rand(())
+    batches, drawn = passed(data, workers=1), torch.rand(())
     assert all(torch.equal(a, b) for a, b in zip(batches, plainly, strict=True))
     assert data.reads < 50 if kind is Numbers else data.reads > 100
     torch.manual_seed(5)
@@ -153,6 +175,11 @@ def centred(samples: list[torch.Tensor]) -> torch.Tensor:
     return rows - rows.mean(0)
 
 
+def sometimes_mixed(samples: list[torch.Tensor]) -> torch.Tensor:
+    rows = torch.stack(samples)
+    return rows if torch.rand(()) < 0.5 else (rows + rows.flip(0)) / 2
+
+
 def test_a_way_of_its_own_to_put_samples_together_is_kept(in_memory: None) -> None:
     data = Numbers()
     loader = DataLoader(data, batch_size=30, collate_fn=named)
@@ -164,7 +191,7 @@ def test_a_way_of_its_own_to_put_samples_together_is_kept(in_memory: None) -> No
     assert torch.equal(next(iter(DataLoader(data, batch_size=4)))[:, 0], torch.arange(4.0))  # and put together plainly
 
 
-@pytest.mark.parametrize("collate", [padded, masked, centred])
+@pytest.mark.parametrize("collate", [padded, masked, centred, sometimes_mixed])
 def test_batches_that_are_more_than_their_samples_are_made_each_time(collate: Any, in_memory: None) -> None:
     data = Numbers()
     torch.manual_seed(1)
@@ -176,3 +203,48 @@ def test_batches_that_are_more_than_their_samples_are_made_each_time(collate: An
         torch.empty((), dtype=torch.int64).random_()  # the seed that a loader draws for each pass
         plain += [collate([data[row] for row in range(start, min(start + 30, 100))]) for start in range(0, 100, 30)]
     assert all(torch.equal(a, b) for a, b in zip(batches, plain, strict=True))
+
+
+def test_samples_that_are_left_out_are_left_out(in_memory: None) -> None:
+    """Broken ones, as in many scripts: then a row is not where its index says."""
+
+    def whole(samples: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack([sample for sample in samples if sample[0] != 5])
+
+    batches = [batch for _ in range(2) for batch in DataLoader(Numbers(), batch_size=10, collate_fn=whole)]
+    assert [len(batch) for batch in batches] == 2 * [9, *[10] * 9]
+    assert torch.equal(torch.cat(batches[:10])[:, 0], torch.tensor([*range(5), *range(6, 100)], dtype=torch.float32))
+
+
+def test_samples_that_never_were_in_one_batch_are_not_put_in_one(in_memory: None) -> None:
+    class Wide(Numbers):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.ones(4 if index == 50 else 3)
+
+    assert [batch.shape[1] for batch in DataLoader(Wide(), batch_size=1)] == [3] * 50 + [4] + [3] * 49
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: int
+
+
+def test_a_batch_is_of_the_kind_that_it_was(in_memory: None) -> None:
+    class Pairs(Numbers):
+        def __getitem__(self, index: int) -> Pair:  # type: ignore[override]
+            return Pair(super().__getitem__(index), index)
+
+    assert all(type(batch) is Pair for batch in DataLoader(Pairs(), batch_size=10))
+
+
+def test_a_method_of_the_dataset_does_not_keep_it(in_memory: None) -> None:
+    class Own(Numbers):
+        def together(self, samples: list[torch.Tensor]) -> torch.Tensor:
+            return torch.stack(samples)
+
+    data = Own()
+    list(DataLoader(data, batch_size=10, collate_fn=data.together))
+    (kept,) = resident._kept.values()
+    assert kept.columns is not None
+    del data
+    assert kept.columns is None

@@ -313,7 +313,7 @@ class Search:
     @staticmethod
     def _once_and_then(told: Told, standing: Standing) -> tuple[float, float]:
         """Seconds that it takes before the first step, and that it saves in each: the time of a step shows only these."""
-        once_s = (told.first_s or 0.0) - (standing.told.first_s or 0.0)
+        once_s = (told.first_s or 0.0) - (told.beside_first_s or standing.told.first_s or 0.0)
         return once_s, (median_beside_s(told) or median_step_s(standing.told) or 0.0) - (median_step_s(told) or 0.0)
 
     def _confirmed(self, standing: Standing) -> Standing:

@@ -30,7 +30,7 @@ from flatout.measure.differences import Snapshot
 from flatout.measure.proof import check_step
 
 WARM_UP = 8  # steps that are not timed; the first of them compile
-_SLOW = 3.0
+SLOWER, _SLOW = "slower", 3.0
 _LOOKED_AT = (WARM_UP + 3, WARM_UP + 7)  # steps: to look is to wait for the device, which costs time
 
 
@@ -85,6 +85,7 @@ class Told:
     evaluations_s: tuple[float, ...] = ()  # calls of models between steps that do not train
     beside_s: tuple[float, ...] = ()  # by turns: what it was held against, in the same minute
     beside_evaluations_s: tuple[float, ...] = ()
+    beside_first_s: float | None = None
     steps_done: int = 0
     processes: int = 1  # whose times these are
     losses: tuple[float, ...] = ()
@@ -143,7 +144,7 @@ def attempt(asked: Asked) -> None:
             taken = recording.steps_s(WARM_UP)
             if taken and min(taken) > _SLOW * asked.slow_s:
                 why = f"steps of {min(taken):.3g} s, more than {_SLOW:g} times the reference's"
-                answer(Told("slower", why, took_s=time.monotonic() - began_s))
+                answer(Told(SLOWER, why, took_s=time.monotonic() - began_s))
         if asked.turn_s and step > WARM_UP and turn.is_over(step):
             recording.paused_by(turn_over)
 

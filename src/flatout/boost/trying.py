@@ -15,12 +15,13 @@ from typing import Any
 
 from flatout.base.units import show_seconds
 from flatout.boost.forks import PAUSED, Forks
-from flatout.boost.trial import WARM_UP, Asked, Told
+from flatout.boost.trial import SLOWER, WARM_UP, Asked, Told
 from flatout.doctor.script import Script
 from flatout.measure.stats import compare_paired, summarize
 
 HUNG, CRASHED = "hung", "crashed"
 BESIDE = "the trial beside it did not end"
+FOR_TWO = "it failed where there were two"  # and may not alone
 _FIRST_LIMIT_S = 600.0
 _COMPILE_S = 240.0
 _LAST_CHARACTERS = 4000
@@ -51,6 +52,7 @@ class Trials:
         self._on_device = device != "cpu"
         # two trials share the minute and not the cores, so that a machine which others slow down slows both
         self.by_turns = not self._on_device  # there it takes the first trial to say so
+        self._may_take_turns = True
         self._count = 0
         self._reference_s: float | None = None  # a whole trial of it
         self._steps_s: dict[tuple[tuple[str, Any], ...], float] = {}  # one of those that were tried
@@ -74,9 +76,12 @@ class Trials:
             told = self._beside(remedies, against, slow_s, losses)
             if not told.failure and self._turn_s(against) < turn_s:  # the script ended before there was anything to look at
                 told = self._beside(remedies, against, slow_s, losses)
-            if told.failure != BESIDE:
+            if told.failure not in (BESIDE, FOR_TWO):
                 return self._noted(told, remedies)
-            self.by_turns = False  # alone it ran before: it holds a port, a lock or much memory
+            alone = self._run(self._asked(remedies, slow_s=slow_s))
+            if told.failure == BESIDE or not alone.failure:
+                self.by_turns = self._may_take_turns = False  # it holds a port, a lock or much memory
+            return self._noted(alone, remedies)
         began_s = time.monotonic()
         told = self._run(self._asked(remedies, keep=keep, slow_s=slow_s, exact=exact))
         if keep and not told.failure:
@@ -84,7 +89,7 @@ class Trials:
             if self._on_device:
                 # long steps are the device's own, whose clock is steady; short ones wait for the host, which is not
                 short = bool(told.steps_s) and summarize(told.steps_s).median < _SHORT_S
-                self.by_turns = short and (told.memory_share or 1.0) < _HALF
+                self.by_turns = self._may_take_turns and short and (told.memory_share or 1.0) < _HALF
         return told if exact else self._noted(told, remedies)
 
     def _noted(self, told: Told, remedies: Sequence[tuple[str, Any]]) -> Told:
@@ -161,18 +166,21 @@ class Trials:
             Told(BESIDE) if code == PAUSED else self._told(one, code, time.monotonic() - began_s)
             for one, code in zip(asked, codes, strict=True)
         )
-        if told.failure and told.failure != BESIDE and not any(words in told.why for words in _NO_ROOM):
-            return told
+        if told.failure and told.failure != BESIDE:
+            # on a device both start at once, and either may be the one that finds something taken
+            is_its_own = told.failure == SLOWER or not (self._on_device or any(words in told.why for words in _NO_ROOM))
+            return told if is_its_own else Told(FOR_TWO, told.why)
         if told.failure or beside.failure:
-            return Told(BESIDE, beside.why or told.why)
+            return Told(BESIDE, beside.why)
         pairs = min(len(told.steps_s), len(beside.steps_s))
-        if pairs < _LOOKS[0] and not asked[0].enough.exists():
+        if pairs < _LOOKS[0] and not all(one.enough.exists() for one in asked):
             self._ends_at = min(told.steps_done, beside.steps_done)
         return replace(
             told,
             steps_s=told.steps_s[:pairs],
             beside_s=beside.steps_s[:pairs],
             beside_evaluations_s=beside.evaluations_s,
+            beside_first_s=beside.first_s,
             took_s=time.monotonic() - began_s,
         )
 

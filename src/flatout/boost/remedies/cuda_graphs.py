@@ -29,11 +29,16 @@ _WARM_UP = 3
 _AT_ONCE, _MOST, _OFTEN = 3, 8, 20  # captures without waiting, captures in all, calls of a shape that is worth one
 _SIMPLE = frozenset({bool, int, float, str, type(None)})
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_CHANGE = (
-    "__delattr__", "add_module", "register_module", "register_parameter", "register_buffer", "_apply",
-    "register_forward_hook", "register_forward_pre_hook", "register_backward_hook", "register_full_backward_hook",
-    "register_full_backward_pre_hook",
-)  # fmt: skip
+_CHANGE: dict[type, tuple[str, ...]] = {
+    nn.Module: (
+        "__delattr__", "add_module", "register_module", "register_parameter", "register_buffer", "_apply",
+        "register_forward_hook", "register_forward_pre_hook", "register_backward_hook", "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    ),
+    nn.Sequential: ("insert",),
+    nn.ModuleList: ("insert",),
+    nn.ModuleDict: ("__delitem__", "clear"),
+}  # fmt: skip
 _NOTHING = object()
 
 
@@ -81,8 +86,9 @@ class _Changes:
     def __init__(self, patches: Patches) -> None:
         self.count = 0
         patches.wrap(nn.Module, "__setattr__", self._set)
-        for name in _CHANGE:
-            patches.wrap(nn.Module, name, self._changed)
+        for owner, names in _CHANGE.items():
+            for name in names:
+                patches.wrap(owner, name, self._changed)
 
     def _set(self, original: Any) -> Any:
         def __setattr__(module: nn.Module, name: str, value: Any) -> None:
@@ -133,8 +139,8 @@ class _Model:
     changes: _Changes
     seen: int = -1  # of the changes
     state: Any = None
-    weights: list[nn.Parameter] = field(default_factory=list)
-    places: list[tuple[int, bool]] = field(default_factory=list)
+    slots: list[tuple[dict[str, Any], str]] = field(default_factory=list)  # of weights and buffers in its parts
+    places: list[tuple[int, int, bool]] = field(default_factory=list)  # what is in each
     captures: dict[Any, _Capture] = field(default_factory=dict)
     calls: dict[Any, int] = field(default_factory=dict)
     made: int = 0
@@ -148,7 +154,7 @@ class _Model:
         if key is None:
             return plain(*args, **named)
         self._look_at(module)
-        if not any(learns for _, learns in self.places):
+        if not any(learns for _, _, learns in self.places):
             return plain(*args, **named)
         capture = self.captures.get(key)
         if capture is None:
@@ -169,13 +175,20 @@ class _Model:
 
     def _look_at(self, module: nn.Module) -> None:
         """What was captured does what the model did before: where that may have changed, it is looked through."""
-        places = [(weight.data_ptr(), weight.requires_grad) for weight in self.weights]
+        places = _places(self.slots)
         if self.seen == self.changes.count and places == self.places:
             return
         if (state := _state_of(module)) != self.state:
             self.state, self.captures, self.calls = state, {}, {}
-        self.seen, self.weights = self.changes.count, list(module.parameters())
-        self.places = [(weight.data_ptr(), weight.requires_grad) for weight in self.weights]
+        self.seen = self.changes.count
+        self.slots = [
+            (slots, name)
+            for part in module.modules()
+            for slots in (part._parameters, part._buffers)
+            for name, tensor in slots.items()
+            if tensor is not None
+        ]
+        self.places = _places(self.slots)
 
     def _captured(self, module: nn.Module, leaves: list[Any], form: Any) -> _Capture | None:
         """None where it can't be: the script goes on as it is."""
@@ -330,6 +343,14 @@ class _HostState:
         torch.set_rng_state(self._torch)
 
 
+def _places(slots: list[tuple[dict[str, Any], str]]) -> list[tuple[int, int, bool]]:
+    found = []
+    for tensors, name in slots:
+        tensor = tensors.get(name)
+        found.append((0, 0, False) if tensor is None else (id(tensor), tensor.data_ptr(), tensor.requires_grad))
+    return found
+
+
 def _state_of(module: nn.Module) -> tuple[Any, ...]:
     """All of a model that a script, or the model itself, may change between two calls, but for the values of its tensors."""
     found: list[Any] = []
@@ -337,14 +358,21 @@ def _state_of(module: nn.Module) -> tuple[Any, ...]:
         found.append(id(part))
         own = part.__dict__
         for value in own.values():
-            if type(value) in _SIMPLE:
-                found.append(value)
-            elif isinstance(value, Tensor):
+            if isinstance(value, Tensor):
                 found.append((id(value), value.data_ptr()))
+            elif _tells(value):
+                found.append(value)
         for tensors in (part._parameters, part._buffers):
             found += [(id(one), one.data_ptr(), one.requires_grad) for one in tensors.values() if one is not None]
         found += [len(own[kind]) for kind in _HOOKS if kind in own]
     return tuple(found)
+
+
+def _tells(value: Any) -> bool:
+    """May a forward go by it, and is another one unequal to it?"""
+    if type(value) is tuple:
+        return all(map(_tells, value))
+    return type(value) in _SIMPLE or isinstance(value, torch.dtype | torch.device) or callable(value)
 
 
 def _is_out_of_reach(part: nn.Module) -> bool:

@@ -7,11 +7,14 @@ from the same generators as before.
 
 from __future__ import annotations
 
+import inspect
 import random
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,6 +58,7 @@ class _Source:
     dataset: Any
     collate: Callable[[list[Any]], Any]
     iterate: Callable[[DataLoader[Any]], Any]
+    has_workers: bool  # the script's own loader: then other processes may read it
 
     def batch(self, rows: Iterable[int]) -> Any:
         return self.collate([self.dataset[row] for row in rows])
@@ -64,7 +68,7 @@ class _Source:
 class _Kept:
     kind: tuple[type, int]
     dataset: Callable[[], Any]  # None once it is gone
-    collate: Callable[[list[Any]], Any]
+    collate: Callable[[], Any]  # the same
     columns: list[Tensor] | None  # None if it can't be kept
     form: Any = None
 
@@ -86,13 +90,13 @@ def _kept_of(source: _Source, device: torch.device) -> _Kept | None:
         return None
     known = _kept.get(id(dataset))
     if known is not None and known.dataset() is dataset:
-        return known if known.collate == source.collate else None
+        return known if known.collate() == source.collate else None
     if any(one.kind == kind and (one.dataset() is None or not _can_go(dataset)) for one in _kept.values()):
         _made_anew.add(kind)
         for key in [key for key, one in _kept.items() if one.kind == kind]:
             del _kept[key]
         return None
-    found = _Kept(kind, lambda: dataset, source.collate, *_columns(source, len(dataset), device))
+    found = _Kept(kind, lambda: dataset, _loosely(source.collate), *_columns(source, len(dataset), device))
     if _can_go(dataset):
         found.dataset = weakref.ref(dataset, lambda _: found.forget())
     _kept[id(dataset)] = found
@@ -104,11 +108,18 @@ def _can_go(dataset: Any) -> bool:
     return getattr(type(dataset), "__weakrefoffset__", 0) != 0
 
 
+def _loosely(collate: Callable[..., Any]) -> Callable[[], Any]:
+    """It may be a method of the dataset, and would keep that."""
+    if inspect.ismethod(collate):
+        return weakref.WeakMethod(collate)
+    return weakref.ref(collate) if _can_go(collate) else lambda: collate
+
+
 def _from_memory(original: Any, device: torch.device) -> Any:
     def __iter__(loader: DataLoader[Any]) -> Any:
         if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
             return original(loader)
-        kept = _kept_of(_Source(loader.dataset, loader.collate_fn, original), device)
+        kept = _kept_of(_Source(loader.dataset, loader.collate_fn, original, loader.num_workers > 0), device)
         return original(loader) if kept is None or kept.columns is None else _batches(loader, kept.columns, kept.form)
 
     return __iter__
@@ -122,7 +133,7 @@ def _batches(loader: DataLoader[Any], columns: list[Tensor], form: Any) -> Any:
     order = iter(loader.batch_sampler or ())
     # on a device rows of many batches are picked at once, and a batch is a part of them: each call of it costs as much as the
     # picking. A sampler of the script's own may look at what was learned meanwhile: it is never asked early
-    at_once = _BATCHES_AT_ONCE if device.type == "cuda" and _is_known(loader.sampler, loader.batch_sampler) else 1
+    at_once = _BATCHES_AT_ONCE if device.type == "cuda" and _is_known(loader.batch_sampler) else 1
     while True:
         ahead: list[list[int]] = []
         while len(ahead) < at_once and sum(map(len, ahead)) * row_bytes < _PICKED_BYTES:
@@ -138,30 +149,45 @@ def _batches(loader: DataLoader[Any], columns: list[Tensor], form: Any) -> Any:
             yield form(list(parts))
 
 
-def _is_known(*samplers: Any) -> bool:
-    return all(type(sampler).__module__.startswith("torch.utils.data.") for sampler in samplers)
+def _is_known(sampler: Any) -> bool:
+    """Of torch, and so is the one that it asks itself, if there is one."""
+    inner = getattr(sampler, "sampler", None)
+    return type(sampler).__module__.startswith("torch.utils.data.") and (inner is None or _is_known(inner))
 
 
 def _columns(source: _Source, count: int, device: torch.device) -> tuple[list[Tensor] | None, Any]:
     """All samples as one tensor a column on the device that trains; None if they differ from time to time or do not fit."""
+    states = _random_states()
+    try:
+        return _all_read(source, count, device)
+    except Exception:  # what the script itself would never ask for, a batch of pictures of any size, say
+        return None, None
+    finally:
+        _restore(states)
+
+
+def _all_read(source: _Source, count: int, device: torch.device) -> tuple[list[Tensor] | None, Any]:
+    free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else free_host_bytes()
+    files = _open_files()
     if not count or not _is_the_same_each_time(source, count):
         return None, None
     parts, form = _taken_apart(source.batch([0]))
     if parts is None:
         return None, None
     wanted = count * sum(part.nbytes for part in parts)
-    free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else free_host_bytes()
     if wanted > _SHARE_OF_MEMORY * free:
         return None, None
     columns = [torch.empty((count, *part.shape[1:]), dtype=part.dtype, device=device) for part in parts]
     began_s, start = time.monotonic(), 0
-    for rows in _read(source, count, wanted // count):
-        read = _taken_apart(rows)[0]
-        if read is None or not all(map(_is_like, read, columns)) or len({len(part) for part in read}) != 1:
+    for rows, batch in _read(source, count, wanted // count, files):
+        read = _taken_apart(batch)[0]
+        if read is None or len(read) != len(columns) or not all(map(_is_like, read, columns)):
+            return None, None
+        if any(len(part) != rows for part in read):  # samples that were left out
             return None, None
         for column, part in zip(columns, read, strict=True):
-            column[start : start + len(part)] = part.to(device)
-        start += len(read[0])
+            column[start : start + rows] = part.to(device)
+        start += rows
         if time.monotonic() - began_s > _SLOWEST_S:
             return None, None
     return columns, form
@@ -171,31 +197,41 @@ def _is_like(part: Tensor, column: Tensor) -> bool:
     return part.shape[1:] == column.shape[1:] and part.dtype == column.dtype
 
 
-def _read(source: _Source, count: int, row_bytes: int) -> Iterator[Any]:
-    """All of it in order, some rows at a time; by workers where that takes a while."""
+def _read(source: _Source, count: int, row_bytes: int, files: Mapping[str, str]) -> Iterator[tuple[int, Any]]:
+    """All of it in order, some rows at a time, with how many they are; by workers where that takes a while. `files` were open
+    before: one that was read from since, or opened, would be read from by all of them at once."""
     began_s, done = time.monotonic(), min(_AT_ONCE, count)
     first = source.batch(range(done))
     rest_s = (time.monotonic() - began_s) * (count - done) / done
-    yield first
-    workers = min(affinity_cores(), _MOST_WORKERS)
+    workers = min(affinity_cores(), _MOST_WORKERS) if source.has_workers and files == _open_files() else 1
+    yield done, first
     if workers > 1 and rest_s > _LONG_S:
         rows = max(1, min(_AT_ONCE, _UNDER_WAY_BYTES // (2 * workers * max(row_bytes, 1))))  # a loader keeps two for each
-        try:
+        with suppress(Exception):  # a dataset that holds what only this process may use: a device, say
             loader = DataLoader(
                 Subset(source.dataset, range(done, count)),
                 rows,
                 collate_fn=source.collate,
                 num_workers=workers,
+                timeout=_SLOWEST_S,
                 multiprocessing_context="fork",  # nothing of the script runs again
                 generator=torch.Generator(),  # the seed that a loader draws is not one of the script's
             )
             for batch in source.iterate(loader):
-                yield batch
+                yield min(rows, count - done), batch
                 done += min(rows, count - done)
-        except (RuntimeError, ValueError, OSError):  # a dataset that holds what only this process may use: a device, say
-            pass
     for start in range(done, count, _AT_ONCE):
-        yield source.batch(range(start, min(start + _AT_ONCE, count)))
+        rows = min(_AT_ONCE, count - start)
+        yield rows, source.batch(range(start, start + rows))
+
+
+def _open_files() -> dict[str, str]:
+    """What is open, and where each of them is read next; told of Linux alone."""
+    found = {}
+    for file in Path("/proc/self/fdinfo").glob("*"):
+        with suppress(OSError):
+            found[file.name] = file.read_text()
+    return found
 
 
 def _is_the_same_each_time(source: _Source, count: int) -> bool:
@@ -205,6 +241,8 @@ def _is_the_same_each_time(source: _Source, count: int) -> bool:
     rows = [round(k * (count - 1) / (_TRIED_ROWS - 1)) for k in range(_TRIED_ROWS)]
     try:
         together = _taken_apart(source.batch(rows))[0]
+        if not _are_equal(states, _random_states()):  # something was drawn
+            return False
         torch.manual_seed(torch.initial_seed() ^ 0x5EED)
         random.seed(0x5EED)
         np.random.seed(0x5EED)
@@ -213,8 +251,6 @@ def _is_the_same_each_time(source: _Source, count: int) -> bool:
             return False
         columns = zip(*(parts for parts in alone if parts is not None), strict=True)
         return all(torch.equal(part, torch.cat(column)) for part, column in zip(together, columns, strict=True))
-    except Exception:  # whatever a dataset raises, it will raise in the script's own hands, too
-        return False
     finally:
         _restore(states)
 
@@ -222,6 +258,11 @@ def _is_the_same_each_time(source: _Source, count: int) -> bool:
 def _random_states() -> tuple[Any, ...]:
     on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return torch.get_rng_state(), on_devices, random.getstate(), np.random.get_state()
+
+
+def _are_equal(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    same = torch.equal(a[0], b[0]) and all(map(torch.equal, a[1], b[1])) and a[2] == b[2]
+    return same and a[3][2] == b[3][2] and np.array_equal(a[3][1], b[3][1])
 
 
 def _restore(states: tuple[Any, ...]) -> None:
@@ -233,13 +274,13 @@ def _restore(states: tuple[Any, ...]) -> None:
 
 
 def _taken_apart(batch: Any) -> tuple[list[Tensor] | None, Any]:
-    """The tensors of a batch, and how to put some like them together again."""
-    if isinstance(batch, Tensor):
+    """The tensors of a batch, and how to put some like them together again; None where it is something else."""
+    if type(batch) is Tensor:
         return [batch], lambda parts: parts[0]
-    if isinstance(batch, dict) and all(isinstance(part, Tensor) for part in batch.values()):
+    if type(batch) is dict and all(type(part) is Tensor for part in batch.values()):
         names = list(batch)
         return list(batch.values()), lambda parts: dict(zip(names, parts, strict=True))
-    if isinstance(batch, list | tuple) and all(isinstance(part, Tensor) for part in batch):
-        kind = list if isinstance(batch, list) else tuple
+    if type(batch) in (list, tuple) and all(type(part) is Tensor for part in batch):
+        kind = type(batch)
         return list(batch), lambda parts: kind(parts)
     return None, None
