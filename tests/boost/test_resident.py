@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from flatout.boost.hooks import Hooks
 from flatout.boost.remedies import resident
@@ -136,25 +136,6 @@ def test_what_takes_long_is_read_by_workers_if_they_can(
     assert data.reads < 50 if kind is Numbers else data.reads > 100
     torch.manual_seed(5)
     assert torch.equal(drawn, torch.rand(()))  # nothing of the script's was drawn from
-
-
-def test_a_sampler_of_the_scripts_own_is_asked_for_one_batch_at_a_time(in_memory: None) -> None:
-    """It may go by what was learned meanwhile."""
-
-    class Learning(Sampler[int]):
-        asked = 0
-
-        def __iter__(self) -> Iterator[int]:
-            for index in range(64):
-                self.asked = index + 1
-                yield index
-
-        def __len__(self) -> int:
-            return 64
-
-    sampler = Learning()
-    seen = [sampler.asked for _ in DataLoader(Numbers(), batch_size=16, sampler=sampler)]
-    assert seen == [16, 32, 48, 64]
 
 
 def named(samples: list[torch.Tensor]) -> dict[str, torch.Tensor]:
