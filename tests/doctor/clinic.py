@@ -12,6 +12,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 _LIMIT_S = 120
+os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")  # see KeepMemory below, where torch has another allocator
 
 
 def examined(path: Path, steps: int = 30) -> dict[str, Any]:

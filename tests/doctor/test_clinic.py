@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from clinic import HERE, examined
 
+from flatout.machine.paging import GLIBC, host_allocator
+
 SICK = sorted((HERE / "sick").glob("*.py"))
 _LOOKS = 3
 HEALTHY = sorted((HERE / "healthy").glob("*.py"))
@@ -16,6 +18,8 @@ HEALTHY = sorted((HERE / "healthy").glob("*.py"))
 
 @pytest.mark.parametrize("path", SICK, ids=lambda path: path.stem)
 def test_the_planted_fault_comes_first(path: Path) -> None:
+    if path.stem == "allocator_thrash" and host_allocator() != GLIBC:
+        pytest.skip("what it does to glibc is no fault of the allocator that torch has here")
     found = _until(path, lambda found: found["findings"] and path.stem.startswith(found["findings"][0]["id"]))
     assert path.name in found["findings"][0]["where"], found["text"]  # a line of the script, not of a library
     _check_ledger(found)

@@ -14,7 +14,7 @@ from flatout.doctor.account import (
     Account,
     account,
 )
-from flatout.doctor.seen import Calls, Loader, Optimizer, Seen
+from flatout.doctor.seen import Calls, Fetched, Loader, Optimizer, Seen
 from flatout.doctor.trace import Trace
 from flatout.machine.probe import Probe
 
@@ -33,6 +33,7 @@ class Case:
     rows: dict[str, float]
     probe: Probe | None = None
     places: dict[str, str] = field(default_factory=dict)
+    page_s: float = 0.0  # what a page of fresh memory costs on this host
 
     @property
     def step_ms(self) -> float:
@@ -73,6 +74,16 @@ class Case:
         """The one that feeds the steps."""
         return max((one for one in self.seen.loaders if one.in_steps), key=lambda one: one.in_steps, default=None)
 
+    def read_by_workers(self, loader: Loader) -> list[Fetched]:
+        """What its workers say of themselves."""
+        number = self.seen.loaders.index(loader)
+        return [told for told in self.seen.fetched if told.loader == number and told.batches]
+
+    def fetch_ms(self, loader: Loader) -> float:
+        """What a batch takes a worker; 0 where none has said so."""
+        told = self.read_by_workers(loader)
+        return 1e3 * sum(one.fetch_s for one in told) / max(sum(one.batches for one in told), 1)
+
     @property
     def training_calls(self) -> list[Calls]:
         return [call for call in self.seen.calls if call.gradient and not call.is_in(self.seen.evaluations)]
@@ -90,7 +101,7 @@ class Case:
         return self.trace.flops / max(self.trace.steps, 1) / (self.step_ms / 1e3) / best
 
 
-def make_case(seen: Seen, trace: Trace, probe: Probe | None, operator_s: float) -> Case:
+def make_case(seen: Seen, trace: Trace, probe: Probe | None, operator_s: float, page_s: float = 0.0) -> Case:
     """`operator_s`: what calling the smallest operator takes on this machine."""
     plain_ms = 1e3 * seen.window_s / seen.window_steps if seen.window_steps else None
     looked_ms = (trace.end - trace.begin) / 1e6 / max(trace.steps, 1)
@@ -101,6 +112,8 @@ def make_case(seen: Seen, trace: Trace, probe: Probe | None, operator_s: float) 
     called_ns = 1e9 * operator_s
     told = account(trace, min(max(called_ns, shortest), 3 * called_ns), looked_ms / plain_ms if plain_ms else 1.0)
     profiled = {row: spent / 1e6 / max(trace.steps, 1) for row, spent in told.rows.items()}
+    if plain_ms is not None and (waited_ms := _waited_ms(seen)) is not None:
+        profiled[DATA] = _idle_ms(waited_ms, plain_ms, told.device_busy / 1e6 / max(trace.steps, 1))
     least_ms = 0.0 if trace.device else called_ns / 1e6 * len(calls) / max(trace.steps, 1)
     rows = _as_without_profiler(profiled, plain_ms, least_ms)
     steps = max(seen.steps - 1, 1)
@@ -112,7 +125,23 @@ def make_case(seen: Seen, trace: Trace, probe: Probe | None, operator_s: float) 
             places[row] = periods[-1].where
     if (optimizer := max(seen.optimizers, key=lambda one: one.elements, default=None)) is not None:
         places[OPTIMIZER] = places[OPTIMIZER] or optimizer.stepped
-    return Case(seen, trace, told, rows, probe, places)
+    return Case(seen, trace, told, rows, probe, places, page_s)
+
+
+def _waited_ms(seen: Seen) -> float | None:
+    """For data, in a step that nobody looked at: workers keep up with steps that the profiler makes slow. None without any."""
+    if not any(loader.in_steps for loader in seen.loaders):
+        return None
+    other = (*seen.evaluations, *seen.checkpoints)
+    waits = [wait for loader in seen.loaders for wait in loader.waited]
+    spent = sum(end - start for start, end in waits if not any(period.start <= start < period.end for period in other))
+    return spent / 1e6 / seen.window_steps
+
+
+def _idle_ms(waited_ms: float, step_ms: float, busy_ms: float) -> float:
+    """How much of the host's wait the device waits, too: it may still be busy with what it was given before."""
+    behind_ms = max(busy_ms - (step_ms - waited_ms), 0.0)
+    return max(min(waited_ms - behind_ms, step_ms - busy_ms), 0.0)
 
 
 def _as_without_profiler(profiled: dict[str, float], plain_ms: float | None, least_ms: float) -> dict[str, float]:

@@ -18,10 +18,12 @@ class Loader:
     dataset: str
     iterable: bool
     context: str = ""
+    ahead: int = 0  # so many batches its workers may have ready
     waits_s: list[float] = field(default_factory=list)
     starts_s: list[float] = field(default_factory=list)  # each time that a pass over it began
     samples: int = 0
-    in_steps: int = 0  # batches that were read while the windows were open
+    in_steps: int = 0  # batches that were read in the plain window
+    waited: list[tuple[int, int]] = field(default_factory=list)  # for each of them, and for the start of a pass: from, to
 
     @property
     def wait_s(self) -> float:

@@ -22,6 +22,7 @@ from flatout.machine.cache import CeilingsCache
 from flatout.machine.device import CPU, pick_device
 from flatout.machine.facts import fingerprint, read_facts
 from flatout.machine.others_work import OthersWork
+from flatout.machine.paging import page_seconds
 from flatout.machine.probe import Probe, probe
 from flatout.machine.rates import operator_seconds
 
@@ -98,7 +99,7 @@ class Watch:
             notes.append("this machine was not measured: `flatout probe` once, and shares of its ceilings are told too")
         measured = None if known is None else known.ceilings.operator_s
         operator_s = _operator_s() if measured is None else measured.value
-        return diagnose(make_case(seen, trace, known, operator_s), notes)
+        return diagnose(make_case(seen, trace, known, operator_s, page_seconds()), notes)
 
 
 def _is_one_of_many() -> bool:

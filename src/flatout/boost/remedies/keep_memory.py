@@ -12,6 +12,7 @@ from typing import Any
 from flatout.boost.hooks import Hooks
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.doctor.diagnosis import Diagnosis
+from flatout.machine.paging import GLIBC, host_allocator
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # of malloc.h
 _NEVER, _AT_ONCE = 2**31 - 1, 64 * 2**20
@@ -33,6 +34,5 @@ class KeepMemory(Remedy):
 
 
 def _mallopt() -> Any:
-    """None where the C library is another one."""
-    library = ctypes.CDLL(None)
-    return library.mallopt if hasattr(library, "gnu_get_libc_version") and hasattr(library, "mallopt") else None
+    """None where tensors come from another allocator: mimalloc reads its environment before any of this runs."""
+    return ctypes.CDLL(None).mallopt if host_allocator() == GLIBC else None

@@ -24,9 +24,11 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from flatout.boost.hooks import Hooks
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
+from flatout.doctor.account import DATA
 from flatout.doctor.diagnosis import Diagnosis
 from flatout.machine.host import affinity_cores, free_host_bytes
 
+_WAITS = 0.05  # of a step: a trial may show a gain
 _SHARE_OF_MEMORY = 0.3
 _TRIED_ROWS = 8
 _AT_ONCE = 512
@@ -44,8 +46,11 @@ class Resident(Remedy):
         loader = diagnosis.case.training_loader
         if loader is None or loader.iterable or loader.batch is None:
             return []
+        case = diagnosis.case
         gain = predicted(diagnosis, "no_workers", "slow_transform", "pageable_copy", "blocking_copy", "too_many_workers")
-        return [] if gain is None else [Offer(self.name, diagnosis.case.seen.device, "off", gain)]
+        if case.share(case.rows[DATA]) > _WAITS:  # to hand over what workers have read takes time as well
+            gain = max(gain or 1.0, case.step_ms / max(case.step_ms - case.rows[DATA], 0.02 * case.step_ms))
+        return [] if gain is None else [Offer(self.name, case.seen.device, "off", gain)]
 
     def apply(self, value: Any, hooks: Hooks) -> None:
         hooks.patches.wrap(DataLoader, "__iter__", lambda original: _from_memory(original, torch.device(value)))

@@ -8,10 +8,14 @@ from flatout.base.units import show_seconds
 from flatout.doctor import kinds
 from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
+from flatout.machine.paging import GLIBC, MIMALLOC, host_allocator
 
 _CALLS = ("cudaMalloc", "cudaFree", "hipMalloc", "hipFree", "cudaMallocAsync", "cudaFreeAsync")
 _MANY_PAGES = 256  # a step: one large tensor
-_MOST_A_PAGE_S = 5e-6  # 2.8 to 4.1 us on a Xeon of 2.5 GHz in a virtual machine
+KEEPING = {
+    GLIBC: "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647 MALLOC_TOP_PAD_=67108864",
+    MIMALLOC: "MIMALLOC_PURGE_DELAY=-1",
+}
 
 
 def look(case: Case) -> Iterator[Finding]:
@@ -43,9 +47,10 @@ def _on_host(case: Case) -> Iterator[Finding]:
     """A page that is touched for the first time is made by the operating system, and a large tensor's pages are all new."""
     memory, steps = case.seen.memory, max(case.seen.window_steps, 1)
     faults = memory.page_faults / steps
-    if faults < _MANY_PAGES:
+    keeping = KEEPING.get(host_allocator())
+    if faults < _MANY_PAGES or keeping is None:
         return
-    taken_s = min(memory.system_s, _MOST_A_PAGE_S * memory.page_faults)  # the rest is none of theirs
+    taken_s = min(memory.system_s, case.page_s * memory.page_faults)  # the rest is none of theirs
     spent_ms = 1e3 * taken_s / steps / max(1, min(case.seen.threads, case.seen.cores))
     yield Finding(
         "allocator_thrash",
@@ -53,6 +58,6 @@ def _on_host(case: Case) -> Iterator[Finding]:
         case.places.get(kinds.MEMORY, ""),  # where most of those tensors come from
         "Memory goes back to the operating system and comes again page by page in every step",
         f"{faults:,.0f} page faults a step; the system takes {show_seconds(spent_ms / 1e3)} of each",
-        "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647 MALLOC_TOP_PAD_=67108864 in front of the command",
+        f"{keeping} in front of the command",
         short="kept memory",
     )

@@ -1,8 +1,9 @@
-"""The step waits while one process reads, and there are cores that could read ahead."""
+"""The step waits while too few processes read, and there are cores that could read, too."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 
 from flatout.base.units import show_seconds
 from flatout.doctor.account import DATA
@@ -10,27 +11,34 @@ from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
 
 _HANDING_OVER_MS = 1.0  # what it takes to get a batch from a worker
+_MOST = 8
 
 
 def look(case: Case) -> Iterator[Finding]:
     loader = case.training_loader
-    if loader is None or loader.workers or case.seen.cores < 2:
+    if loader is None or case.seen.cores < 2:
         return
     batches = max(loader.in_steps, 1) / max(case.seen.window_steps, 1)
     wait_ms = case.rows[DATA]
     if wait_ms < 2 * _HANDING_OVER_MS * batches:
         return
-    workers = min(case.seen.cores - (0 if case.on_device else 1), 8)
     rest_ms = case.train_ms - wait_ms
-    at_best_ms = max(rest_ms, wait_ms / workers)
+    reading_ms = batches * case.fetch_ms(loader) if loader.workers else wait_ms
+    workers = min(case.seen.cores - (0 if case.on_device else 1), _MOST)
+    if loader.workers:  # no more than keep up with the rest of a step, and one to spare
+        workers = min(workers, ceil(reading_ms / max(rest_ms, _HANDING_OVER_MS)) + 1)
+    if workers <= loader.workers:
+        return
+    at_best_ms = max(rest_ms, reading_ms / workers)
     if not case.on_device:  # the cores are not free: what a worker takes, the step does not get
-        at_best_ms = max(at_best_ms, (rest_ms * min(case.seen.threads, case.seen.cores) + wait_ms) / case.seen.cores)
-    cost = case.train_ms - at_best_ms - _HANDING_OVER_MS * batches
+        at_best_ms = max(at_best_ms, (rest_ms * min(case.seen.threads, case.seen.cores) + reading_ms) / case.seen.cores)
+    few = "no workers" if not loader.workers else "one worker" if loader.workers == 1 else f"{loader.workers} workers"
+    slower = "reading can't keep up with the step" if loader.workers else "each batch is read while the step waits"
     yield Finding(
         "no_workers",
-        cost,
+        case.train_ms - at_best_ms - _HANDING_OVER_MS * batches,
         loader.made or loader.where,
-        "The DataLoader has no workers, so each batch is read while the step waits",
+        f"The DataLoader has {few}, so {slower}",
         f"{show_seconds(wait_ms / 1e3)} a step for {loader.dataset}, {case.share(wait_ms):.0%} of it; "
         f"{'one batch' if batches == 1 else f'{batches:.2g} batches'} a step, {case.seen.cores} cores",
         f"DataLoader(..., num_workers={workers}, persistent_workers=True); data that fits in memory is faster still as tensors",

@@ -43,12 +43,10 @@ def look(case: Case) -> Iterator[Finding]:
 def _lines(case: Case, loader: Loader) -> tuple[Counter[str], float]:
     """Samples by line, and milliseconds of one process for one batch."""
     if loader.workers:
-        ours = [told for told in case.seen.fetched if told.loader == case.seen.loaders.index(loader) and told.batches]
         lines: Counter[str] = Counter()
-        for told in ours:
+        for told in case.read_by_workers(loader):
             lines.update(told.lines)
-        batches = sum(told.batches for told in ours)
-        return lines, 1e3 * sum(told.fetch_s for told in ours) / batches if batches else 0.0
+        return lines, case.fetch_ms(loader)
     spans = [(s.start, s.end) for s in case.trace.host if s.mark is not None and s.mark.kind == "data"]
     inside = Counter(s.where for s in case.trace.samples if s.where and any(a <= s.at <= b for a, b in spans))
     return inside, case.rows[DATA]

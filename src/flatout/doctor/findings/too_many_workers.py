@@ -17,9 +17,7 @@ def look(case: Case) -> Iterator[Finding]:
         return
     starts_ms = 1e3 * sum(loader.starts_s) / max(case.seen.steps, 1)
     wait_ms = max(case.rows[DATA], 1e3 * loader.wait_s / max(len(loader.waits_s), 1))
-    ours = [told for told in case.seen.fetched if told.loader == case.seen.loaders.index(loader) and told.batches]
-    fetch_ms = 1e3 * sum(told.fetch_s for told in ours) / max(sum(told.batches for told in ours), 1)
-    crowded_ms = min(fetch_ms, case.compute_ms) / 2  # the training process is one of many that want a core
+    crowded_ms = min(case.fetch_ms(loader), case.compute_ms) / 2  # the training process is one of many that want a core
     again = "" if loader.persistent else f", and they are started anew for each of {len(loader.starts_s)} passes"
     yield Finding(
         "too_many_workers",

@@ -43,6 +43,11 @@ class Loading:
     def collect(self) -> None:
         self._seen.fetched = fetching.reports(self._folder)
 
+    @property
+    def ahead(self) -> int:
+        """So many batches may be ready: steps that get them do not show how long it takes to make them."""
+        return max((loader.ahead for loader in self._seen.loaders), default=0)
+
     def _noting_where(self, original: Any) -> Any:
         def __init__(loader: DataLoader[Any], *args: Any, **named: Any) -> None:
             original(loader, *args, **named)
@@ -63,6 +68,7 @@ class Loading:
             with self._marks.mark(DATA):
                 iterator = original(loader)
             known.starts_s.append(time.perf_counter() - began_s)
+            self._note_wait(known, known.starts_s[-1])
             self._of_iterator[iterator] = known
             return iterator
 
@@ -80,14 +86,21 @@ class Loading:
                     batch = original(iterator)
             finally:
                 self._inside = False
+            waited_s = time.perf_counter() - began_s
             if len(known.waits_s) < _MOST_WAITS:
-                known.waits_s.append(time.perf_counter() - began_s)
+                known.waits_s.append(waited_s)
+            self._note_wait(known, waited_s)
             if self.counting:
                 known.samples += _rows(batch)
                 known.in_steps += 1
             return batch
 
         return __next__
+
+    def _note_wait(self, known: Loader, seconds: float) -> None:
+        if self.counting:
+            now = time.time_ns()
+            known.waited.append((now - int(1e9 * seconds), now))
 
     def _described(self, loader: DataLoader[Any]) -> Loader:
         return Loader(
@@ -100,6 +113,7 @@ class Loading:
             type(loader.dataset).__name__,
             isinstance(loader.dataset, IterableDataset),
             context=str(getattr(loader.multiprocessing_context, "_name", "") or ""),
+            ahead=loader.num_workers * (loader.prefetch_factor or 0),
         )
 
 

@@ -36,6 +36,7 @@ _WARM_UP = 3
 _FEWEST = 3
 _PROFILED_S, _PLAIN_S = 6.0, 12.0  # a window of slow steps is closed after so long
 _WEIGH_EVERY = 5
+_MOST_AHEAD = 32
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,9 @@ class Observer:
         slow = time.perf_counter() - self._phase_began_s > _PROFILED_S and self._phase_steps >= _FEWEST
         if self._phase_steps >= self._window.profiled or slow:
             self._close_profile()
-            self._open_timing()
+            self._phase, self._phase_steps, self._phase_began_s = self._draining, 0, time.perf_counter()
+            if not self._loading.ahead:
+                self._open_timing()
 
     def _close_profile(self) -> None:
         synchronize(self._device)
@@ -185,6 +188,12 @@ class Observer:
         self._events = self._profiler.profiler.kineto_results
         self._profiler = None
         self._note_memory(1)
+
+    def _draining(self) -> None:
+        """Steps under the profiler are slow, and workers got ahead of them."""
+        slow = time.perf_counter() - self._phase_began_s > _PROFILED_S
+        if self._phase_steps >= min(self._loading.ahead, _MOST_AHEAD) or slow:
+            self._open_timing()
 
     def _open_timing(self) -> None:
         self._phase, self._phase_steps = self._timing, 0

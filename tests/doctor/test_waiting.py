@@ -1,0 +1,84 @@
+"""How long steps wait for data is taken from steps that nobody looked at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flatout.boost.remedies.resident import Resident
+from flatout.doctor import marks
+from flatout.doctor.account import DATA
+from flatout.doctor.case import Case, make_case
+from flatout.doctor.diagnosis import Diagnosis
+from flatout.doctor.finding import Finding
+from flatout.doctor.findings import no_workers
+from flatout.doctor.marks import Mark
+from flatout.doctor.seen import Fetched, Loader, Period, Seen
+from flatout.doctor.trace import Span, Trace, Work
+
+MS = 1_000_000
+STEPS = 10
+
+
+def loader(workers: int, waited_ms: float, fetch_ms: float) -> tuple[Loader, list[Fetched]]:
+    one = Loader("train.py:9", "train.py:3", workers, 64, True, True, "Digits", iterable=False, in_steps=STEPS)
+    one.waited = [(k * 100 * MS, k * 100 * MS + int(waited_ms * MS)) for k in range(STEPS)]
+    told = Fetched(0, 0, STEPS, STEPS * fetch_ms / 1e3, 0.0, {}, "", own_generators=False, drew=False, first_batch="")
+    return one, [told] if workers else []
+
+
+def case(workers: int, waited_ms: float, step_ms: float, fetch_ms: float = 0.0, busy_ms: float = 1.0) -> Case:
+    """Under the profiler a step takes 20 ms and never waits."""
+    one, told = loader(workers, waited_ms, fetch_ms)
+    seen = Seen("cuda", 100, [one], told, cores=16, window_steps=STEPS, window_s=STEPS * step_ms / 1e3)
+    forward = Span(0, 20 * MS, "flatout#forward", Mark(marks.FORWARD, "train.py:10"))
+    work = [Work(MS, MS + int(busy_ms * MS), "gemm", MS)]
+    return make_case(seen, Trace(0, 20 * MS, 1, [forward], device=work), None, 1e-6)
+
+
+def found(case: Case) -> list[Finding]:
+    return list(no_workers.look(case))
+
+
+def test_a_worker_keeps_up_with_the_profiler_but_not_with_the_script() -> None:
+    told = case(workers=1, waited_ms=4.0, step_ms=6.0, fetch_ms=6.0)
+    assert told.rows[DATA] == pytest.approx(4.0)
+    assert told.step_ms == pytest.approx(6.0)
+    (finding,) = found(told)
+    assert "one worker" in finding.what and finding.where == "train.py:3" and finding.cost_ms == pytest.approx(3.0)
+
+
+def test_what_the_device_still_computes_while_the_host_waits_is_no_waiting() -> None:
+    assert case(1, waited_ms=4.0, step_ms=6.0, busy_ms=5.0).rows[DATA] == pytest.approx(1.0)
+    assert case(1, waited_ms=4.0, step_ms=6.0, busy_ms=6.0).rows[DATA] == pytest.approx(0.0)
+    assert case(1, waited_ms=4.0, step_ms=6.0, busy_ms=2.0).rows[DATA] == pytest.approx(4.0)
+
+
+def test_waits_of_an_evaluation_are_its_own() -> None:
+    one, told = loader(1, 4.0, 6.0)
+    evaluated = Period(0, 500 * MS, "train.py:20")
+    seen = Seen("cuda", 100, [one], told, evaluations=[evaluated], cores=16, window_steps=STEPS, window_s=0.06)
+    work = [Work(MS, 2 * MS, "gemm", MS)]
+    assert make_case(seen, Trace(0, 20 * MS, 1, [], device=work), None, 1e-6).rows[DATA] == pytest.approx(2.0)
+
+
+def test_workers_that_keep_up_are_enough_and_so_are_as_many_as_cores() -> None:
+    assert not found(case(workers=1, waited_ms=0.5, step_ms=6.0, fetch_ms=5.0))
+    assert not found(case(workers=16, waited_ms=4.0, step_ms=6.0, fetch_ms=90.0))
+
+
+def test_more_workers_are_asked_for_than_the_script_has_and_no_more_than_it_needs() -> None:
+    (few,) = found(case(workers=2, waited_ms=6.0, step_ms=10.0, fetch_ms=20.0))
+    assert "num_workers=6" in few.remedy
+    (none,) = found(case(workers=0, waited_ms=6.0, step_ms=10.0))
+    assert "num_workers=8" in none.remedy and "no workers" in none.what
+
+
+def test_data_is_kept_on_the_device_where_short_steps_wait_for_it_though_no_worker_would_help() -> None:
+    short = case(workers=0, waited_ms=0.5, step_ms=3.0)
+    assert not found(short)
+    (offer,) = Resident().offers(Diagnosis(short, ()))
+    assert offer.predicted == pytest.approx(3.0 / 2.5)
+    never = replace(short.seen, loaders=[replace(short.seen.loaders[0], waited=[])])
+    assert not Resident().offers(Diagnosis(make_case(never, short.trace, None, 1e-6), ()))
