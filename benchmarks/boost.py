@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,21 @@ GPT2_TOKENS = 400_000
 NEVER_SLOWER, MEDIAN = 0.98, 2.0
 
 
-def boosted(folder: Path, command: list[str], limit_s: float) -> dict[str, Any]:
+def boosted(folder: Path, command: list[str], limit_s: float, options: Sequence[str] = ()) -> dict[str, Any]:
     """The receipt of one script."""
     with tempfile.TemporaryDirectory() as scratch:
         words = Path(scratch) / "words.txt"
-        boost = [sys.executable, "-m", "flatout", "boost", "--try-only", "--json", "--out", str(Path(scratch) / "out")]
+        boost = [
+            sys.executable,
+            "-m",
+            "flatout",
+            "boost",
+            "--try-only",
+            "--json",
+            "--out",
+            str(Path(scratch) / "out"),
+            *options,
+        ]
         with words.open("w") as said, told_as_it_comes(words):
             ended = subprocess.run([*boost, *command], cwd=folder, stdout=subprocess.PIPE, stderr=said, timeout=limit_s)
         if ended.returncode or not ended.stdout.strip():
@@ -73,6 +83,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=OURS, default=list(OURS))
     parser.add_argument("--also", nargs="*", default=[], metavar="NAME=FOLDER:COMMAND")
     parser.add_argument("--each", type=float, default=1200.0, metavar="SECONDS", help="at most so long for one script")
+    parser.add_argument("--trials", metavar="DURATION", help="passed on as boost's own --within")
     asked = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     report = Report("boost", __doc__ or "", device)
@@ -92,7 +103,7 @@ def main() -> int:
             continue
         print(f"{name}: {' '.join(command)}", file=sys.stderr, flush=True)
         try:
-            receipt = boosted(folder, command, min(left_s, asked.each))
+            receipt = boosted(folder, command, min(left_s, asked.each), ["--within", asked.trials] if asked.trials else [])
         except subprocess.TimeoutExpired:
             report.conditions[name] = f"not done within {min(left_s, asked.each):.0f} s"
             continue
@@ -108,6 +119,7 @@ def main() -> int:
             "paired": receipt["paired"],
             "patch": receipt["patch"],
             "trials_s": receipt["took_s"],
+            "stopped": receipt["stopped"],
         }
         report.arm(f"{name} as it is", unit, [units / receipt["reference_step_s"]])
         report.arm(f"{name} boosted", unit, [units / receipt["step_s"]])

@@ -37,6 +37,23 @@ sys.exit(5)
 """
 
 
+WARMS_UP = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step / 500, 1.0))
+x, y = torch.randn(256, 64), torch.randint(0, 2, (256,))
+for step in range(4000):
+    loss = nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    schedule.step()
+"""
+
 WITHOUT_OPTIMIZER = """\
 import torch
 from torch import nn
@@ -162,6 +179,7 @@ def by_hand(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
         "without_optimizer": (WITHOUT_OPTIMIZER, "resident_data", "cpu"),
         "two_models": (TWO_MODELS, "fused_optimizer", "on"),
         "holds_a_port": (HOLDS_A_PORT.replace("PORT", str(_free_port())) + TWO_MODELS, "fused_optimizer", "on"),
+        "warms_up": (WARMS_UP, "fused_optimizer", "on"),
         "ends_at_will": (TWO_MODELS.replace("4000", "50 + __import__('os').getpid() % 7"), "fused_optimizer", "on"),
     }
     for name, (text, *remedy) in asked.items():
@@ -182,6 +200,11 @@ def test_a_script_that_updates_its_weights_by_hand_is_proven_too(by_hand: dict[s
 def test_several_models_whose_gradients_add_up_are_proven(by_hand: dict[str, Told]) -> None:
     check = by_hand["two_models"].check
     assert check is not None and check["passed"], by_hand["two_models"]
+
+
+def test_a_schedule_that_begins_with_a_rate_of_zero_is_proven_by_its_first_step_that_moves(by_hand: dict[str, Told]) -> None:
+    check = by_hand["warms_up"].check
+    assert check is not None and check["passed"] and "update" in check["why"], by_hand["warms_up"]
 
 
 def test_two_trials_take_turns(by_hand: dict[str, Told]) -> None:

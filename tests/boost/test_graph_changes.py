@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call
 
-from flatout.boost.remedies.cuda_graphs import _Changes, _Model
+from flatout.boost.remedies.cuda_graphs import _Changes, _flat_weights, _Model
 from flatout.doctor.patches import Patches
 
 
@@ -106,3 +107,18 @@ def test_weights_that_are_lent_for_one_call_are_noticed(changes: _Changes) -> No
     net(torch.ones(2, 4))
     torch.func.functional_call(net, teacher, torch.ones(2, 4))
     assert seen == [True, False]
+
+
+def test_a_recurrent_layer_takes_what_stands_in_for_its_weights() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 8, num_layers=2))
+    weights, x = dict(model.named_parameters()), torch.randn(5, 3, 4)
+    plain = torch.autograd.grad(model(x)[0].sum(), list(weights.values()))
+    stand_ins: dict[str, Tensor] = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+    own = model[1]._flat_weights
+    with _flat_weights(model, weights, stand_ins):
+        output = functional_call(model, stand_ins, (x,))[0]
+    found = torch.autograd.grad(output.sum(), list(stand_ins.values()))
+    for a, b in zip(plain, found, strict=True):
+        assert torch.equal(a, b)
+    assert model[1]._flat_weights is own

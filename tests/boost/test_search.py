@@ -273,6 +273,46 @@ def test_shorter_computing_is_not_tried_while_the_device_waits() -> None:
     assert [name for name, _ in search.kept] == ["fused_optimizer", "autocast"]
 
 
+class SlowHost(Made):
+    """The host takes as long to ask for a step as the device to compute it: each alone gains nothing."""
+
+    def attempt(self, remedies: Sequence[tuple[str, Any]], **how: Any) -> Told:
+        names = {name for name, _ in remedies}
+        told = super().attempt(remedies if names >= {"cuda_graphs", "autocast"} else (), **how)
+        self.asked[-1] = tuple(name for name, _ in remedies)
+        return told
+
+
+def test_shorter_computing_that_a_slow_host_hides_is_tried_beside_what_spares_it_the_launches() -> None:
+    made = SlowHost({"autocast": 0.5})
+    offers = [Offer("autocast", "bf16", "off", 1.4), Offer("cuda_graphs", "on", "off")]
+    search = Search(made, offers, lambda line: None, computes_s=0.019)  # of a step of 20 ms
+    receipt = search.run("a machine", {}, "today")
+    assert [name for name, _ in search.kept] == ["cuda_graphs", "autocast"]
+    assert verdicts(receipt) == {"autocast": "kept", "cuda_graphs": "kept", "all together": "kept"}
+    assert ("cuda_graphs",) not in made.asked
+    why = next(entry.why for entry in receipt.entries if entry.name == "cuda_graphs")
+    assert why.startswith("autocast with cuda graphs: 2.0") or why.startswith("autocast with cuda graphs: 1.9")
+
+
+def test_what_promises_little_or_is_much_slower_is_not_tried_beside_anything() -> None:
+    for gain, factor in ((1.1, 1.0), (1.4, 1.4)):
+        made = Made({"autocast": factor})
+        offers = [Offer("autocast", "bf16", "off", gain), Offer("cuda_graphs", "on", "off")]
+        Search(made, offers, lambda line: None, computes_s=0.019).run("a machine", {}, "today")
+        assert not any({"cuda_graphs", "autocast"} <= set(names) for names in made.asked)
+
+
+def test_what_spares_launches_is_not_tried_while_the_device_computes_all_the_time() -> None:
+    made = Made({"cuda_graphs": 0.9})
+    offers = [Offer("cuda_graphs", "on", "off")]
+    receipt = Search(made, offers, lambda line: None, computes_s=0.019).run("a machine", {}, "today")
+    assert verdicts(receipt) == {"cuda_graphs": "untried"} and ("cuda_graphs",) not in made.asked
+    search = Search(Made({"cuda_graphs": 0.9}), offers, lambda line: None, computes_s=0.012)
+    search.run("a machine", {}, "today")
+    assert search.kept == [("cuda_graphs", "on")]
+
+
 def test_when_the_time_for_trials_is_over_what_was_kept_is_kept() -> None:
     class Slow(Made):
         def attempt(self, remedies: Sequence[tuple[str, Any]], **how: Any) -> Told:

@@ -30,7 +30,7 @@ _DROPS = (nn.modules.dropout._DropoutNd,)
 
 @dataclass
 class _First:
-    """Of all optimizers, each at its first step."""
+    """Of all optimizers, each at its first step that moves the weights."""
 
     losses: list[float] = field(default_factory=list)
     loss_dtype: str = "float32"
@@ -158,7 +158,7 @@ class Recording:
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, named: Any) -> Any:
         """Where the passes are inside of the step, in a closure, their gradients are there once it has been called."""
-        if self._inside or not self._proves or optimizer in self._proven:
+        if self._inside or not self._proves or optimizer in self._proven or _stands_still(optimizer):
             return None
         given = named.get("closure") or (args[1] if len(args) > 1 else None)
         if not callable(given):
@@ -189,7 +189,7 @@ class Recording:
             self._inside = self._stepping.paused = False
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, named: Any) -> None:
-        if self._inside or not self._proves or optimizer in self._proven:
+        if self._inside or not self._proves or optimizer in self._proven or _stands_still(optimizer):
             return
         self._proven.add(optimizer)
         self._models.clear()
@@ -288,6 +288,11 @@ def _between(a: _Moment, b: _Moment) -> float:
     if a[1] is None or b[1] is None:
         return b[0] - a[0]
     return float(a[1].elapsed_time(b[1])) / 1e3
+
+
+def _stands_still(optimizer: torch.optim.Optimizer) -> bool:
+    """A schedule that warms up may begin with a rate of 0: such a step shows nothing."""
+    return all(float(group.get("lr", 1.0)) == 0.0 for group in optimizer.param_groups)
 
 
 def _weights(optimizer: torch.optim.Optimizer, number: int) -> list[tuple[str, Tensor]]:

@@ -21,6 +21,8 @@ _PROOF_S, _MOST_STEPS = 20.0, 3000  # as long as this a trial may take to tell l
 _FRESH_S, _CHEAP_S = 20.0, 15.0  # for so long a measurement speaks of the machine as it is; a trial that may be done again
 _NOT_THE_SAME = "not the same"
 _COMPUTES = 0.3  # of a step: below that, the host or the data is what it waits for
+_BUSY = 0.85  # of a step: above that, there is little else to spare
+_TELLS = (1.15, 0.85)  # predicted for what shortens computing, and measured: its gain may be hidden by a host that is no faster
 _SHORTER = 1.25  # by so much steps have to be, for a remedy that gained nothing to be tried again
 _ONCE_S = 1.0  # a start that takes this much longer is told
 _CLOSE, _ROUNDS = (0.95, 1.15), 3  # two processes of one script may differ by so much; how often they may be tried again
@@ -112,6 +114,8 @@ class Search:
         standing = Standing([], reference)
         for offer in self._offers:
             standing = self._tried(offer, standing)
+            if (beside := self._hidden_by_launches(offer, standing)) is not None:
+                standing = self._tried(offer, standing, beside)
         for offer in self._offers:
             if self._may_gain_now(offer, standing):
                 standing = self._tried(offer, standing)
@@ -137,14 +141,14 @@ class Search:
                 self._exact = first, second
         return self._exact
 
-    def _tried(self, offer: Offer, standing: Standing) -> Standing:
-        pointless = [name for name, _ in standing.remedies if offer.name in INSTEAD.get(name, set())]
-        if pointless:
+    def _tried(self, offer: Offer, standing: Standing, beside: Offer | None = None) -> Standing:
+        if any(name == offer.name or offer.name in INSTEAD.get(name, set()) for name, _ in standing.remedies):
             return standing
         if why := self._why_not(offer, standing):
             self._note(Entry(offer.name, offer.value, offer.instead_of, UNTRIED, why, offer.predicted))
             return standing
-        remedies = [*standing.remedies, (offer.name, offer.value)]
+        both = [offer] if beside is None else [beside, offer]
+        remedies = [*standing.remedies, *((one.name, one.value) for one in both)]
         slow_s = summarize(self._reference.steps_s).median
         is_old, by_turns = time.monotonic() - standing.at_s > _FRESH_S, self._tries.by_turns
         if is_old and not by_turns and standing.told.took_s < _CHEAP_S:
@@ -191,10 +195,14 @@ class Search:
                 took_s=told.took_s,
             )
         )
+        name = " with ".join(one.name.replace("_", " ") for one in reversed(both))
         if verdict == KEPT:
             self._paired = self._losses
+            if beside is not None:
+                why_both = f"{name}: {measured['ratio']:.2f}x; neither gains alone"
+                self._note(Entry(beside.name, beside.value, beside.instead_of, KEPT, why_both, beside.predicted))
         gain = f"{measured['ratio']:.2f}x, " if measured else ""
-        self._say(f"{offer.name.replace('_', ' ')}: {gain}{verdict}: {why}")
+        self._say(f"{name}: {gain}{verdict}: {why}")
         return Standing(remedies, told) if verdict == KEPT else standing
 
     def _note(self, entry: Entry) -> None:
@@ -215,7 +223,26 @@ class Search:
             share = self._computes_s / step_s
             if share < _COMPUTES:
                 return f"the device computes for {share:.0%} of a step, and waits for the rest of it"
+        shortened = any(REMEDIES[name].shortens_computing for name in kept)
+        if REMEDIES[offer.name].spares_launches and not shortened and self._computes_s is not None and step_s:
+            share = self._computes_s / step_s
+            if share > _BUSY:
+                return f"the device computes for {min(share, 1.0):.0%} of a step: there is little else to spare"
         return ""
+
+    def _hidden_by_launches(self, offer: Offer, standing: Standing) -> Offer | None:
+        """Half the computing is no gain where the host takes as long to ask for it: what spares it that is tried beside."""
+        found = next((one for one in self.entries if (one.name, one.value) == (offer.name, offer.value)), None)
+        promises = REMEDIES[offer.name].shortens_computing and (offer.predicted or 1.0) > _TELLS[0]
+        if found is None or not promises or not _gained_nothing(found) or (found.measured or 0.0) < _TELLS[1]:
+            return None
+        kept = {name for name, _ in standing.remedies}
+        known = {(one.name, one.value): one for one in self.entries}
+        for one in self._offers:
+            tried = known.get((one.name, one.value))
+            if REMEDIES[one.name].spares_launches and one.name not in kept:
+                return one if tried is None or tried.verdict == UNTRIED or _gained_nothing(tried) else None
+        return None
 
     def _may_gain_now(self, offer: Offer, standing: Standing) -> bool:
         """What gained nothing, or was not tried, while steps waited for something else may gain some of what is left."""
@@ -224,8 +251,7 @@ class Search:
             if (entry.name, entry.value) == (offer.name, offer.value) and step_s:
                 if entry.verdict == UNTRIED:
                     return not self._why_not(offer, standing)
-                on_speed = entry.verdict == REJECTED and entry.measured and not entry.why.startswith(_NOT_THE_SAME)
-                return bool(on_speed and offer.predicted and (entry.against_s or 0.0) > _SHORTER * step_s)
+                return bool(_gained_nothing(entry) and offer.predicted and (entry.against_s or 0.0) > _SHORTER * step_s)
         return False
 
     def _measured_again(self, standing: Standing) -> Standing:
@@ -358,6 +384,11 @@ class Search:
         self.entries.append(replace(found, step_s=median_step_s(whole), against_s=median_step_s(plain)))
         self._say(f"all together: {speed.ratio:.2f}x ({speed.low:.2f} to {speed.high:.2f})")
         return Standing(standing.remedies, whole)
+
+
+def _gained_nothing(entry: Entry) -> bool:
+    """It computes the same, and was not faster."""
+    return bool(entry.verdict == REJECTED and entry.measured and not entry.why.startswith(_NOT_THE_SAME))
 
 
 def _first_of_all(offer: Offer) -> tuple[bool, bool, float]:

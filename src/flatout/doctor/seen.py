@@ -17,6 +17,7 @@ class Loader:
     persistent: bool
     dataset: str
     iterable: bool
+    batched: bool = True  # by a sampler, whoever made it
     context: str = ""
     ahead: int = 0  # so many batches its workers may have ready
     waits_s: list[float] = field(default_factory=list)

@@ -27,7 +27,7 @@ REMEDIES: dict[str, Remedy] = {
     )
 }  # fmt: skip
 # what makes another one pointless once it is kept
-INSTEAD = {"resident_data": {"workers", "async_copies"}, "autocast": set()}
+INSTEAD = {"resident_data": {"workers", "async_copies"}}
 # once one of these is kept, all that is left for it to shorten is what the device computes
 LEAVES_COMPUTING = {"compile": {"cuda_graphs"}}
 PRECISIONS = ("fp32", "tf32", "bf16")  # each allows what those before it allow

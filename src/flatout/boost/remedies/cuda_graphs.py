@@ -8,6 +8,8 @@ plain call, or a copy, where that one would give a wrong number.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -16,15 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules import transformer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from flatout.boost.hooks import Call, Hooks
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
-from flatout.doctor.account import DATA
 from flatout.doctor.diagnosis import Diagnosis
 from flatout.doctor.patches import Patches
 
-_BUSY = 0.6  # of a step without its wait for data: a device that computes for longer has little to wait for
 _WARM_UP = 3
 _AT_ONCE, _MOST, _OFTEN = 3, 8, 20  # captures without waiting, captures in all, calls of a shape that is worth one
 _SIMPLE = frozenset({bool, int, float, str, type(None)})
@@ -44,13 +45,12 @@ _NOTHING = object()
 
 class CudaGraphs(Remedy):
     name = "cuda_graphs"
+    spares_launches = True
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         case = diagnosis.case
         calls = [call for call in case.training_calls if call.parameter_dtype]
         if not case.on_device or not calls or any(call.compiled or call.parallel for call in calls):
-            return []
-        if case.compute_ms > _BUSY * (case.train_ms - case.rows[DATA]):
             return []
         return [Offer(self.name, "on", "off", predicted(diagnosis, "launch_bound", "small_batch"))]
 
@@ -68,6 +68,7 @@ class CudaGraphs(Remedy):
 
         hooks.calls.append(call)
         hooks.patches.wrap(torch.autograd, "backward", _on_this_thread)
+        hooks.patches.wrap(transformer, "_detect_is_causal_mask", _not_looking)
 
 
 def _on_this_thread(original: Any) -> Any:
@@ -78,6 +79,18 @@ def _on_this_thread(original: Any) -> Any:
             return original(*args, **named)
 
     return backward
+
+
+def _not_looking(original: Any) -> Any:
+    """Layers of torch read a mask to see whether it is the usual one, and a graph can't wait for that. They get the mask, too:
+    not to know is never wrong."""
+
+    def detect(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+        if is_causal is None and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return False
+        return bool(original(mask, is_causal, size))
+
+    return detect
 
 
 class _Changes:
@@ -159,6 +172,8 @@ class _Model:
         capture = self.captures.get(key)
         if capture is None:
             self.calls[key] = self.calls.get(key, 0) + 1
+            if self.calls[key] == 1 and any(isinstance(part, nn.RNNBase) for part in module.modules()):
+                return plain(*args, **named)  # cuDNN draws a seed for its dropout at the first
             if self.made >= _MOST or (self.made >= _AT_ONCE and self.calls[key] < _OFTEN):
                 return plain(*args, **named)
             capture = self._captured(module, leaves, form)
@@ -222,7 +237,8 @@ def _capture(module: nn.Module, leaves: list[Any], form: Any, before: _HostState
 
     def called() -> tuple[list[Tensor], list[_Constant | None], Any]:
         args, named = _rebuilt(inputs, form)
-        found, shape = tree_flatten(functional_call(module, stand_ins, args, named))
+        with _flat_weights(module, weights, stand_ins):
+            found, shape = tree_flatten(functional_call(module, stand_ins, args, named))
         if any(not isinstance(leaf, Tensor) and type(leaf) not in _SIMPLE for leaf in found):
             raise _NotAlone  # something that may hold tensors of its own
         tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
@@ -279,6 +295,21 @@ def _capture(module: nn.Module, leaves: list[Any], form: Any, before: _HostState
             *(value for part in module.modules() for value in vars(part).values() if isinstance(value, Tensor)),
         ],
     )
+
+
+@contextmanager
+def _flat_weights(module: nn.Module, weights: dict[str, nn.Parameter], stand_ins: dict[str, Tensor]) -> Iterator[None]:
+    """A recurrent layer of torch keeps its weights in a second place, which `functional_call` knows nothing of."""
+    instead = {id(weights[name]): stand_in for name, stand_in in stand_ins.items()}
+    layers = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
+    own = [layer._flat_weights for layer in layers]
+    for layer in layers:
+        vars(layer)["_flat_weights"] = [instead.get(id(weight), weight) for weight in layer._flat_weights]
+    try:
+        yield
+    finally:
+        for layer, flat in zip(layers, own, strict=True):
+            vars(layer)["_flat_weights"] = flat
 
 
 class _Replay(torch.autograd.Function):
@@ -376,8 +407,8 @@ def _tells(value: Any) -> bool:
 
 
 def _is_out_of_reach(part: nn.Module) -> bool:
-    """A replay would not call hooks, and a recurrent layer of torch keeps its weights in a second place, too."""
-    return isinstance(part, nn.RNNBase) or any(vars(part).get(kind) for kind in _HOOKS)
+    """A replay would not call hooks."""
+    return any(vars(part).get(kind) for kind in _HOOKS)
 
 
 def _flattened(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any], Any]:

@@ -30,6 +30,7 @@ class Remedy(ABC):
     measures = STEPS  # what it makes faster
     steadies = False  # with it two processes of one script differ less: tried first, so that the gains of others show
     feeds = False  # steps wait less for data: tried before what makes them shorter, which would only wait more
+    spares_launches = False  # on a device: nothing to gain from while it computes all the time
     shortens_computing = False  # on a device: nothing to gain from while the device waits for the host
     precision = "fp32"  # how far results may differ: see measure.proof
 

@@ -44,7 +44,7 @@ class Resident(Remedy):
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         loader = diagnosis.case.training_loader
-        if loader is None or loader.iterable or loader.batch is None:
+        if loader is None or loader.iterable or not loader.batched:
             return []
         case = diagnosis.case
         gain = predicted(diagnosis, "no_workers", "slow_transform", "pageable_copy", "blocking_copy", "too_many_workers")

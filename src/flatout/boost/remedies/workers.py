@@ -22,7 +22,7 @@ class Workers(Remedy):
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         case = diagnosis.case
         loader = case.training_loader
-        if loader is None or loader.iterable or case.seen.cores < 2 or loader.batch is None:
+        if loader is None or loader.iterable or case.seen.cores < 2 or not loader.batched:
             return []
         gain = predicted(diagnosis, "no_workers", "slow_transform", "too_many_workers")
         count = min(case.seen.cores - (0 if case.on_device else 1), 8)

@@ -113,6 +113,7 @@ class Loading:
             type(loader.dataset).__name__,
             isinstance(loader.dataset, IterableDataset),
             context=str(getattr(loader.multiprocessing_context, "_name", "") or ""),
+            batched=loader.batch_sampler is not None,
             ahead=loader.num_workers * (loader.prefetch_factor or 0),
         )
 
