@@ -12,6 +12,7 @@ from flatout.boost.remedies.early_reads import EarlyReads
 from flatout.boost.remedies.fused import Fused
 from flatout.boost.remedies.keep_memory import KeepMemory
 from flatout.boost.remedies.no_grad import NoGrad
+from flatout.boost.remedies.own_convolutions import OwnConvolutions
 from flatout.boost.remedies.quick_dropout import QuickDropout
 from flatout.boost.remedies.remedy import Remedy
 from flatout.boost.remedies.resident import Resident
@@ -24,6 +25,7 @@ REMEDIES: dict[str, Remedy] = {
     for remedy in (
         Resident(), Workers(), AsyncCopies(), Autocast(), Tf32(), ChannelsLast(), CudnnBenchmark(), Fused(), Threads(),
         Aligned(), EarlyReads(), CudaGraphs(), Compile(), NoGrad(), KeepMemory(), QuickDropout(),
+        OwnConvolutions(),
     )
 }  # fmt: skip
 # what makes another one pointless once it is kept

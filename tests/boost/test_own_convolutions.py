@@ -1,0 +1,47 @@
+"""torch's own convolutions: the same numbers, offered where they are faster, and switched back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from flatout.boost.remedies import own_convolutions as remedy
+from flatout.boost.remedies.own_convolutions import OwnConvolutions
+from flatout.doctor import kinds
+from flatout.doctor.account import PYTHON, ROWS, Account
+from flatout.doctor.case import Case
+from flatout.doctor.diagnosis import Diagnosis
+from flatout.doctor.seen import Seen
+from flatout.doctor.trace import Trace
+from flatout.machine.convolutions import own_convolutions
+
+
+def diagnosis(convolutions_ms: float, device: str = "cpu") -> Diagnosis:
+    rows = {**dict.fromkeys(ROWS, 0.0), kinds.CONVOLUTION: convolutions_ms, PYTHON: 10.0 - convolutions_ms}
+    return Diagnosis(Case(Seen(device), Trace(0, 1, 1, []), Account(1, 1), rows), ())
+
+
+def test_they_give_the_same_numbers_and_are_switched_back() -> None:
+    x = torch.randn(4, 3, 12, 12, requires_grad=True)
+    weight = torch.randn(8, 3, 3, 3, requires_grad=True)
+    onednn, plain = torch.backends.mkldnn.enabled, F.conv2d(x, weight)
+    with own_convolutions():
+        assert not torch.backends.mkldnn.enabled
+        own = F.conv2d(x, weight)
+    assert torch.backends.mkldnn.enabled == onednn
+    torch.testing.assert_close(own, plain, rtol=1e-4, atol=1e-4)
+    for a, b in zip(torch.autograd.grad(own.sum(), (x, weight)), torch.autograd.grad(plain.sum(), (x, weight)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("factor", "convolutions_ms", "device", "gain"),
+    [(2.0, 8.0, "cpu", 10 / 6), (1.05, 8.0, "cpu", None), (2.0, 0.5, "cpu", None), (2.0, 8.0, "cuda", None)],
+)
+def test_they_are_offered_where_they_are_faster_and_there_is_something_to_gain(
+    monkeypatch: pytest.MonkeyPatch, factor: float, convolutions_ms: float, device: str, gain: float | None
+) -> None:
+    monkeypatch.setattr(remedy, "own_gain", lambda: factor)
+    offers = OwnConvolutions().offers(diagnosis(convolutions_ms, device))
+    assert [offer.predicted for offer in offers] == ([] if gain is None else [pytest.approx(gain)])
