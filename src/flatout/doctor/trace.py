@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flatout.doctor.flops import flops_of
 from flatout.doctor.marks import PREFIX, Mark
 
 
@@ -50,7 +51,7 @@ class Trace:
     device: Sequence[Work] = ()
     samples: Sequence[Sample] = ()
     left_out: Sequence[tuple[int, int]] = ()  # evaluations and the like, which are told on their own
-    flops: float = 0.0  # of matrix products and convolutions, in all steps
+    flops: float = 0.0  # of products, convolutions and attention, in all steps
     counts: Mapping[str, int] = field(default_factory=dict)  # how often each operator was called
     sizes: Mapping[str, float] = field(default_factory=dict)
 
@@ -84,7 +85,7 @@ def from_profiler(
             main = thread
         host_threads.setdefault(thread, []).append(Span(start, stop, name, mark))
         launches[event.correlation_id()] = start
-        flops += event.flops()
+        flops += flops_of(event)
         counts[name] = counts.get(name, 0) + 1
     if main is None and host_threads:
         main = max(host_threads, key=lambda thread: len(host_threads[thread]))

@@ -157,7 +157,7 @@ class Observer:
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        self._profiler = profile(activities=activities, record_shapes=True, with_flops=True, acc_events=True)
+        self._profiler = profile(activities=activities, record_shapes=True, acc_events=True)
         self._profiler.__enter__()
         self._sampler = Sampler(self._main)
         self._sampler.start()
