@@ -1,8 +1,7 @@
 """Fresh processes without the wait: they are forked off one that has imported torch and done nothing else. That one is a
 fork itself, of the command's own process before it computes anything.
 
-It starts no thread and touches no device, so what is forked off it is as good as new. Questions and answers are lines of JSON
-on two pipes that nothing else writes to.
+It starts no thread and touches no device, so what is forked off it is as good as new.
 """
 
 from __future__ import annotations
@@ -10,18 +9,17 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import select
 import signal
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+from flatout.base.questions import Questions
+
 PAUSED = 1000  # no exit code
-_LOOK_S = 0.2
 _PDEATHSIG = 1  # of Linux's prctl.h
 
 
@@ -29,17 +27,14 @@ class Forks:
     """`do` is called in each of them, with what was asked for. Made before this process computes anything."""
 
     def __init__(self, do: Callable[[str, Path], int]) -> None:
-        asked_from, self._asks = os.pipe()
-        self._answers, answered_to = os.pipe()
-        self._buffer = b""
+        self._questions = Questions()
         self._live: set[int] = set()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # or each of them would write it once more
         self._pid = os.fork()
         if not self._pid:
-            _serve_from_here(asked_from, answered_to, (self._asks, self._answers), do)
-        os.close(asked_from)
-        os.close(answered_to)
+            _serve_from_here(self._questions, do)
+        self._questions.hand_over()
 
     def __enter__(self) -> Forks:
         return self
@@ -49,8 +44,7 @@ class Forks:
             _signal(pid, signal.SIGKILL)
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
-        os.close(self._asks)
-        os.close(self._answers)
+        self._questions.close()
 
     def run(self, what: str, question: Path, words: Path, limit_s: float) -> int | None:
         """The exit code of a process that does `what`, negative for a signal; None if it did not end in time and was killed.
@@ -62,19 +56,19 @@ class Forks:
             self.end(pid)
 
     def start(self, what: str, question: Path, words: Path) -> int:
-        self._ask({"what": what, "question": str(question), "words": str(words)})
-        pid = int(self._answer(time.monotonic() + 120)["pid"])
+        self._questions.ask({"what": what, "question": str(question), "words": str(words)})
+        pid = int(self._answer(120)["pid"])
         self._live.add(pid)
         return pid
 
     def wait(self, pid: int, limit_s: float) -> int | None:
         """Until it has ended or stopped itself: its exit code, PAUSED, or None if neither came in time and it was killed."""
-        self._ask({"wait": pid})
+        self._questions.ask({"wait": pid})
         try:
-            code = int(self._answer(time.monotonic() + limit_s)["code"])
+            code = int(self._answer(limit_s)["code"])
         except TimeoutError:
             _signal(pid, signal.SIGKILL)
-            self._answer(time.monotonic() + 30)
+            self._answer(30)
             self._live.discard(pid)
             return None
         if code != PAUSED:
@@ -90,35 +84,22 @@ class Forks:
         while pid in self._live:
             self.wait(pid, 30)
 
-    def _ask(self, question: dict[str, Any]) -> None:
-        os.write(self._asks, json.dumps(question).encode() + b"\n")
-
-    def _answer(self, ends_s: float) -> dict[str, Any]:
-        while b"\n" not in self._buffer:
-            if time.monotonic() > ends_s:
-                raise TimeoutError
-            if select.select([self._answers], [], [], _LOOK_S)[0]:
-                piece = os.read(self._answers, 1 << 16)
-                if not piece:
-                    raise RuntimeError("the process that trials are forked off has ended")
-                self._buffer += piece
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        found: dict[str, Any] = json.loads(line)
-        return found
+    def _answer(self, limit_s: float) -> dict[str, Any]:
+        try:
+            return self._questions.answer(limit_s)
+        except EOFError:
+            raise RuntimeError("the process that trials are forked off has ended") from None
 
 
-def _serve_from_here(
-    asked_from: int, answered_to: int, others_ends: tuple[int, int], do: Callable[[str, Path], int]
-) -> NoReturn:
+def _serve_from_here(questions: Questions, do: Callable[[str, Path], int]) -> NoReturn:
     code = 1
     try:
         os.setsid()  # Ctrl-C is for the person's own process, which ends this one
-        for end in others_ends:
-            os.close(end)
+        questions.close()
         nowhere = os.open(os.devnull, os.O_RDWR)
         os.dup2(nowhere, 0)
         os.dup2(nowhere, 1)
-        _serve(asked_from, answered_to, do)
+        _serve(questions.asked_from, questions.answered_to, do)
         code = 0
     finally:
         os._exit(code)

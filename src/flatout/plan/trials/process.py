@@ -1,14 +1,12 @@
 """Trials in a process of their own: it may run out of memory, crash in a compiler or hang, and the run goes on without it.
 
 One process serves trial after trial, so that only the first one pays for its start; after a failure a new one takes over.
-Questions and answers are lines of JSON on two pipes that nothing else writes to.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import tempfile
@@ -19,11 +17,11 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import IO, Any
 
+from flatout.base.questions import Questions
 from flatout.base.units import show_seconds
 from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.reports import CRASHED, FAILED, HUNG, Ask, Held, Losses, Report
 
-_LOOK_S = 0.2
 _LAST_BYTES = 4000
 TRIAL_LIMIT_S = 180.0
 
@@ -88,10 +86,9 @@ class TrialProcess:
 
 class _Running:
     def __init__(self, command: Sequence[str]) -> None:
-        asked_from, self._asks = os.pipe()
-        self._answers, answered_to = os.pipe()
+        self._questions = Questions()
+        asked_from, answered_to = self._questions.asked_from, self._questions.answered_to
         self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self._buffer = b""
         self._process = subprocess.Popen(
             [*command, str(asked_from), str(answered_to)],
             stdin=subprocess.DEVNULL,
@@ -100,26 +97,11 @@ class _Running:
             pass_fds=(asked_from, answered_to),
             start_new_session=True,  # Ctrl-C is for the run, which ends this in its own time
         )
-        os.close(asked_from)
-        os.close(answered_to)
+        self._questions.hand_over()
 
     def ask(self, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        try:
-            os.write(self._asks, json.dumps(question).encode() + b"\n")
-        except BrokenPipeError:
-            raise EOFError from None
-        ends_s = time.monotonic() + limit_s
-        while b"\n" not in self._buffer:
-            if time.monotonic() > ends_s:
-                raise TimeoutError
-            if select.select([self._answers], [], [], _LOOK_S)[0]:
-                piece = os.read(self._answers, 1 << 16)
-                if not piece:
-                    raise EOFError
-                self._buffer += piece
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        self._questions.ask(question)
+        return self._questions.answer(limit_s)
 
     def last_words(self) -> str:
         """How it ended, and the last line that it wrote."""
@@ -135,8 +117,7 @@ class _Running:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        for end in (self._asks, self._answers):
-            os.close(end)
+        self._questions.close()
         self._words.close()
 
 
