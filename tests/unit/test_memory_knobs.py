@@ -16,8 +16,9 @@ import flatout as fo
 from flatout.base.budget import Budget
 from flatout.building import build_job
 from flatout.engine import assembly, memory
-from flatout.engine.memory import allocator, is_out_of_memory
+from flatout.engine.memory import allocator
 from flatout.engine.settings import Settings, conflicts
+from flatout.machine.out_of_memory import is_out_of_memory
 from flatout.plan import choose
 from flatout.plan.choose import situation_of
 from flatout.plan.knobs import activation_checkpointing, activation_offload, attention, optimizer_offload, precision

@@ -104,9 +104,10 @@ def _leave(exit_code: int) -> NoReturn:
 
 
 def _explain_memory(error: BaseException, watched: Watch, folder: Path) -> None:
-    from flatout.doctor.memory import explained, held, keep_snapshot, ran_out
+    from flatout.doctor.memory import explained, held, keep_snapshot
+    from flatout.machine.out_of_memory import is_out_of_memory
 
-    if ran_out(error):
+    if is_out_of_memory(error):
         snapshot = keep_snapshot(folder / f"flatout-out-of-memory-{int(time.time())}.pickle")
         for line in explained(error, held(watched.observer.optimizers(), watched.observer.seen.device), snapshot):
             print(line, file=sys.stderr)

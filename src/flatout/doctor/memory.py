@@ -26,15 +26,6 @@ class Held:
         return max(self.total - self.weights - self.gradients - self.optimizer, 0)
 
 
-def ran_out(error: BaseException | None) -> bool:
-    if error is None:
-        return False
-    words = str(error)
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and ("can't allocate memory" in words or "out of memory" in words)
-    )
-
-
 def held(optimizers: Iterable[torch.optim.Optimizer], device: str) -> Held:
     known = list(optimizers)
     weights = [p for one in known for group in one.param_groups for p in group["params"]]

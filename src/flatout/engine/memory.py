@@ -1,4 +1,4 @@
-"""Running out of memory: what it looks like, how much is in use, and how the allocator of the device goes about it."""
+"""How much memory is in use, and how the allocator of the device goes about it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    # from the allocators of host memory: a CPU build's, and the one for memory that a GPU copies from
-    known = ("can't allocate memory", "not enough memory", "CUDA error: out of memory")
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in known)
 
 
 def peak_bytes(device: torch.device) -> int:

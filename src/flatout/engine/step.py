@@ -19,7 +19,7 @@ from flatout.engine.attention import attention_kernel
 from flatout.engine.compiling import Before, compiler, for_all_shapes, is_compilers, why_not
 from flatout.engine.ema import Average
 from flatout.engine.fused import FusedUpdate
-from flatout.engine.memory import is_out_of_memory, release_cached
+from flatout.engine.memory import release_cached
 from flatout.engine.offload import ActivationOffload, HostOptimizer, guarded_update, trained_by
 from flatout.engine.parallel.exchange import Exchange, Replicas
 from flatout.engine.parallel.norms import clip_, scale_
@@ -28,6 +28,7 @@ from flatout.engine.phases import NoPhases, Phases
 from flatout.engine.precision import LossScale, autocast
 from flatout.engine.records import GraphRecords, Records
 from flatout.engine.settings import Settings
+from flatout.machine.out_of_memory import is_out_of_memory
 from flatout.machine.world import World
 
 Batch = dict[str, Tensor]

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from flatout.base.errors import OutOfMemory, UsageError
-from flatout.engine.memory import is_out_of_memory
 from flatout.engine.parallel.spread import let_go, spread
 from flatout.engine.parallel.sums import sum_gradients_
 from flatout.engine.records import Interval
 from flatout.engine.settings import Settings
+from flatout.machine.out_of_memory import is_out_of_memory
 from flatout.machine.world import World
 
 _ENGINE: Any = nn.parallel.DistributedDataParallel

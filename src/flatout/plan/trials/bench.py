@@ -19,8 +19,9 @@ import torch
 from flatout.data.serving.bucketed import BucketFeed
 from flatout.data.serving.feed import feed as make_feed
 from flatout.engine.job import Job
-from flatout.engine.memory import is_out_of_memory, peak_bytes, release_cached
+from flatout.engine.memory import peak_bytes, release_cached
 from flatout.engine.settings import Settings
+from flatout.machine.out_of_memory import is_out_of_memory
 from flatout.measure.clock import synchronize
 from flatout.measure.proof import Snapshot, check_step
 from flatout.plan.tier import free_bytes
