@@ -66,6 +66,7 @@ def test_waits_of_an_evaluation_are_its_own() -> None:
 def test_workers_that_keep_up_are_enough_and_so_are_as_many_as_cores() -> None:
     assert not found(case(workers=1, waited_ms=0.5, step_ms=6.0, fetch_ms=5.0))
     assert not found(case(workers=16, waited_ms=4.0, step_ms=6.0, fetch_ms=90.0))
+    assert not found(case(workers=2, waited_ms=4.0, step_ms=6.0, fetch_ms=3.0))  # they wait for a core, not for reading
 
 
 def test_more_workers_are_asked_for_than_the_script_has_and_no_more_than_it_needs() -> None:

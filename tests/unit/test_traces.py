@@ -100,7 +100,9 @@ def planned(asked: fo.Recipe, cache: Path) -> Plan:
 def test_a_second_plan_traces_nothing_and_foretells_the_same(tmp_path: Path, traced: list[str]) -> None:
     first = planned(recipe(), tmp_path)
     done = len(traced)
-    assert done and planned(recipe(), tmp_path) == first and len(traced) == done
+    again = planned(recipe(), tmp_path)
+    assert done and again.prediction == first.prediction and len(traced) == done
+    assert [(one.name, one.value) for one in again.choices] == [(one.name, one.value) for one in first.choices]
     planned(recipe(hidden=32), tmp_path)
     assert len(traced) > done  # another model
 

@@ -74,6 +74,9 @@ class Case:
         """The one that feeds the steps."""
         return max((one for one in self.seen.loaders if one.in_steps), key=lambda one: one.in_steps, default=None)
 
+    def batches_per_step(self, loader: Loader) -> float:
+        return max(loader.in_steps, 1) / max(self.seen.window_steps, 1)
+
     def read_by_workers(self, loader: Loader) -> list[Fetched]:
         """What its workers say of themselves."""
         number = self.seen.loaders.index(loader)

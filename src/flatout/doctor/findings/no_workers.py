@@ -18,7 +18,7 @@ def look(case: Case) -> Iterator[Finding]:
     loader = case.training_loader
     if loader is None or case.seen.cores < 2:
         return
-    batches = max(loader.in_steps, 1) / max(case.seen.window_steps, 1)
+    batches = case.batches_per_step(loader)
     wait_ms = case.rows[DATA]
     if wait_ms < 2 * _HANDING_OVER_MS * batches:
         return
@@ -26,6 +26,8 @@ def look(case: Case) -> Iterator[Finding]:
     reading_ms = batches * case.fetch_ms(loader) if loader.workers else wait_ms
     workers = min(case.seen.cores - (0 if case.on_device else 1), _MOST)
     if loader.workers:  # no more than keep up with the rest of a step, and one to spare
+        if reading_ms < loader.workers * rest_ms:  # they keep up: it waits for something else
+            return
         workers = min(workers, ceil(reading_ms / max(rest_ms, _HANDING_OVER_MS)) + 1)
     if workers <= loader.workers:
         return

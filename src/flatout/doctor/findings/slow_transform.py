@@ -25,6 +25,8 @@ def look(case: Case) -> Iterator[Finding]:
     line, count = lines.most_common(1)[0]
     share = count / seen
     wait_ms = case.rows[DATA]
+    if loader.workers:  # no step waits longer for reading than the next batch takes; the rest is for want of a core, say
+        wait_ms = min(wait_ms, fetch_ms * case.batches_per_step(loader) / loader.workers)
     helpers = loader.workers or case.seen.cores
     starves = fetch_ms / helpers > max(case.train_ms - wait_ms, 0.0)  # even if all of them read, the step would wait
     if share < _MOST or not (loader.workers or starves) or line == loader.where:
@@ -46,6 +48,7 @@ def _lines(case: Case, loader: Loader) -> tuple[Counter[str], float]:
         lines: Counter[str] = Counter()
         for told in case.read_by_workers(loader):
             lines.update(told.lines)
+        del lines[loader.where]  # whose frames a forked worker still has: it waits there for what to read
         return lines, case.fetch_ms(loader)
     spans = [(s.start, s.end) for s in case.trace.host if s.mark is not None and s.mark.kind == "data"]
     inside = Counter(s.where for s in case.trace.samples if s.where and any(a <= s.at <= b for a, b in spans))

@@ -13,7 +13,7 @@ from flatout.doctor import where
 from flatout.doctor.trace import Sample
 
 _PERIOD_S = 0.003
-_SWITCH_S = 0.0005  # else a thread that computes in Python is only seen where it calls something that lets others run
+_SWITCH_S = 0.0001  # else a thread that computes in Python is only seen where it calls something that lets others run
 _TORCH = str(Path(torch.__file__).parent)
 
 
