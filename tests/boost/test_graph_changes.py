@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from flatout.boost.remedies.cuda_graphs import _Changes, _flat_weights, _Model
+from flatout.boost.remedies.cuda_graphs import _Changes, _flat_weights, _Model, _state_of
 from flatout.doctor.patches import Patches
 
 
@@ -23,6 +23,7 @@ class Net(nn.Module):
         self.row = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
         self.norm = nn.BatchNorm1d(4)
         self.act, self.sizes, self.factor = F.relu, (1, 2), 1.0
+        self.state, self.kept = (torch.zeros(1), torch.zeros(1)), [0.0]
 
 
 @pytest.fixture
@@ -65,6 +66,7 @@ CHANGES: dict[str, Callable[[Net], Any]] = {
     "dropout": other_dropout,
     "function": another("act", F.gelu),
     "tuple": another("sizes", (1, 3)),
+    "state in a tuple": another("state", (torch.zeros(1), torch.ones(1))),
     "number": another("factor", 2.0),
     "layer": another("norm", nn.BatchNorm1d(4)),
     "layer of a list": lambda net: net.layers.insert(1, nn.Linear(4, 4)),
@@ -109,16 +111,31 @@ def test_weights_that_are_lent_for_one_call_are_noticed(changes: _Changes) -> No
     assert seen == [True, False]
 
 
-def test_a_recurrent_layer_takes_what_stands_in_for_its_weights() -> None:
+def test_what_a_forward_adds_to_a_list_shows_in_its_state() -> None:
+    """Between two calls of one that is to be captured: then it is not."""
+    net = Net()
+    before = _state_of(net)
+    assert _state_of(net) == before
+    net.kept.append(1.0)
+    longer = _state_of(net)
+    net.kept[0] = 2.0
+    assert len({before, longer, _state_of(net)}) == 3
+
+
+def test_a_recurrent_layer_takes_what_stands_in_for_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 8, num_layers=2))
     weights, x = dict(model.named_parameters()), torch.randn(5, 3, 4)
     plain = torch.autograd.grad(model(x)[0].sum(), list(weights.values()))
     stand_ins: dict[str, Tensor] = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
     own = model[1]._flat_weights
+    refs, moved = model[1]._flat_weight_refs, []
+    monkeypatch.setattr(nn.LSTM, "flatten_parameters", lambda layer: moved.append(layer))  # cuDNN's copies them elsewhere
     with _flat_weights(model, weights, stand_ins):
         output = functional_call(model, stand_ins, (x,))[0]
     found = torch.autograd.grad(output.sum(), list(stand_ins.values()))
     for a, b in zip(plain, found, strict=True):
         assert torch.equal(a, b)
-    assert model[1]._flat_weights is own
+    assert model[1]._flat_weights is own and model[1]._flat_weight_refs is refs
+    model(x)
+    assert not moved and "flatten_parameters" not in vars(model[1])

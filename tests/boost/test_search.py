@@ -295,6 +295,23 @@ def test_shorter_computing_that_a_slow_host_hides_is_tried_beside_what_spares_it
     assert why.startswith("autocast with cuda graphs: 2.0") or why.startswith("autocast with cuda graphs: 1.9")
 
 
+def test_what_gains_alone_is_not_tried_beside_what_does_not() -> None:
+    made = Made({"cuda_graphs": 0.5})
+    offers = [Offer("autocast", "bf16", "off", 1.4), Offer("cuda_graphs", "on", "off")]
+    search = Search(made, offers, lambda line: None, computes_s=0.008)
+    receipt = search.run("a machine", {}, "today")
+    assert search.kept == [("cuda_graphs", "on")]
+    assert verdicts(receipt) == {"autocast": "rejected", "cuda_graphs": "kept", "all together": "kept"}
+
+
+def test_what_fails_together_is_not_held_against_either() -> None:
+    made = SlowHost({"autocast": 1.0})
+    offers = [Offer("autocast", "bf16", "off", 1.4), Offer("cuda_graphs", "on", "off")]
+    receipt = Search(made, offers, lambda line: None, computes_s=0.019).run("a machine", {}, "today")
+    assert ("cuda_graphs", "autocast") in made.asked
+    assert verdicts(receipt) == {"autocast": "rejected", "cuda_graphs": "untried"}
+
+
 def test_what_promises_little_or_is_much_slower_is_not_tried_beside_anything() -> None:
     for gain, factor in ((1.1, 1.0), (1.4, 1.4)):
         made = Made({"autocast": factor})

@@ -231,7 +231,7 @@ def of_words(model: nn.Module) -> list[Tensor]:
     """Updated by hand, with a hidden state that goes from batch to batch where the model has one."""
     losses = []
     hidden = (torch.zeros(2, 8, 32, device="cuda"), torch.zeros(2, 8, 32, device="cuda"))
-    for step in range(8):
+    for step in range(20):
         draw = torch.Generator("cuda").manual_seed(step)
         words = torch.randint(0, 50, (12, 8), device="cuda", generator=draw)
         model.zero_grad()
@@ -245,7 +245,7 @@ def of_words(model: nn.Module) -> list[Tensor]:
         with torch.no_grad():
             for weight in model.parameters():
                 assert weight.grad is not None
-                weight.add_(weight.grad, alpha=-0.5)
+                weight.add_(weight.grad, alpha=-2.0)
         losses.append(loss.detach())
     return losses
 
@@ -257,14 +257,14 @@ def test_a_graph_takes_recurrent_layers_and_layers_that_look_at_their_mask(kind:
         model = kind().cuda()
         calls = []
         model.out.forward = lambda x, forward=model.out.forward: calls.append(1) or forward(x)  # type: ignore[method-assign]
-        return of_words(model), len(calls)
+        return [*of_words(model), *model.state_dict().values()], len(calls)
 
     plain, _ = trained()
     with remedied("cuda_graphs"):
         graphed, calls = trained()
-    assert calls < 8  # the layers themselves are called to warm up and to capture, not for every step
+    assert calls < 10  # the layers themselves are called to warm up and to capture, not for every step
     for a, b in zip(plain, graphed, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_dropout_between_recurrent_layers_is_drawn_anew_in_each_replay() -> None:

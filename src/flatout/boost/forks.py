@@ -11,8 +11,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -56,14 +56,14 @@ class Forks:
             self.end(pid)
 
     def start(self, what: str, question: Path, words: Path) -> int:
-        self._questions.ask({"what": what, "question": str(question), "words": str(words)})
+        self._ask({"what": what, "question": str(question), "words": str(words)})
         pid = int(self._answer(120)["pid"])
         self._live.add(pid)
         return pid
 
     def wait(self, pid: int, limit_s: float) -> int | None:
         """Until it has ended or stopped itself: its exit code, PAUSED, or None if neither came in time and it was killed."""
-        self._questions.ask({"wait": pid})
+        self._ask({"wait": pid})
         try:
             code = int(self._answer(limit_s)["code"])
         except TimeoutError:
@@ -84,11 +84,21 @@ class Forks:
         while pid in self._live:
             self.wait(pid, 30)
 
+    def _ask(self, question: dict[str, Any]) -> None:
+        with _while_it_lives():
+            self._questions.ask(question)
+
     def _answer(self, limit_s: float) -> dict[str, Any]:
-        try:
+        with _while_it_lives():
             return self._questions.answer(limit_s)
-        except EOFError:
-            raise RuntimeError("the process that trials are forked off has ended") from None
+
+
+@contextmanager
+def _while_it_lives() -> Iterator[None]:
+    try:
+        yield
+    except EOFError:
+        raise RuntimeError("the process that trials are forked off has ended") from None
 
 
 def _serve_from_here(questions: Questions, do: Callable[[str, Path], int]) -> NoReturn:

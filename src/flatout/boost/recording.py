@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
@@ -292,7 +293,8 @@ def _between(a: _Moment, b: _Moment) -> float:
 
 def _stands_still(optimizer: torch.optim.Optimizer) -> bool:
     """A schedule that warms up may begin with a rate of 0: such a step shows nothing."""
-    return all(float(group.get("lr", 1.0)) == 0.0 for group in optimizer.param_groups)
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    return all(rate is not None and float(rate) == 0.0 for rate in rates)
 
 
 def _weights(optimizer: torch.optim.Optimizer, number: int) -> list[tuple[str, Tensor]]:
@@ -301,11 +303,11 @@ def _weights(optimizer: torch.optim.Optimizer, number: int) -> list[tuple[str, T
 
 
 def _expected(optimizer: torch.optim.Optimizer, number: int) -> dict[str, Tensor]:
-    """What plain torch makes of these gradients. Where it can't be asked (state from elsewhere, an optimizer of the script's
-    own), nothing is expected, and the update is held against itself."""
-    if optimizer.state or not type(optimizer).__module__.startswith("torch.optim") or type(optimizer).__name__ == "LBFGS":
+    """What plain torch makes of these gradients. Where it can't be asked (an optimizer of the script's own), nothing is
+    expected, and the update is held against itself."""
+    if not type(optimizer).__module__.startswith("torch.optim") or type(optimizer).__name__ == "LBFGS":
         return {}
-    groups, clones = [], []
+    groups, clones, weights = [], [], _weights(optimizer, number)
     for group in optimizer.param_groups:
         mine = []
         for weight in group["params"]:
@@ -317,10 +319,12 @@ def _expected(optimizer: torch.optim.Optimizer, number: int) -> dict[str, Tensor
         groups.append({**group, **plainly, "params": mine})
     try:
         plain: torch.optim.Optimizer = type(optimizer)(groups)  # type: ignore[call-arg]
+        for (_, weight), clone in zip(weights, clones, strict=True):
+            if weight in optimizer.state:
+                plain.state[clone] = deepcopy(optimizer.state[weight])
         plain.step()
-    except (TypeError, RuntimeError, ValueError):
+    except (TypeError, RuntimeError, ValueError, AssertionError):
         return {}
-    weights = _weights(optimizer, number)
     return {
         name: (clone.detach() - weight.detach()).float()
         for (name, weight), clone in zip(weights, clones, strict=True)

@@ -76,6 +76,7 @@ class Search:
         self._reference = self._again = Told()
         self._exact: tuple[Told, Told] | None = None  # the plain script without what makes losses differ, where they do
         self._tried_exactly = False
+        self._together: set[str] = set()  # what was tried beside something else
         self._exactly: dict[tuple[tuple[str, Any], ...], Told] = {}
 
     def run(self, machine: str, versions: Mapping[str, str], at: str) -> Receipt:
@@ -114,8 +115,9 @@ class Search:
         standing = Standing([], reference)
         for offer in self._offers:
             standing = self._tried(offer, standing)
-            if (beside := self._hidden_by_launches(offer, standing)) is not None:
-                standing = self._tried(offer, standing, beside)
+            standing = self._tried_beside(offer, standing)
+        for offer in self._offers:
+            standing = self._tried_beside(offer, standing)
         for offer in self._offers:
             if self._may_gain_now(offer, standing):
                 standing = self._tried(offer, standing)
@@ -144,7 +146,9 @@ class Search:
     def _tried(self, offer: Offer, standing: Standing, beside: Offer | None = None) -> Standing:
         if any(name == offer.name or offer.name in INSTEAD.get(name, set()) for name, _ in standing.remedies):
             return standing
-        if why := self._why_not(offer, standing):
+        if (why := self._why_not(offer, standing)) and beside is not None:
+            return standing
+        if why:
             self._note(Entry(offer.name, offer.value, offer.instead_of, UNTRIED, why, offer.predicted))
             return standing
         both = [offer] if beside is None else [beside, offer]
@@ -175,32 +179,32 @@ class Search:
             standing, told = self._once_more(standing, remedies, told)
             verdict, why, measured = self._judged(told, standing, remedies)
             rounds += 1
-        self._note(
-            Entry(
-                offer.name,
-                offer.value,
-                offer.instead_of,
-                verdict,
-                why,
-                predicted=offer.predicted,
-                measured=measured.get("ratio"),
-                low=measured.get("low"),
-                high=measured.get("high"),
-                n=len(told.steps_s),
-                step_s=median_step_s(told),
-                against_s=median_beside_s(told) or median_step_s(standing.told),
-                first_s=told.first_s,
-                peak_bytes=told.peak_bytes,
-                check=told.check,
-                took_s=told.took_s,
-            )
+        entry = Entry(
+            offer.name,
+            offer.value,
+            offer.instead_of,
+            verdict,
+            why,
+            predicted=offer.predicted,
+            measured=measured.get("ratio"),
+            low=measured.get("low"),
+            high=measured.get("high"),
+            n=len(told.steps_s),
+            step_s=median_step_s(told),
+            against_s=median_beside_s(told) or median_step_s(standing.told),
+            first_s=told.first_s,
+            peak_bytes=told.peak_bytes,
+            check=told.check,
+            took_s=told.took_s,
         )
+        if beside is None or verdict == KEPT:  # what fails together may be the other's fault
+            self._note(entry)
         name = " with ".join(one.name.replace("_", " ") for one in reversed(both))
         if verdict == KEPT:
             self._paired = self._losses
             if beside is not None:
-                why_both = f"{name}: {measured['ratio']:.2f}x; neither gains alone"
-                self._note(Entry(beside.name, beside.value, beside.instead_of, KEPT, why_both, beside.predicted))
+                together = f"{name}: {measured['ratio']:.2f}x"
+                self._note(Entry(beside.name, beside.value, beside.instead_of, KEPT, together, beside.predicted))
         gain = f"{measured['ratio']:.2f}x, " if measured else ""
         self._say(f"{name}: {gain}{verdict}: {why}")
         return Standing(remedies, told) if verdict == KEPT else standing
@@ -230,6 +234,13 @@ class Search:
                 return f"the device computes for {min(share, 1.0):.0%} of a step: there is little else to spare"
         return ""
 
+    def _tried_beside(self, offer: Offer, standing: Standing) -> Standing:
+        beside = self._hidden_by_launches(offer, standing)
+        if beside is None or offer.name in self._together:
+            return standing
+        self._together.add(offer.name)
+        return self._tried(offer, standing, beside)
+
     def _hidden_by_launches(self, offer: Offer, standing: Standing) -> Offer | None:
         """Half the computing is no gain where the host takes as long to ask for it: what spares it that is tried beside."""
         found = next((one for one in self.entries if (one.name, one.value) == (offer.name, offer.value)), None)
@@ -241,7 +252,8 @@ class Search:
         for one in self._offers:
             tried = known.get((one.name, one.value))
             if REMEDIES[one.name].spares_launches and one.name not in kept:
-                return one if tried is None or tried.verdict == UNTRIED or _gained_nothing(tried) else None
+                alone = tried is None and not self._why_not(one, standing)  # its own turn is still to come
+                return one if not alone and (tried is None or tried.verdict == UNTRIED or _gained_nothing(tried)) else None
         return None
 
     def _may_gain_now(self, offer: Offer, standing: Standing) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-# from the allocators of host memory: glibc's and mimalloc in builds for a CPU, and the one for memory that a GPU copies from
-_WORDS = ("can't allocate memory", "not enough memory", "CUDA error: out of memory", "CUDA out of memory")
+# the first two are from allocators of host memory, glibc's and mimalloc; the last from devices, drivers and compilers
+_WORDS = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

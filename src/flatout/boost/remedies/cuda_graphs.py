@@ -41,6 +41,7 @@ _CHANGE: dict[type, tuple[str, ...]] = {
     nn.ModuleDict: ("__delitem__", "clear"),
 }  # fmt: skip
 _NOTHING = object()
+_DEEP, _MANY = 4, 256  # so far a model's own containers are looked into
 
 
 class CudaGraphs(Remedy):
@@ -172,7 +173,7 @@ class _Model:
         capture = self.captures.get(key)
         if capture is None:
             self.calls[key] = self.calls.get(key, 0) + 1
-            if self.calls[key] == 1 and any(isinstance(part, nn.RNNBase) for part in module.modules()):
+            if self.calls[key] == 1 and any(isinstance(part, nn.RNNBase) and part.dropout for part in module.modules()):
                 return plain(*args, **named)  # cuDNN draws a seed for its dropout at the first
             if self.made >= _MOST or (self.made >= _AT_ONCE and self.calls[key] < _OFTEN):
                 return plain(*args, **named)
@@ -263,7 +264,7 @@ def _capture(module: nn.Module, leaves: list[Any], form: Any, before: _HostState
                 states.append(_state_of(module))
         torch.cuda.current_stream().wait_stream(beside)
         # what it makes for itself in its first call is kept; what changes with every call can't be replayed
-        if states[0] != states[-1] or before.has_drawn():
+        if any(state != states[0] for state in states) or before.has_drawn():
             raise _NotAlone
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(forward, stream=beside, capture_error_mode="thread_local"):
@@ -292,24 +293,34 @@ def _capture(module: nn.Module, leaves: list[Any], form: Any, before: _HostState
         backward,
         [
             *module.buffers(),
-            *(value for part in module.modules() for value in vars(part).values() if isinstance(value, Tensor)),
+            *(
+                one
+                for part in module.modules()
+                for value in vars(part).values()
+                for one in _inside(value)
+                if isinstance(one, Tensor)
+            ),
         ],
     )
 
 
 @contextmanager
 def _flat_weights(module: nn.Module, weights: dict[str, nn.Parameter], stand_ins: dict[str, Tensor]) -> Iterator[None]:
-    """A recurrent layer of torch keeps its weights in a second place, which `functional_call` knows nothing of."""
+    """A recurrent layer of torch keeps its weights in a second place, which `functional_call` knows nothing of. Where they are
+    not those that it refers to, it would move them into memory of their own: what stands in for a weight shares that one's."""
     instead = {id(weights[name]): stand_in for name, stand_in in stand_ins.items()}
     layers = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
-    own = [layer._flat_weights for layer in layers]
+    own: list[tuple[Any, Any]] = [(layer._flat_weights, layer._flat_weight_refs) for layer in layers]
     for layer in layers:
-        vars(layer)["_flat_weights"] = [instead.get(id(weight), weight) for weight in layer._flat_weights]
+        flat = [instead.get(id(weight), weight) for weight in layer._flat_weights]
+        named = [None if weight is None else ref(weight) for weight in flat]
+        vars(layer).update(_flat_weights=flat, _flat_weight_refs=named, flatten_parameters=lambda: None)
     try:
         yield
     finally:
-        for layer, flat in zip(layers, own, strict=True):
-            vars(layer)["_flat_weights"] = flat
+        for layer, (flat, refs) in zip(layers, own, strict=True):
+            vars(layer).update(_flat_weights=flat, _flat_weight_refs=refs)
+            del vars(layer)["flatten_parameters"]
 
 
 class _Replay(torch.autograd.Function):
@@ -389,20 +400,29 @@ def _state_of(module: nn.Module) -> tuple[Any, ...]:
         found.append(id(part))
         own = part.__dict__
         for value in own.values():
-            if isinstance(value, Tensor):
-                found.append((id(value), value.data_ptr()))
-            elif _tells(value):
-                found.append(value)
+            for one in _inside(value):
+                if isinstance(one, Tensor):
+                    found.append((id(one), one.data_ptr()))
+                elif _tells(one):
+                    found.append(one)
         for tensors in (part._parameters, part._buffers):
             found += [(id(one), one.data_ptr(), one.requires_grad) for one in tensors.values() if one is not None]
         found += [len(own[kind]) for kind in _HOOKS if kind in own]
     return tuple(found)
 
 
+def _inside(value: Any, depth: int = 0) -> Iterator[Any]:
+    """It, or what it holds and how much of that there is: a model may keep its state in a tuple, or add to a list."""
+    if type(value) in (tuple, list, dict) and depth < _DEEP:
+        yield len(value)
+        for one in list(value.items() if type(value) is dict else value)[:_MANY]:
+            yield from _inside(one, depth + 1)
+    else:
+        yield value
+
+
 def _tells(value: Any) -> bool:
     """May a forward go by it, and is another one unequal to it?"""
-    if type(value) is tuple:
-        return all(map(_tells, value))
     return type(value) in _SIMPLE or isinstance(value, torch.dtype | torch.device) or callable(value)
 
 

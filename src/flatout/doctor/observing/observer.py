@@ -36,7 +36,6 @@ _WARM_UP = 3
 _FEWEST = 3
 _PROFILED_S, _PLAIN_S = 6.0, 12.0  # a window of slow steps is closed after so long
 _WEIGH_EVERY = 5
-_MOST_AHEAD = 32
 
 
 @dataclass(frozen=True)
@@ -192,7 +191,7 @@ class Observer:
     def _draining(self) -> None:
         """Steps under the profiler are slow, and workers got ahead of them."""
         slow = time.perf_counter() - self._phase_began_s > _PROFILED_S
-        if self._phase_steps >= min(self._loading.ahead, _MOST_AHEAD) or slow:
+        if self._phase_steps >= min(self._loading.ahead, self._window.plain) or slow:
             self._open_timing()
 
     def _open_timing(self) -> None:
