@@ -34,17 +34,7 @@ def boosted(folder: Path, command: list[str], limit_s: float, options: Sequence[
     """The receipt of one script."""
     with tempfile.TemporaryDirectory() as scratch:
         words = Path(scratch) / "words.txt"
-        boost = [
-            sys.executable,
-            "-m",
-            "flatout",
-            "boost",
-            "--try-only",
-            "--json",
-            "--out",
-            str(Path(scratch) / "out"),
-            *options,
-        ]
+        boost = [sys.executable, "-m", "flatout", "boost", "--try-only", "--json", "--out", f"{scratch}/out", *options]
         with words.open("w") as said, told_as_it_comes(words):
             ended = subprocess.run([*boost, *command], cwd=folder, stdout=subprocess.PIPE, stderr=said, timeout=limit_s)
         if ended.returncode or not ended.stdout.strip():
