@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from flatout.boost.remedies.cuda_graphs import _Changes, _flat_weights, _Model, _state_of
+from flatout.boost.remedies.cuda_graphs import _flat_weights, _Model
+from flatout.boost.remedies.model_state import Changes, state_of
 from flatout.doctor.patches import Patches
 
 
@@ -27,9 +28,9 @@ class Net(nn.Module):
 
 
 @pytest.fixture
-def changes() -> Iterator[_Changes]:
+def changes() -> Iterator[Changes]:
     patches = Patches()
-    yield _Changes(patches)
+    yield Changes(patches)
     patches.restore()
 
 
@@ -80,7 +81,7 @@ CHANGES: dict[str, Callable[[Net], Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_is_noticed(change: str, changes: _Changes) -> None:
+def test_a_change_is_noticed(change: str, changes: Changes) -> None:
     net, model = Net(), _Model(changes)
     model._look_at(net)
     model.captures = {"a call": object()}  # type: ignore[dict-item]
@@ -92,7 +93,7 @@ def test_a_change_is_noticed(change: str, changes: _Changes) -> None:
     assert not model.captures
 
 
-def test_weights_that_are_lent_for_one_call_are_noticed(changes: _Changes) -> None:
+def test_weights_that_are_lent_for_one_call_are_noticed(changes: Changes) -> None:
     net, model = nn.Sequential(nn.Linear(4, 4)), _Model(changes)
     model._look_at(net)
     seen = []
@@ -114,12 +115,12 @@ def test_weights_that_are_lent_for_one_call_are_noticed(changes: _Changes) -> No
 def test_what_a_forward_adds_to_a_list_shows_in_its_state() -> None:
     """Between two calls of one that is to be captured: then it is not."""
     net = Net()
-    before = _state_of(net)
-    assert _state_of(net) == before
+    before = state_of(net)
+    assert state_of(net) == before
     net.kept.append(1.0)
-    longer = _state_of(net)
+    longer = state_of(net)
     net.kept[0] = 2.0
-    assert len({before, longer, _state_of(net)}) == 3
+    assert len({before, longer, state_of(net)}) == 3
 
 
 def test_a_recurrent_layer_takes_what_stands_in_for_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:

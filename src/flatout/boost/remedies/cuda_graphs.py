@@ -7,14 +7,12 @@ plain call, or a copy, where that one would give a wrong number.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -22,26 +20,12 @@ from torch.nn.modules import transformer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from flatout.boost.hooks import Call, Hooks
+from flatout.boost.remedies.model_state import HOOKS, SIMPLE, Changes, HostState, inside, places_of, state_of
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.doctor.diagnosis import Diagnosis
-from flatout.doctor.patches import Patches
 
 _WARM_UP = 3
 _AT_ONCE, _MOST, _OFTEN = 3, 8, 20  # captures without waiting, captures in all, calls of a shape that is worth one
-_SIMPLE = frozenset({bool, int, float, str, type(None)})
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_CHANGE: dict[type, tuple[str, ...]] = {
-    nn.Module: (
-        "__delattr__", "add_module", "register_module", "register_parameter", "register_buffer", "_apply",
-        "register_forward_hook", "register_forward_pre_hook", "register_backward_hook", "register_full_backward_hook",
-        "register_full_backward_pre_hook",
-    ),
-    nn.Sequential: ("insert",),
-    nn.ModuleList: ("insert",),
-    nn.ModuleDict: ("__delitem__", "clear"),
-}  # fmt: skip
-_NOTHING = object()
-_DEEP, _MANY = 4, 256  # so far a model's own containers are looked into
 
 
 class CudaGraphs(Remedy):
@@ -57,7 +41,7 @@ class CudaGraphs(Remedy):
 
     def apply(self, value: Any, hooks: Hooks) -> None:
         models: WeakKeyDictionary[nn.Module, _Model] = WeakKeyDictionary()
-        changes = _Changes(hooks.patches)
+        changes = Changes(hooks.patches)
 
         def call(plain: Call, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
             if not module.training or not torch.is_grad_enabled():
@@ -94,33 +78,6 @@ def _not_looking(original: Any) -> Any:
     return detect
 
 
-class _Changes:
-    """How often any model was changed: to look through one at every call takes as long as a graph saves."""
-
-    def __init__(self, patches: Patches) -> None:
-        self.count = 0
-        patches.wrap(nn.Module, "__setattr__", self._set)
-        for owner, names in _CHANGE.items():
-            for name in names:
-                patches.wrap(owner, name, self._changed)
-
-    def _set(self, original: Any) -> Any:
-        def __setattr__(module: nn.Module, name: str, value: Any) -> None:
-            if not torch.compiler.is_compiling() and module.__dict__.get(name, _NOTHING) is not value:
-                self.count += 1
-            original(module, name, value)
-
-        return __setattr__
-
-    def _changed(self, original: Any) -> Any:
-        def method(*args: Any, **named: Any) -> Any:
-            if not torch.compiler.is_compiling():
-                self.count += 1
-            return original(*args, **named)
-
-        return method
-
-
 @dataclass
 class _Capture:
     """Where a replay reads and writes."""
@@ -150,7 +107,7 @@ class _NotAlone(Exception):
 
 @dataclass
 class _Model:
-    changes: _Changes
+    changes: Changes
     seen: int = -1  # of the changes
     state: Any = None
     slots: list[tuple[dict[str, Any], str]] = field(default_factory=list)  # of weights and buffers in its parts
@@ -181,7 +138,7 @@ class _Model:
             if capture is None:
                 return plain(*args, **named)
             self.captures[key] = capture
-            self.seen, self.state = self.changes.count, _state_of(module)  # its first call may have made it keep something
+            self.seen, self.state = self.changes.count, state_of(module)  # its first call may have made it keep something
             self.made += 1
         if capture.in_use is not None and capture.in_use() is not None:
             return plain(*args, **named)
@@ -191,10 +148,10 @@ class _Model:
 
     def _look_at(self, module: nn.Module) -> None:
         """What was captured does what the model did before: where that may have changed, it is looked through."""
-        places = _places(self.slots)
+        places = places_of(self.slots)
         if self.seen == self.changes.count and places == self.places:
             return
-        if (state := _state_of(module)) != self.state:
+        if (state := state_of(module)) != self.state:
             self.state, self.captures, self.calls = state, {}, {}
         self.seen = self.changes.count
         self.slots = [
@@ -204,7 +161,7 @@ class _Model:
             for name, tensor in slots.items()
             if tensor is not None
         ]
-        self.places = _places(self.slots)
+        self.places = places_of(self.slots)
 
     def _captured(self, module: nn.Module, leaves: list[Any], form: Any) -> _Capture | None:
         """None where it can't be: the script goes on as it is."""
@@ -213,7 +170,7 @@ class _Model:
         ):
             self.refused = True
             return None
-        stream, before = torch.cuda.current_stream(), _HostState(module)
+        stream, before = torch.cuda.current_stream(), HostState(module)
         try:
             return _capture(module, leaves, form, before)
         except Exception:  # whatever the model does that a graph can't, it may do without one
@@ -224,7 +181,7 @@ class _Model:
             return None
 
 
-def _capture(module: nn.Module, leaves: list[Any], form: Any, before: _HostState) -> _Capture:
+def _capture(module: nn.Module, leaves: list[Any], form: Any, before: HostState) -> _Capture:
     inputs = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     weights = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
     # the same memory under other names: what autograd knows of the weights themselves belongs to the script's stream,
@@ -240,7 +197,7 @@ def _capture(module: nn.Module, leaves: list[Any], form: Any, before: _HostState
         args, named = _rebuilt(inputs, form)
         with _flat_weights(module, weights, stand_ins):
             found, shape = tree_flatten(functional_call(module, stand_ins, args, named))
-        if any(not isinstance(leaf, Tensor) and type(leaf) not in _SIMPLE for leaf in found):
+        if any(not isinstance(leaf, Tensor) and type(leaf) not in SIMPLE for leaf in found):
             raise _NotAlone  # something that may hold tensors of its own
         tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
         return tensors, [None if isinstance(leaf, Tensor) else _Constant(leaf) for leaf in found], shape
@@ -261,7 +218,7 @@ def _capture(module: nn.Module, leaves: list[Any], form: Any, before: _HostState
                 outputs = called()[0]
                 back(outputs, likes(outputs))
                 del outputs
-                states.append(_state_of(module))
+                states.append(state_of(module))
         torch.cuda.current_stream().wait_stream(beside)
         # what it makes for itself in its first call is kept; what changes with every call can't be replayed
         if any(state != states[0] for state in states) or before.has_drawn():
@@ -297,7 +254,7 @@ def _capture(module: nn.Module, leaves: list[Any], form: Any, before: _HostState
                 one
                 for part in module.modules()
                 for value in vars(part).values()
-                for one in _inside(value)
+                for one in inside(value)
                 if isinstance(one, Tensor)
             ),
         ],
@@ -360,81 +317,15 @@ class _Constant:
     value: Any
 
 
-class _HostState:
-    """What a call may change beside tensors on the device."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._parts = [
-            (part, {name: value for name, value in vars(part).items() if type(value) in _SIMPLE}, dict(part._buffers))
-            for part in module.modules()
-        ]
-        self._python, self._numpy, self._torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-    def has_drawn(self) -> bool:
-        now: Any = np.random.get_state()
-        was: Any = self._numpy
-        same = random.getstate() == self._python and torch.equal(torch.get_rng_state(), self._torch)
-        return not same or now[2] != was[2] or not np.array_equal(now[1], was[1])
-
-    def put_back(self) -> None:
-        for part, simple, buffers in self._parts:
-            vars(part).update(simple)
-            part._buffers.update(buffers)
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        torch.set_rng_state(self._torch)
-
-
-def _places(slots: list[tuple[dict[str, Any], str]]) -> list[tuple[int, int, bool]]:
-    found = []
-    for tensors, name in slots:
-        tensor = tensors.get(name)
-        found.append((0, 0, False) if tensor is None else (id(tensor), tensor.data_ptr(), tensor.requires_grad))
-    return found
-
-
-def _state_of(module: nn.Module) -> tuple[Any, ...]:
-    """All of a model that a script, or the model itself, may change between two calls, but for the values of its tensors."""
-    found: list[Any] = []
-    for part in module.modules():
-        found.append(id(part))
-        own = part.__dict__
-        for value in own.values():
-            for one in _inside(value):
-                if isinstance(one, Tensor):
-                    found.append((id(one), one.data_ptr()))
-                elif _tells(one):
-                    found.append(one)
-        for tensors in (part._parameters, part._buffers):
-            found += [(id(one), one.data_ptr(), one.requires_grad) for one in tensors.values() if one is not None]
-        found += [len(own[kind]) for kind in _HOOKS if kind in own]
-    return tuple(found)
-
-
-def _inside(value: Any, depth: int = 0) -> Iterator[Any]:
-    """It, or what it holds and how much of that there is: a model may keep its state in a tuple, or add to a list."""
-    if type(value) in (tuple, list, dict) and depth < _DEEP:
-        yield len(value)
-        for one in list(value.items() if type(value) is dict else value)[:_MANY]:
-            yield from _inside(one, depth + 1)
-    else:
-        yield value
-
-
-def _tells(value: Any) -> bool:
-    """May a forward go by it, and is another one unequal to it?"""
-    return type(value) in _SIMPLE or isinstance(value, torch.dtype | torch.device) or callable(value)
-
-
 def _is_out_of_reach(part: nn.Module) -> bool:
     """A replay would not call hooks."""
-    return any(vars(part).get(kind) for kind in _HOOKS)
+    return any(vars(part).get(kind) for kind in HOOKS)
 
 
 def _flattened(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any], Any]:
     """The parts of a call, and its form. Most are lists of tensors, and `tree_flatten` takes long."""
     leaves = [*args, *named.values()]
-    if all(isinstance(leaf, Tensor) or type(leaf) in _SIMPLE for leaf in leaves):
+    if all(isinstance(leaf, Tensor) or type(leaf) in SIMPLE for leaf in leaves):
         return leaves, (len(args), *named)
     return tree_flatten((args, named))
 
@@ -456,7 +347,7 @@ def _key(leaves: list[Any], form: Any) -> Any:
                 return None
             parts.append((leaf.shape, leaf.dtype, leaf.stride()))
             tensors += 1
-        elif type(leaf) in _SIMPLE:
+        elif type(leaf) in SIMPLE:
             parts.append(leaf)
         else:
             return None
