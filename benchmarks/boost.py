@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from evidence import BEGAN_S, Bar, Report, options
+from evidence import BEGAN_S, Bar, Report, machine, options
 
 HERE = Path(__file__).parent
 # name: arguments, units of a step and what they are; with --smoke the second arguments
@@ -29,6 +29,7 @@ OURS: dict[str, tuple[list[str], list[str], float, str]] = {
 BARS = {"cuda": {"mnist_style": 5.0}, "cpu": {"mnist_style": 1.5}}
 GPT2_TOKENS = 400_000
 NEVER_SLOWER, MEDIAN = 0.98, 2.0
+GAIN = ": boosted over as it is"
 
 
 def boosted(folder: Path, command: list[str], limit_s: float, options: Sequence[str] = ()) -> dict[str, Any]:
@@ -69,11 +70,26 @@ def told_as_it_comes(words: Path) -> Iterator[None]:
         teller.join()
 
 
+def taken_over(path: Path, report: Report) -> dict[str, float]:
+    """The gains of the scripts in an earlier result, which become part of this one."""
+    earlier = json.loads(path.read_text())
+    here, there = machine(report.device), earlier["machine"]
+    if unlike := [name for name in ("device", "torch", "flatout") if here[name] != there[name]]:
+        raise SystemExit(f"{path} is from another machine: {', '.join(f'{n} {there[n]}, not {here[n]}' for n in unlike)}")
+    bars = {bar["claim"].removesuffix(GAIN): bar for bar in earlier["bars"] if bar["claim"].endswith(GAIN)}
+    for name, bar in bars.items():
+        report.bars.append(Bar(**{key: value for key, value in bar.items() if key != "reached"}))
+        report.conditions[name] = earlier["conditions"][name]
+        report.arms |= {arm: earlier["arms"][arm] for arm in (f"{name} as it is", f"{name} boosted")}
+    return {name: bar["value"] for name, bar in bars.items()}
+
+
 def main() -> int:
     parser = options(__doc__, repeats=1)
     parser.add_argument("--only", nargs="*", choices=OURS, default=list(OURS))
     parser.add_argument("--also", nargs="*", default=[], metavar="NAME=FOLDER:COMMAND")
     parser.add_argument("--each", type=float, default=1200.0, metavar="SECONDS", help="at most so long for one script")
+    parser.add_argument("--go-on", type=Path, metavar="JSON", help="an earlier result, whose scripts are not run again")
     parser.add_argument("--trials", metavar="DURATION", help="passed on as boost's own --within")
     asked = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -86,8 +102,10 @@ def main() -> int:
         name, _, rest = written.partition("=")
         folder, _, command = rest.partition(":")
         scripts[name] = (Path(folder), command.split(), 1.0, "steps/s")
-    gains: dict[str, float] = {}
+    gains = taken_over(asked.go_on, report) if asked.go_on else {}
     for name, (folder, command, units, unit) in scripts.items():
+        if name in gains:
+            continue
         left_s = (asked.within or 1e9) - (time.monotonic() - BEGAN_S)
         if left_s < 30:
             report.conditions[name] = "no time was left"
@@ -119,7 +137,7 @@ def main() -> int:
         whole = next((e for e in receipt["entries"] if e["name"] == "all together"), None)
         at_least = BARS[device.type].get(name, NEVER_SLOWER)
         low, high = (whole["low"], whole["high"]) if whole and whole.get("low") else (None, None)
-        report.bars.append(Bar(f"{name}: boosted over as it is", gains[name], at_least, low=low, high=high))
+        report.bars.append(Bar(f"{name}{GAIN}", gains[name], at_least, low=low, high=high))
         report.conditions[name]["pairs"] = whole["n"] if whole else 0
         if asked.out is not None:
             report.write(asked.out, asked.quick or asked.smoke)  # the next one may take all that is left

@@ -227,6 +227,23 @@ class Masked(nn.Module):
         return self.out(self.layers(self.embedding(x), mask=mask))
 
 
+class MaskedFromTheHost(Masked):
+    """Makes one mask at its first call and one at each, and numbers too, all on the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.shape[1]
+        if self.kept is None:
+            self.kept = torch.ones(size, size).triu(1).to(x.device)
+        mask = torch.ones(size, size).triu(1).to(x.device)
+        mask += self.kept
+        scale = torch.tensor([0.5, 1.5], device=x.device).sum() * torch.tensor(0.5)
+        return self.out(self.layers(self.embedding(x) * scale, mask=mask.masked_fill_(mask > 0, float("-inf"))))
+
+
 def of_words(model: nn.Module) -> list[Tensor]:
     """Updated by hand, with a hidden state that goes from batch to batch where the model has one."""
     losses = []
@@ -250,7 +267,7 @@ def of_words(model: nn.Module) -> list[Tensor]:
     return losses
 
 
-@pytest.mark.parametrize("kind", [Recurrent, Masked])
+@pytest.mark.parametrize("kind", [Recurrent, Masked, MaskedFromTheHost])
 def test_a_graph_takes_recurrent_layers_and_layers_that_look_at_their_mask(kind: type[nn.Module]) -> None:
     def trained() -> tuple[list[Tensor], int]:
         torch.manual_seed(0)
@@ -321,6 +338,22 @@ def test_what_a_model_keeps_and_what_a_script_sets_is_heard() -> None:
     plain = used()
     with remedied("cuda_graphs"):
         assert used() == pytest.approx(plain)
+
+
+def test_a_tensor_of_the_host_that_a_script_writes_to_is_heard() -> None:
+    class Scaled(nn.Linear):
+        rate = torch.ones(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.rate.to(x.device)
+
+    model, x = Scaled(8, 2).cuda(), torch.ones(4, 8, device="cuda")
+    with remedied("cuda_graphs"):
+        for step in range(8):
+            Scaled.rate.fill_(float(step))
+            output = model(x)
+            output.sum().backward()
+            torch.testing.assert_close(output, F.linear(x, model.weight, model.bias) * step)
 
 
 def test_dropout_is_drawn_anew_in_each_replay() -> None:

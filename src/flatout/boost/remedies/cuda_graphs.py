@@ -20,6 +20,7 @@ from torch.nn.modules import transformer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from flatout.boost.hooks import Call, Hooks
+from flatout.boost.remedies.host_made import HostMade, NotAlone
 from flatout.boost.remedies.model_state import HOOKS, SIMPLE, Changes, HostState, inside, places_of, state_of
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.doctor.diagnosis import Diagnosis
@@ -99,10 +100,6 @@ class _Capture:
 
 class _Token:
     """Lives as long as the way back of one call may come."""
-
-
-class _NotAlone(Exception):
-    """A call does more than compute: a graph would do that once, and never again."""
 
 
 @dataclass
@@ -193,12 +190,14 @@ def _capture(module: nn.Module, leaves: list[Any], form: Any, before: HostState)
     torch.set_autocast_cache_enabled(False)  # a weight's cast is part of the graph, not what is left of an earlier one
     torch.clear_autocast_cache()
 
-    def called() -> tuple[list[Tensor], list[_Constant | None], Any]:
+    host_made = HostMade()
+
+    def called(captured: bool = False) -> tuple[list[Tensor], list[_Constant | None], Any]:
         args, named = _rebuilt(inputs, form)
-        with _flat_weights(module, weights, stand_ins):
+        with _flat_weights(module, weights, stand_ins), host_made.watched(captured):
             found, shape = tree_flatten(functional_call(module, stand_ins, args, named))
         if any(not isinstance(leaf, Tensor) and type(leaf) not in SIMPLE for leaf in found):
-            raise _NotAlone  # something that may hold tensors of its own
+            raise NotAlone  # something that may hold tensors of its own
         tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
         return tensors, [None if isinstance(leaf, Tensor) else _Constant(leaf) for leaf in found], shape
 
@@ -221,11 +220,11 @@ def _capture(module: nn.Module, leaves: list[Any], form: Any, before: HostState)
                 states.append(state_of(module))
         torch.cuda.current_stream().wait_stream(beside)
         # what it makes for itself in its first call is kept; what changes with every call can't be replayed
-        if any(state != states[0] for state in states) or before.has_drawn():
-            raise _NotAlone
+        if any(state != states[0] for state in states) or before.has_drawn() or not host_made.is_settled():
+            raise NotAlone
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(forward, stream=beside, capture_error_mode="thread_local"):
-            outputs, rest, shape = called()
+            outputs, rest, shape = called(captured=True)
         going_in = likes(outputs)
         # with memory of its own: what the forward left stays for another way back
         with torch.cuda.graph(backward, stream=beside, capture_error_mode="thread_local"):
@@ -249,6 +248,7 @@ def _capture(module: nn.Module, leaves: list[Any], form: Any, before: HostState)
         forward,
         backward,
         [
+            *host_made.places(),
             *module.buffers(),
             *(
                 one

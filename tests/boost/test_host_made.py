@@ -1,0 +1,74 @@
+"""What a forward makes on the host becomes part of a graph only where every call makes the same of nothing that lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from flatout.boost.remedies.host_made import HostMade, NotAlone
+
+DEVICE = "meta"  # any that is not the host
+
+
+def watched_thrice(call: Callable[[], Any]) -> HostMade:
+    made = HostMade()
+    for captured in (False, False, True):
+        with made.watched(captured):
+            call()
+    return made
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.ones(4, 4).triu(1).to(DEVICE),
+        lambda: torch.tensor([1.0, 2.0], device=DEVICE),
+        lambda: torch.empty(1, device=DEVICE).new_tensor([1.0, 2.0]),
+        lambda: torch.empty(3, device=DEVICE).copy_(torch.arange(3.0)),
+    ],
+)
+def test_what_is_the_same_each_time_is_kept_on_the_device(call: Callable[[], Any]) -> None:
+    (place,) = watched_thrice(call).places()
+    assert place.device.type == DEVICE
+
+
+def test_a_number_that_goes_into_a_kernel_needs_no_place() -> None:
+    assert watched_thrice(lambda: torch.ones(3, device=DEVICE) * torch.tensor(2.0)).places() == []
+
+
+def counting() -> Iterator[float]:
+    number = 0.0
+    while True:
+        number += 1.0
+        yield number
+
+
+kept, lent, count = torch.ones(3), np.ones(3), counting()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: kept.to(DEVICE),
+        lambda: (torch.zeros(3) + kept).to(DEVICE),
+        lambda: kept.add_(1.0).to(DEVICE),
+        lambda: torch.from_numpy(lent).to(DEVICE),
+        lambda: torch.ones((), device=DEVICE) * kept[0],
+        lambda: torch.tensor(next(count)).to(DEVICE),
+        lambda: torch.ones((), device=DEVICE) * torch.tensor(next(count)),
+    ],
+)
+def test_what_may_be_another_the_next_time_is_not(call: Callable[[], Any]) -> None:
+    with pytest.raises(NotAlone):
+        watched_thrice(call)
+
+
+def test_the_model_may_write_to_what_it_got() -> None:
+    got: list[Tensor] = []
+    (place,) = watched_thrice(lambda: got.append(torch.ones(3).to(DEVICE))).places()
+    assert got[-1] is not place
