@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -70,13 +70,14 @@ def told_as_it_comes(words: Path) -> Iterator[None]:
         teller.join()
 
 
-def taken_over(path: Path, report: Report) -> dict[str, float]:
-    """The gains of the scripts in an earlier result, which become part of this one."""
+def taken_over(path: Path, report: Report, but: Iterable[str]) -> dict[str, float]:
+    """The gains of the scripts in an earlier result, which become part of this one, if it has none of its own."""
     earlier = json.loads(path.read_text())
     here, there = machine(report.device), earlier["machine"]
     if unlike := [name for name in ("device", "torch", "flatout") if here[name] != there[name]]:
         raise SystemExit(f"{path} is from another machine: {', '.join(f'{n} {there[n]}, not {here[n]}' for n in unlike)}")
-    bars = {bar["claim"].removesuffix(GAIN): bar for bar in earlier["bars"] if bar["claim"].endswith(GAIN)}
+    named = {bar["claim"].removesuffix(GAIN): bar for bar in earlier["bars"] if bar["claim"].endswith(GAIN)}
+    bars = {name: bar for name, bar in named.items() if name not in but}
     for name, bar in bars.items():
         report.bars.append(Bar(**{key: value for key, value in bar.items() if key != "reached"}))
         report.conditions[name] = earlier["conditions"][name]
@@ -89,7 +90,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=OURS, default=list(OURS))
     parser.add_argument("--also", nargs="*", default=[], metavar="NAME=FOLDER:COMMAND")
     parser.add_argument("--each", type=float, default=1200.0, metavar="SECONDS", help="at most so long for one script")
-    parser.add_argument("--go-on", type=Path, metavar="JSON", help="an earlier result, whose scripts are not run again")
+    parser.add_argument(
+        "--go-on", type=Path, nargs="*", default=[], metavar="JSON", help="earlier results: others of their scripts count"
+    )
     parser.add_argument("--trials", metavar="DURATION", help="passed on as boost's own --within")
     asked = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -102,10 +105,10 @@ def main() -> int:
         name, _, rest = written.partition("=")
         folder, _, command = rest.partition(":")
         scripts[name] = (Path(folder), command.split(), 1.0, "steps/s")
-    gains = taken_over(asked.go_on, report) if asked.go_on else {}
+    gains: dict[str, float] = {}
+    for path in asked.go_on:
+        gains |= taken_over(path, report, [*scripts, *gains])
     for name, (folder, command, units, unit) in scripts.items():
-        if name in gains:
-            continue
         left_s = (asked.within or 1e9) - (time.monotonic() - BEGAN_S)
         if left_s < 30:
             report.conditions[name] = "no time was left"

@@ -304,6 +304,19 @@ def test_what_gains_alone_is_not_tried_beside_what_does_not() -> None:
     assert verdicts(receipt) == {"autocast": "rejected", "cuda_graphs": "kept", "all together": "kept"}
 
 
+def test_shorter_computing_is_tried_again_once_launches_are_spared_however_little_that_gained() -> None:
+    class Hidden(Made):
+        def attempt(self, remedies: Sequence[tuple[str, Any]], **how: Any) -> Told:
+            names = {name for name, _ in remedies}
+            return super().attempt(remedies if "cuda_graphs" in names else (), **how)
+
+    made = Hidden({"autocast": 0.5, "cuda_graphs": 0.9})
+    offers = [Offer("autocast", "bf16", "off", 1.4), Offer("cuda_graphs", "on", "off")]
+    search = Search(made, offers, lambda line: None, computes_s=0.016)  # of a step of 20 ms
+    search.run("a machine", {}, "today")
+    assert [name for name, _ in search.kept] == ["cuda_graphs", "autocast"]
+
+
 def test_what_fails_together_is_not_held_against_either() -> None:
     made = SlowHost({"autocast": 1.0})
     offers = [Offer("autocast", "bf16", "off", 1.4), Offer("cuda_graphs", "on", "off")]

@@ -263,8 +263,15 @@ class Search:
             if (entry.name, entry.value) == (offer.name, offer.value) and step_s:
                 if entry.verdict == UNTRIED:
                     return not self._why_not(offer, standing)
-                return bool(_gained_nothing(entry) and offer.predicted and (entry.against_s or 0.0) > _SHORTER * step_s)
+                shorter = (entry.against_s or 0.0) > _SHORTER * step_s or self._is_spared_since(entry)
+                return bool(_gained_nothing(entry) and offer.predicted and shorter)
         return False
+
+    def _is_spared_since(self, entry: Entry) -> bool:
+        """Was it tried while the host took as long to ask for the computing as that takes, and is that over?"""
+        later = self.entries[self.entries.index(entry) + 1 :]
+        spared = any(one.verdict == KEPT and REMEDIES[one.name].spares_launches for one in later)
+        return REMEDIES[entry.name].shortens_computing and spared
 
     def _measured_again(self, standing: Standing) -> Standing:
         """As it is now: machines that others use, too, are fast at one time and slow at another."""
