@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatout.boost.remedies.host_made import HostMade, NotAlone
 
@@ -16,7 +16,7 @@ DEVICE = "meta"  # any that is not the host
 
 
 def watched_thrice(call: Callable[[], Any]) -> HostMade:
-    made = HostMade()
+    made = HostMade(nn.Identity())
     for captured in (False, False, True):
         with made.watched(captured):
             call()
@@ -72,3 +72,20 @@ def test_the_model_may_write_to_what_it_got() -> None:
     got: list[Tensor] = []
     (place,) = watched_thrice(lambda: got.append(torch.ones(3).to(DEVICE))).places()
     assert got[-1] is not place
+
+
+def test_compiled_code_is_what_runs() -> None:
+    runs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        return lambda *args: runs.append(1) or graph(*args)
+
+    class Own(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    model = Own(4, 4)
+    model.compile(backend=backend)
+    with HostMade(model).watched():
+        model(torch.ones(2, 4))
+    assert runs

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from flatout.boost.hooks import Hooks
@@ -311,6 +312,21 @@ def test_a_graph_is_what_runs() -> None:
         for step in range(30):
             model(torch.full((4, 8), float(step), device="cuda")).sum().backward()
     assert len(calls) < 10  # to warm up, and to capture
+
+
+def test_a_graph_takes_compiled_code() -> None:
+    def trained(*names: str) -> list[Tensor]:
+        model = network()
+        with remedied(*names):
+            return in_the_usual_way(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    plain = trained()
+    torch._dynamo.reset()
+    counters["frames"].clear()
+    both = trained("compile", "cuda_graphs")
+    assert counters["frames"]["ok"] > 0
+    for a, b in zip(plain, both, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
 
 
 def test_what_a_model_keeps_and_what_a_script_sets_is_heard() -> None:

@@ -88,6 +88,7 @@ class Calls:
     batch: int = 0  # the first dimension of its first tensor
     parallel: bool = False  # nn.DataParallel
     mode_matters: bool = False  # it has dropout or batch norm
+    of_torch: bool = False  # its forward is torch's own: it is a Sequential, or the like
     odd_products: bool = False  # a large linear layer whose columns are no multiple of what tensor cores take
 
     def is_in(self, periods: list[Period]) -> bool:

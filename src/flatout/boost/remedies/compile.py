@@ -12,6 +12,7 @@ from flatout.boost.patching import Edit
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.boost.remedies.written import before_the_loop
 from flatout.doctor.diagnosis import Diagnosis
+from flatout.doctor.observing.calling import is_of_torch
 
 _WORTH_ON_CPU = 1.1  # compiling takes long there and gains little
 
@@ -32,12 +33,19 @@ class Compile(Remedy):
         hooks.prepare.append(_compiled)
 
     def edits(self, value: Any, diagnosis: Diagnosis) -> list[Edit]:
-        return before_the_loop(diagnosis, "{model}.compile()")
+        of_torch = any(call.of_torch for call in diagnosis.case.training_calls if call.parameter_dtype)
+        return before_the_loop(
+            diagnosis, "{model}.forward = torch.compile({model}.forward)" if of_torch else "{model}.compile()"
+        )
 
 
 def _compiled(module: nn.Module) -> bool:
     """At its first call in training: before that it may be evaluated, or looked at by a summary."""
     if not learns(module) or not module.training or not torch.is_grad_enabled():
         return False
-    module.compile()
+    if is_of_torch(module):
+        # torch's compiler leaves torch's own files alone, all of a Sequential's, unless it comes to them from elsewhere
+        module._compiled_call_impl = torch.compile(lambda *args, **named: module._call_impl(*args, **named))
+    else:
+        module.compile()
     return True

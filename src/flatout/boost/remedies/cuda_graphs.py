@@ -190,7 +190,7 @@ def _capture(module: nn.Module, leaves: list[Any], form: Any, before: HostState)
     torch.set_autocast_cache_enabled(False)  # a weight's cast is part of the graph, not what is left of an earlier one
     torch.clear_autocast_cache()
 
-    host_made = HostMade()
+    host_made = HostMade(module)
 
     def called(captured: bool = False) -> tuple[list[Tensor], list[_Constant | None], Any]:
         args, named = _rebuilt(inputs, form)

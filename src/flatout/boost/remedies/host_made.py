@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -24,8 +24,10 @@ class NotAlone(Exception):
 
 
 class HostMade(TorchDispatchMode):
-    def __init__(self) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        # torch leaves all compiled code aside while someone watches
+        self._sees = all(getattr(part, "_compiled_call_impl", None) is None for part in module.modules())
         self._earlier: list[tuple[Tensor, Tensor | None]] = []  # what a call sent, and where it is on the device
         self._sent: list[tuple[Tensor, Tensor | None]] = []
         self._made: dict[int, Tensor] = {}  # by the place of what this call made on the host
@@ -34,6 +36,9 @@ class HostMade(TorchDispatchMode):
     @contextmanager
     def watched(self, captured: bool = False) -> Iterator[None]:
         """One call. A captured one takes what the one before sent."""
+        if not self._sees:
+            yield
+            return
         self._earlier, self._sent, self._made = self._sent, [], {}
         self._from_the_device = captured
         try:

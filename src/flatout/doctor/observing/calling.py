@@ -172,8 +172,13 @@ def _described(module: nn.Module, line: str, gradient: bool, args: Any, named: A
         batch=tensors[0].shape[0] if tensors and tensors[0].dim() else 0,
         parallel=isinstance(module, nn.DataParallel),
         mode_matters=any(isinstance(m, _BY_MODE) for m in parts),
+        of_torch=is_of_torch(inner or module),
         odd_products=any(isinstance(m, nn.Linear) and is_odd(m.out_features) for m in parts),
     )
+
+
+def is_of_torch(module: nn.Module) -> bool:
+    return type(module).forward.__module__.startswith("torch.")
 
 
 def _autocast_of(device: str) -> str:
