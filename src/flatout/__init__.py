@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flatout import boost as boost
     from flatout import data as data
     from flatout import doctor as doctor
     from flatout.base.errors import FlatoutError as FlatoutError
@@ -28,12 +29,26 @@ if TYPE_CHECKING:
     from flatout.verbs import run as run
 
 __version__ = "0.1.0"
-__all__ = ["FlatoutError", "Recipe", "Run", "data", "doctor", "evaluate", "explain", "load", "loader", "predict", "run"]
+__all__ = [
+    "FlatoutError",
+    "Recipe",
+    "Run",
+    "boost",
+    "data",
+    "doctor",
+    "evaluate",
+    "explain",
+    "load",
+    "loader",
+    "predict",
+    "run",
+]
 
 _HOMES = {
     "FlatoutError": "flatout.base.errors",
     "Recipe": "flatout.recipe",
     "Run": "flatout.verbs",
+    "boost": "flatout.boost",
     "data": "flatout.data",
     "doctor": "flatout.doctor",
     "evaluate": "flatout.verbs",

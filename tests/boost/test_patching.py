@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,34 @@ def test_a_call_over_several_lines(script: str) -> None:
         [Edit(script, 8, function="DataLoader", arguments=(("num_workers", "4"), ("persistent_workers", "True")))]
     )
     assert added(text) == ["batch_size=8, num_workers=4, persistent_workers=True,"] and left == []
+
+
+@pytest.mark.parametrize(
+    ("head", "rest"),
+    [
+        ("", "import os\n"),
+        ('#!/usr/bin/env python\n"""What it does."""\n\nfrom __future__ import annotations\n\n', "import os\n"),
+        ("# a comment\n", "@print\ndef main():\n    pass\n"),
+    ],
+)
+def test_a_line_before_all_others_goes_after_what_has_to_be_first(head: str, rest: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(head + rest)
+    text, left = patch([Edit(str(path), 0, statement="import flatout")])
+    assert left == [] and added(text) == ["import flatout"]
+    (tmp_path / "the.patch").write_text(text.replace(str(path).lstrip("/"), "train.py"))
+    subprocess.run(["git", "apply", "the.patch"], cwd=tmp_path, check=True)
+    assert path.read_text() == head + "import flatout\n" + rest
+
+
+def test_two_names_of_one_file_are_one_file(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(script).parent)
+    edits = [
+        Edit("train.py", 12, function="AdamW", arguments=(("fused", "True"),)),
+        Edit(script, 0, statement="import flatout"),
+    ]
+    text, left = patch(edits)
+    assert left == [] and text.count("--- a/") == 1 and len(added(text)) == 2
 
 
 def test_a_line_about_the_model_goes_before_the_optimizer_is_made(script: str) -> None:

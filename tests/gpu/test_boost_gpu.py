@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+import flatout as fo
 from flatout.boost.hooks import Hooks
 from flatout.boost.remedies.all import REMEDIES
 
@@ -312,6 +313,20 @@ def test_a_graph_is_what_runs() -> None:
         for step in range(30):
             model(torch.full((4, 8), float(step), device="cuda")).sum().backward()
     assert len(calls) < 10  # to warm up, and to capture
+
+
+def test_a_line_of_the_script_does_the_same() -> None:
+    model, x = Recurrent().cuda(), torch.zeros(12, 8, dtype=torch.long, device="cuda")
+    hidden = (torch.zeros(2, 8, 32, device="cuda"), torch.zeros(2, 8, 32, device="cuda"))
+    calls = []
+    model.out.forward = lambda x, forward=model.out.forward: calls.append(forward(x)) or calls[-1]  # type: ignore[method-assign]
+    fo.boost.keep(cuda_graphs="on", autocast="bf16")
+    try:
+        for _ in range(20):
+            model(x, hidden)[0].sum().backward()
+    finally:
+        fo.boost.keep()
+    assert len(calls) < 10 and {one.dtype for one in calls} == {torch.bfloat16}
 
 
 def test_a_graph_takes_compiled_code() -> None:

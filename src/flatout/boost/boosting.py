@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from flatout.base.tree import Doc
 from flatout.base.units import show_seconds
 from flatout.boost.forks import Forks
 from flatout.boost.looking import Looked, look
-from flatout.boost.patching import patch
+from flatout.boost.patching import Edit, patch
+from flatout.boost.remedies.all import REMEDIES
 from flatout.boost.remedies.no_grad import NoGrad, evaluating_lines
+from flatout.boost.remedies.remedy import Offer
 from flatout.boost.scratch import NOT_LED
 from flatout.boost.search import Search, shown
 from flatout.boost.trial import Asked, attempt
@@ -71,23 +73,48 @@ def tried(
     search = Search(trials, looked.offers, say, looked.computes_s, within_s, lasts_s)
     versions = {"torch": str(torch.__version__), "python": sys.version.split()[0]}
     receipt = search.run(looked.machine, versions, time.strftime("%Y-%m-%d %H:%M:%S"))
-    kept = {name for name, _ in search.kept}
-    offers = [offer for offer in looked.offers if offer.name in kept]
-    text, left = patch(edit for offer in offers for edit in offer.edits)
-    unwritten = [offer.name for offer in offers if not set(offer.edits) - set(left)]
+    text, notes = written(script, looked.offers, search.kept)
     out.mkdir(parents=True, exist_ok=True)
-    receipt = _with_notes(receipt, search.kept, unwritten)
+    kept = f"Kept: {shown(search.kept)}." if search.kept else "Nothing was kept: the script runs as it is."
+    receipt = replace(receipt, notes=(kept, *notes))
     (out / "receipt.json").write_text(json.dumps(receipt.to_dict(), indent=1, default=str))
     (out / "receipt.html").write_text(to_html(receipt_doc(str(script), receipt), f"flatout boost {script}"))
     (out / "changes.patch").write_text(text)
     return Boosted(receipt, text, out, search.highest_loss, search.loss_steps)
 
 
-def _with_notes(receipt: Receipt, kept: list[tuple[str, Any]], unwritten: list[str]) -> Receipt:
-    notes = [f"Kept: {shown(kept)}." if kept else "Nothing was kept: the script runs as it is."]
-    if unwritten:
-        names = ", ".join(name.replace("_", " ") for name in unwritten)
+def written(script: Script, offers: Sequence[Offer], kept: Sequence[tuple[str, Any]]) -> tuple[str, list[str]]:
+    """What was kept as a patch of the script, and what is to be said of that.
+
+    In plain torch where all of it can be. What can't goes into one line of flatout's, and with it what could be in part."""
+    values = dict(kept)
+    offers = [offer for offer in offers if offer.name in values]
+    _, failed = patch(edit for offer in offers for edit in offer.edits)
+    lacking = [offer.name for offer in offers if not set(offer.edits) - set(failed)]
+    file, in_line = script.file(), []
+    if file is not None and any(REMEDIES[name].can_be_a_line for name in lacking):
+        lines = [name for name in values if name in lacking or REMEDIES[name].written_in_part]
+        in_line = [name for name in lines if REMEDIES[name].can_be_a_line]
+    edits = [edit for offer in offers if offer.name not in in_line for edit in offer.edits]
+    if in_line:
+        given = ", ".join(f"{name}={_literal(values[name])}" for name in in_line)
+        edits.append(Edit(str(file), 0, statement=f"import flatout\n\nflatout.boost.keep({given})\n"))
+    text, failed = patch(edits)
+    in_line = [] if any(edit.line == 0 for edit in failed) else in_line
+    notes = []
+    if in_line:
+        notes.append(f"In the patch as one line, which needs flatout: {_listed(in_line)}.")
+    if unwritten := [name for name in lacking if name not in in_line]:
         notes.append(
-            f"Not in the patch, since it can't be written as an edit of this script: {names}; `flatout boost` puts it in."
+            "Not in the patch, since it can't be written as an edit of this script: "
+            f"{_listed(unwritten)}; `flatout boost` puts it in."
         )
-    return Receipt(**{**vars(receipt), "notes": tuple(notes)})
+    return text, notes
+
+
+def _literal(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(name.replace("_", " ") for name in names)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Edit:
-    """Either `arguments` for the call of `function` on `line`, or a `statement` before the statement on `line`, or a
-    `decorator` of the function around it, if none of the lines `not_around` are in there.
+    """Either `arguments` for the call of `function` on `line`, or a `statement` before the statement on `line` (0: before
+    all of the file), or a `decorator` of the function around it, if none of the lines `not_around` are in there.
 
     In a statement {model} stands for what is called on the line `model_line`.
     """
@@ -36,19 +36,19 @@ def placed(where: str) -> tuple[str, int] | None:
 
 def patch(edits: Iterable[Edit]) -> tuple[str, list[Edit]]:
     """A unified diff of all files, and the edits that could not be made."""
-    by_file: dict[str, list[Edit]] = defaultdict(list)
+    by_file: dict[Path, list[Edit]] = defaultdict(list)
     for edit in edits:
-        by_file[edit.file].append(edit)
+        by_file[Path(edit.file).resolve()].append(edit)
     pieces, left = [], []
-    for file, wanted in sorted(by_file.items()):
+    for path, wanted in sorted(by_file.items()):
         try:
-            before = Path(file).read_text()
+            before = path.read_text()
             after, undone = _edited(before, wanted)
         except (OSError, SyntaxError, UnicodeDecodeError):
             left += wanted
             continue
         left += undone
-        name = Path(file).as_posix().lstrip("/")
+        name = Path(wanted[0].file).as_posix().lstrip("/")
         lines = difflib.unified_diff(before.splitlines(True), after.splitlines(True), f"a/{name}", f"b/{name}")
         pieces.append("".join(line if line.endswith("\n") else line + "\n" for line in lines))
     return "".join(pieces), left
@@ -103,7 +103,7 @@ def _with_arguments(tree: ast.Module, edit: Edit) -> tuple[int, int, str] | None
 
 
 def _inserted(tree: ast.Module, lines: list[str], edit: Edit) -> tuple[int, int, str] | None:
-    statement = _statement_at(tree, edit.line)
+    statement = _statement_at(tree, edit.line) if edit.line else _first_statement(tree)
     if statement is None:
         return None
     text = edit.statement
@@ -113,7 +113,8 @@ def _inserted(tree: ast.Module, lines: list[str], edit: Edit) -> tuple[int, int,
             return None
         text = text.replace("{model}", called)
     indent = lines[statement.lineno - 1][: statement.col_offset]
-    return (statement.lineno, 0, f"{indent}{text}\n") if not indent.strip() else None
+    first = min([statement.lineno, *(one.lineno for one in getattr(statement, "decorator_list", []))])
+    return (first, 0, f"{indent}{text}\n") if not indent.strip() else None
 
 
 def _decorated(tree: ast.Module, edit: Edit) -> tuple[int, int, str] | None:
@@ -146,6 +147,16 @@ def _function_around(tree: ast.Module, line: int) -> ast.FunctionDef | None:
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     around = [node for node in functions if node.lineno <= line <= (node.end_lineno or node.lineno)]
     return max(around, key=lambda node: node.lineno, default=None)
+
+
+def _first_statement(tree: ast.Module) -> ast.stmt | None:
+    """After what has to be first: its docstring, and what it imports from the future."""
+    for at, statement in enumerate(tree.body):
+        is_docstring = at == 0 and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        is_of_the_future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+        if not is_docstring and not is_of_the_future:
+            return statement
+    return None
 
 
 def _statement_at(tree: ast.Module, line: int) -> ast.stmt | None:

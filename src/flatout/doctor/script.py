@@ -25,6 +25,12 @@ class Script:
     def __str__(self) -> str:
         return " ".join([*(["-m"] if self.as_module else []), self.name, *self.arguments])
 
+    def file(self) -> Path | None:
+        """None for a module that is not found under this folder."""
+        path = Path(self.name.replace(".", "/") if self.as_module else self.name)
+        candidates = [path / "__main__.py", path.with_suffix(".py") if self.as_module else path]
+        return next((one for one in candidates if one.is_file()), None)
+
 
 class Enough(BaseException):
     """Raised inside of a script to end it: all has been seen."""

@@ -20,6 +20,7 @@ _FACTOR = 1.2  # GPT-2 in bf16 on an H200: 1.7x without a compiler, which does t
 
 class Aligned(Remedy):
     name = "aligned_products"
+    of_gpu = True
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         odd = any(call.odd_products for call in diagnosis.case.training_calls)

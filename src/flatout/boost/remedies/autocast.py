@@ -17,6 +17,7 @@ from flatout.doctor.diagnosis import Diagnosis
 
 class Autocast(Remedy):
     name = "autocast"
+    written_in_part = True
     shortens_computing = True
     precision = "bf16"
 

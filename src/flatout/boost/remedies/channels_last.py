@@ -16,6 +16,7 @@ from flatout.doctor.diagnosis import Diagnosis
 
 class ChannelsLast(Remedy):
     name = "channels_last"
+    written_in_part = True
     shortens_computing = True
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:

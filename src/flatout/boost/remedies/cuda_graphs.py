@@ -31,6 +31,7 @@ _AT_ONCE, _MOST, _OFTEN = 3, 8, 20  # captures without waiting, captures in all,
 
 class CudaGraphs(Remedy):
     name = "cuda_graphs"
+    of_gpu = True
     spares_launches = True
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
@@ -318,8 +319,9 @@ class _Constant:
 
 
 def _is_out_of_reach(part: nn.Module) -> bool:
-    """A replay would not call hooks."""
-    return any(vars(part).get(kind) for kind in HOOKS)
+    """A replay would not call hooks, or do for several devices what has to be done at each call."""
+    is_parallel = isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    return is_parallel or any(vars(part).get(kind) for kind in HOOKS)
 
 
 def _flattened(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any], Any]:

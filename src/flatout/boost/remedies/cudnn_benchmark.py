@@ -14,6 +14,7 @@ from flatout.doctor.diagnosis import Diagnosis
 
 class CudnnBenchmark(Remedy):
     name = "cudnn_benchmark"
+    of_gpu = True
     shortens_computing = True
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:

@@ -22,6 +22,7 @@ from flatout.doctor.diagnosis import Diagnosis
 
 class EarlyReads(Remedy):
     name = "early_reads"
+    of_gpu = True
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         gain = predicted(diagnosis, "host_sync", "chatty_logging")

@@ -22,6 +22,7 @@ class NoGrad(Remedy):
 
     name = "no_grad_evaluation"
     measures = EVALUATIONS
+    can_be_a_line = False  # it goes by the numbers of lines
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         seen = diagnosis.case.seen

@@ -32,6 +32,9 @@ class Remedy(ABC):
     feeds = False  # steps wait less for data: tried before what makes them shorter, which would only wait more
     spares_launches = False  # on a device: nothing to gain from while it computes all the time
     shortens_computing = False  # on a device: nothing to gain from while the device waits for the host
+    of_gpu = False
+    written_in_part = False  # its edits hold less than what is tried
+    can_be_a_line = True  # of the script: see boost.keeping
     precision = "fp32"  # how far results may differ: see measure.proof
 
     def offered(self, diagnosis: Diagnosis) -> list[Offer]:

@@ -14,6 +14,8 @@ from flatout.doctor.diagnosis import Diagnosis
 
 class Tf32(Remedy):
     name = "tf32"
+    of_gpu = True
+    written_in_part = True
     shortens_computing = True
     precision = "tf32"
 

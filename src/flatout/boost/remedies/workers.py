@@ -43,6 +43,8 @@ class Workers(Remedy):
 
 class AsyncCopies(Remedy):
     name = "async_copies"
+    of_gpu = True
+    written_in_part = True
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         case = diagnosis.case
