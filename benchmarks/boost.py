@@ -80,7 +80,7 @@ def taken_over(path: Path, report: Report, but: Iterable[str]) -> dict[str, floa
     bars = {name: bar for name, bar in named.items() if name not in but}
     for name, bar in bars.items():
         report.bars.append(Bar(**{key: value for key, value in bar.items() if key != "reached"}))
-        report.conditions[name] = earlier["conditions"][name]
+        report.conditions[name] = {"source": there.get("source"), **earlier["conditions"][name]}
         report.arms |= {arm: earlier["arms"][arm] for arm in (f"{name} as it is", f"{name} boosted")}
     return {name: bar["value"] for name, bar in bars.items()}
 

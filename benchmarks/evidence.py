@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import platform
 import re
@@ -166,7 +167,15 @@ def machine(device: torch.device) -> dict[str, Any]:
         "cuda": facts.cuda if device.type == "cuda" else None,
         "driver": facts.driver,
         "flatout": flatout.__version__,
+        "source": source(),
     }
+
+
+def source() -> str:
+    """Of flatout itself: one more letter is another one."""
+    home = Path(flatout.__file__).parent
+    files = sorted(home.rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
 def _slug(name: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,9 +56,8 @@ if __name__ == "__main__":
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Iterator[None]:
     yield
-    if keeping._installed is not None:
-        keeping._installed.patches.restore()
-        keeping._installed = None
+    fo.boost.keep(**dict.fromkeys(keeping._kept, "off"))
+    keeping._kept.clear()
 
 
 def ran(folder: Path) -> tuple[str, int]:
@@ -122,10 +123,11 @@ def test_a_remedy_that_there_is_not_is_told() -> None:
         fo.boost.keep(no_grad_evaluation="on")
 
 
-def test_a_value_that_it_can_not_have_is_told_and_nothing_stays() -> None:
+@pytest.mark.parametrize(("name", "value"), [("threads", "many"), ("autocast", "fp16"), ("fused_optimizer", True)])
+def test_a_value_that_it_can_not_have_is_told_and_nothing_changes(name: str, value: object) -> None:
     call = nn.Module.__call__
-    with pytest.raises(UsageError, match="the remedy threads can't be 'many'"):
-        fo.boost.keep(autocast="bf16", threads="many")
+    with pytest.raises(UsageError, match=f"the remedy {name} is .*, or 'off' to leave it out; got {value!r}"):
+        fo.boost.keep(compile="on", **{name: value})
     assert nn.Module.__call__ is call
 
 
@@ -134,9 +136,10 @@ def test_what_was_proven_on_a_gpu_is_left_out_where_there_is_none() -> None:
     with pytest.warns(UserWarning, match="torch sees none here: resident_data, cuda_graphs left out"):
         fo.boost.keep(resident_data="cuda", cuda_graphs="on", autocast="bf16")
     assert nn.Linear(4, 2)(torch.ones(1, 4)).dtype == torch.float32
+    assert keeping._kept == {"autocast": "bf16"}
 
 
-def test_the_second_call_takes_the_place_of_the_first() -> None:
+def test_a_later_call_adds_to_an_earlier_one_and_off_takes_back() -> None:
     seen: list[torch.dtype] = []
 
     class Seeing(nn.Linear):
@@ -145,8 +148,66 @@ def test_the_second_call_takes_the_place_of_the_first() -> None:
             seen.append(result.dtype)
             return result
 
-    model = Seeing(4, 2)
-    for remedies in ({"autocast": "bf16"}, {"autocast": "bf16"}, {}):
-        fo.boost.keep(**remedies)
-        model(torch.ones(1, 4))
-    assert seen == [torch.bfloat16, torch.bfloat16, torch.float32]
+    model, dropout = Seeing(4, 2), nn.functional.dropout
+    fo.boost.keep(autocast="bf16")
+    fo.boost.keep(autocast="bf16")
+    fo.boost.keep(quick_dropout="on")
+    model(torch.ones(1, 4))
+    assert nn.functional.dropout is not dropout
+    fo.boost.keep(autocast="off")
+    model(torch.ones(1, 4))
+    assert seen == [torch.bfloat16, torch.float32] and nn.functional.dropout is not dropout
+    fo.boost.keep(quick_dropout="off")
+    assert nn.functional.dropout is dropout
+
+
+WITH_WORKERS = """\
+import multiprocessing
+import sys
+
+import flatout
+
+flatout.boost.keep(threads=2, quick_dropout="on")
+
+import torch
+from torch.utils.data import DataLoader
+
+
+class Told:
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, row):
+        return torch.get_num_threads(), torch.nn.functional.dropout.__module__
+
+
+if __name__ == "__main__":
+    loader = DataLoader(Told(), batch_size=None, num_workers=1, multiprocessing_context=sys.argv[1])
+    print([torch.get_num_threads(), torch.nn.functional.dropout.__module__], *loader)
+"""
+
+
+@pytest.mark.parametrize("start", ["spawn", "forkserver", "fork"])
+def test_a_worker_is_left_as_it_is(start: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WITH_WORKERS)
+    ended = subprocess.run(
+        [sys.executable, "train.py", start], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    own, *workers = re.findall(r"[\[(](\d), '(.*?)'", ended.stdout)
+    assert own == ("2", "flatout.boost.remedies.quick_dropout")
+    dropout = "flatout.boost.remedies.quick_dropout" if start == "fork" else "torch.nn.functional"
+    assert workers == [("1", dropout)] * 2
+
+
+def test_where_the_line_has_no_place_what_plain_torch_can_say_is_in_the_patch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text('"""What it does."""; import torch\nprecision = 1\n')
+    edit = Edit("train.py", 2, statement='torch.set_float32_matmul_precision("high")')
+    offers = [Offer("tf32", "on", "off", edits=(edit,)), Offer("cuda_graphs", "on", "off")]
+    text, notes = written(Script("train.py"), offers, [("tf32", "on"), ("cuda_graphs", "on")])
+    assert "set_float32_matmul_precision" in text and "flatout" not in text
+    assert len(notes) == 1 and "cuda graphs; `flatout boost` puts it in" in notes[0]

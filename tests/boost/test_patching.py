@@ -55,9 +55,11 @@ def test_a_call_over_several_lines(script: str) -> None:
 @pytest.mark.parametrize(
     ("head", "rest"),
     [
-        ("", "import os\n"),
-        ('#!/usr/bin/env python\n"""What it does."""\n\nfrom __future__ import annotations\n\n', "import os\n"),
+        ("", "import numpy\n"),
+        ('#!/usr/bin/env python\n"""What it does."""\n\nfrom __future__ import annotations\n\n', "import numpy\n"),
         ("# a comment\n", "@print\ndef main():\n    pass\n"),
+        ("import os\nimport sys\n\nos.environ['OMP_NUM_THREADS'] = '1'\n", "import torch\nimport random\n"),
+        ("from os import environ\nenviron.setdefault('A', 'b')\n", "print(1)\n"),
     ],
 )
 def test_a_line_before_all_others_goes_after_what_has_to_be_first(head: str, rest: str, tmp_path: Path) -> None:
@@ -148,3 +150,44 @@ def test_a_function_that_leads_to_the_training_is_not_decorated(tmp_path: Path) 
     path.write_text(EVALUATES + "\n\ndef main():\n    Task().train(model, loader)\n    for x in held_out:\n        model(x)\n")
     _, left = patch([Edit(str(path), 18, decorator="@torch.no_grad()", not_around=(12,))])
     assert len(left) == 1
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "import torch\r\n\r\noptimizer = torch.optim.AdamW([], lr=1e-3)\r\n",
+        "import torch\n\x0c\noptimizer = torch.optim.AdamW([], lr=1e-3)\n",
+        "import torch\n\noptimizer = torch.optim.AdamW([], lr=1e-3)",
+        'import torch\n\nname, optimizer = "größer", torch.optim.AdamW([], lr=1e-3)\n',
+    ],
+    ids=["CRLF", "form feed", "no newline", "umlauts"],
+)
+def test_git_applies_it_whatever_the_file_is_made_of(before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text(before, newline="")
+    edits = [Edit(str(path), 3, function="AdamW", arguments=(("fused", "True"),)), Edit(str(path), 0, statement="import os")]
+    text, left = patch(edits)
+    (tmp_path / "the.patch").write_text(text, newline="")
+    subprocess.run(["git", "apply", "the.patch"], check=True)
+    end = "\r\n" if "\r" in before else "\n"
+    assert left == [] and path.read_bytes().decode() == f"import os{end}" + before.replace("lr=1e-3", "lr=1e-3, fused=True")
+
+
+def test_a_file_is_named_as_seen_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a" / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path / "b")
+    text, _ = patch([Edit("../a/train.py", 0, statement="import os")])
+    assert f"--- a{tmp_path}/a/train.py\n" in text
+    monkeypatch.chdir(tmp_path)
+    text, _ = patch([Edit(str(tmp_path / "a" / "train.py"), 0, statement="import os")])
+    assert "--- a/a/train.py\n" in text
+
+
+def test_a_file_that_does_not_import_torch_by_its_name_gets_no_line_that_needs_it(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("from torch import optim\n\noptimizer = optim.AdamW([])\n")
+    edit = Edit(str(path), 3, statement="torch.backends.cudnn.benchmark = True")
+    assert patch([edit]) == ("", [edit])

@@ -387,6 +387,42 @@ def test_a_tensor_of_the_host_that_a_script_writes_to_is_heard() -> None:
             torch.testing.assert_close(output, F.linear(x, model.weight, model.bias) * step)
 
 
+def test_a_number_that_a_forward_returns_is_the_one_of_its_call() -> None:
+    count = iter(range(100))
+
+    class Numbered(nn.Linear):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, int]:  # type: ignore[override]
+            number = next(count)
+            return super().forward(x), torch.tensor(number), number
+
+    model, x = Numbered(8, 2).cuda(), torch.ones(4, 8, device="cuda")
+    with remedied("cuda_graphs"):
+        for _ in range(8):
+            before = next(count)
+            output, on_host, number = model(x)
+            output.sum().backward()
+            assert number > before and int(on_host) == number
+
+
+def test_a_function_that_is_compiled_stays_so_in_a_graph() -> None:
+    compute = torch.compile(lambda x: (x * 2).relu() + 1)
+
+    class Partly(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return compute(super().forward(x))
+
+    model, x = Partly(8, 2).cuda(), torch.randn(4, 8, device="cuda")
+    expected = (F.linear(x, model.weight, model.bias) * 2).relu() + 1
+    torch._dynamo.reset()
+    counters.clear()
+    with remedied("cuda_graphs"):
+        for _ in range(8):
+            output = model(x)
+            output.sum().backward()
+            torch.testing.assert_close(output, expected)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
 def test_dropout_is_drawn_anew_in_each_replay() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5)).cuda()
     x = torch.ones(4, 64, device="cuda")

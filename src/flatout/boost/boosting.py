@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def tried(
     receipt = replace(receipt, notes=(kept, *notes))
     (out / "receipt.json").write_text(json.dumps(receipt.to_dict(), indent=1, default=str))
     (out / "receipt.html").write_text(to_html(receipt_doc(str(script), receipt), f"flatout boost {script}"))
-    (out / "changes.patch").write_text(text)
+    (out / "changes.patch").write_text(text, newline="")
     return Boosted(receipt, text, out, search.highest_loss, search.loss_steps)
 
 
@@ -89,18 +89,9 @@ def written(script: Script, offers: Sequence[Offer], kept: Sequence[tuple[str, A
     In plain torch where all of it can be. What can't goes into one line of flatout's, and with it what could be in part."""
     values = dict(kept)
     offers = [offer for offer in offers if offer.name in values]
-    _, failed = patch(edit for offer in offers for edit in offer.edits)
+    plain, failed = patch(edit for offer in offers for edit in offer.edits)
     lacking = [offer.name for offer in offers if not set(offer.edits) - set(failed)]
-    file, in_line = script.file(), []
-    if file is not None and any(REMEDIES[name].can_be_a_line for name in lacking):
-        lines = [name for name in values if name in lacking or REMEDIES[name].written_in_part]
-        in_line = [name for name in lines if REMEDIES[name].can_be_a_line]
-    edits = [edit for offer in offers if offer.name not in in_line for edit in offer.edits]
-    if in_line:
-        given = ", ".join(f"{name}={_literal(values[name])}" for name in in_line)
-        edits.append(Edit(str(file), 0, statement=f"import flatout\n\nflatout.boost.keep({given})\n"))
-    text, failed = patch(edits)
-    in_line = [] if any(edit.line == 0 for edit in failed) else in_line
+    text, in_line = _with_a_line(script.file(), offers, values, lacking) or (plain, [])
     notes = []
     if in_line:
         notes.append(f"In the patch as one line, which needs flatout: {_listed(in_line)}.")
@@ -110,6 +101,20 @@ def written(script: Script, offers: Sequence[Offer], kept: Sequence[tuple[str, A
             f"{_listed(unwritten)}; `flatout boost` puts it in."
         )
     return text, notes
+
+
+def _with_a_line(
+    file: Path | None, offers: Sequence[Offer], values: Mapping[str, Any], lacking: Sequence[str]
+) -> tuple[str, list[str]] | None:
+    """The patch, and what is in its line; None where there is nothing to put into one, or no place for it."""
+    if file is None or not any(REMEDIES[name].can_be_a_line for name in lacking):
+        return None
+    wanted = [name for name in values if name in lacking or REMEDIES[name].written_in_part]
+    names = [name for name in wanted if REMEDIES[name].can_be_a_line]
+    given = ", ".join(f"{name}={_literal(values[name])}" for name in names)
+    line = Edit(str(file), 0, statement=f"import flatout\n\nflatout.boost.keep({given})\n")
+    text, failed = patch([*(edit for offer in offers if offer.name not in names for edit in offer.edits), line])
+    return None if line in failed else (text, names)
 
 
 def _literal(value: Any) -> str:

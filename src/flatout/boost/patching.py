@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -42,20 +44,32 @@ def patch(edits: Iterable[Edit]) -> tuple[str, list[Edit]]:
     pieces, left = [], []
     for path, wanted in sorted(by_file.items()):
         try:
-            before = path.read_text()
+            before = path.read_bytes().decode()  # with the ends of its lines as they are
             after, undone = _edited(before, wanted)
-        except (OSError, SyntaxError, UnicodeDecodeError):
+        except (OSError, SyntaxError, UnicodeError):
             left += wanted
             continue
         left += undone
-        name = Path(wanted[0].file).as_posix().lstrip("/")
-        lines = difflib.unified_diff(before.splitlines(True), after.splitlines(True), f"a/{name}", f"b/{name}")
-        pieces.append("".join(line if line.endswith("\n") else line + "\n" for line in lines))
+        name = _name(path)
+        lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{name}", f"b/{name}")
+        pieces.append("".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines))
     return "".join(pieces), left
 
 
+def _name(path: Path) -> str:
+    """As seen from this folder, where the patch is applied; a file that is elsewhere, from the root."""
+    here = Path.cwd().resolve()
+    return (path.relative_to(here) if path.is_relative_to(here) else path).as_posix().lstrip("/")
+
+
+def _lines(source: str) -> list[str]:
+    """As Python and git count them: `splitlines` ends them at other characters, too."""
+    return re.findall(r"[^\n]*\n|[^\n]+", source)
+
+
 def _edited(source: str, edits: list[Edit]) -> tuple[str, list[Edit]]:
-    lines = source.splitlines(keepends=True)
+    lines = _lines(source)
+    end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
     tree = ast.parse(source)
     left = []
     changes: list[tuple[int, int, str]] = []  # line, column, text to put there; from the end of the file to its beginning
@@ -71,8 +85,9 @@ def _edited(source: str, edits: list[Edit]) -> tuple[str, list[Edit]]:
         if text not in joined[line, column]:
             joined[line, column].append(text)
     for (line, column), texts in sorted(joined.items(), reverse=True):
-        old = lines[line - 1]
-        lines[line - 1] = old[:column] + "".join(texts) + old[column:]
+        old = lines[line - 1].encode()  # its columns are bytes
+        new = "".join(texts).replace("\n", end).encode()
+        lines[line - 1] = (old[:column] + new + old[column:]).decode()
     after = "".join(lines)
     ast.parse(after)
     return after, left
@@ -107,12 +122,14 @@ def _inserted(tree: ast.Module, lines: list[str], edit: Edit) -> tuple[int, int,
     if statement is None:
         return None
     text = edit.statement
+    if "torch." in text and not _imports_torch(tree):
+        return None
     if "{model}" in text:
         called = _called_at(tree, edit.model_line)
         if called is None or not _same_scope(tree, edit.line, edit.model_line):
             return None
         text = text.replace("{model}", called)
-    indent = lines[statement.lineno - 1][: statement.col_offset]
+    indent = lines[statement.lineno - 1].encode()[: statement.col_offset].decode()
     first = min([statement.lineno, *(one.lineno for one in getattr(statement, "decorator_list", []))])
     return (first, 0, f"{indent}{text}\n") if not indent.strip() else None
 
@@ -150,13 +167,29 @@ def _function_around(tree: ast.Module, line: int) -> ast.FunctionDef | None:
 
 
 def _first_statement(tree: ast.Module) -> ast.stmt | None:
-    """After what has to be first: its docstring, and what it imports from the future."""
+    """The first that may import torch. A docstring, Python's own modules and what is set in the environment come before it."""
     for at, statement in enumerate(tree.body):
         is_docstring = at == 0 and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-        is_of_the_future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
-        if not is_docstring and not is_of_the_future:
+        if not is_docstring and not _is_of_python(statement) and not _sets_the_environment(statement):
             return statement
     return None
+
+
+def _is_of_python(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Import):
+        return all(alias.name.partition(".")[0] in sys.stdlib_module_names for alias in statement.names)
+    return isinstance(statement, ast.ImportFrom) and (statement.module or "").partition(".")[0] in sys.stdlib_module_names
+
+
+def _sets_the_environment(statement: ast.stmt) -> bool:
+    names = {getattr(node, "attr", None) or getattr(node, "id", None) for node in ast.walk(statement)}
+    return isinstance(statement, ast.Assign | ast.Expr) and bool(names & {"environ", "putenv"})
+
+
+def _imports_torch(tree: ast.Module) -> bool:
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
+    names = [alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names]
+    return "torch" in names
 
 
 def _statement_at(tree: ast.Module, line: int) -> ast.stmt | None:

@@ -263,8 +263,8 @@ class Search:
             if (entry.name, entry.value) == (offer.name, offer.value) and step_s:
                 if entry.verdict == UNTRIED:
                     return not self._why_not(offer, standing)
-                shorter = (entry.against_s or 0.0) > _SHORTER * step_s or self._is_spared_since(entry)
-                return bool(_gained_nothing(entry) and offer.predicted and shorter)
+                shorter = bool(offer.predicted) and (entry.against_s or 0.0) > _SHORTER * step_s
+                return _gained_nothing(entry) and (shorter or self._is_spared_since(entry))
         return False
 
     def _is_spared_since(self, entry: Entry) -> bool:

@@ -20,11 +20,15 @@ _FACTOR = 1.2  # GPT-2 in bf16 on an H200: 1.7x without a compiler, which does t
 
 class Aligned(Remedy):
     name = "aligned_products"
+    values = "a number of columns"
     of_gpu = True
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         odd = any(call.odd_products for call in diagnosis.case.training_calls)
         return [Offer(self.name, _ROUND, "off", _FACTOR)] if odd and diagnosis.case.on_device else []
+
+    def takes(self, value: Any) -> bool:
+        return type(value) is int and value > 0
 
     def apply(self, value: Any, hooks: Hooks) -> None:
         hooks.patches.wrap(F, "linear", lambda original: _rounded(original, int(value)))

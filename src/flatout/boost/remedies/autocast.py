@@ -9,15 +9,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from flatout.boost.hooks import Hooks, learns
-from flatout.boost.patching import Edit
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
-from flatout.boost.remedies.written import before_the_loop
 from flatout.doctor.diagnosis import Diagnosis
 
 
 class Autocast(Remedy):
     name = "autocast"
-    written_in_part = True
+    values = '"bf16"'
     shortens_computing = True
     precision = "bf16"
 
@@ -29,15 +27,12 @@ class Autocast(Remedy):
             return []
         return [Offer(self.name, "bf16", "off", gain)]
 
+    def takes(self, value: Any) -> bool:
+        return bool(value == "bf16")
+
     def apply(self, value: Any, hooks: Hooks) -> None:
         hooks.around.append(lambda module: torch.autocast(_device_of(module), torch.bfloat16, enabled=learns(module)))
         hooks.outputs.append(lambda module, result: tree_map_only(Tensor, _widened, result) if learns(module) else result)
-
-    def edits(self, value: Any, diagnosis: Diagnosis) -> list[Edit]:
-        device = diagnosis.case.seen.device
-        return before_the_loop(
-            diagnosis, f'{{model}}.forward = torch.autocast("{device}", dtype=torch.bfloat16)({{model}}.forward)'
-        )
 
 
 def _device_of(module: nn.Module) -> str:

@@ -33,16 +33,17 @@ class Compile(Remedy):
         hooks.prepare.append(_compiled)
 
     def edits(self, value: Any, diagnosis: Diagnosis) -> list[Edit]:
+        """None for a model that is torch's own: torch would pass over it, and a `forward` of its own stays with its copies."""
         of_torch = any(call.of_torch for call in diagnosis.case.training_calls if call.parameter_dtype)
-        return before_the_loop(
-            diagnosis, "{model}.forward = torch.compile({model}.forward)" if of_torch else "{model}.compile()"
-        )
+        return [] if of_torch else before_the_loop(diagnosis, "{model}.compile()")
 
 
 def _compiled(module: nn.Module) -> bool:
     """At its first call in training: before that it may be evaluated, or looked at by a summary."""
     if not learns(module) or not module.training or not torch.is_grad_enabled():
         return False
+    if isinstance(module, torch.jit.ScriptModule):
+        return True  # it is compiled in a way of its own
     if is_of_torch(module):
         # torch's compiler leaves torch's own files alone, all of a Sequential's, unless it comes to them from elsewhere
         module._compiled_call_impl = torch.compile(lambda *args, **named: module._call_impl(*args, **named))

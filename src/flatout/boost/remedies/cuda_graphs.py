@@ -8,7 +8,7 @@ plain call, or a copy, where that one would give a wrong number.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -24,8 +24,9 @@ from flatout.boost.remedies.host_made import HostMade, NotAlone
 from flatout.boost.remedies.model_state import HOOKS, SIMPLE, Changes, HostState, inside, places_of, state_of
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.doctor.diagnosis import Diagnosis
+from flatout.doctor.observing.compiling import compiled_so_far
 
-_WARM_UP = 3
+_WATCHED, _WARM_UP = 2, 3
 _AT_ONCE, _MOST, _OFTEN = 3, 8, 20  # captures without waiting, captures in all, calls of a shape that is worth one
 
 
@@ -193,12 +194,12 @@ def _capture(module: nn.Module, leaves: list[Any], form: Any, before: HostState)
 
     host_made = HostMade(module)
 
-    def called(captured: bool = False) -> tuple[list[Tensor], list[_Constant | None], Any]:
+    def called() -> tuple[list[Tensor], list[_Constant | None], Any]:
         args, named = _rebuilt(inputs, form)
-        with _flat_weights(module, weights, stand_ins), host_made.watched(captured):
+        with _flat_weights(module, weights, stand_ins):
             found, shape = tree_flatten(functional_call(module, stand_ins, args, named))
-        if any(not isinstance(leaf, Tensor) and type(leaf) not in SIMPLE for leaf in found):
-            raise NotAlone  # something that may hold tensors of its own
+        if any(not (leaf.is_cuda if isinstance(leaf, Tensor) else type(leaf) in SIMPLE) for leaf in found):
+            raise NotAlone  # a number that was made for this call, or something that may hold tensors of its own
         tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
         return tensors, [None if isinstance(leaf, Tensor) else _Constant(leaf) for leaf in found], shape
 
@@ -214,18 +215,26 @@ def _capture(module: nn.Module, leaves: list[Any], form: Any, before: HostState)
         beside.wait_stream(torch.cuda.current_stream())
         states = []
         with torch.cuda.stream(beside):
+            for _ in range(_WATCHED):
+                with host_made.watched():
+                    _, rest, _ = called()
+                states.append((state_of(module), rest))
             for _ in range(_WARM_UP):
-                outputs = called()[0]
+                outputs, rest, _ = called()
                 back(outputs, likes(outputs))
                 del outputs
-                states.append(state_of(module))
+                states.append((state_of(module), rest))
         torch.cuda.current_stream().wait_stream(beside)
         # what it makes for itself in its first call is kept; what changes with every call can't be replayed
-        if any(state != states[0] for state in states) or before.has_drawn() or not host_made.is_settled():
+        if any(state != states[1] for state in states[1:]) or before.has_drawn() or not host_made.is_settled():
             raise NotAlone
+        # compiled code sends what it needs by itself, and a graph that can't take that is none
+        watched = nullcontext() if _is_any_compiled(module) else host_made.watched(captured=True)
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(forward, stream=beside, capture_error_mode="thread_local"):
-            outputs, rest, shape = called(captured=True)
+        with torch.cuda.graph(forward, stream=beside, capture_error_mode="thread_local"), watched:
+            outputs, rest, shape = called()
+        if rest != states[-1][1]:
+            raise NotAlone
         going_in = likes(outputs)
         # with memory of its own: what the forward left stays for another way back
         with torch.cuda.graph(backward, stream=beside, capture_error_mode="thread_local"):
@@ -250,6 +259,7 @@ def _capture(module: nn.Module, leaves: list[Any], form: Any, before: HostState)
         backward,
         [
             *host_made.places(),
+            *host_made.outside.values(),
             *module.buffers(),
             *(
                 one
@@ -260,6 +270,12 @@ def _capture(module: nn.Module, leaves: list[Any], form: Any, before: HostState)
             ),
         ],
     )
+
+
+def _is_any_compiled(module: nn.Module) -> bool:
+    """The model, a part of it, or anything else in this process: a function that it calls may be."""
+    named = any(getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())
+    return named or compiled_so_far().compiles > 0
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 _aten = torch.ops.aten
 _FROM_VALUES: frozenset[Any] = frozenset({torch.tensor, torch.as_tensor, Tensor.new_tensor})
+_TO_VALUES: frozenset[Any] = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__})
 
 
 class NotAlone(Exception):
@@ -24,29 +25,30 @@ class NotAlone(Exception):
 
 
 class HostMade(TorchDispatchMode):
+    """Watches calls of `module`. None of its code is run as it was compiled: that does all of this out of sight."""
+
     def __init__(self, module: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # torch leaves all compiled code aside while someone watches
-        self._sees = all(getattr(part, "_compiled_call_impl", None) is None for part in module.modules())
+        self.outside: dict[int, Tensor] = {}  # on the device, made before the last call, and read by it
+        self._lists = {id(value) for part in module.modules() for value in vars(part).values() if isinstance(value, list)}
         self._earlier: list[tuple[Tensor, Tensor | None]] = []  # what a call sent, and where it is on the device
         self._sent: list[tuple[Tensor, Tensor | None]] = []
         self._made: dict[int, Tensor] = {}  # by the place of what this call made on the host
-        self._from_the_device = False
+        self._made_there: set[int] = set()
+        self._from_the_device = self._refused = False
 
     @contextmanager
     def watched(self, captured: bool = False) -> Iterator[None]:
         """One call. A captured one takes what the one before sent."""
-        if not self._sees:
-            yield
-            return
-        self._earlier, self._sent, self._made = self._sent, [], {}
-        self._from_the_device = captured
+        self._earlier, self._sent = self._sent, []
+        self._made, self._made_there, self.outside = {}, set(), {}
+        self._from_the_device, self._refused = captured, False
         try:
-            with _SentByCopies(), self:
+            with torch.compiler.set_stance("force_eager"), _Values(self), self:
                 yield
         finally:
             self._made = {}
-        if captured and not self.is_settled():
+        if self._refused or (captured and not self.is_settled()):  # a model may catch what it was refused with
             raise NotAlone
 
     def is_settled(self) -> bool:
@@ -58,23 +60,36 @@ class HostMade(TorchDispatchMode):
         """They are read by every replay."""
         return [place for _, place in self._sent if place is not None]
 
+    def refuse(self) -> NoReturn:
+        self._refused = True
+        raise NotAlone
+
+    def is_kept(self, value: Any) -> bool:
+        """Does it outlive the call, so that the next may find another value in it?"""
+        return id(value) in self._lists or (_is_on_host(value) and _place(value) not in self._made)
+
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        here = [leaf for leaf in tree_leaves((args, named)) if _is_on_host(leaf)]
-        if op is _aten.lift_fresh.default and here[0].untyped_storage().resizable():
+        read = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
+        here, there = [one for one in read if _is_on_host(one)], [one for one in read if not _is_on_host(one)]
+        if op is _aten.lift_fresh.default and here and here[0].untyped_storage().resizable():
             here = []  # values of the source; an array's own memory would be lent, not made
-        if any(_place(one) not in self._made for one in here):
-            raise NotAlone  # it is kept between calls, and the next may find another value in it
+        if any(self.is_kept(one) for one in here):
+            self.refuse()
+        self.outside |= {_place(one): one for one in there if _place(one) not in self._made_there}
         if op is _aten._to_copy.default and here and torch.device(named.get("device") or "cpu").type != "cpu":
-            return self._copied(here[0], lambda: op(*args, **named))
-        if op is _aten.copy_.default and here and not _is_on_host(args[0]):
+            return self._noted(self._copied(here[0], lambda: op(*args, **named)))
+        if op is _aten.copy_.default and here and there:
             return args[0].copy_(self._copied(args[1], lambda: args[1].to(args[0].device)))
         result = op(*args, **named)
-        found = tree_leaves(result)
+        places = {_place(one) for one in (*here, *there)}
+        found = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
         for one in found:
-            if _is_on_host(one) and not any(_place(one) == _place(read) for read in here):
+            if _is_on_host(one) and not there and _place(one) not in places:  # what came from the device is a batch's own
                 self._made[_place(one)] = one
-        if here and not all(_is_on_host(one) for one in found):
+            elif not _is_on_host(one) and _place(one) not in places:
+                self._noted(one)
+        if here and not (found and all(_is_on_host(one) for one in found)):
             self._sent += [(one.clone(), None) for one in here]  # a number that becomes part of a kernel's call
         return result
 
@@ -86,21 +101,34 @@ class HostMade(TorchDispatchMode):
         number = len(self._sent)
         place = self._earlier[number][1] if number < len(self._earlier) else None
         if place is None:
-            raise NotAlone
+            self.refuse()
         self._sent.append((source.clone(), place))
         return place.clone()  # the model may write to what it got
 
+    def _noted(self, made: Tensor) -> Tensor:
+        self._made_there.add(_place(made))
+        return made
 
-class _SentByCopies(TorchFunctionMode):
-    """A tensor that is made on the device from a list of numbers is made on the host, and then copied, out of sight."""
+
+class _Values(TorchFunctionMode):
+    """What torch does out of sight. A tensor that is made on the device of numbers is made on the host, and copied."""
+
+    def __init__(self, watching: HostMade) -> None:
+        super().__init__()
+        self._watching = watching
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})
-        if function in _FROM_VALUES and args and not isinstance(args[-1], Tensor) and not named.get("requires_grad"):
-            asked = named.get("device", args[0].device if function is Tensor.new_tensor else None)
-            if asked is not None and torch.device(asked).type != "cpu":
-                return function(*args, **{**named, "device": "cpu"}).to(asked)
-        return function(*args, **named)
+        if function in _TO_VALUES and self._watching.is_kept(args[0]):
+            self._watching.refuse()
+        if function not in _FROM_VALUES or not args or isinstance(args[-1], Tensor):
+            return function(*args, **named)
+        if self._watching.is_kept(args[-1]) or any(isinstance(leaf, Tensor) for leaf in tree_leaves(args[-1])):
+            self._watching.refuse()
+        asked = named.get("device", args[0].device if function is Tensor.new_tensor else None)
+        if asked is None or torch.device(asked).type == "cpu" or named.get("requires_grad"):
+            return function(*args, **named)
+        return function(*args, **{**named, "device": "cpu"}).to(asked)
 
 
 def _is_on_host(value: Any) -> bool:

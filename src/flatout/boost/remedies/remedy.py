@@ -35,6 +35,7 @@ class Remedy(ABC):
     of_gpu = False
     written_in_part = False  # its edits hold less than what is tried
     can_be_a_line = True  # of the script: see boost.keeping
+    values = '"on"'  # in words
     precision = "fp32"  # how far results may differ: see measure.proof
 
     def offered(self, diagnosis: Diagnosis) -> list[Offer]:
@@ -47,6 +48,9 @@ class Remedy(ABC):
     @abstractmethod
     def apply(self, value: Any, hooks: Hooks) -> None:
         """In the process of the script, before it starts."""
+
+    def takes(self, value: Any) -> bool:
+        return bool(value == "on")
 
     def edits(self, value: Any, diagnosis: Diagnosis) -> list[Edit]:
         """The same, written into the script; empty where it can't be expressed."""

@@ -40,6 +40,7 @@ _UNDER_WAY_BYTES = 32 << 20  # what workers may hold: shared memory is small in 
 
 class Resident(Remedy):
     name = "resident_data"
+    values = '"cuda" or "cpu"'
     feeds = True
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
@@ -51,6 +52,9 @@ class Resident(Remedy):
         if case.share(case.rows[DATA]) > _WAITS:  # to hand over what workers have read takes time as well
             gain = max(gain or 1.0, case.step_ms / max(case.step_ms - case.rows[DATA], 0.02 * case.step_ms))
         return [] if gain is None else [Offer(self.name, case.seen.device, "off", gain)]
+
+    def takes(self, value: Any) -> bool:
+        return value in ("cuda", "cpu")
 
     def apply(self, value: Any, hooks: Hooks) -> None:
         hooks.patches.wrap(DataLoader, "__iter__", lambda original: _from_memory(original, torch.device(value)))

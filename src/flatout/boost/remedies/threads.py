@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from flatout.doctor.diagnosis import Diagnosis
 
 class Threads(Remedy):
     name = "threads"
+    values = "a number of threads"
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         seen = diagnosis.case.seen
@@ -21,9 +23,15 @@ class Threads(Remedy):
             return []
         return [Offer(self.name, seen.cores, seen.threads, predicted(diagnosis, "oversubscribed_threads"))]
 
+    def takes(self, value: Any) -> bool:
+        return type(value) is int and value > 0
+
     def apply(self, value: Any, hooks: Hooks) -> None:
         torch.set_num_threads(int(value))
-        hooks.patches.wrap(torch, "set_num_threads", lambda original: lambda count: None)
+        here = os.getpid()
+        hooks.patches.wrap(
+            torch, "set_num_threads", lambda original: lambda count: None if os.getpid() == here else original(count)
+        )  # a worker has one thread of its own
 
     def edits(self, value: Any, diagnosis: Diagnosis) -> list[Edit]:
         return []

@@ -17,6 +17,7 @@ from flatout.doctor.diagnosis import Diagnosis
 
 class Workers(Remedy):
     name = "workers"
+    values = "a number of workers"
     feeds = True
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
@@ -29,6 +30,9 @@ class Workers(Remedy):
         if gain is None or count == loader.workers:
             return []
         return [Offer(self.name, count, loader.workers, gain)]
+
+    def takes(self, value: Any) -> bool:
+        return type(value) is int and value > 0
 
     def apply(self, value: Any, hooks: Hooks) -> None:
         hooks.patches.wrap(DataLoader, "__init__", lambda original: _with_workers(original, int(value)))

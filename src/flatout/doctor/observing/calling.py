@@ -178,7 +178,9 @@ def _described(module: nn.Module, line: str, gradient: bool, args: Any, named: A
 
 
 def is_of_torch(module: nn.Module) -> bool:
-    return type(module).forward.__module__.startswith("torch.")
+    """Is its forward one of torch's layers or containers? What torch makes of other code (traced, exported) is not."""
+    forward = next((vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind)), None)
+    return (getattr(forward, "__module__", None) or "").startswith("torch.nn.")
 
 
 def _autocast_of(device: str) -> str:
