@@ -6,20 +6,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from flatout.boost.remedies import own_convolutions as remedy
 from flatout.boost.remedies.own_convolutions import OwnConvolutions
 from flatout.doctor import kinds
 from flatout.doctor.account import PYTHON, ROWS, Account
 from flatout.doctor.case import Case
 from flatout.doctor.diagnosis import Diagnosis
-from flatout.doctor.seen import Seen
+from flatout.doctor.findings import channels_first, slow_convolutions
+from flatout.doctor.seen import Calls, Seen
 from flatout.doctor.trace import Trace
-from flatout.machine.convolutions import own_convolutions
+from flatout.machine.convolutions import own_convolutions, own_gain
 
 
-def diagnosis(convolutions_ms: float, device: str = "cpu") -> Diagnosis:
+def case_of(convolutions_ms: float, device: str = "cpu", channels_last: bool = False) -> Case:
     rows = {**dict.fromkeys(ROWS, 0.0), kinds.CONVOLUTION: convolutions_ms, PYTHON: 10.0 - convolutions_ms}
-    return Diagnosis(Case(Seen(device), Trace(0, 1, 1, []), Account(1, 1), rows), ())
+    call = Calls("Net", "train.py:3", True, True, "", "float32", device, True, channels_last, False, batch=8)
+    return Case(Seen(device, calls=[call]), Trace(0, 1, 1, []), Account(1, 1), rows)
 
 
 def test_they_give_the_same_numbers_and_are_switched_back() -> None:
@@ -42,6 +43,17 @@ def test_they_give_the_same_numbers_and_are_switched_back() -> None:
 def test_they_are_offered_where_they_are_faster_and_there_is_something_to_gain(
     monkeypatch: pytest.MonkeyPatch, factor: float, convolutions_ms: float, device: str, gain: float | None
 ) -> None:
-    monkeypatch.setattr(remedy, "own_gain", lambda: factor)
-    offers = OwnConvolutions().offers(diagnosis(convolutions_ms, device))
+    monkeypatch.setattr(slow_convolutions, "own_gain", lambda channels_last: factor)
+    case = case_of(convolutions_ms, device)
+    offers = OwnConvolutions().offers(Diagnosis(case, tuple(slow_convolutions.look(case))))
     assert [offer.predicted for offer in offers] == ([] if gain is None else [pytest.approx(gain)])
+
+
+def test_the_layout_is_no_fault_where_torchs_own_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow_convolutions, "own_gain", lambda channels_last: 1.0)
+    assert [one.id for one in channels_first.look(case_of(8.0))] == ["channels_first"]
+    monkeypatch.setattr(slow_convolutions, "own_gain", lambda channels_last: 1.6)
+    assert list(channels_first.look(case_of(8.0))) == []
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    monkeypatch.setattr(slow_convolutions, "own_gain", own_gain)
+    assert list(channels_first.look(case_of(8.0))) == [] and list(slow_convolutions.look(case_of(8.0))) == []

@@ -1,8 +1,11 @@
 """Pictures in channels_last, evaluated as they should be."""
 
+import platform
+
 import torch
 from torch import nn
 
+torch.backends.mkldnn.enabled = platform.machine() != "aarch64"  # where torch's own convolutions are faster
 x, y = torch.randn(96, 3, 40, 40).contiguous(memory_format=torch.channels_last), torch.randint(0, 10, (96,))
 model = nn.Sequential(
     nn.Conv2d(3, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 48, 3, padding=1, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1),

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from flatout.base.units import show_seconds
 from flatout.doctor import kinds
 from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
+from flatout.doctor.findings import slow_convolutions
 
 _ON_CPU = 1.38  # a convnet on two cores
 _ON_GPU = {"float16": 1.9, "bfloat16": 1.9}  # ResNet-50 on an H200 in bf16; in fp32 and tf32 it makes no difference to speak of
 
 
+def _is_onednn_best(case: Case) -> bool:
+    """Where convolutions are torch's own, or should be, it makes no difference how pictures lie."""
+    return bool(torch.backends.mkldnn.enabled) and slow_convolutions.factor_of(case) == 1.0
+
+
 def look(case: Case) -> Iterator[Finding]:
     calls = [call for call in case.training_calls if call.has_convolutions and call.channels_last is False and call.batch]
-    if not calls:
+    if not calls or (not case.on_device and not _is_onednn_best(case)):
         return
     call = max(calls, key=lambda one: one.seconds)
     factor = _ON_GPU.get(call.autocast or call.parameter_dtype, 1.0) if case.on_device else _ON_CPU
