@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from flatout.boost.hooks import Hooks
 from flatout.boost.remedies import resident
@@ -229,3 +229,71 @@ def test_a_method_of_the_dataset_does_not_keep_it(in_memory: None) -> None:
     assert kept.columns is not None
     del data
     assert kept.columns is None
+
+
+class Changing(Dataset[torch.Tensor]):
+    """The number of its epoch, or what a transform makes of it."""
+
+    def __init__(self, count: int = 100) -> None:
+        self.epoch, self.values, self.numbers = 0, torch.arange(float(count)), list(range(count))
+        self.transform: Any = None
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        value = self.values[index % len(self.values)] + self.epoch + self.numbers[index]
+        return self.transform(value) if self.transform is not None else value
+
+
+def sets_an_epoch(data: Changing) -> None:
+    data.epoch += 1
+
+
+def sets_a_transform(data: Changing) -> None:
+    data.transform = lambda value: value * 2
+
+
+def writes_to_a_tensor(data: Changing) -> None:
+    data.values += 1
+
+
+def writes_to_a_list(data: Changing) -> None:
+    data.numbers[:] = [number + 1 for number in data.numbers]
+
+
+def grows(data: Changing) -> None:
+    data.numbers.append(7)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(
+    "change", [sets_an_epoch, sets_a_transform, writes_to_a_tensor, writes_to_a_list, grows], ids=lambda one: one.__name__
+)
+def test_what_a_script_changes_between_two_passes_is_heard(change: Any, nested: bool, in_memory: None) -> None:
+    data = Changing()
+    loader = DataLoader(Subset(data, range(50)) if nested else data, batch_size=16)
+    assert torch.equal(torch.cat(list(loader)), torch.cat(list(loader)))
+    assert all(kept.columns is not None for kept in resident._kept.values())
+    change(data)
+    expected = torch.stack([loader.dataset[row] for row in range(len(loader.dataset))])  # type: ignore[arg-type]
+    if nested and change is grows:
+        assert torch.equal(torch.cat(list(loader)), expected)  # it has the same 50 as before
+        return
+    with pytest.warns(UserWarning, match="was changed since it was read"):
+        assert torch.equal(torch.cat(list(loader)), expected)
+    assert torch.equal(torch.cat(list(loader)), expected)
+
+
+def test_a_look_at_each_pass_is_short_and_draws_nothing(in_memory: None) -> None:
+    data = Numbers()
+    passed(data)
+    before, state = data.reads, torch.get_rng_state()
+    for _ in range(10):
+        next(iter(DataLoader(data, batch_size=4)))
+    assert data.reads - before <= 8  # of 40 that were handed out
+    drawn = torch.get_rng_state()
+    torch.set_rng_state(state)
+    for _ in range(10):
+        torch.empty((), dtype=torch.int64).random_()  # what a loader draws when a pass begins
+    assert torch.equal(drawn, torch.get_rng_state())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import random
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from flatout.boost.hooks import Hooks
+from flatout.boost.remedies.dataset_state import dataset_state
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.doctor.account import DATA
 from flatout.doctor.diagnosis import Diagnosis
@@ -33,6 +35,7 @@ _SHARE_OF_MEMORY = 0.3
 _TRIED_ROWS = 8
 _AT_ONCE = 512
 _SLOWEST_S = 120.0
+_LOOKED_AT_AFTER = 20 * _TRIED_ROWS  # rows: to look takes a twentieth of what reading them would
 _BATCHES_AT_ONCE, _PICKED_BYTES = 32, 16 << 20
 _LONG_S, _MOST_WORKERS = 2.0, 16
 _UNDER_WAY_BYTES = 32 << 20  # what workers may hold: shared memory is small in many containers
@@ -80,6 +83,9 @@ class _Kept:
     collate: Callable[[], Any]  # the same
     columns: list[Tensor] | None  # None if it can't be kept
     form: Any = None
+    state: Any = None  # of the dataset, when it was read from last
+    served: int = 0  # rows since it was looked at
+    looks: int = 0
 
     def forget(self) -> None:
         self.columns = None
@@ -99,13 +105,21 @@ def _kept_of(source: _Source, device: torch.device) -> _Kept | None:
         return None
     known = _kept.get(id(dataset))
     if known is not None and known.dataset() is dataset:
-        return known if known.collate() == source.collate else None
+        if known.collate() != source.collate:
+            return None
+        if known.columns is not None and not (known.kind == kind and _still_holds(known, known.columns, source)):
+            warnings.warn(
+                f"{kind[0].__name__} was changed since it was read: it is read as it comes from here on", stacklevel=3
+            )
+            known.forget()
+        return known
     if any(one.kind == kind and (one.dataset() is None or not _can_go(dataset)) for one in _kept.values()):
         _made_anew.add(kind)
         for key in [key for key, one in _kept.items() if one.kind == kind]:
             del _kept[key]
         return None
     found = _Kept(kind, lambda: dataset, _loosely(source.collate), *_columns(source, len(dataset), device))
+    found.state = dataset_state(dataset)
     if _can_go(dataset):
         found.dataset = weakref.ref(dataset, lambda _: found.forget())
     _kept[id(dataset)] = found
@@ -129,12 +143,35 @@ def _from_memory(original: Any, device: torch.device) -> Any:
         if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
             return original(loader)
         kept = _kept_of(_Source(loader.dataset, loader.collate_fn, original, loader.num_workers > 0), device)
-        return original(loader) if kept is None or kept.columns is None else _batches(loader, kept.columns, kept.form)
+        return original(loader) if kept is None or kept.columns is None else _batches(loader, kept, kept.columns)
 
     return __iter__
 
 
-def _batches(loader: DataLoader[Any], columns: list[Tensor], form: Any) -> Any:
+def _still_holds(kept: _Kept, columns: list[Tensor], source: _Source) -> bool:
+    """Between two passes: what a script has set shows, and so do some samples when they are read again, others each time."""
+    count = len(columns[0])
+    if dataset_state(source.dataset) != kept.state:
+        return False
+    if kept.served < min(count, _LOOKED_AT_AFTER):  # a pass may be one batch, and as many samples would be read for each
+        return True
+    rows = torch.tensor([(at * count // _TRIED_ROWS + kept.looks) % count for at in range(_TRIED_ROWS)])
+    kept.served, kept.looks = 0, kept.looks + 1
+    states = _random_states()
+    try:
+        read = _taken_apart(source.batch(rows.tolist()))[0]
+        if read is None or len(read) != len(columns) or not _are_equal(states, _random_states()):
+            return False
+        there = rows.to(columns[0].device)
+        return all(torch.equal(part, column.index_select(0, there).cpu()) for part, column in zip(read, columns, strict=True))
+    except Exception:  # whatever it is, the script's own pass meets it, too, and says so
+        return False
+    finally:
+        _restore(states)
+        kept.state = dataset_state(source.dataset)
+
+
+def _batches(loader: DataLoader[Any], kept: _Kept, columns: list[Tensor]) -> Any:
     # a loader draws one seed for its workers when a pass begins, whether it has any or not
     torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
     device = columns[0].device
@@ -155,7 +192,8 @@ def _batches(loader: DataLoader[Any], columns: list[Tensor], form: Any) -> Any:
         flat = flat.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else flat
         sizes = [len(part) for part in ahead]
         for parts in zip(*(column.index_select(0, flat).split(sizes) for column in columns), strict=True):
-            yield form(list(parts))
+            kept.served += len(parts[0])
+            yield kept.form(list(parts))
 
 
 def _is_known(sampler: Any) -> bool:
