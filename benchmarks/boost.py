@@ -43,7 +43,8 @@ def boosted(folder: Path, command: list[str], limit_s: float, options: Sequence[
             return {"failed": words.read_text()[-600:]}
         receipt: dict[str, Any] = json.loads(ended.stdout)
         receipt["entries"] = json.loads((Path(scratch) / "out" / "receipt.json").read_text())["entries"]
-        receipt["patch"] = (Path(scratch) / "out" / "changes.patch").read_text()
+        patch = Path(scratch) / "out" / "changes.patch"
+        receipt["patch"] = patch.read_text() if patch.exists() else ""
         return receipt
 
 

@@ -63,3 +63,11 @@ def test_attention_counts_and_half_of_it_where_it_looks_back_only() -> None:
     q, k, v = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
     ours, _ = both(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
     assert ours == 3 * (2 * 2 * 4 * 16 * 16 * (8 + 8)) / 2
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_recurrent_layers_count_whoever_computes_them(layers: int) -> None:
+    """oneDNN's are one operator each; elsewhere they are products, a step at a time."""
+    x, model = torch.randn(7, 3, 16, requires_grad=True), nn.LSTM(16, 16, layers)
+    ours, _ = both(lambda: model(x)[0])
+    assert ours == pytest.approx(3 * layers * (2 * 7 * 3 * (64 * 16 + 64 * 16)), rel=0.1)

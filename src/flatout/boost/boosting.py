@@ -30,6 +30,7 @@ from flatout.measure.receipt import Receipt
 from flatout.plan.receipt_view import receipt_doc
 
 STEPS = 40
+PATCH = "changes.patch"
 _LONG_S = 60.0
 
 
@@ -79,7 +80,8 @@ def tried(
     receipt = replace(receipt, notes=(kept, *notes))
     (out / "receipt.json").write_text(json.dumps(receipt.to_dict(), indent=1, default=str))
     (out / "receipt.html").write_text(to_html(receipt_doc(str(script), receipt), f"flatout boost {script}"))
-    (out / "changes.patch").write_text(text, newline="")
+    if text:
+        (out / PATCH).write_text(text, newline="")
     return Boosted(receipt, text, out, search.highest_loss, search.loss_steps)
 
 

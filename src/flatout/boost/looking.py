@@ -49,7 +49,8 @@ def looked_at(forks: Forks, script: Script, cache: Path, folder: Path) -> Looked
     forks.run("look", question, folder / "look.txt", _LIMIT_S)
     shutil.rmtree(folder / "looking", ignore_errors=True)
     if not answer.exists():
-        raise NothingSeen(f"no training was seen within the window{last_words(folder / 'look.txt')}")
+        last = last_words(folder / "look.txt").removeprefix(": ")
+        raise NothingSeen("no training was seen within the window" + (f" (its last line: {last})" if last else ""))
     told = json.loads(answer.read_text())
     offers = tuple(Offer(**{**one, "edits": tuple(map(_edit, one["edits"]))}) for one in told["offers"])
     return Looked(told["device"], told["machine"], offers, told["computes_s"], told["diagnosis"])

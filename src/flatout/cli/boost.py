@@ -50,7 +50,7 @@ def boost(
     import torch._dynamo  # noqa: F401  the optimizers ask for it, and it takes as long as torch itself
 
     from flatout.base.tree import to_data, to_text
-    from flatout.boost.boosting import in_a_fork, tried
+    from flatout.boost.boosting import PATCH, in_a_fork, tried
     from flatout.boost.forks import Forks
     from flatout.boost.looking import NothingSeen, looked_at
     from flatout.boost.running import Kept, run_to_its_end
@@ -77,7 +77,8 @@ def boost(
             print_json(to_data(found.doc(script)))
         else:
             print(to_text(found.doc(script)), file=sys.stdout if try_only else sys.stderr)
-        say(f"receipt: {out / 'receipt.html'} and receipt.json · patch: {out / 'changes.patch'}")
+        patch = f"patch: {out / PATCH}" if found.patch else "no patch: there is nothing to write into the script"
+        say(f"receipt: {out / 'receipt.html'} and receipt.json · {patch}")
         if try_only:
             return
         if not found.receipt.settings:

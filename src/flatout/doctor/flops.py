@@ -60,6 +60,11 @@ def _attention(first: int, causal: int, times: float) -> Callable[[Shapes, Given
     return count
 
 
+def _recurrent(times: float) -> Callable[[Shapes, Given], float]:
+    """oneDNN's layer: for each place of the input a product with each of its two matrices, and two on the way back."""
+    return lambda shapes, given: times * 2.0 * prod(shapes[0][:-1]) * (prod(shapes[1]) + prod(shapes[2]))
+
+
 _COUNTS: dict[str, Callable[[Shapes, Given], float]] = {
     "aten::mm": _product(0),
     "aten::bmm": _product(0),
@@ -69,6 +74,8 @@ _COUNTS: dict[str, Callable[[Shapes, Given], float]] = {
     "aten::baddbmm": _product(1),
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_back,
+    "aten::mkldnn_rnn_layer": _recurrent(1.0),
+    "aten::mkldnn_rnn_layer_backward": _recurrent(2.0),
     "aten::_scaled_dot_product_flash_attention": _attention(0, 4, 1.0),
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention(0, 4, 1.0),
     "aten::_scaled_dot_product_efficient_attention": _attention(0, 6, 1.0),
