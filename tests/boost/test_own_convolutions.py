@@ -50,6 +50,7 @@ def test_they_are_offered_where_they_are_faster_and_there_is_something_to_gain(
 
 
 def test_the_layout_is_no_fault_where_torchs_own_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)
     monkeypatch.setattr(slow_convolutions, "own_gain", lambda channels_last: 1.0)
     assert [one.id for one in channels_first.look(case_of(8.0))] == ["channels_first"]
     monkeypatch.setattr(slow_convolutions, "own_gain", lambda channels_last: 1.6)
