@@ -153,7 +153,13 @@ def _tried(
             process.wait()
         words.seek(0)
         lines = [line.strip() for line in words.read().decode(errors="replace").splitlines() if line.strip()]
-    return "" if code == 0 else lines[-1][:300] if lines else f"it ended with code {code}"
+    if code == 0 or (code == -signal.SIGABRT and _is_finished(runs)):  # threads of torch may abort a process that is done
+        return ""
+    return lines[-1][:300] if lines else f"it ended with code {code}"
+
+
+def _is_finished(runs: Path) -> bool:
+    return any(event["kind"] == "finished" for folder in all_runs(runs) for event in read_events(folder.events_path))
 
 
 def _arguments(recipe: Recipe, option: LayoutChoice, runs: Path) -> list[str]:
