@@ -340,6 +340,19 @@ def test_the_lowest_rank_that_answers_leads() -> None:
     assert roster.leader(6.5) == 0 and roster.leader(6.5, but=0) == 2
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_rank_that_says_its_last_word_as_it_is_looked_for_is_not_lost(ended: bool) -> None:
+    roster = Roster(0, 2, this_process(), 1.25, 5.0)
+    dead = replace(this_process(), born=1.0)
+    roster.see(record(1, 1, process=dead), 0.0)
+    roster.notice_gone([1], 1.0)
+    assert roster.condition(1, 4.0) == roster.condition(1, 9.0) == "answers"  # gone, but who knows what it has said meanwhile
+    roster.notice_gone([1], 4.0)
+    roster.see(record(1, 2, process=dead, ended=ended), 4.0)
+    assert roster.condition(1, 9.0) == ("ended" if ended else "gone")
+    assert roster.lost() == ([] if ended else [1])
+
+
 def test_an_answer_tells_of_this_process_and_of_a_neighbour_that_is_gone() -> None:
     mine = record_of(Pulse(), 0, this_process(), 1, None, "")
     dead = replace(this_process(), born=1.0)  # its number was given to another process since

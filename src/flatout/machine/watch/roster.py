@@ -6,6 +6,8 @@ with many ranks a heartbeat is one write and a few reads.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from flatout.machine.watch.process import Process, state_of
 from flatout.machine.watch.records import Record, Seen
 from flatout.machine.watch.verdict import Condition
@@ -16,6 +18,7 @@ class Roster:
         self.rank, self.size = rank, size
         self.seen: dict[int, Seen] = {}
         self._here, self._late_s, self._silent_s = here, late_s, silent_s
+        self._gone: set[int] = set()
         self._told: dict[int, Condition] = {}  # of ranks on other hosts, by a process there
 
     def see(self, record: Record, now_s: float) -> None:
@@ -43,10 +46,12 @@ class Roster:
         return "answers" if late_s <= self._late_s else self._condition_now(rank, seen, late_s)
 
     def _condition_now(self, rank: int, seen: Seen, late_s: float) -> Condition:
+        if rank in self._gone:
+            return "gone"
         state = state_of(seen.record.process, self._here)
-        if state in ("gone", "stopped"):
+        if state == "stopped":
             return state
-        if late_s <= self._silent_s:
+        if late_s <= self._silent_s or state == "gone":  # its last word may not have been read yet
             return "answers"
         return "silent" if state == "running" else self._told.get(rank, "silent")
 
@@ -60,9 +65,20 @@ class Roster:
         """Whether a process of its host has said something of it since it fell silent."""
         return rank in self._told
 
-    def gone(self) -> list[int]:
-        """Of those seen on this host, whose process is no more; however late or not they are."""
-        return [rank for rank, seen in self.seen.items() if state_of(seen.record.process, self._here) == "gone"]
+    def notice_gone(self, ranks: Iterable[int], now_s: float, *, late_or_not: bool = False) -> None:
+        """Whose process on this host is no more. To be called before the records of these ranks are read.
+
+        A rank that ends well says so before its process ends. Looked at the other way around, one that says its last word
+        between the reading and the look would be taken for lost.
+        """
+        for rank in ranks:
+            to_look_at = rank in self.seen if late_or_not else self.is_late(rank, now_s)
+            if to_look_at and state_of(self.seen[rank].record.process, self._here) == "gone":
+                self._gone.add(rank)
+
+    def lost(self) -> list[int]:
+        """Whose process is no more, and whose last record does not say that it was done."""
+        return [rank for rank in sorted(self._gone) if not self.seen[rank].record.ended]
 
     def leader(self, now_s: float, but: int | None = None) -> int:
         return next(rank for rank in range(self.size) if rank != but and (rank == self.rank or self._may_lead(rank, now_s)))

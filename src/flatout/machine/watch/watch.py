@@ -184,6 +184,7 @@ class Watch:
         roll_call = self._roll.began_s is not None
         leads = self._roster.leader(now_s) == self.rank
         ranks = range(self.size) if roll_call else self._roster.to_read(now_s)
+        self._roster.notice_gone(ranks, now_s, late_or_not=roll_call)
         found = self._wire.read([CAUSE_KEY, "board", *(f"beat/{rank}" for rank in ranks)])
         now_s = time.monotonic()
         for rank in ranks:
@@ -244,11 +245,10 @@ class Watch:
 
     def _call_roll(self) -> None:
         seen = self._roster.seen
-        for rank in self._roster.gone():
+        for rank in self._roster.lost():
             record = seen[rank].record
-            if not record.ended:
-                why = f"process {record.process.pid} on {record.process.host} is no more"
-                self._lose(Lost(rank, why, record.step, record.phase))
+            why = f"process {record.process.pid} on {record.process.host} is no more"
+            self._lose(Lost(rank, why, record.step, record.phase))
         with self._settled:
             self._roll.hear(one.record for rank, one in seen.items() if rank not in self._lost)
             self._settled.notify_all()
