@@ -22,6 +22,10 @@ class Loader:
     ahead: int = 0  # so many batches its workers may have ready
     waits_s: list[float] = field(default_factory=list)
     starts_s: list[float] = field(default_factory=list)  # each time that a pass over it began
+    firsts_s: list[float] = field(default_factory=list)  # what the first batch of each pass took then
+    ends_s: list[float] = field(default_factory=list)  # from its last batch on
+    length: int | None = None  # batches of a pass, where it says so
+    fills: bool = False  # its dataset has kept more and more of what was read
     samples: int = 0
     in_steps: int = 0  # batches that were read in the plain window
     waited: list[tuple[int, int]] = field(default_factory=list)  # for each of them, and for the start of a pass: from, to

@@ -1,8 +1,14 @@
-"""Processes that read ahead, and batches in pinned memory that are copied beside the step."""
+"""Processes that read ahead, and batches in pinned memory that are copied beside the step.
+
+Workers are started anew for each pass, as a DataLoader does by itself: those that stay would go on with the dataset, and with
+the globals, of the first one, whatever the script has changed since.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
+from multiprocessing import get_start_method
 from typing import Any
 
 import torch
@@ -25,6 +31,8 @@ class Workers(Remedy):
         loader = case.training_loader
         if loader is None or loader.iterable or case.seen.cores < 2 or not loader.batched:
             return []
+        if loader.fills:  # what a worker has read and kept goes with it
+            return []
         gain = predicted(diagnosis, "no_workers", "slow_transform", "too_many_workers")
         count = min(case.seen.cores - (0 if case.on_device else 1), 8)
         if gain is None or count == loader.workers:
@@ -42,7 +50,7 @@ class Workers(Remedy):
         at = placed(loader.made) if loader is not None else None
         if at is None:
             return []
-        return [Edit(*at, function="DataLoader", arguments=(("num_workers", str(value)), ("persistent_workers", "True")))]
+        return [Edit(*at, function="DataLoader", arguments=(("num_workers", str(value)),))]
 
 
 class AsyncCopies(Remedy):
@@ -72,10 +80,15 @@ def _with_workers(original: Any, count: int) -> Any:
     def __init__(loader: DataLoader[Any], dataset: Any, *args: Any, **named: Any) -> None:
         # only those of whole batches; what the script has set otherwise by position is left alone
         if not isinstance(dataset, IterableDataset) and len(args) < 5:
-            named = {**named, "num_workers": count, "persistent_workers": True}
+            named = {**_started(), **named, "num_workers": count}
         original(loader, dataset, *args, **named)
 
     return __init__
+
+
+def _started() -> dict[str, Any]:
+    """How: by a fork, where the script has not said otherwise. What newer Pythons do instead takes seconds for each pass."""
+    return {"multiprocessing_context": "fork"} if sys.platform == "linux" and get_start_method(allow_none=True) is None else {}
 
 
 def _pinning(original: Any) -> Any:

@@ -25,6 +25,7 @@ from flatout.doctor.findings import (
     oversubscribed_threads,
     pageable_copy,
     recompiles,
+    restarted_workers,
     slow_checkpoint,
     slow_convolutions,
     slow_python,
@@ -37,8 +38,8 @@ from flatout.doctor.findings import (
 )
 
 _MODULES = (
-    no_workers, too_many_workers, slow_transform, pageable_copy, blocking_copy, host_sync, chatty_logging, fp32_matmul,
-    fp16_unscaled, channels_first, slow_convolutions,
+    no_workers, too_many_workers, restarted_workers, slow_transform, pageable_copy, blocking_copy, host_sync, chatty_logging,
+    fp32_matmul, fp16_unscaled, channels_first, slow_convolutions,
     unfused_optimizer, launch_bound, graph_breaks, recompiles, small_batch, allocator_thrash,
     memory_growth, grad_in_eval, train_mode_in_eval, duplicate_seeds, data_parallel, unused_parameters, slow_checkpoint,
     oversubscribed_threads, slow_python, hardware,

@@ -6,10 +6,10 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data._utils import worker
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -20,6 +20,7 @@ from flatout.doctor.patches import Patches
 from flatout.doctor.seen import Loader, Seen
 
 _MOST_WAITS = 10_000
+_DEEP = 4
 
 
 class Loading:
@@ -29,7 +30,9 @@ class Loading:
         self._main = threading.get_ident()
         self._made: WeakKeyDictionary[DataLoader[Any], str] = WeakKeyDictionary()
         self._known: WeakKeyDictionary[DataLoader[Any], Loader] = WeakKeyDictionary()
+        self._held_first: WeakKeyDictionary[DataLoader[Any], int] = WeakKeyDictionary()
         self._of_iterator: WeakKeyDictionary[Any, Loader] = WeakKeyDictionary()
+        self._at_start: WeakSet[Any] = WeakSet()  # iterators that have given nothing yet
         self._inside = False
         self.counting = False
 
@@ -42,6 +45,8 @@ class Loading:
 
     def collect(self) -> None:
         self._seen.fetched = fetching.reports(self._folder)
+        for loader, known in self._known.items():
+            known.fills = _held(loader.dataset) > self._held_first[loader]
 
     @property
     def ahead(self) -> int:
@@ -63,6 +68,7 @@ class Loading:
             if known is None:
                 known = self._known[loader] = self._described(loader)
                 self._seen.loaders.append(known)
+                self._held_first[loader] = _held(loader.dataset)
             fetching.loader_number = self._seen.loaders.index(known)
             began_s = time.perf_counter()
             with self._marks.mark(DATA):
@@ -70,6 +76,7 @@ class Loading:
             known.starts_s.append(time.perf_counter() - began_s)
             self._note_wait(known, known.starts_s[-1])
             self._of_iterator[iterator] = known
+            self._at_start.add(iterator)
             return iterator
 
         return __iter__
@@ -84,9 +91,15 @@ class Loading:
             try:
                 with self._marks.mark(DATA):
                     batch = original(iterator)
+            except StopIteration:
+                known.ends_s.append(time.perf_counter() - began_s)
+                raise
             finally:
                 self._inside = False
             waited_s = time.perf_counter() - began_s
+            if iterator in self._at_start:
+                self._at_start.discard(iterator)
+                known.firsts_s.append(waited_s)
             if len(known.waits_s) < _MOST_WAITS:
                 known.waits_s.append(waited_s)
             self._note_wait(known, waited_s)
@@ -115,7 +128,24 @@ class Loading:
             context=str(getattr(loader.multiprocessing_context, "_name", "") or ""),
             batched=loader.batch_sampler is not None,
             ahead=loader.num_workers * (loader.prefetch_factor or 0),
+            length=_length(loader),
         )
+
+
+def _held(dataset: Any, depth: int = 0) -> int:
+    """How much is in the lists and tables of a dataset, and of the one that it is made of."""
+    held = getattr(dataset, "__dict__", {}).values()
+    inner = [value for value in held if isinstance(value, Dataset) and depth < _DEEP]
+    return sum(len(value) for value in held if isinstance(value, list | dict | set)) + sum(
+        _held(one, depth + 1) for one in inner
+    )
+
+
+def _length(loader: DataLoader[Any]) -> int | None:
+    try:
+        return len(loader)
+    except Exception:  # of the script's own dataset or sampler, which need not have one
+        return None
 
 
 def _rows(batch: Any) -> int:
