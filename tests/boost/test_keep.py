@@ -20,6 +20,7 @@ from flatout.boost.boosting import written
 from flatout.boost.patching import Edit
 from flatout.boost.remedies.remedy import Offer
 from flatout.doctor.script import Script
+from flatout.machine.host import affinity_cores
 
 SCRIPT = """\
 import torch
@@ -83,6 +84,15 @@ def test_a_script_with_the_patch_does_what_was_kept(tmp_path: Path, monkeypatch:
     )
     patched, reads = ran(tmp_path)
     assert patched == plain and reads < 128
+
+
+def test_a_machine_with_fewer_cores_gets_no_more_threads_than_it_has() -> None:
+    before, cores = torch.get_num_threads(), affinity_cores()
+    with pytest.warns(UserWarning, match=f"threads={cores + 2} on {cores} cores would be slower"):
+        fo.boost.keep(threads=cores + 2)
+    assert torch.get_num_threads() == cores
+    fo.boost.keep(threads="off")
+    torch.set_num_threads(before)
 
 
 def offers_of(script: Path) -> list[Offer]:

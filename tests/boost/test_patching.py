@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -172,6 +173,20 @@ def test_git_applies_it_whatever_the_file_is_made_of(before: str, tmp_path: Path
     subprocess.run(["git", "apply", "the.patch"], check=True)
     end = "\r\n" if "\r" in before else "\n"
     assert left == [] and path.read_bytes().decode() == f"import os{end}" + before.replace("lr=1e-3", "lr=1e-3, fused=True")
+
+
+@pytest.mark.parametrize(
+    "command", [["git", "apply", "the.patch"], ["patch", "-p1", "-i", "the.patch"]], ids=lambda one: one[0]
+)
+def test_a_name_may_have_spaces(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "my first model.py"
+    path.write_text(SCRIPT)
+    (tmp_path / "the.patch").write_text(patch([Edit(str(path), 0, statement="import os")])[0])
+    subprocess.run(command, check=True)
+    assert path.read_text().count("import os\n") == 1
 
 
 def test_a_file_is_named_as_seen_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,10 +199,11 @@ def test_what_is_no_training_script(tmp_path: Path) -> None:
     own = "import sys\n\nsys.excepthook = lambda *error: print('own hook:', error[1], file=sys.stderr)\nraise OSError(9)\n"
     write(tmp_path, own, "hook.py", loop="")
     hello, hook, told = map(
-        end, [start(tmp_path, "hello.py"), start(tmp_path, "hook.py"), start(tmp_path, "--json", "hello.py")]
+        end, [start(tmp_path, "hello.py", "--stop"), start(tmp_path, "hook.py"), start(tmp_path, "--json", "hello.py")]
     )
     assert (hello.code, hello.out) == (3, "hello\n")
-    assert "hello.py ended with exit code 3; no training step was seen" in hello.err
+    assert "hello.py --stop ended with exit code 3; no training step was seen" in hello.err
+    assert "--stop went to the script; options of flatout doctor come before it" in hello.err
     assert told.code == 3 and json.loads(told.out)["steps"] == 0 and json.loads(told.out)["findings"] == []
     assert hook.code == 1
     assert hook.err.startswith("own hook: 9\n"), hook.err  # as Python would, and no traceback besides

@@ -51,7 +51,8 @@ def patch(edits: Iterable[Edit]) -> tuple[str, list[Edit]]:
             continue
         left += undone
         name = _name(path)
-        lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{name}", f"b/{name}")
+        end = "\t" if " " in name else ""  # of the name, for `patch`, which reads up to a space otherwise
+        lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{name}{end}", f"b/{name}{end}")
         pieces.append("".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines))
     return "".join(pieces), left
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flatout.cli.doctor import AsModule, Command, measured_once
+from flatout.cli.doctor import AsModule, Command, measured_once, misplaced
 from flatout.cli.durations import seconds_of
 from flatout.cli.machine import Json
 from flatout.cli.output import print_json
@@ -23,6 +23,7 @@ _RUN = [sys.executable, "-m", "flatout.cli.boosted_run"]
 
 
 def boost(
+    context: typer.Context,
     command: Command,
     as_module: AsModule = False,
     try_only: Annotated[bool, typer.Option("--try-only", help="Write the receipt and the patch, and stop there.")] = False,
@@ -70,6 +71,8 @@ def boost(
         try:
             looked = looked_at(forks, script, cache_folder(), work)
         except NothingSeen as nothing:
+            if hint := misplaced(context, script.arguments):
+                say(hint)
             say(f"{nothing}; " + ("there is nothing to try" if try_only else "it is run as it is"))
             raise typer.Exit(1 if try_only else subprocess.call(_plain(script))) from None
         found = tried(script, looked, forks, work, out, say, steps, within_s, lasts_s)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import subprocess
 import sys
 import time
-from contextlib import redirect_stdout, suppress
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flatout.base.errors import UsageError
+from flatout.cli.leaving import leave
 from flatout.cli.machine import Json
 from flatout.cli.output import check_page_path, print_json, write_page
 from flatout.cli.places import cache_folder, process_rank, quiet_profiler, world_size
@@ -27,6 +28,7 @@ AsModule = Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as for p
 
 
 def doctor(
+    context: typer.Context,
     command: Command,
     as_module: AsModule = False,
     steps: Annotated[
@@ -55,10 +57,22 @@ def doctor(
         from flatout.doctor.script import run_script
 
         raise typer.Exit(run_script(script).exit_code)
-    raise typer.Exit(_diagnosed(script, steps, stop, html, stdout))
+    exit_code, seen = _diagnosed(script, steps, stop, html, stdout)
+    if not seen and (hint := misplaced(context, script.arguments)):
+        print(f"flatout doctor: {hint}", file=sys.stderr)
+    raise typer.Exit(exit_code)
 
 
-def _diagnosed(script: Script, steps: int, stop: bool, html: Path | None, stdout: int | None) -> int:
+def misplaced(context: typer.Context, arguments: Sequence[str]) -> str:
+    """Options of ours behind the script are the script's: said where it came to nothing. Empty: there are none."""
+    ours = {name for option in context.command.params for name in option.opts if name.startswith("--")}
+    if not (found := [one for one in arguments if one.partition("=")[0] in ours]):
+        return ""
+    return f"{', '.join(found)} went to the script; options of flatout {context.command.name} come before it"
+
+
+def _diagnosed(script: Script, steps: int, stop: bool, html: Path | None, stdout: int | None) -> tuple[int, bool]:
+    """Its exit code, and whether it was seen to train."""
     from flatout.base.html import to_html
     from flatout.base.tree import to_text
     from flatout.doctor.script import Enough, run_script
@@ -74,7 +88,7 @@ def _diagnosed(script: Script, steps: int, stop: bool, html: Path | None, stdout
     try:
         ending = run_script(script)
         if os.getpid() != ours:
-            _leave(ending.exit_code)
+            leave(ending.exit_code)  # a process that the script forked
         if ending.error is not None:
             _explain_memory(ending.error, watched, snapshots)
     finally:
@@ -91,16 +105,7 @@ def _diagnosed(script: Script, steps: int, stop: bool, html: Path | None, stdout
             print(f"\n{to_text(found)}", flush=True)  # at its exit Python flushes what is in its place
     if html is not None and found is not None:
         write_page(html, to_html(found, f"flatout doctor {script}"))
-    return ending.exit_code
-
-
-def _leave(exit_code: int) -> NoReturn:
-    """A process that the script forked, at its end. The profiler's threads are not in it, and leaving would wait for them."""
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(exit_code)
+    return ending.exit_code, found is not None
 
 
 def _explain_memory(error: BaseException, watched: Watch, folder: Path) -> None:

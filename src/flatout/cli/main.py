@@ -10,6 +10,7 @@ import typer
 from flatout import __version__
 from flatout.base.errors import FlatoutError
 from flatout.cli import boost, data, doctor, drill, fleet, machine, runs, training
+from flatout.cli.leaving import leave
 
 app = typer.Typer(
     name="flatout",
@@ -51,6 +52,21 @@ def _options(
 
 def main() -> None:
     """Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted, 143 terminated after saving."""
+    try:
+        _run()
+    except SystemExit as ended:
+        if _has_met_others() and isinstance(ended.code, int | None):
+            leave(ended.code or 0)
+        raise
+
+
+def _has_met_others() -> bool:
+    joining = sys.modules.get("flatout.machine.joining")  # whoever has met others has loaded it, and torch with it
+    place = joining.own_place() if joining is not None else None
+    return place is not None and place.size > 1
+
+
+def _run() -> None:
     try:
         app(prog_name="flatout")
     except FlatoutError as error:

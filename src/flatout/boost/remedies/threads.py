@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from flatout.boost.hooks import Hooks
 from flatout.boost.patching import Edit
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.doctor.diagnosis import Diagnosis
+from flatout.machine.host import affinity_cores
 
 
 class Threads(Remedy):
@@ -27,7 +29,10 @@ class Threads(Remedy):
         return type(value) is int and value > 0
 
     def apply(self, value: Any, hooks: Hooks) -> None:
-        torch.set_num_threads(int(value))
+        count, cores = int(value), affinity_cores()
+        if count > cores:  # written into a script that has come to a smaller machine
+            warnings.warn(f"threads={count} on {cores} cores would be slower than {cores}, which is taken", stacklevel=4)
+        torch.set_num_threads(min(count, cores))
         here = os.getpid()
         hooks.patches.wrap(
             torch, "set_num_threads", lambda original: lambda count: None if os.getpid() == here else original(count)
