@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from flatout.boost.hooks import Hooks
 from flatout.boost.patching import Edit, placed
@@ -36,13 +38,35 @@ class Fused(Remedy):
 
 
 def _fusing(original: Any) -> Any:
-    def __init__(optimizer: torch.optim.Optimizer, *args: Any, **named: Any) -> None:
-        if any(named.get(name) for name in _DECIDED):
-            original(optimizer, *args, **named)
+    def __init__(optimizer: torch.optim.Optimizer, params: Any, *args: Any, **named: Any) -> None:
+        groups = _listed(params)
+        # a subclass of the script's own may update as it likes, and a GradScaler would leave the scale to the fused kernel
+        is_own = not type(optimizer).__module__.startswith("torch.optim.")
+        if is_own or any(named.get(name) for name in _DECIDED) or not all(map(_is_real, tree_leaves(groups))):
+            original(optimizer, groups, *args, **named)
             return
         try:
-            original(optimizer, *args, **{**named, "foreach": None, "fused": True})
+            original(optimizer, groups, *args, **{**named, "foreach": None, "fused": True})
         except (RuntimeError, TypeError):  # weights that the kernel does not take
-            original(optimizer, *args, **named)
+            original(optimizer, groups, *args, **named)
+            return
+        optimizer.register_load_state_dict_post_hook(_fused_again)
 
     return __init__
+
+
+def _listed(params: Any) -> Any:
+    """What an optimizer is made of can be gone through twice."""
+    if isinstance(params, Tensor):
+        return params  # torch says what is wrong with it
+    return [{**one, "params": _listed(one["params"])} if isinstance(one, dict) and "params" in one else one for one in params]
+
+
+def _is_real(leaf: Any) -> bool:
+    return not isinstance(leaf, Tensor) or leaf.is_floating_point()
+
+
+def _fused_again(optimizer: torch.optim.Optimizer) -> None:
+    """A checkpoint of the plain script says that it was not."""
+    for group in optimizer.param_groups:
+        group["fused"], group["foreach"] = True, None

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from flatout.doctor import where
 from flatout.doctor.marks import BACKWARD, FORWARD, Marks
@@ -39,6 +40,7 @@ class Calling:
         self._gaps: list[dict[_How, tuple[int, int, int]]] = []
         self._gap_count = 0
         self._between: dict[_How, int] = defaultdict(int)  # between how many steps it was called so
+        self._learned: set[_How] = set()  # a gradient came back to what was called so
         self._classes: set[type[nn.Module]] = set()
         self._narrow: Patches | None = None
         self._all = Patches()
@@ -90,11 +92,12 @@ class Calling:
             self._gap = {}
 
     def periods(self) -> list[Period]:
-        """The evaluations: calls between two steps that most steps do not make. Also those after the last."""
+        """The evaluations: calls between two steps that most steps do not make, and from which none goes back. Also those after
+        the last."""
         gaps = [*self._gaps, *([self._gap] if self._gap and self._gap_count else [])]
         steps = max(self._gap_count, 1)
         every = {how for gap in gaps for how in gap}
-        rare = {how for how in every if self._between[how] <= max(_RARE * steps, 1)}
+        rare = {how for how in every - self._learned if self._between[how] <= max(_RARE * steps, 1)}
         never_learns = {
             how for how in every if not how.training and not how.gradient and max(gap[how][0] for gap in gaps if how in gap) > 1
         }
@@ -131,13 +134,22 @@ class Calling:
         began = time.time_ns()
         try:
             with self._marks.mark(FORWARD):
-                return original(module, *args, **named)
+                result = original(module, *args, **named)
+            if how.gradient and how not in self._learned:
+                self._look_for_a_gradient(result, how)
+            return result
         finally:
             ended = time.time_ns()
             self._inside = False
             count, first, _ = self._gap.get(how, (0, began, 0))
             self._gap[how] = (count + 1, first, ended)
             self._note(module, line, args, named, ended - began)
+
+    def _look_for_a_gradient(self, result: Any, how: _How) -> None:
+        """A line that seldom runs may still train: a term that is added to the loss now and then."""
+        for one in tree_leaves(result):
+            if isinstance(one, Tensor) and one.grad_fn is not None:
+                one.register_hook(lambda _: self._learned.add(how))
 
     def _note(self, module: nn.Module, line: str, args: Any, named: Any, spent_ns: int) -> None:
         gradient = torch.is_grad_enabled()
