@@ -25,6 +25,7 @@ class Loader:
     firsts_s: list[float] = field(default_factory=list)  # what the first batch of each pass took then
     ends_s: list[float] = field(default_factory=list)  # from its last batch on
     length: int | None = None  # batches of a pass, where it says so
+    told_epoch: bool = False  # its dataset has a set_epoch: it is another one in each pass
     fills: bool = False  # its dataset has kept more and more of what was read
     samples: int = 0
     in_steps: int = 0  # batches that were read in the plain window

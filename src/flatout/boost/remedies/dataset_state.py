@@ -1,27 +1,65 @@
-"""What a script may set of a dataset between two passes: an epoch, a transform, other data."""
+"""What a script may change of a dataset between two passes: an epoch, a transform, labels, other data."""
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
 _SIMPLE = (bool, int, float, str, bytes, type(None))
 _DEEP = 4
+_SMALL_BYTES, _SMALL_ITEMS = 4 << 20, 100_000  # looked through before each pass: labels, weights, which samples there are
 
 
-def dataset_state(dataset: Any, depth: int = 0) -> list[Any]:
-    """Of it, and of those that it is made of: their numbers and words, and which other things they hold."""
-    found: list[Any] = []
-    for name, value in getattr(dataset, "__dict__", {}).items():
-        inner = value if isinstance(value, list | tuple) else [value]
-        if isinstance(value, _SIMPLE):
-            found.append((name, value))
-        elif isinstance(value, Tensor):
-            found.append((name, id(value), value._version))
-        elif depth < _DEEP and inner and all(isinstance(one, Dataset) for one in inner):
-            found += [(name, id(one), dataset_state(one, depth + 1)) for one in inner]
-        else:
-            found.append((name, id(value)))
-    return found
+def dataset_state(dataset: Any, *, whole: bool = False) -> list[Any]:
+    """Of it, and of those that it is made of: their numbers and words, what is in their arrays and lists, and which other
+    things they hold. Of what is large it says only where it is, unless it is asked for the `whole`."""
+    return _of_object(dataset, whole, 0)
+
+
+def _of_object(holder: Any, whole: bool, depth: int) -> list[Any]:
+    return [(name, _of(value, whole, depth)) for name, value in getattr(holder, "__dict__", {}).items()]
+
+
+def _of(value: Any, whole: bool, depth: int) -> Any:
+    if isinstance(value, _SIMPLE):
+        return value
+    if isinstance(value, Tensor):
+        return id(value), value._version
+    if isinstance(value, np.ndarray):
+        return id(value), _of_array(value, whole)
+    if isinstance(value, list | tuple | dict | set):
+        return id(value), len(value), _of_items(value, whole, depth)
+    if isinstance(value, Dataset) and depth < _DEEP:
+        return id(value), _of_object(value, whole, depth + 1)
+    return id(value)
+
+
+def _of_array(array: np.ndarray[Any, Any], whole: bool) -> Any:
+    if isinstance(array, np.memmap) or (array.nbytes > _SMALL_BYTES and not whole):
+        return array.shape
+    if array.dtype.hasobject:
+        return _hashed(array.ravel().tolist())
+    return zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data) if array.size else array.shape
+
+
+def _of_items(items: Any, whole: bool, depth: int) -> Any:
+    if len(items) > _SMALL_ITEMS and not whole:
+        return None
+    flat = list(items.items() if isinstance(items, dict) else items)
+    if (found := _hashed(flat)) is not None or depth >= _DEEP:
+        return found
+    return [_of(one, whole, depth + 1) for one in flat]
+
+
+def _hashed(items: list[Any]) -> int | None:
+    """None where there is something among them that may change by itself."""
+    if any(isinstance(one, Tensor | Dataset) for one in items):  # they have a hash, which says nothing of what is in them
+        return None
+    try:
+        return hash(tuple(items))
+    except TypeError:
+        return None

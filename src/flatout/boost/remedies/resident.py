@@ -35,6 +35,7 @@ _SHARE_OF_MEMORY = 0.3
 _TRIED_ROWS = 8
 _AT_ONCE = 512
 _SLOWEST_S = 120.0
+_BETWEEN_LOOKS = 20  # times what one takes that goes through all that a dataset holds
 _LOOKED_AT_AFTER = 20 * _TRIED_ROWS  # rows: to look takes a twentieth of what reading them would
 _BATCHES_AT_ONCE, _PICKED_BYTES = 32, 16 << 20
 _LONG_S, _MOST_WORKERS = 2.0, 16
@@ -48,7 +49,7 @@ class Resident(Remedy):
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         loader = diagnosis.case.training_loader
-        if loader is None or loader.iterable or not loader.batched:
+        if loader is None or loader.iterable or not loader.batched or loader.told_epoch:
             return []
         case = diagnosis.case
         gain = predicted(diagnosis, "no_workers", "slow_transform", "pageable_copy", "blocking_copy", "too_many_workers")
@@ -84,11 +85,34 @@ class _Kept:
     columns: list[Tensor] | None  # None if it can't be kept
     form: Any = None
     state: Any = None  # of the dataset, when it was read from last
+    whole: Any = None  # the same, looked through to the last array
+    whole_at_s: float = 0.0
+    whole_took_s: float = 0.0
     served: int = 0  # rows since it was looked at
     looks: int = 0
 
     def forget(self) -> None:
         self.columns = None
+
+    def note_state(self, dataset: Any, *, whole: bool) -> None:
+        """It may change by being read, too: count how often, say."""
+        before, self.state = self.state, dataset_state(dataset)
+        if whole or self.state != before:
+            self.whole = self._looked_through(dataset)
+
+    def is_changed(self, dataset: Any) -> bool:
+        return dataset_state(dataset) != self.state or (self.is_whole_due() and self._looked_through(dataset) != self.whole)
+
+    def is_whole_due(self) -> bool:
+        """Passes may be short, and to look through all of it may take long."""
+        return time.monotonic() - self.whole_at_s >= _BETWEEN_LOOKS * self.whole_took_s
+
+    def _looked_through(self, dataset: Any) -> Any:
+        began_s = time.monotonic()
+        state = dataset_state(dataset, whole=True)
+        self.whole_at_s = time.monotonic()
+        self.whole_took_s = self.whole_at_s - began_s
+        return state
 
 
 _kept: dict[int, _Kept] = {}  # by the dataset's id
@@ -101,7 +125,7 @@ def _kept_of(source: _Source, device: torch.device) -> _Kept | None:
         kind = type(dataset), len(dataset)
     except (TypeError, NotImplementedError):  # it has no length, and only its sampler knows what is in it
         return None
-    if kind in _made_anew:
+    if kind in _made_anew or callable(getattr(dataset, "set_epoch", None)):  # made to be another one in each pass
         return None
     known = _kept.get(id(dataset))
     if known is not None and known.dataset() is dataset:
@@ -119,7 +143,7 @@ def _kept_of(source: _Source, device: torch.device) -> _Kept | None:
             del _kept[key]
         return None
     found = _Kept(kind, lambda: dataset, _loosely(source.collate), *_columns(source, len(dataset), device))
-    found.state = dataset_state(dataset)
+    found.note_state(dataset, whole=True)
     if _can_go(dataset):
         found.dataset = weakref.ref(dataset, lambda _: found.forget())
     _kept[id(dataset)] = found
@@ -151,7 +175,8 @@ def _from_memory(original: Any, device: torch.device) -> Any:
 def _still_holds(kept: _Kept, columns: list[Tensor], source: _Source) -> bool:
     """Between two passes: what a script has set shows, and so do some samples when they are read again, others each time."""
     count = len(columns[0])
-    if dataset_state(source.dataset) != kept.state:
+    whole = kept.is_whole_due()
+    if kept.is_changed(source.dataset):
         return False
     if kept.served < min(count, _LOOKED_AT_AFTER):  # a pass may be one batch, and as many samples would be read for each
         return True
@@ -168,7 +193,7 @@ def _still_holds(kept: _Kept, columns: list[Tensor], source: _Source) -> bool:
         return False
     finally:
         _restore(states)
-        kept.state = dataset_state(source.dataset)
+        kept.note_state(source.dataset, whole=whole)
 
 
 def _batches(loader: DataLoader[Any], kept: _Kept, columns: list[Tensor]) -> Any:

@@ -44,6 +44,7 @@ def look(case: Case) -> Iterator[Finding]:
         f"{show_seconds(wait_ms / 1e3)} a step for {loader.dataset}, {case.share(wait_ms):.0%} of it; "
         f"{'one batch' if batches == 1 else f'{batches:.2g} batches'} a step, {case.seen.cores} cores"
         + ("; it keeps what it has read, and later passes may be faster as they are" if loader.fills else ""),
-        f"DataLoader(..., num_workers={workers}, persistent_workers=True); data that fits in memory is faster still as tensors",
+        f"DataLoader(..., num_workers={workers})"
+        + ("" if loader.told_epoch else "; data that fits in memory, and is the same in each pass, is faster still as tensors"),
         short=f"workers={workers}",
     )

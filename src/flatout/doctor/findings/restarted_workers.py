@@ -14,6 +14,8 @@ def look(case: Case) -> Iterator[Finding]:
     loader = case.training_loader
     if loader is None or not loader.workers or loader.persistent or not loader.length or not loader.firsts_s:
         return
+    if loader.told_epoch:
+        return  # workers that stay would not hear of it
     if loader.workers > max(case.seen.cores, 2):
         return  # too many of them, which says it all
     # a batch takes its time whoever reads it; the rest of the first wait is processes that start, and import what they need

@@ -25,6 +25,6 @@ def look(case: Case) -> Iterator[Finding]:
         loader.made or loader.where,
         f"{loader.workers} workers share {cores} cores",
         f"starting them took {show_seconds(sum(loader.starts_s))}{again}; {show_seconds(wait_ms / 1e3)} of waiting a step",
-        f"num_workers={max(cores - 1, 1)}, persistent_workers=True",
+        f"num_workers={max(cores - 1, 1)}" + ("" if loader.told_epoch else ", persistent_workers=True"),
         short=f"workers={max(cores - 1, 1)}",
     )

@@ -129,6 +129,7 @@ class Loading:
             batched=loader.batch_sampler is not None,
             ahead=loader.num_workers * (loader.prefetch_factor or 0),
             length=_length(loader),
+            told_epoch=callable(getattr(loader.dataset, "set_epoch", None)),
         )
 
 
