@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -143,6 +144,7 @@ def test_the_script_runs_to_its_end_with_what_was_kept(tried: tuple[Path, subpro
     folder, ended = tried
     assert ended.returncode == 5, ended.stderr  # the script's own
     assert ended.stdout == "trained 600 Adam True\n"
+    assert re.search(r"flatout boost: 600 steps; the last took .* each, .* as the script is: \d", ended.stderr)
     assert (folder / "last.pt").exists()  # by the last run; trials wrote elsewhere
     assert sorted(path.name for path in folder.iterdir() if path.name != "cache") == ["flatout-boost", "last.pt", "train.py"]
 
@@ -174,7 +176,8 @@ def test_a_run_whose_losses_stop_being_numbers_is_started_again_plain(
     ))  # fmt: skip
     (tmp_path / "train.py").write_text(late)
     monkeypatch.chdir(tmp_path)
-    kept = Kept("train.py", ("600",), False, (("fused_optimizer", "on"),), 40, 1.0, str(tmp_path / "left.txt"))
+    told, ran = str(tmp_path / "left.txt"), str(tmp_path / "ran.json")
+    kept = Kept("train.py", ("600",), False, (("fused_optimizer", "on"),), 40, 1.0, told, ran)
     with_remedies = [sys.executable, "-m", "flatout.cli.boosted_run"]
     said: list[str] = []
     code, why = run_to_its_end(with_remedies, [sys.executable, "train.py", "600"], kept, tmp_path, said.append)

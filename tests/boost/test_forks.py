@@ -48,6 +48,35 @@ with Forks(do) as forks:
 """
 
 
+INTERRUPTED = """\
+import signal, time
+from pathlib import Path
+from flatout.boost.forks import Forks
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+with Forks(lambda what, question: 7 if what == "exit" else time.sleep(600)) as forks:
+    words = Path("words.txt")
+    pid, other = (forks.start("sleep", Path("q"), words) for _ in range(2))
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        forks.wait(pid, 30)
+    except KeyboardInterrupt:
+        forks.end(other)
+        forks.end(pid)
+    print(forks.run("exit", Path("q"), words, 30))
+"""
+
+
+def test_what_was_waited_for_when_ctrl_c_came_can_be_ended(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "7\n", "")
+
+
 def asker(folder: Path, what: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", ASKER, what], cwd=folder, stdout=subprocess.PIPE, text=True, start_new_session=True

@@ -29,6 +29,7 @@ class Forks:
     def __init__(self, do: Callable[[str, Path], int]) -> None:
         self._questions = Questions()
         self._live: set[int] = set()
+        self._asked_for: int | None = None  # whose end or stop is still to be told
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # or each of them would write it once more
         self._pid = os.fork()
@@ -63,17 +64,30 @@ class Forks:
 
     def wait(self, pid: int, limit_s: float) -> int | None:
         """Until it has ended or stopped itself: its exit code, PAUSED, or None if neither came in time and it was killed."""
-        self._ask({"wait": pid})
+        self._ask_for_the_end_of(pid)
         try:
             code = int(self._answer(limit_s)["code"])
         except TimeoutError:
             _signal(pid, signal.SIGKILL)
             self._answer(30)
+            self._asked_for = None
             self._live.discard(pid)
             return None
+        self._asked_for = None
         if code != PAUSED:
             self._live.discard(pid)
         return code
+
+    def _ask_for_the_end_of(self, pid: int) -> None:
+        """Once: Ctrl-C may have come while the answer was waited for, and whoever ends the process then waits for it again."""
+        if self._asked_for == pid:
+            return
+        if self._asked_for is not None:
+            _signal(self._asked_for, signal.SIGKILL)
+            self._answer(30)
+            self._live.discard(self._asked_for)
+        self._asked_for = pid
+        self._ask({"wait": pid})
 
     def go_on(self, pid: int) -> None:
         _signal(pid, signal.SIGCONT)

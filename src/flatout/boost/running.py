@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.boost.hooks import Hooks
+from flatout.boost.pace import Pace
 from flatout.boost.recording import Recording
 from flatout.boost.remedies.all import REMEDIES
 from flatout.doctor.patches import Patches
@@ -34,6 +35,7 @@ class Kept:
     steps: int
     highest: float
     told: str  # a file that says why it left
+    ran: str  # a file that says how fast it went
 
     @classmethod
     def read(cls, path: Path) -> Kept:
@@ -44,8 +46,7 @@ class Kept:
 
 def run_with(kept: Kept) -> int:
     """In the process of the script."""
-    patches, hooks = Patches(), Hooks()
-
+    patches, hooks, pace = Patches(), Hooks(), Pace()
     not_finite = 0
 
     def window_over() -> None:
@@ -58,6 +59,7 @@ def run_with(kept: Kept) -> int:
 
     def step_over(step: int) -> None:
         nonlocal not_finite
+        pace.step_over()
         if step % _EVERY == 0 and recording.last_loss is not None:
             not_finite = 0 if bool(recording.last_loss.isfinite().all()) else not_finite + 1
             if not_finite == _IN_A_ROW:
@@ -74,6 +76,8 @@ def run_with(kept: Kept) -> int:
     recording.install(patches, hooks)
     hooks.install()
     ending = run_script(Script(kept.script, kept.arguments, kept.as_module))
+    if (ran := pace.ran()) is not None:
+        ran.write(Path(kept.ran))
     if ending.error is not None:
         Path(kept.told).write_text(f"{type(ending.error).__name__}: {str(ending.error).strip().partition(chr(10))[0][:300]}")
     return ending.exit_code

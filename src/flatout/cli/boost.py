@@ -54,6 +54,7 @@ def boost(
     from flatout.boost.boosting import PATCH, in_a_fork, tried
     from flatout.boost.forks import Forks
     from flatout.boost.looking import NothingSeen, looked_at
+    from flatout.boost.pace import Ran
     from flatout.boost.running import Kept, run_to_its_end
     from flatout.doctor.script import Script, check
 
@@ -88,11 +89,14 @@ def boost(
             raise typer.Exit(subprocess.call(_plain(script)))
         kept = Kept(
             script.name, script.arguments, as_module, tuple(found.receipt.settings.items()), found.steps, found.highest_loss,
-            str(work / "left.txt"),
+            str(work / "left.txt"), str(work / "ran.json"),
         )  # fmt: skip
         code, why = run_to_its_end(_RUN, _plain(script), kept, work, say)
         if why:
             (out / "left.txt").write_text(why + "\n")
+        elif (ran := Ran.read(Path(kept.ran))) is not None:
+            assert found.receipt.reference_step_s is not None and found.receipt.gain is not None
+            ran.tell(found.receipt.reference_step_s, found.receipt.gain, say)
     raise typer.Exit(code)
 
 
