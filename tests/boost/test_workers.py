@@ -52,3 +52,12 @@ def test_what_the_script_says_of_its_workers_stands(said: dict[str, Any]) -> Non
     assert loader.persistent_workers == said.get("persistent_workers", False)
     if "multiprocessing_context" in said:
         assert loader.multiprocessing_context.get_start_method() == "spawn"
+
+
+def test_what_is_changed_in_the_middle_of_a_pass_is_said_not_to_be_heard() -> None:
+    data = Scaled()
+    loader = DataLoader(data, batch_size=1, sampler=[0] * 80)
+    with pytest.raises(RuntimeError, match="Scaled was changed in the middle of a pass"):
+        for number, _ in enumerate(loader):
+            data.epoch = number // 20
+    assert number < 40

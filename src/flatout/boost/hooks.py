@@ -38,6 +38,16 @@ class Hooks:
         """After all remedies have said what they want."""
         if self.prepare or self.around or self.inputs or self.outputs or self.calls:
             self.patches.wrap(nn.Module, "__call__", self._watched)
+        self.patches.wrap(torch.jit, "script", self._of_plain_source)
+
+    def _of_plain_source(self, original: Any) -> Any:
+        """TorchScript reads the source of whatever a model calls, and can't read that of remedies."""
+
+        def script(*args: Any, **named: Any) -> Any:
+            with self.patches.lifted():
+                return original(*args, **named)
+
+        return script
 
     def _watched(self, original: Any) -> Any:
         def __call__(module: nn.Module, *args: Any, **named: Any) -> Any:

@@ -67,8 +67,8 @@ def look(question: Path) -> None:
     patches = Patches()
 
     def done() -> None:
+        patches.restore()  # first: what the watch takes away is its own, and no write of the script's
         watched.stop()
-        patches.restore()
         found = watched.diagnosis
         if found is not None:
             device = found.case.seen.device

@@ -126,7 +126,7 @@ class Search:
         self.kept = standing.remedies
         if not self.kept:
             self._paired = None
-        stopped = self._too_late or "all that applies was tried"
+        stopped = self._too_late or "all that applies to the steps that were looked at was tried"
         return receipt(stopped, self._reference, standing.told if self.kept else self._reference)
 
     def _twice(self) -> tuple[Told, Told]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 _ABSENT = object()
@@ -22,9 +23,23 @@ class Patches:
         self._undo.append((owner, name, own))
 
     def restore(self) -> None:
+        self._put_back()
+        self._undo.clear()
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """All is as it was, inside of this."""
+        replaced = [(owner, name, vars(owner)[name]) for owner, name, _ in self._undo]
+        self._put_back()
+        try:
+            yield
+        finally:
+            for owner, name, value in replaced:
+                setattr(owner, name, value)
+
+    def _put_back(self) -> None:
         for owner, name, own in reversed(self._undo):
             if own is _ABSENT:
                 delattr(owner, name)
             else:
                 setattr(owner, name, own)
-        self._undo.clear()

@@ -2,7 +2,7 @@
 
 When a script goes back from a loss, the number is on its way to the host already, beside what follows. Whoever reads it later
 gets it as soon as it is there, while the device has the rest of the step to do. It is the same number: a tensor that was
-written to since is read as ever.
+written to since is read as ever (but not one that was written to behind autograd's back, through `loss.data`).
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ class _Number:
     there: torch.cuda.Event
 
 
+def _is_shared() -> bool:
+    """What processes make of a loss together they write where it is, and its version does not tell."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 class Sent:
     """The last loss that a script went back from."""
 
@@ -56,7 +61,9 @@ class Sent:
         def backward(tensors: Any, *args: Any, **named: Any) -> Any:
             root = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
             if threading.get_ident() == self._main and isinstance(root, Tensor) and root.is_cuda and root.numel() == 1:
-                self._send(root)
+                self._last = None
+                if not _is_shared() and not torch.cuda.is_current_stream_capturing():
+                    self._send(root)
             return original(tensors, *args, **named)
 
         return backward
@@ -64,7 +71,10 @@ class Sent:
     def read(self, original: Any, kind: type = object) -> Any:
         def item(tensor: Tensor) -> Any:
             last = self._last
-            if last is None or last.tensor() is None or not tensor.is_cuda or tensor.is_inference():
+            if last is None or not tensor.is_cuda or tensor.is_inference():
+                return original(tensor)
+            root = last.tensor()
+            if root is None or root.data_ptr() != last.place:  # somebody else's memory by now, perhaps
                 return original(tensor)
             if tensor.data_ptr() != last.place or tensor._version != last.version or tensor.numel() != 1:
                 return original(tensor)

@@ -1,5 +1,8 @@
 """Processes that read ahead, and batches in pinned memory that are copied beside the step.
 
+A copy is waited for, as the script's own is: what it copies from may be written to next. But it is on a stream of its own, so
+that it does not wait for all that the device was given before.
+
 Workers are started anew for each pass, as a DataLoader does by itself: those that stay would go on with the dataset, and with
 the globals, of the first one, whatever the script has changed since.
 """
@@ -8,17 +11,25 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import MutableMapping
+from dataclasses import dataclass
 from multiprocessing import get_start_method
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from flatout.boost.hooks import Hooks
 from flatout.boost.patching import Edit, placed
+from flatout.boost.remedies.dataset_state import dataset_state
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.doctor.diagnosis import Diagnosis
+
+
+_LOOKED_AT_EACH = 32  # batches
 
 
 class Workers(Remedy):
@@ -43,7 +54,10 @@ class Workers(Remedy):
         return type(value) is int and value > 0
 
     def apply(self, value: Any, hooks: Hooks) -> None:
+        passes: WeakKeyDictionary[Any, _Pass] = WeakKeyDictionary()
         hooks.patches.wrap(DataLoader, "__init__", lambda original: _with_workers(original, int(value)))
+        hooks.patches.wrap(DataLoader, "__iter__", lambda original: _noting(original, passes))
+        hooks.patches.wrap(_MultiProcessingDataLoaderIter, "__next__", lambda original: _looking(original, passes))
 
     def edits(self, value: Any, diagnosis: Diagnosis) -> list[Edit]:
         loader = diagnosis.case.training_loader
@@ -68,7 +82,7 @@ class AsyncCopies(Remedy):
     def apply(self, value: Any, hooks: Hooks) -> None:
         hooks.patches.wrap(DataLoader, "__init__", _pinning)
         for name in ("to", "cuda"):
-            hooks.patches.wrap(Tensor, name, _not_waiting)
+            hooks.patches.wrap(Tensor, name, _beside)
 
     def edits(self, value: Any, diagnosis: Diagnosis) -> list[Edit]:
         loader = diagnosis.case.training_loader
@@ -86,6 +100,40 @@ def _with_workers(original: Any, count: int) -> Any:
     return __init__
 
 
+@dataclass
+class _Pass:
+    dataset: Any
+    state: Any
+    batches: int = 0
+
+
+def _noting(original: Any, passes: MutableMapping[Any, _Pass]) -> Any:
+    def __iter__(loader: DataLoader[Any]) -> Any:
+        iterator = original(loader)
+        if isinstance(iterator, _MultiProcessingDataLoaderIter):
+            passes[iterator] = _Pass(loader.dataset, dataset_state(loader.dataset))
+        return iterator
+
+    return __iter__
+
+
+def _looking(original: Any, passes: MutableMapping[Any, _Pass]) -> Any:
+    """What a script sets of its dataset in the middle of a pass would not reach the workers."""
+
+    def __next__(iterator: Any) -> Any:
+        known = passes.get(iterator)
+        if known is not None:
+            known.batches += 1
+            if known.batches % _LOOKED_AT_EACH == 0 and dataset_state(known.dataset) != known.state:
+                raise RuntimeError(
+                    f"{type(known.dataset).__name__} was changed in the middle of a pass, which its workers do not hear of: "
+                    "this script can't have them"
+                )
+        return original(iterator)
+
+    return __next__
+
+
 def _started() -> dict[str, Any]:
     """How: by a fork, where the script has not said otherwise. What newer Pythons do instead takes seconds for each pass."""
     return {"multiprocessing_context": "fork"} if sys.platform == "linux" and get_start_method(allow_none=True) is None else {}
@@ -100,13 +148,26 @@ def _pinning(original: Any) -> Any:
     return __init__
 
 
-def _not_waiting(original: Any) -> Any:
-    ours = os.getpid()
+def _beside(original: Any) -> Any:
+    ours, streams = os.getpid(), dict[torch.device, torch.cuda.Stream]()
 
     def move(tensor: Tensor, *args: Any, **named: Any) -> Any:
         # a forked worker must not ask the device whether memory is pinned
         if torch.compiler.is_compiling() or os.getpid() != ours or tensor.device.type != "cpu" or not tensor.is_pinned():
             return original(tensor, *args, **named)
-        return original(tensor, *args, **{"non_blocking": True, **named})
+        says_how = "non_blocking" in named or any(isinstance(one, bool) for one in args)
+        if says_how or tensor.requires_grad or torch.cuda.is_current_stream_capturing():
+            return original(tensor, *args, **named)
+        main = torch.cuda.current_stream()
+        if main.device not in streams:
+            streams[main.device] = torch.cuda.Stream(main.device)
+        with torch.cuda.stream(streams[main.device]):
+            moved = original(tensor, *args, **{"non_blocking": True, **named})
+        if moved.device == main.device:
+            streams[main.device].synchronize()
+            moved.record_stream(main)
+        elif moved.is_cuda:
+            torch.cuda.synchronize(moved.device)
+        return moved
 
     return move
