@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flatout.boost.remedies.aligned import Aligned
+from flatout.boost.remedies.async_copies import AsyncCopies
 from flatout.boost.remedies.autocast import Autocast
 from flatout.boost.remedies.channels_last import ChannelsLast
 from flatout.boost.remedies.compile import Compile
@@ -18,7 +19,7 @@ from flatout.boost.remedies.remedy import Remedy
 from flatout.boost.remedies.resident import Resident
 from flatout.boost.remedies.tf32 import Tf32
 from flatout.boost.remedies.threads import Threads
-from flatout.boost.remedies.workers import AsyncCopies, Workers
+from flatout.boost.remedies.workers import Workers
 
 REMEDIES: dict[str, Remedy] = {
     remedy.name: remedy

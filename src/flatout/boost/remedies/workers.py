@@ -1,15 +1,11 @@
-"""Processes that read ahead, and batches in pinned memory that are copied beside the step.
+"""Processes that read ahead.
 
-A copy is waited for, as the script's own is: what it copies from may be written to next. But it is on a stream of its own, so
-that it does not wait for all that the device was given before.
-
-Workers are started anew for each pass, as a DataLoader does by itself: those that stay would go on with the dataset, and with
+They are started anew for each pass, as a DataLoader does by itself: those that stay would go on with the dataset, and with
 the globals, of the first one, whatever the script has changed since.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import MutableMapping
 from dataclasses import dataclass
@@ -17,8 +13,6 @@ from multiprocessing import get_start_method
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
@@ -27,7 +21,6 @@ from flatout.boost.patching import Edit, placed
 from flatout.boost.remedies.dataset_state import dataset_state
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.doctor.diagnosis import Diagnosis
-
 
 _LOOKED_AT_EACH = 32  # batches
 
@@ -65,29 +58,6 @@ class Workers(Remedy):
         if at is None:
             return []
         return [Edit(*at, function="DataLoader", arguments=(("num_workers", str(value)),))]
-
-
-class AsyncCopies(Remedy):
-    name = "async_copies"
-    of_gpu = True
-    written_in_part = True
-
-    def offers(self, diagnosis: Diagnosis) -> list[Offer]:
-        case = diagnosis.case
-        loader = case.training_loader
-        if not case.on_device or loader is None or not case.seen.copies:
-            return []
-        return [Offer(self.name, "on", "off", predicted(diagnosis, "pageable_copy", "blocking_copy"))]
-
-    def apply(self, value: Any, hooks: Hooks) -> None:
-        hooks.patches.wrap(DataLoader, "__init__", _pinning)
-        for name in ("to", "cuda"):
-            hooks.patches.wrap(Tensor, name, _beside)
-
-    def edits(self, value: Any, diagnosis: Diagnosis) -> list[Edit]:
-        loader = diagnosis.case.training_loader
-        at = placed(loader.made) if loader is not None else None
-        return [] if at is None else [Edit(*at, function="DataLoader", arguments=(("pin_memory", "True"),))]
 
 
 def _with_workers(original: Any, count: int) -> Any:
@@ -137,37 +107,3 @@ def _looking(original: Any, passes: MutableMapping[Any, _Pass]) -> Any:
 def _started() -> dict[str, Any]:
     """How: by a fork, where the script has not said otherwise. What newer Pythons do instead takes seconds for each pass."""
     return {"multiprocessing_context": "fork"} if sys.platform == "linux" and get_start_method(allow_none=True) is None else {}
-
-
-def _pinning(original: Any) -> Any:
-    def __init__(loader: DataLoader[Any], dataset: Any, *args: Any, **named: Any) -> None:
-        if len(args) < 7 and torch.cuda.is_available():
-            named = {**named, "pin_memory": True}
-        original(loader, dataset, *args, **named)
-
-    return __init__
-
-
-def _beside(original: Any) -> Any:
-    ours, streams = os.getpid(), dict[torch.device, torch.cuda.Stream]()
-
-    def move(tensor: Tensor, *args: Any, **named: Any) -> Any:
-        # a forked worker must not ask the device whether memory is pinned
-        if torch.compiler.is_compiling() or os.getpid() != ours or tensor.device.type != "cpu" or not tensor.is_pinned():
-            return original(tensor, *args, **named)
-        says_how = "non_blocking" in named or any(isinstance(one, bool) for one in args)
-        if says_how or tensor.requires_grad or torch.cuda.is_current_stream_capturing():
-            return original(tensor, *args, **named)
-        main = torch.cuda.current_stream()
-        if main.device not in streams:
-            streams[main.device] = torch.cuda.Stream(main.device)
-        with torch.cuda.stream(streams[main.device]):
-            moved = original(tensor, *args, **{"non_blocking": True, **named})
-        if moved.device == main.device:
-            streams[main.device].synchronize()
-            moved.record_stream(main)
-        elif moved.is_cuda:
-            torch.cuda.synchronize(moved.device)
-        return moved
-
-    return move
