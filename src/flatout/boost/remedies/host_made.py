@@ -5,10 +5,11 @@ A graph has no host. Where every call sends the same, of nothing that outlives t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -17,6 +18,14 @@ from torch.utils._pytree import tree_leaves
 
 _aten = torch.ops.aten
 _FROM_VALUES: frozenset[Any] = frozenset({torch.tensor, torch.as_tensor, Tensor.new_tensor})
+# what the host waits for: a graph can't, and a capture that is broken off by one leaves traces
+_READ_BY_THE_HOST: frozenset[Any] = frozenset(
+    {
+        _aten._local_scalar_dense.default, _aten.nonzero.default, _aten.masked_select.default, _aten.equal.default,
+        _aten._unique2.default, _aten.unique_dim.default, _aten.unique_consecutive.default, _aten.bincount.default,
+        _aten.repeat_interleave.Tensor,
+    }
+)  # fmt: skip
 _TO_VALUES: frozenset[Any] = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__})
 
 
@@ -27,10 +36,15 @@ class NotAlone(Exception):
 class HostMade(TorchDispatchMode):
     """Watches calls of `module`. None of its code is run as it was compiled: that does all of this out of sight."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, weights: Iterable[Tensor] = ()) -> None:
+        """`weights` are those that learn: where another tensor would, its gradient would be lost."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.outside: dict[int, Tensor] = {}  # on the device, made before the last call, and read by it
-        self._lists = {id(value) for part in module.modules() for value in vars(part).values() if isinstance(value, list)}
+        self._weights = {id(weight) for weight in weights}
+        self._lists = {
+            id(value) for part in module.modules() for value in vars(part).values() if isinstance(value, list | np.ndarray)
+        }
+        self._written: dict[Any, tuple[Tensor, Tensor]] = {}  # of what was there before: it, and what was in it
         self._earlier: list[tuple[Tensor, Tensor | None]] = []  # what a call sent, and where it is on the device
         self._sent: list[tuple[Tensor, Tensor | None]] = []
         self._made: dict[int, Tensor] = {}  # by the place of what this call made on the host
@@ -60,12 +74,21 @@ class HostMade(TorchDispatchMode):
         """They are read by every replay."""
         return [place for _, place in self._sent if place is not None]
 
+    def put_back(self) -> None:
+        """What the calls have written to on the device, but for what they made there themselves."""
+        with torch.no_grad():
+            for tensor, was in reversed(self._written.values()):
+                tensor.data.copy_(was)
+        self._written = {}
+
     def refuse(self) -> NoReturn:
         self._refused = True
         raise NotAlone
 
     def is_kept(self, value: Any) -> bool:
         """Does it outlive the call, so that the next may find another value in it?"""
+        if isinstance(value, np.ndarray) and value.base is not None and self.is_kept(value.base):
+            return True
         return id(value) in self._lists or (_is_on_host(value) and _place(value) not in self._made)
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -76,7 +99,13 @@ class HostMade(TorchDispatchMode):
             here = []  # values of the source; an array's own memory would be lent, not made
         if any(self.is_kept(one) for one in here):
             self.refuse()
+        if any(one.requires_grad and one.is_leaf and id(one) not in self._weights for one in there):
+            self.refuse()
+        if there and _is_read_by_the_host(op, args, named):
+            self.refuse()
         self.outside |= {_place(one): one for one in there if _place(one) not in self._made_there}
+        if not self._from_the_device:
+            self._note_writes(op, args, named)
         if op is _aten._to_copy.default and here and torch.device(named.get("device") or "cpu").type != "cpu":
             return self._noted(self._copied(here[0], lambda: op(*args, **named)))
         if op is _aten.copy_.default and here and there:
@@ -92,6 +121,16 @@ class HostMade(TorchDispatchMode):
         if here and not (found and all(_is_on_host(one) for one in found)):
             self._sent += [(one.clone(), None) for one in here]  # a number that becomes part of a kernel's call
         return result
+
+    def _note_writes(self, op: Any, args: Any, named: Any) -> None:
+        given = zip(op._schema.arguments, args, strict=False)
+        values = [value for about, value in given if about.alias_info is not None and about.alias_info.is_write]
+        values += [named[about.name] for about in op._schema.arguments if about.name in named and about.is_out]
+        for one in tree_leaves(values):
+            if isinstance(one, Tensor) and not _is_on_host(one) and _place(one) not in self._made_there:
+                part = _place(one), one.storage_offset(), one.shape, one.stride()
+                if part not in self._written:
+                    self._written[part] = one.detach(), one.detach().clone()
 
     def _copied(self, source: Tensor, copy: Callable[[], Tensor]) -> Tensor:
         if not self._from_the_device:
@@ -129,6 +168,19 @@ class _Values(TorchFunctionMode):
         if asked is None or torch.device(asked).type == "cpu" or named.get("requires_grad"):
             return function(*args, **named)
         return function(*args, **{**named, "device": "cpu"}).to(asked)
+
+
+def _is_read_by_the_host(op: Any, args: Any, named: Any) -> bool:
+    if op in _READ_BY_THE_HOST:
+        return True
+    if op is _aten._to_copy.default:
+        return torch.device(named.get("device") or args[0].device).type == "cpu" and not _is_on_host(args[0])
+    if op is _aten.copy_.default:
+        return _is_on_host(args[0]) and not _is_on_host(args[1])
+    if op in (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default):
+        by_mask = any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
+        return by_mask and (op is _aten.index.Tensor or args[2].numel() != 1)  # how many there are decides a size
+    return False
 
 
 def _is_on_host(value: Any) -> bool:

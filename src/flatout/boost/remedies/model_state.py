@@ -25,6 +25,7 @@ _CHANGE: dict[type, tuple[str, ...]] = {
     nn.ModuleDict: ("__delitem__", "clear"),
 }  # fmt: skip
 _NOTHING = object()
+_OF_TORCH = frozenset(vars(nn.Module()))
 _DEEP, _MANY = 4, 256  # so far a model's own containers are looked into
 
 
@@ -63,6 +64,10 @@ class HostState:
             (part, {name: value for name, value in vars(part).items() if type(value) in SIMPLE}, dict(part._buffers))
             for part in module.modules()
         ]
+        # a part's own, not torch's: those have what is registered with it
+        kept = [value for part in module.modules() for name, value in vars(part).items() if name not in _OF_TORCH]
+        self._lists = [(value, list(value)) for value in kept if type(value) is list]
+        self._tables = [(value, dict(value)) for value in kept if type(value) is dict]
         self._python, self._numpy, self._torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
 
     def has_drawn(self) -> bool:
@@ -75,6 +80,11 @@ class HostState:
         for part, simple, buffers in self._parts:
             vars(part).update(simple)
             part._buffers.update(buffers)
+        for values, were in self._lists:
+            values[:] = were
+        for table, was in self._tables:
+            table.clear()
+            table.update(was)
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         torch.set_rng_state(self._torch)
@@ -92,12 +102,12 @@ def state_of(module: nn.Module) -> tuple[Any, ...]:
     """All of a model that a script, or the model itself, may change between two calls, but for the values of its tensors."""
     found: list[Any] = []
     for part in module.modules():
-        found.append(id(part))
+        found.append((id(part), type(part)))
         own = part.__dict__
         for value in own.values():
             for one in inside(value):
                 if isinstance(one, Tensor):
-                    found.append((id(one), one.data_ptr()))
+                    found.append((id(one), one.data_ptr(), one.requires_grad))
                 elif _tells(one):
                     found.append(one)
         for tensors in (part._parameters, part._buffers):
