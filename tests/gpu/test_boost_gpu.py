@@ -556,3 +556,204 @@ def test_a_sampler_of_the_scripts_own_is_never_asked_early() -> None:
     finally:
         hooks.patches.restore()
     assert seen == [16, 32, 48, 64]
+
+
+class Scaled(nn.Module):
+    """Goes by a table that a script may write to, and keeps statistics of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.table = nn.Linear(4, 4), nn.BatchNorm1d(4), {"beta": 1.0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.layer(x)) * self.table["beta"]  # type: ignore[no-any-return]
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.body(x)
+        return self.one(hidden), self.other(hidden)
+
+
+class Constrained(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data = torch.renorm(self.weight.data, 2, 0, 0.1)
+        return super().forward(x)
+
+
+class WritesToItsInput(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.sub_(1.0))
+
+
+class Bank(nn.Module):
+    """Its memory is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.memory = nn.Linear(4, 4), torch.zeros(4, device="cuda")
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.layer(x)
+        with torch.no_grad():
+            self.memory.mul_(0.9).add_(found.detach().mean(0))
+        return found + self.memory  # type: ignore[no-any-return]
+
+
+class ReadsAValue(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2.0 if x.sum().item() > 0 else 1.0)
+
+
+class PartlyInFloat32(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow, self.wide = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.narrow(x)
+        with torch.autocast("cuda", enabled=False):
+            return self.wide(hidden.float())  # type: ignore[no-any-return]
+
+
+outer = torch.ones(4)
+
+
+class ReadsAGlobal(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * outer
+
+
+def squared(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    return model(x).square().mean()  # type: ignore[no-any-return]
+
+
+def on_a_schedule(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    if step == 4:
+        model.table["beta"] = 0.1  # type: ignore[index, operator]
+    return squared(model, x, step)
+
+
+def from_one_head_later(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    one, other = model(x)
+    return one.square().mean() + (other.square().mean() if step < 3 else 0.0)  # type: ignore[no-any-return]
+
+
+def with_its_input_afterwards(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    return squared(model, x, step) + x.sum()
+
+
+def with_another_global(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    globals()["outer"] = torch.full((4,), step + 1.0, device="cuda")
+    return squared(model, x, step)
+
+
+def going_back_twice(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    output = model(x)
+    output.square().mean().backward(retain_graph=True)
+    return (output * model(x + 1)).mean()  # type: ignore[no-any-return]
+
+
+def in_bf16(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    with torch.autocast("cuda", torch.bfloat16):
+        output = model(x)
+    return output.float().square().mean()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("make", "call", "is_graphed"),
+    [
+        (Scaled, squared, True),
+        (Scaled, on_a_schedule, True),
+        (Heads, from_one_head_later, True),
+        (Bank, squared, True),
+        (Scaled, going_back_twice, True),
+        (PartlyInFloat32, in_bf16, True),
+        (lambda: Constrained(4, 4), squared, False),
+        (lambda: WritesToItsInput(4, 4), with_its_input_afterwards, False),
+        (lambda: ReadsAValue(4, 4), squared, False),
+        (lambda: ReadsAGlobal(4, 4), with_another_global, False),
+    ],
+    ids=lambda one: getattr(one, "__name__", str(one)),
+)
+def test_what_a_model_does_beside_computing_is_done_or_it_is_called_plainly(
+    make: Callable[[], nn.Module], call: Callable[..., Tensor], is_graphed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replays = 0
+    replay = torch.cuda.CUDAGraph.replay
+
+    def counted(graph: torch.cuda.CUDAGraph) -> None:
+        nonlocal replays
+        replays += 1
+        replay(graph)
+
+    def trained() -> list[Tensor]:
+        torch.manual_seed(0)
+        model = make().cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        losses = []
+        for step in range(8):
+            x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step)).cuda()
+            optimizer.zero_grad()
+            loss = call(model, x, step)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return [
+            *losses,
+            *model.parameters(),
+            *model.buffers(),
+            *[one for one in (getattr(model, "memory", None),) if one is not None],
+        ]
+
+    plain = trained()
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted)
+    with remedied("cuda_graphs"):
+        found = trained()
+    assert (replays > 0) == is_graphed
+    for one, other in zip(found, plain, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_capture_that_failed_leaves_the_allocator_as_it_was() -> None:
+    class Waits(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            torch.cuda.synchronize()  # nothing that can be seen beforehand
+            return super().forward(x)
+
+    with remedied("cuda_graphs"):
+        model = Waits(4, 4).cuda()
+        for _ in range(3):
+            model(torch.ones(2, 4, device="cuda")).sum().backward()
+        beside = torch.cuda.Stream()
+        sizes = []
+        for _ in range(4):  # what another stream was told of is only freed while no capture goes on
+            kept = torch.empty(1 << 20, device="cuda")
+            kept.record_stream(beside)
+            del kept
+            torch.cuda.synchronize()
+            sizes.append(torch.cuda.memory_allocated())
+        assert sizes[-1] == sizes[0]
+        trained = network()
+        x, y = batch(0)
+        for _ in range(3):  # and another model can still be captured
+            F.cross_entropy(trained(x), y).backward()
+
+
+def test_a_copy_is_of_what_was_there_when_it_was_asked_for() -> None:
+    with remedied("async_copies"):
+        host = torch.ones(1 << 20).pin_memory()
+        weight = torch.randn(4096, 4096, device="cuda")
+        for _ in range(40):
+            weight @ weight  # the device is busy for a while
+        before = torch.cuda.Event()
+        before.record()
+        there = host.to("cuda")
+        early = not before.query()
+        host.zero_()
+        assert early and bool((there == 1).all())
+        assert torch.equal(host.to("cuda", torch.float64, False), torch.zeros(1 << 20, device="cuda", dtype=torch.float64))

@@ -89,7 +89,7 @@ class HostMade(TorchDispatchMode):
         """Does it outlive the call, so that the next may find another value in it?"""
         if isinstance(value, np.ndarray) and value.base is not None and self.is_kept(value.base):
             return True
-        return id(value) in self._lists or (_is_on_host(value) and _place(value) not in self._made)
+        return id(value) in self._lists or (_is_on_host(value) and place_of(value) not in self._made)
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
@@ -103,7 +103,7 @@ class HostMade(TorchDispatchMode):
             self.refuse()
         if there and _is_read_by_the_host(op, args, named):
             self.refuse()
-        self.outside |= {_place(one): one for one in there if _place(one) not in self._made_there}
+        self.outside |= {place_of(one): one for one in there if place_of(one) not in self._made_there}
         if not self._from_the_device:
             self._note_writes(op, args, named)
         if op is _aten._to_copy.default and here and torch.device(named.get("device") or "cpu").type != "cpu":
@@ -111,12 +111,12 @@ class HostMade(TorchDispatchMode):
         if op is _aten.copy_.default and here and there:
             return args[0].copy_(self._copied(args[1], lambda: args[1].to(args[0].device)))
         result = op(*args, **named)
-        places = {_place(one) for one in (*here, *there)}
+        places = {place_of(one) for one in (*here, *there)}
         found = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
         for one in found:
-            if _is_on_host(one) and not there and _place(one) not in places:  # what came from the device is a batch's own
-                self._made[_place(one)] = one
-            elif not _is_on_host(one) and _place(one) not in places:
+            if _is_on_host(one) and not there and place_of(one) not in places:  # what came from the device is a batch's own
+                self._made[place_of(one)] = one
+            elif not _is_on_host(one) and place_of(one) not in places:
                 self._noted(one)
         if here and not (found and all(_is_on_host(one) for one in found)):
             self._sent += [(one.clone(), None) for one in here]  # a number that becomes part of a kernel's call
@@ -127,8 +127,8 @@ class HostMade(TorchDispatchMode):
         values = [value for about, value in given if about.alias_info is not None and about.alias_info.is_write]
         values += [named[about.name] for about in op._schema.arguments if about.name in named and about.is_out]
         for one in tree_leaves(values):
-            if isinstance(one, Tensor) and not _is_on_host(one) and _place(one) not in self._made_there:
-                part = _place(one), one.storage_offset(), one.shape, one.stride()
+            if isinstance(one, Tensor) and not _is_on_host(one) and place_of(one) not in self._made_there:
+                part = place_of(one), one.storage_offset(), one.shape, one.stride()
                 if part not in self._written:
                     self._written[part] = one.detach(), one.detach().clone()
 
@@ -145,7 +145,7 @@ class HostMade(TorchDispatchMode):
         return place.clone()  # the model may write to what it got
 
     def _noted(self, made: Tensor) -> Tensor:
-        self._made_there.add(_place(made))
+        self._made_there.add(place_of(made))
         return made
 
 
@@ -187,5 +187,5 @@ def _is_on_host(value: Any) -> bool:
     return isinstance(value, Tensor) and value.device.type == "cpu"
 
 
-def _place(tensor: Tensor) -> int:
+def place_of(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)

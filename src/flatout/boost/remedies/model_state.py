@@ -94,7 +94,10 @@ def places_of(slots: list[tuple[dict[str, Any], str]]) -> list[tuple[int, int, b
     found = []
     for tensors, name in slots:
         tensor = tensors.get(name)
-        found.append((0, 0, False) if tensor is None else (id(tensor), tensor.data_ptr(), tensor.requires_grad))
+        if isinstance(tensor, Tensor):
+            found.append((id(tensor), tensor.data_ptr(), tensor.requires_grad))
+        else:
+            found.append((0, 0, False))
     return found
 
 
