@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from flatout.boost.remedies.cuda_graphs import _flat_weights, _Model
+from flatout.boost.remedies.cuda_graphs import _Model
+from flatout.boost.remedies.graph_capture import flat_weights
 from flatout.boost.remedies.model_state import Changes, state_of
 from flatout.doctor.patches import Patches
 
@@ -132,7 +133,7 @@ def test_a_recurrent_layer_takes_what_stands_in_for_its_weights(monkeypatch: pyt
     own = model[1]._flat_weights
     refs, moved = model[1]._flat_weight_refs, []
     monkeypatch.setattr(nn.LSTM, "flatten_parameters", lambda layer: moved.append(layer))  # cuDNN's copies them elsewhere
-    with _flat_weights(model, weights, stand_ins):
+    with flat_weights(model, weights, stand_ins):
         output = functional_call(model, stand_ins, (x,))[0]
     found = torch.autograd.grad(output.sum(), list(stand_ins.values()))
     for a, b in zip(plain, found, strict=True):

@@ -1,0 +1,225 @@
+"""The forward and the backward of a model's call, captured as two CUDA graphs; or NotAlone, where a replay would not do what
+the call does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_flatten
+
+from flatout.boost.remedies.call_form import rebuilt
+from flatout.boost.remedies.host_made import HostMade, NotAlone, place_of
+from flatout.boost.remedies.model_state import SIMPLE, HostState, inside, state_of
+from flatout.doctor.observing.compiling import compiled_so_far
+
+_WATCHED, _WARM_UP = 2, 3
+
+_Told = tuple[list[Tensor], list["_Constant | None"], Any]  # tensors, the rest in its place, and the form of all of it
+
+
+@dataclass
+class Capture:
+    """Where a replay reads and writes."""
+
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    learns: list[bool]  # of each output: does a gradient come back to it?
+    rest: list[Any]  # of what the call returns: None where a tensor belongs
+    form: Any
+    weights: list[Tensor]
+    going_in: list[Tensor]  # gradients of those outputs that have one
+    reach: list[list[bool]]  # of each of those: which weights does its gradient come to?
+    coming_out: list[Tensor | None]
+    forward: torch.cuda.CUDAGraph
+    backward: torch.cuda.CUDAGraph
+    held: list[Tensor]  # whatever else of the model it reads stays where it is
+    replays: int = 0
+    in_use: Any = None  # a call whose way back is still to come needs what it left here
+
+
+@dataclass(frozen=True)
+class _Constant:
+    value: Any
+
+
+def captured(module: nn.Module, leaves: list[Any], form: Any, before: HostState) -> Capture:
+    rehearsal = _Rehearsal(module, leaves, form)
+    host_made = HostMade(module, rehearsal.stand_ins.values())
+    beside, forward, backward = torch.cuda.Stream(), torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with _nothing_stays(module, host_made):
+        reach, told = _warmed_up(rehearsal, host_made, before, beside)
+        # compiled code sends what it needs by itself, and a graph that can't take that is none
+        watched = nullcontext() if _is_any_compiled(module) else host_made.watched(captured=True)
+        with _recorded(forward, beside), watched:
+            outputs, rest, shape = rehearsal.forward()
+        if rest != told:
+            raise NotAlone
+        going_in = _likes(outputs)
+        with _recorded(backward, beside):  # with memory of its own: what the forward left stays for another way back
+            coming_out = rehearsal.backward(outputs, going_in)
+        rehearsal.check()
+        if any(one is not None and one.layout != torch.strided for one in coming_out):
+            raise NotAlone
+    return Capture(
+        inputs=rehearsal.tensors(),
+        outputs=[one.detach() for one in outputs],
+        learns=[one.requires_grad for one in outputs],
+        rest=rest,
+        form=shape,
+        weights=list(rehearsal.weights.values()),
+        going_in=going_in,
+        reach=reach,
+        coming_out=list(coming_out),
+        forward=forward,
+        backward=backward,
+        held=[*host_made.places(), *host_made.outside.values(), *module.buffers(), *_own_tensors(module)],
+    )
+
+
+class _Rehearsal:
+    """A call from fixed places: copies of what it was given, and stand-ins for the weights that learn.
+
+    They are the same memory under other names: what autograd knows of the weights themselves belongs to the script's stream,
+    and would tie it to the one that is captured.
+    """
+
+    def __init__(self, module: nn.Module, leaves: list[Any], form: Any) -> None:
+        self.module, self._form = module, form
+        self.inputs = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.weights = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+        self.stand_ins = {name: weight.detach().requires_grad_() for name, weight in self.weights.items()}
+        self._first = dict(self.stand_ins)
+
+    def tensors(self) -> list[Tensor]:
+        return [leaf for leaf in self.inputs if isinstance(leaf, Tensor)]
+
+    def forward(self) -> _Told:
+        args, named = rebuilt(self.inputs, self._form)
+        with flat_weights(self.module, self.weights, self.stand_ins):
+            found, shape = tree_flatten(functional_call(self.module, self.stand_ins, args, named))
+        if any(not (leaf.is_cuda if isinstance(leaf, Tensor) else type(leaf) in SIMPLE) for leaf in found):
+            raise NotAlone  # a number that was made for this call, or something that may hold tensors of its own
+        tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
+        return tensors, [None if isinstance(leaf, Tensor) else _Constant(leaf) for leaf in found], shape
+
+    def backward(self, outputs: list[Tensor], going_in: list[Tensor], stays: bool = False) -> tuple[Tensor | None, ...]:
+        ends = [one for one in outputs if one.requires_grad]
+        with torch.autocast("cuda", enabled=False):  # the forward alone is inside of the script's
+            return torch.autograd.grad(ends, list(self.stand_ins.values()), going_in, allow_unused=True, retain_graph=stays)
+
+    def reach(self, outputs: list[Tensor]) -> list[list[bool]]:
+        """Of each output that learns: to which weights does its gradient come? Empty for a single one: to all that have any."""
+        ends = [one for one in outputs if one.requires_grad]
+        if len(ends) < 2:
+            return []
+        return [[one is not None for one in self.backward([end], _likes([end]), stays=True)] for end in ends]
+
+    def check(self) -> None:
+        """A forward that writes to its inputs, or puts other memory in the place of a weight, does that to copies here."""
+        if any(leaf._version for leaf in self.tensors()):
+            raise NotAlone
+        for name, weight in self.weights.items():
+            now = self.stand_ins[name]
+            if now is not self._first[name] or now.data_ptr() != weight.data_ptr():
+                raise NotAlone
+
+
+def _warmed_up(
+    rehearsal: _Rehearsal, host_made: HostMade, before: HostState, beside: torch.cuda.Stream
+) -> tuple[list[list[bool]], list[_Constant | None]]:
+    """What each output reaches, and what a call returns beside tensors, the same each time."""
+    module, states = rehearsal.module, []
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(_WATCHED):
+            with host_made.watched():
+                _, rest, _ = rehearsal.forward()
+            states.append((state_of(module), rest))
+        for _ in range(_WARM_UP):
+            outputs, rest, _ = rehearsal.forward()
+            reach = rehearsal.reach(outputs)
+            rehearsal.backward(outputs, _likes(outputs))
+            del outputs
+            states.append((state_of(module), rest))
+    torch.cuda.current_stream().wait_stream(beside)
+    # what it makes for itself in its first call is kept; what changes with every call can't be replayed
+    if any(state != states[1] for state in states[1:]) or before.has_drawn() or not host_made.is_settled():
+        raise NotAlone
+    rehearsal.check()
+    own = (*_own_tensors(module), *module.parameters(), *module.buffers(), *rehearsal.tensors())
+    if host_made.outside.keys() - {place_of(one) for one in own}:
+        raise NotAlone  # a tensor that is no part of the model: the script may have another one next time
+    return reach, rest
+
+
+@contextmanager
+def _nothing_stays(module: nn.Module, host_made: HostMade) -> Iterator[None]:
+    """What a rehearsal has drawn, or written to on the device, is as it was before."""
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    generator, cached = torch.cuda.get_rng_state(), torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # a weight's cast is part of the graph, not what is left of an earlier one
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+        torch.clear_autocast_cache()
+        with torch.no_grad():
+            for buffer, was in buffers:
+                buffer.data.copy_(was)  # a way back that is still to come must not take it for a change
+        host_made.put_back()
+        torch.cuda.set_rng_state(generator)
+
+
+@contextmanager
+def _recorded(graph: torch.cuda.CUDAGraph, beside: torch.cuda.Stream) -> Iterator[None]:
+    pool = torch.cuda.graph_pool_handle()
+    try:
+        with torch.cuda.graph(graph, stream=beside, capture_error_mode="thread_local", pool=pool):
+            yield
+    except BaseException:
+        with suppress(Exception):  # where it was broken off, the allocator may believe that it goes on
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+        raise
+
+
+def _likes(outputs: list[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(one) for one in outputs if one.requires_grad]
+
+
+def _own_tensors(module: nn.Module) -> list[Tensor]:
+    """Those that its parts hold as they are: neither weights nor buffers."""
+    held = (one for part in module.modules() for value in vars(part).values() for one in inside(value))
+    return [one for one in held if isinstance(one, Tensor)]
+
+
+def _is_any_compiled(module: nn.Module) -> bool:
+    """The model, a part of it, or anything else in this process: a function that it calls may be."""
+    named = any(getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())
+    return named or compiled_so_far().compiles > 0
+
+
+@contextmanager
+def flat_weights(module: nn.Module, weights: dict[str, nn.Parameter], stand_ins: dict[str, Tensor]) -> Iterator[None]:
+    """A recurrent layer of torch keeps its weights in a second place, which `functional_call` knows nothing of. Where they are
+    not those that it refers to, it would move them into memory of their own: what stands in for a weight shares that one's."""
+    instead = {id(weights[name]): stand_in for name, stand_in in stand_ins.items()}
+    layers = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
+    own: list[tuple[Any, Any]] = [(layer._flat_weights, layer._flat_weight_refs) for layer in layers]
+    for layer in layers:
+        flat = [instead.get(id(weight), weight) for weight in layer._flat_weights]
+        named = [None if weight is None else ref(weight) for weight in flat]
+        vars(layer).update(_flat_weights=flat, _flat_weight_refs=named, flatten_parameters=lambda: None)
+    try:
+        yield
+    finally:
+        for layer, (flat, refs) in zip(layers, own, strict=True):
+            vars(layer).update(_flat_weights=flat, _flat_weight_refs=refs)
+            del vars(layer)["flatten_parameters"]
