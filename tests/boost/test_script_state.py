@@ -87,6 +87,19 @@ def test_a_variable_of_the_function_around_it_is_heard() -> None:
     assert state.seen() != before
 
 
+def test_a_forward_with_a_decorator_is_looked_into() -> None:
+    class Decorated(Net):
+        @torch.amp.autocast("cpu", enabled=False)
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) * self.cfg["beta"]  # type: ignore[no-any-return]
+
+    net = Decorated(lambda: 1.0)
+    state = ScriptState(net)
+    before = state.seen()
+    net.cfg["beta"] = 0.5
+    assert state.seen() != before
+
+
 def test_what_the_forward_does_not_reach_may_change(net: Net) -> None:
     state = ScriptState(net)
     before = state.seen()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -73,13 +72,20 @@ class ScriptState:
                 else:
                     self._walk(there[name], names, 1)
             for cell in function.__closure__ or ():
-                self._walk_cell(cell, names)
+                names |= self._names_behind(cell, names, depth)
         return names
 
-    def _walk_cell(self, cell: CellType, names: set[str]) -> None:
-        with suppress(ValueError):  # it is empty yet
-            self._walk(cell.cell_contents, names, 1)
-            self._look(lambda: [("", cell.cell_contents)])
+    def _names_behind(self, cell: CellType, names: set[str], depth: int) -> set[str]:
+        """A variable of the function around; for a forward with a decorator that is the forward itself."""
+        try:
+            value = cell.cell_contents
+        except ValueError:  # it is empty yet
+            return set()
+        self._look(lambda: [("", cell.cell_contents)])
+        if isinstance(value, FunctionType):
+            return self._names_in(value, depth + 1)
+        self._walk(value, names, 1)
+        return set()
 
     def _walk(self, value: Any, names: set[str], depth: int) -> None:
         if isinstance(value, _DRAW):
