@@ -173,6 +173,29 @@ def test_reads_are_charged_with_the_idle_time_that_they_cause() -> None:
     assert told.rows[kinds.LAUNCH] > 300 * US
 
 
+def test_a_read_is_to_blame_for_the_step_after_it_alone() -> None:
+    host = [
+        marked(0, 10, marks.READ, "train.py:9"),
+        operator(0, 10, "cudaStreamSynchronize"),
+        *(operator(at, at + 4, "aten::mm") for at in range(10, 200, 100)),
+    ]
+    work = [kernel(at + 6, at + 56, "gemm", at) for at in range(10, 200, 100)]
+    told = account(Trace(0, 200 * US, 2, host, device=work))
+    assert told.rows[kinds.SYNC] == pytest.approx(64 * US)  # all that is idle until 100 us after it
+    assert told.rows[kinds.LAUNCH] == pytest.approx(36 * US) and told.rows[kinds.MATMUL] == 100 * US
+
+
+def test_memory_that_is_given_back_is_charged_with_the_idle_time_that_it_causes() -> None:
+    host = [
+        operator(0, 8, "aten::mm"),
+        operator(2, 6, "cudaMalloc"),
+        operator(10, 70, "cudaFree"),
+        operator(80, 99, "aten::mm"),
+    ]
+    told = account(window(100, host, device=[kernel(8, 60, "gemm", 1)]))
+    assert told.rows[kinds.ALLOCATION] == pytest.approx(48 * US) and told.rows[kinds.LAUNCH] == 0
+
+
 def test_a_copy_beside_a_kernel_costs_nothing() -> None:
     device = [kernel(0, 80, "gemm"), kernel(40, 100, "Memcpy HtoD (Pinned -> Device)")]
     told = account(window(100, [], device=device))
@@ -188,6 +211,7 @@ def test_it_always_adds_up(seed: int) -> None:
         "aten::empty",
         "cudaLaunchKernel",
         "cudaStreamSynchronize",
+        "cudaFree",
         "nccl:all_reduce",
         "aten::conv2d",
     ]

@@ -6,7 +6,7 @@ still, to what the host was doing, since the device waits for that. On a CPU the
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +18,14 @@ from flatout.doctor.trace import Sample, Span, Trace, Work
 DATA, OPTIMIZER, LOGGING, CHECKPOINT, EVALUATION = "data wait", "optimizer", "logging", "checkpoint", "evaluation"
 PYTHON, UNATTRIBUTED = "Python", "unattributed"
 ROWS = (
-    DATA, kinds.COPY, *kinds.COMPUTE, OPTIMIZER, kinds.LAUNCH, kinds.SYNC, kinds.COMMUNICATION, kinds.COMPILE, LOGGING,
-    CHECKPOINT, EVALUATION, PYTHON, UNATTRIBUTED,
+    DATA, kinds.COPY, *kinds.COMPUTE, OPTIMIZER, kinds.LAUNCH, kinds.SYNC, kinds.ALLOCATION, kinds.COMMUNICATION, kinds.COMPILE,
+    LOGGING, CHECKPOINT, EVALUATION, PYTHON, UNATTRIBUTED,
 )  # fmt: skip
 _PHASES = {marks.DATA: DATA, marks.LOGGING: LOGGING, marks.CHECKPOINT: CHECKPOINT}
 _SHORT_GAP = 100_000  # between two operators: what it takes to call the next; longer is code of the script's own
 _SAMPLE_REACH = 10_000_000
 _LOOK_REACH = 1_000_000
+_STALLS = (kinds.SYNC, kinds.ALLOCATION)  # memory goes back to the driver once the device is done with it
 _LOOKED_AT = 2.0  # how many times as long the host takes for its operators under the profiler, at the least
 
 
@@ -139,7 +140,7 @@ def _explained(
         if row is None and inner is not None and inner.kind in (marks.READ, marks.COPY):
             row = kinds.SYNC if inner.kind == marks.READ else kinds.COPY
         if row is not None:
-            yield _Moment(start, end, row, here or samples.where(start, end), "", waits=row == kinds.SYNC)
+            yield _Moment(start, end, row, here or samples.where(start, end), "", waits=row in _STALLS)
             return
     if inner is not None and inner.kind == marks.READ:
         yield _Moment(start, end, kinds.SYNC, here, "", waits=True)
@@ -233,7 +234,8 @@ def _with_device(
         total.add(row, place, worked)
         total.device_busy += worked
     working = [(start, end) for start, end, _, _ in busy]
-    idle = Account(0, 0)
+    is_ahead = total.host_busy / stretched <= total.device_busy
+    stalls = _Stalls(moments if is_ahead else [], trace.begin, total.wall / max(trace.steps, 1))
     for start, end in _complement(working, trace.begin, trace.end):
         for at in range(max(bisect_right(starts, start) - 1, 0), len(moments)):
             moment = moments[at]
@@ -242,29 +244,30 @@ def _with_device(
             spent = _within(max(start, moment.start), min(end, moment.end), kept)
             row = kinds.LAUNCH if moment.row in kinds.COMPUTE else moment.row
             if spent > 0:
-                idle.add(row, moment.where, spent)
-    if total.host_busy / stretched <= total.device_busy:
-        _blame_reads(moments, kept, idle)
-    for (row, place), lost in idle.lines.items():
-        total.add(row, place, lost)
+                for of, place, lost in stalls.blamed(row, moment, spent):
+                    total.add(of, place, lost)
 
 
-def _blame_reads(moments: Sequence[_Moment], kept: Sequence[tuple[int, int]], idle: Account) -> None:
+class _Stalls:
     """A host with less to do than the device would be ahead of it, and the device never idle for want of launches, if it were
-    not for the reads at which it stands still. Then it is they who cost that time. Being looked at doubles the host's work."""
-    reads: dict[str, float] = defaultdict(float)
-    for moment in moments:
-        if moment.row == kinds.SYNC:
-            reads[moment.where] += _within(moment.start, moment.end, kept)
-    waited = sum(reads.values())
-    if not waited:
-        return
-    for row in (kinds.LAUNCH, PYTHON, UNATTRIBUTED):
-        for (of, place), spent in list(idle.lines.items()):
-            if of == row:
-                idle.lines[of, place] = 0.0
-                for line, waiting in reads.items():
-                    idle.lines[kinds.SYNC, line] += spent * waiting / waited
+    not for the moments at which it stands still: reads, and memory from the driver. Then it is they who cost that time, those
+    of the last step before. Being looked at doubles the host's work."""
+
+    def __init__(self, moments: Sequence[_Moment], begin: int, step: float) -> None:
+        self._stalls = [moment for moment in moments if moment.row in _STALLS]
+        self._ends = [moment.end for moment in self._stalls]
+        self._begin, self._step = begin, step
+
+    def blamed(self, row: str, idle: _Moment, spent: float) -> Iterator[tuple[str, str, float]]:
+        """Row, place and time of each that has a part in it."""
+        until = max(idle.start, self._begin + self._step)  # nobody saw the step before the first: it was like that one
+        first, last = bisect_left(self._ends, until - self._step), bisect_right(self._ends, until)
+        before = self._stalls[first:last] if row in (kinds.LAUNCH, PYTHON, UNATTRIBUTED) else []
+        waited = sum(stall.end - stall.start for stall in before)
+        for stall in before:
+            yield stall.row, stall.where, spent * (stall.end - stall.start) / waited
+        if not before:
+            yield row, idle.where, spent
 
 
 def _busy(work: Sequence[Work], moment_at: _MomentAt) -> list[tuple[int, int, str, str]]:

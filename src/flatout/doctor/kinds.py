@@ -7,6 +7,7 @@ from functools import lru_cache
 
 MATMUL, CONVOLUTION, ATTENTION, MEMORY, OTHER = "matmul", "convolution", "attention", "memory-bound", "other compute"
 LAUNCH, SYNC, COPY, COMMUNICATION, COMPILE = "launch-bound", "sync wait", "host-device copy", "communication", "compile"
+ALLOCATION = "device memory"
 
 COMPUTE = (MATMUL, CONVOLUTION, ATTENTION, MEMORY, OTHER)
 
@@ -26,6 +27,7 @@ _FREE = re.compile(
     r"^(detach|autograd::|torch::autograd|.*Backward\d*$|Optimizer\.|TorchDynamo|Pregraph|ProfilerStep|enumerate\()",
 )
 _RUNTIME_WAITS = re.compile(r"^(cuda|hip)(Stream|Device|Event)Synchronize|^(cuda|hip)Memcpy(?!.*Async)")
+_RUNTIME_MEMORY = re.compile(r"^(cuda|hip)(Malloc|Free)(Async)?$")
 _RUNTIME = re.compile(r"^(cuda|cu|hip|cudnn|cublas)[A-Z]")
 _COMPILED = re.compile(r"CompiledFxGraph|Torch-Compiled Region|CompiledFunction")
 _KERNELS = (
@@ -46,6 +48,8 @@ def of_operator(name: str) -> str | None:
     """The row of a leaf of the host's work on a CPU; None: it computes nothing, it is part of calling what does."""
     if _RUNTIME_WAITS.search(name):
         return SYNC
+    if is_driver_memory(name):
+        return ALLOCATION
     if _RUNTIME.search(name) or _FREE.search(name):
         return None
     for row, pattern in _OPERATORS:
@@ -62,6 +66,12 @@ def of_kernel(name: str) -> str:
         if pattern.search(name):
             return row
     return OTHER
+
+
+@lru_cache(maxsize=4096)
+def is_driver_memory(name: str) -> bool:
+    """Is memory asked of the driver, or given back to it?"""
+    return _RUNTIME_MEMORY.search(name) is not None
 
 
 @lru_cache(maxsize=4096)

@@ -10,7 +10,6 @@ from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
 from flatout.machine.paging import GLIBC, MIMALLOC, host_allocator
 
-_CALLS = ("cudaMalloc", "cudaFree", "hipMalloc", "hipFree", "cudaMallocAsync", "cudaFreeAsync")
 _MANY_PAGES = 256  # a step: one large tensor
 KEEPING = {
     GLIBC: "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647 MALLOC_TOP_PAD_=67108864",
@@ -24,22 +23,22 @@ def look(case: Case) -> Iterator[Finding]:
 
 def _on_device(case: Case) -> Iterator[Finding]:
     memory = case.seen.memory
-    calls = [span for span in case.trace.host if span.name in _CALLS]
-    if not (memory.retries or memory.cache_emptied or case.per_step(len(calls)) >= 1):
+    calls = case.per_step(sum(1 for span in case.trace.host if kinds.is_driver_memory(span.name)))
+    if not (memory.retries or memory.cache_emptied or calls >= 1):
         return
-    spent_ms = case.ms(sum(span.end - span.start for span in calls))
-    line = max(memory.cache_emptied, key=lambda name: memory.cache_emptied[name]) if memory.cache_emptied else ""
-    why = "torch.cuda.empty_cache() is called" if line else "memory is nearly full, and the allocator starts over"
+    spent_ms = case.rows[kinds.ALLOCATION]
+    emptied = max(memory.cache_emptied, key=lambda name: memory.cache_emptied[name]) if memory.cache_emptied else ""
+    why = "torch.cuda.empty_cache() is called" if emptied else "memory is nearly full, and the allocator starts over"
     yield Finding(
         "allocator_thrash",
         spent_ms,
-        line,
+        emptied or case.places.get(kinds.ALLOCATION, ""),
         "Memory goes back to the driver and comes again in every step",
-        f"{case.per_step(len(calls)):.3g} calls of the driver and {show_seconds(spent_ms / 1e3)} a step; "
+        f"{calls:.3g} calls of the driver, which cost {show_seconds(spent_ms / 1e3)} of each step; "
         f"{memory.retries} retries; {why}",
-        "take empty_cache() out of the loop" if line else
+        "take empty_cache() out of the loop" if emptied else
         "a smaller batch or activation checkpointing; PYTORCH_ALLOC_CONF=expandable_segments:True where sizes change",
-        short="no empty_cache" if line else "less memory",
+        short="no empty_cache" if emptied else "less memory",
     )  # fmt: skip
 
 
