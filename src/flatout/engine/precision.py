@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flatout.machine import autocasting
+
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
     if precision not in _AUTOCAST:
         return nullcontext()
-    return torch.autocast(device.type, dtype=_AUTOCAST[precision])
+    return autocasting.autocast(device.type, _AUTOCAST[precision])
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map_only
 from flatout.boost.hooks import Hooks, learns
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.doctor.diagnosis import Diagnosis
+from flatout.machine.autocasting import autocast
 
 
 class Autocast(Remedy):
@@ -31,7 +32,7 @@ class Autocast(Remedy):
         return bool(value == "bf16")
 
     def apply(self, value: Any, hooks: Hooks) -> None:
-        hooks.around.append(lambda module: torch.autocast(_device_of(module), torch.bfloat16, enabled=learns(module)))
+        hooks.around.append(lambda module: autocast(_device_of(module), torch.bfloat16, enabled=learns(module)))
         hooks.outputs.append(lambda module, result: tree_map_only(Tensor, _widened, result) if learns(module) else result)
 
 
@@ -41,4 +42,5 @@ def _device_of(module: nn.Module) -> str:
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+    """cuDNN's recurrent layers are in float16 under autocast, whatever they are asked for."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
