@@ -325,10 +325,11 @@ def test_a_line_of_the_script_does_the_same() -> None:
         for _ in range(20):
             model(x, hidden)[0].sum().backward()
     finally:
-        fo.boost.keep()
+        fo.boost.keep(cuda_graphs="off", autocast="off")
     assert len(calls) < 10 and {one.dtype for one in calls} == {torch.bfloat16}
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 def test_a_graph_takes_compiled_code() -> None:
     def trained(*names: str) -> list[Tensor]:
         model = network()
@@ -342,6 +343,32 @@ def test_a_graph_takes_compiled_code() -> None:
     assert counters["frames"]["ok"] > 0
     for a, b in zip(plain, both, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores", "ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("of_the_script", [torch.float16, torch.float32])
+def test_code_that_was_compiled_for_another_autocast_is_not_run(of_the_script: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, weights = torch.randn(64, 256, device="cuda"), torch.randn(32, 256, device="cuda")
+
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(weights.clone())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.weight)
+
+    with torch.autocast("cuda", of_the_script):
+        earlier = Product()
+        earlier.compile()
+        earlier(x).sum().backward()  # and torch keeps its code
+    torch._dynamo.reset()
+    with torch.autocast("cuda", torch.bfloat16):
+        expected = Product()(x).float()
+    with remedied("compile", "autocast"), torch.autocast("cuda", of_the_script):
+        found = Product()(x)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_what_a_model_keeps_and_what_a_script_sets_is_heard() -> None:
@@ -404,6 +431,7 @@ def test_a_number_that_a_forward_returns_is_the_one_of_its_call() -> None:
             assert number > before and int(on_host) == number
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores", "ignore:The .grad attribute of a Tensor")
 def test_a_function_that_is_compiled_stays_so_in_a_graph() -> None:
     compute = torch.compile(lambda x: (x * 2).relu() + 1)
 

@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as of_all
-from torch.nn.modules import transformer
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_unflatten
 
@@ -57,7 +56,6 @@ class CudaGraphs(Remedy):
         hooks.calls.append(call)
         hooks.patches.wrap(torch.autograd, "backward", on_this_thread)
         hooks.patches.wrap(torch.autograd, "grad", lambda original: noting_what_stays(original, 3))
-        hooks.patches.wrap(transformer, "_detect_is_causal_mask", _not_looking)
 
 
 def _is_looked_into() -> bool:
@@ -65,18 +63,6 @@ def _is_looked_into() -> bool:
     if torch._C._functorch.peek_interpreter_stack() is not None or torch.cuda.is_current_stream_capturing():
         return True
     return any(getattr(of_all, f"_global{kind}", None) for kind in HOOKS)
-
-
-def _not_looking(original: Any) -> Any:
-    """Layers of torch read a mask to see whether it is the usual one, and a graph can't wait for that. They get the mask, too:
-    not to know is never wrong."""
-
-    def detect(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
-        if is_causal is None and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            return False
-        return bool(original(mask, is_causal, size))
-
-    return detect
 
 
 @dataclass

@@ -3,6 +3,7 @@ the call does."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules import transformer
 from torch.utils._pytree import tree_flatten
 
 from flatout.boost.remedies.call_form import rebuilt
@@ -19,7 +21,7 @@ from flatout.boost.remedies.host_made import HostMade, NotAlone, place_of
 from flatout.boost.remedies.model_state import SIMPLE, HostState, inside, state_of
 from flatout.doctor.observing.compiling import compiled_so_far
 
-_WATCHED, _WARM_UP = 2, 3
+_WATCHED, _WARM_UP = 3, 3  # the first may make what it keeps, the next two are compared
 
 _Told = tuple[list[Tensor], list["_Constant | None"], Any]  # tensors, the rest in its place, and the form of all of it
 
@@ -102,7 +104,7 @@ class _Rehearsal:
 
     def forward(self) -> _Told:
         args, named = rebuilt(self.inputs, self._form)
-        with flat_weights(self.module, self.weights, self.stand_ins):
+        with flat_weights(self.module, self.weights, self.stand_ins), _no_mask_is_read():
             found, shape = tree_flatten(functional_call(self.module, self.stand_ins, args, named))
         if any(not (leaf.is_cuda if isinstance(leaf, Tensor) else type(leaf) in SIMPLE) for leaf in found):
             raise NotAlone  # a number that was made for this call, or something that may hold tensors of its own
@@ -180,7 +182,8 @@ def _nothing_stays(module: nn.Module, host_made: HostMade) -> Iterator[None]:
 
 @contextmanager
 def _recorded(graph: torch.cuda.CUDAGraph, beside: torch.cuda.Stream) -> Iterator[None]:
-    pool = torch.cuda.graph_pool_handle()
+    pool, collects = torch.cuda.graph_pool_handle(), gc.isenabled()
+    gc.disable()  # what it would free may be an earlier graph, or wait for the device
     try:
         with torch.cuda.graph(graph, stream=beside, capture_error_mode="thread_local", pool=pool):
             yield
@@ -188,6 +191,9 @@ def _recorded(graph: torch.cuda.CUDAGraph, beside: torch.cuda.Stream) -> Iterato
         with suppress(Exception):  # where it was broken off, the allocator may believe that it goes on
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
         raise
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _likes(outputs: list[Tensor]) -> list[Tensor]:
@@ -204,6 +210,21 @@ def _is_any_compiled(module: nn.Module) -> bool:
     """The model, a part of it, or anything else in this process: a function that it calls may be."""
     named = any(getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())
     return named or compiled_so_far().compiles > 0
+
+
+@contextmanager
+def _no_mask_is_read() -> Iterator[None]:
+    """Layers of torch read a mask to see whether it is the usual one, and a graph can't wait for that. They get the mask, too:
+    not to know is never wrong."""
+    reading, transformer._detect_is_causal_mask = transformer._detect_is_causal_mask, _not_looking
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = reading
+
+
+def _not_looking(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    return bool(is_causal)
 
 
 @contextmanager

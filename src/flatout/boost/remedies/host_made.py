@@ -103,7 +103,8 @@ class HostMade(TorchDispatchMode):
             self.refuse()
         if there and _is_read_by_the_host(op, args, named):
             self.refuse()
-        self.outside |= {place_of(one): one for one in there if place_of(one) not in self._made_there}
+        torchs_own = _generator_of_cudnn(op, args)
+        self.outside |= {place_of(one): one for one in there if place_of(one) not in self._made_there and one is not torchs_own}
         if not self._from_the_device:
             self._note_writes(op, args, named)
         if op is _aten._to_copy.default and here and torch.device(named.get("device") or "cpu").type != "cpu":
@@ -181,6 +182,15 @@ def _is_read_by_the_host(op: Any, args: Any, named: Any) -> bool:
         by_mask = any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
         return by_mask and (op is _aten.index.Tensor or args[2].numel() != 1)  # how many there are decides a size
     return False
+
+
+def _generator_of_cudnn(op: Any, args: Any) -> Tensor | None:
+    """Made by torch for the first recurrent layer with dropout, given to all of them, and kept for the whole process."""
+    if op is not _aten._cudnn_rnn.default:
+        return None
+    names = [argument.name for argument in op._schema.arguments]
+    found: Tensor | None = dict(zip(names, args, strict=False)).get("dropout_state")
+    return found
 
 
 def _is_on_host(value: Any) -> bool:
