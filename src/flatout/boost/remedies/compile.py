@@ -22,10 +22,11 @@ class Compile(Remedy):
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         calls = diagnosis.case.training_calls
-        gain = predicted(diagnosis, "launch_bound", "small_batch")
+        on_device = diagnosis.case.on_device
+        gain = predicted(diagnosis, "launch_bound", "small_batch") if on_device else predicted(diagnosis, "launch_bound")
         if not calls or any(call.compiled for call in calls):
             return []
-        if not diagnosis.case.on_device and (gain or 1.0) < _WORTH_ON_CPU:
+        if not on_device and (gain or 1.0) < _WORTH_ON_CPU:
             return []
         return [Offer(self.name, "on", "off", gain)]
 

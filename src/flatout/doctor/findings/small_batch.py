@@ -28,7 +28,7 @@ def look(case: Case) -> Iterator[Finding]:
         call.where,
         f"A batch of {call.batch} is too small for this machine",
         f"{show_seconds(fixed_ms / 1e3)} of a step are the same for any batch: calling operators, and the update",
-        "a larger batch, with the learning rate that belongs to it; that changes the training, so it is yours to decide. "
-        "torch.compile helps without it",
+        "a larger batch, with the learning rate that belongs to it; that changes the training, so it is yours to decide"
+        + (". torch.compile helps without it" if case.on_device else ""),
         short="a larger batch",
     )

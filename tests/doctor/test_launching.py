@@ -1,0 +1,44 @@
+"""Compiled code has to be called, too: on a CPU only a model of many operators is told to be compiled."""
+
+from __future__ import annotations
+
+import pytest
+
+from flatout.doctor import marks
+from flatout.doctor.case import Case, make_case
+from flatout.doctor.findings import launch_bound
+from flatout.doctor.marks import Mark
+from flatout.doctor.seen import Seen
+from flatout.doctor.trace import Span, Trace
+
+US = 1_000
+
+
+def case(operators: int, beside: int = 0) -> Case:
+    """A step of so many layers of 10 us each, all of it calling, and others that are no part of the model."""
+    forward = Span(0, operators * 10 * US, "flatout#forward", Mark(marks.FORWARD, "train.py:10"))
+    inside = [Span(k * 10 * US, (k * 10 + 8) * US, "aten::linear") for k in range(operators)]
+    inner = [Span((k * 10 + 2) * US, (k * 10 + 7) * US, "aten::addmm") for k in range(operators)]
+    outside = [Span((operators + k) * 10 * US, ((operators + k) * 10 + 8) * US, "aten::add") for k in range(beside)]
+    end = (operators + beside) * 10 * US
+    seen = Seen("cpu", 100, [], [], cores=2, window_steps=10, window_s=10 * end / 1e9)
+    return make_case(seen, Trace(0, end, 1, [forward, *inside, *inner, *outside]), None, 8e-6)
+
+
+def test_operators_are_counted_once_and_in_the_model_alone() -> None:
+    assert case(30).model_operators == 30
+    assert case(30, beside=200).model_operators == 30
+
+
+@pytest.mark.parametrize(("operators", "beside"), [(30, 0), (80, 0), (30, 400)])
+def test_a_model_of_few_operators_is_not_told_to_be_compiled(operators: int, beside: int) -> None:
+    assert not list(launch_bound.look(case(operators, beside)))
+
+
+def test_the_more_operators_the_more_is_gained() -> None:
+    gains = []
+    for operators in (120, 240, 960):
+        told = case(operators)
+        (finding,) = launch_bound.look(told)
+        gains.append(finding.predicted_gain(told.step_ms))
+    assert 1.0 < gains[0] < gains[1] < gains[2] < 2.0
