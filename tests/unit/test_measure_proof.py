@@ -477,6 +477,20 @@ def test_equal_arms_pass_and_say_how() -> None:
     assert "60 paired steps agree" in check.why
 
 
+@pytest.mark.parametrize(
+    ("candidate", "words"),
+    [
+        ([0.0] * 40, "40 paired steps have the very same losses"),
+        ([1e-6, -1e-6] * 20, "40 paired steps agree: the loss differs by less than 0.01%; margin 1%, power 100%"),
+        ([-0.004, -0.006] * 20, "the loss is better by 0.25%, surely by 0.25%; margin"),
+        ([0.004, 0.006] * 20, "the loss is worse by 0.25%, at most 0.25% worse (95%); margin"),
+        ([0.06, 0.06] + [-0.004] * 38, "the loss is better by 0.04%, at most 0.25% worse (95%); margin"),
+    ],
+)
+def test_how_two_arms_agree_is_said_in_words(candidate: list[float], words: str) -> None:
+    assert words in check_losses([[2.0] * 40, [2.0] * 40], [2.0 + off for off in candidate]).why
+
+
 def test_a_better_arm_passes() -> None:
     reference, candidate = arms(60, 0.02, seed=2)
     assert check_losses(reference, [0.9 * loss for loss in candidate]).passed

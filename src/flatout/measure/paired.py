@@ -24,6 +24,7 @@ _BLOCKS = 10
 _T_BLOCKS, _T_HALF = 1.833, 2.132  # 95% quantiles of Student's t with 9 and 4 degrees of freedom, from the table
 _ENOUGH = 2.7  # a margin of so many standard errors gives a power of 0.8
 MIN_STEPS = 2 * _BLOCKS
+_LITTLE = 1e-4  # of the loss: nobody wants to know it more closely
 _TEST = "one-sided 95% t test of non-inferiority on the means of ten blocks of paired differences"
 
 
@@ -138,12 +139,17 @@ def _verdict(figures: dict[str, float], blocks: Values, margin: float, power: fl
 
 
 def _agreement(figures: dict[str, float], margin: float, n: int, power: float) -> str:
-    loss = figures["reference_loss"]
-    seen, most = _of(figures["difference"], loss), _of(figures["upper_bound"], loss)
-    return (
-        f"{n} paired steps agree: the loss differs by {seen}, is at most {most} worse (95%); margin {_of(margin, loss)}, "
-        f"power {power:.0%}"
-    )
+    loss, difference, upper = figures["reference_loss"], figures["difference"], figures["upper_bound"]
+    if difference == 0 == upper:
+        return f"{n} paired steps have the very same losses"
+    if loss and max(abs(difference), abs(upper)) < _LITTLE * abs(loss):
+        said = f"differs by less than {_LITTLE:.2%}"
+    elif upper < 0:
+        said = f"is better by {_of(-difference, loss)}, surely by {_of(-upper, loss)}"
+    else:
+        side = "worse" if difference > 0 else "better"
+        said = f"is {side} by {_of(abs(difference), loss)}, at most {_of(upper, loss)} worse (95%)"
+    return f"{n} paired steps agree: the loss {said}; margin {_of(margin, loss)}, power {power:.0%}"
 
 
 def _of(difference: float, loss: float) -> str:
