@@ -14,7 +14,7 @@ import torch
 
 from flatout.base.html import to_html
 from flatout.base.tree import Doc
-from flatout.base.units import show_seconds
+from flatout.base.units import show_seconds, show_share
 from flatout.boost.forks import Forks
 from flatout.boost.looking import Looked, look
 from flatout.boost.patching import Edit, patch
@@ -25,6 +25,7 @@ from flatout.boost.scratch import NOT_LED
 from flatout.boost.search import Search, shown
 from flatout.boost.trial import Asked, attempt
 from flatout.boost.trying import Trials
+from flatout.doctor.account import CHECKPOINT, EVALUATION
 from flatout.doctor.script import Script
 from flatout.measure.receipt import Receipt
 from flatout.plan.receipt_view import receipt_doc
@@ -32,6 +33,7 @@ from flatout.plan.receipt_view import receipt_doc
 STEPS = 40
 PATCH = "changes.patch"
 _LONG_S = 60.0
+_WORTH_SAYING = 0.02
 
 
 def in_a_fork(what: str, question: Path) -> int:
@@ -51,7 +53,7 @@ class Boosted:
     steps: int
 
     def doc(self, script: Script) -> Doc:
-        return receipt_doc(str(script), self.receipt)
+        return _doc(script, self.receipt)
 
 
 def tried(
@@ -77,12 +79,27 @@ def tried(
     text, notes = written(script, looked.offers, search.kept)
     out.mkdir(parents=True, exist_ok=True)
     kept = f"Kept: {shown(search.kept)}." if search.kept else "Nothing was kept: the script runs as it is."
-    receipt = replace(receipt, notes=(kept, *notes))
+    receipt = replace(receipt, notes=(kept, *notes, *_beside_steps(looked.diagnosis)))
     (out / "receipt.json").write_text(json.dumps(receipt.to_dict(), indent=1, default=str))
-    (out / "receipt.html").write_text(to_html(receipt_doc(str(script), receipt), f"flatout boost {script}"))
+    (out / "receipt.html").write_text(to_html(_doc(script, receipt), f"flatout boost {script}"))
     if text:
         (out / PATCH).write_text(text, newline="")
     return Boosted(receipt, text, out, search.highest_loss, search.loss_steps)
+
+
+def _doc(script: Script, receipt: Receipt) -> Doc:
+    return receipt_doc(str(script), receipt, plain="as it is", turned="remedies" if len(receipt.settings) != 1 else "remedy")
+
+
+def _beside_steps(diagnosis: Mapping[str, Any]) -> list[str]:
+    """A script gains less than its steps where it does much else."""
+    shares = {row["row"]: row["share"] for row in diagnosis["ledger"] if row["row"] in (EVALUATION, CHECKPOINT)}
+    if sum(shares.values()) < _WORTH_SAYING:
+        return []
+    told = " and ".join(f"{row}s ({show_share(share)} of the time)" for row, share in shares.items() if share)
+    return [
+        f"What is compared are steps of training: {told} come on top and are not compared, so that the script as a whole may gain less."
+    ]
 
 
 def written(script: Script, offers: Sequence[Offer], kept: Sequence[tuple[str, Any]]) -> tuple[str, list[str]]:

@@ -26,10 +26,11 @@ _COLUMNS = (
 )
 
 
-def receipt_doc(name: str, receipt: Receipt) -> Doc:
+def receipt_doc(name: str, receipt: Receipt, plain: str = "with every knob off", turned: str = "turned") -> Doc:
+    """`plain`: what the run is compared with, in words. `turned`: what was done to what was kept."""
     return Doc(
         (
-            Line(_headline(name, receipt), strong=True),
+            Line(_headline(name, receipt, plain, turned), strong=True),
             Line(_where(receipt)),
             Line(),
             Table("entries", _COLUMNS, [_row(entry) for entry in receipt.entries]),
@@ -44,13 +45,12 @@ def receipt_doc(name: str, receipt: Receipt) -> Doc:
     )
 
 
-def _headline(name: str, receipt: Receipt) -> str:
+def _headline(name: str, receipt: Receipt, plain: str, turned: str) -> str:
     if receipt.gain is None:
         return f"Receipt of {name}: no setting was tried"
     kept = len(receipt.settings) if not receipt.reference else sum(1 for one in receipt.entries if one.verdict == KEPT)
     assert receipt.reference_step_s is not None and receipt.step_s is not None
-    plain, turned = show_seconds(receipt.reference_step_s), show_seconds(receipt.step_s)
-    arms = f"{plain} a step with every knob off, {turned} with {kept} turned"
+    arms = f"{show_seconds(receipt.reference_step_s)} a step {plain}, {show_seconds(receipt.step_s)} with {kept} {turned}"
     return f"Receipt of {name}: {receipt.gain:.2f}x · {arms}"
 
 
