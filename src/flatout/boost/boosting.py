@@ -97,9 +97,7 @@ def _beside_steps(diagnosis: Mapping[str, Any]) -> list[str]:
     if sum(shares.values()) < _WORTH_SAYING:
         return []
     told = " and ".join(f"{row}s ({show_share(share)} of the time)" for row, share in shares.items() if share)
-    return [
-        f"What is compared are steps of training: {told} come on top and are not compared, so that the script as a whole may gain less."
-    ]
+    return [f"Steps of training are compared: {told} come on top, and the script as a whole may gain less."]
 
 
 def written(script: Script, offers: Sequence[Offer], kept: Sequence[tuple[str, Any]]) -> tuple[str, list[str]]:
