@@ -286,6 +286,44 @@ def test_a_graph_takes_recurrent_layers_and_layers_that_look_at_their_mask(kind:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_graph_takes_models_of_transformers(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    replays = 0
+    replay = torch.cuda.CUDAGraph.replay
+
+    def counted(graph: torch.cuda.CUDAGraph) -> None:
+        nonlocal replays
+        replays += 1
+        replay(graph)
+
+    def trained() -> list[Tensor]:
+        torch.manual_seed(0)
+        size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+        still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=50, **size, **still)).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        for step in range(12):
+            draw = torch.Generator("cuda").manual_seed(step)
+            words = torch.randint(0, 50, (8, 12), device="cuda", generator=draw)
+            mask = torch.ones_like(words)
+            mask[:, 12 - step % 3 :] = 0 if padded else 1
+            optimizer.zero_grad()
+            loss = model(input_ids=words, attention_mask=mask, labels=words[:, 0] % 2).loss
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return losses
+
+    plain = trained()
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted)
+    with remedied("cuda_graphs"):
+        graphed = trained()
+    assert replays > 10
+    torch.testing.assert_close(graphed, plain, rtol=1e-3, atol=1e-3)
+
+
 def test_dropout_between_recurrent_layers_is_drawn_anew_in_each_replay() -> None:
     torch.manual_seed(0)
     model = Recurrent(dropout=0.5).cuda()

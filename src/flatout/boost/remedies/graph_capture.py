@@ -104,9 +104,9 @@ class _Rehearsal:
 
     def forward(self) -> _Told:
         args, named = rebuilt(self.inputs, self._form)
-        with flat_weights(self.module, self.weights, self.stand_ins), _no_mask_is_read():
+        with flat_weights(self.module, self.weights, self.stand_ins), _as_if_captured():
             found, shape = tree_flatten(functional_call(self.module, self.stand_ins, args, named))
-        if any(not (leaf.is_cuda if isinstance(leaf, Tensor) else type(leaf) in SIMPLE) for leaf in found):
+        if any(leaf.device.type == "cpu" if isinstance(leaf, Tensor) else type(leaf) not in SIMPLE for leaf in found):
             raise NotAlone  # a number that was made for this call, or something that may hold tensors of its own
         tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
         return tensors, [None if isinstance(leaf, Tensor) else _Constant(leaf) for leaf in found], shape
@@ -213,18 +213,24 @@ def _is_any_compiled(module: nn.Module) -> bool:
 
 
 @contextmanager
-def _no_mask_is_read() -> Iterator[None]:
-    """Layers of torch read a mask to see whether it is the usual one, and a graph can't wait for that. They get the mask, too:
-    not to know is never wrong."""
-    reading, transformer._detect_is_causal_mask = transformer._detect_is_causal_mask, _not_looking
+def _as_if_captured() -> Iterator[None]:
+    """A rehearsal goes the way of the capture. Models read a mask to see whether it is the usual one, and a graph can't wait
+    for that: those of transformers ask whether there is one, and leave it then; layers of torch don't, and are told nothing.
+    They have the mask, too: not to know is never wrong."""
+    looking, asked = transformer._detect_is_causal_mask, torch.cuda.is_current_stream_capturing
+    transformer._detect_is_causal_mask, torch.cuda.is_current_stream_capturing = _not_looking, _captured
     try:
         yield
     finally:
-        transformer._detect_is_causal_mask = reading
+        transformer._detect_is_causal_mask, torch.cuda.is_current_stream_capturing = looking, asked
 
 
 def _not_looking(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
     return bool(is_causal)
+
+
+def _captured() -> bool:
+    return True
 
 
 @contextmanager
