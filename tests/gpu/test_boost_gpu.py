@@ -286,6 +286,7 @@ def test_a_graph_takes_recurrent_layers_and_layers_that_look_at_their_mask(kind:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore")  # a large library has its own
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_graph_takes_models_of_transformers(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("transformers")
