@@ -64,8 +64,7 @@ def _paired(receipt: Receipt) -> list[Line]:
     if receipt.paired is None:
         return []
     found = receipt.paired
-    figures = f"{found['test']}, n={found['n']}, margin {found['margin']:.3g}, power {found['power']:.2f}"
-    return [Line(), Line(f"Training side by side: {figures}: {found['why']}")]
+    return [Line(), Line(f"Training side by side: {found['why']} ({found['test']})")]
 
 
 def _row(entry: Entry) -> dict[str, Any]:
