@@ -196,6 +196,36 @@ def test_memory_that_is_given_back_is_charged_with_the_idle_time_that_it_causes(
     assert told.rows[kinds.ALLOCATION] == pytest.approx(48 * US) and told.rows[kinds.LAUNCH] == 0
 
 
+def test_a_read_of_an_evaluation_is_to_blame_for_no_step() -> None:
+    host = [
+        marked(0, 40, marks.READ, "eval.py:5"),
+        operator(0, 40, "cudaStreamSynchronize"),
+        operator(60, 64, "aten::mm"),
+    ]
+    told = account(window(150, host, device=[kernel(66, 130, "gemm", 60)], left_out=[(0, 50 * US)]))
+    assert told.rows[kinds.SYNC] == 0 and told.rows[kinds.LAUNCH] == pytest.approx(36 * US)
+
+
+def test_an_evaluation_in_between_does_not_part_a_step_from_its_read() -> None:
+    """A step is 100 us without it, and 60 us of the first are idle."""
+    host = [
+        marked(0, 30, marks.READ, "train.py:9"),
+        operator(0, 30, "cudaStreamSynchronize"),
+        operator(1030, 1040, "aten::mm"),
+    ]
+    told = account(Trace(0, 1200 * US, 2, host, device=[kernel(1040, 1180, "gemm", 1035)], left_out=[(30 * US, 1030 * US)]))
+    assert told.rows[kinds.SYNC] == pytest.approx(60 * US)
+
+
+def test_memory_that_is_asked_for_is_no_stall() -> None:
+    """The device works on meanwhile; and what is asked of a pool of the driver's is a matter of calling."""
+    for name, row in (("cudaMalloc", kinds.ALLOCATION), ("cudaMallocAsync", kinds.LAUNCH)):
+        host = [operator(0, 8, "aten::mm"), operator(20, 30, name), operator(80, 84, "aten::mm")]
+        told = account(window(100, host, device=[kernel(30, 80, "gemm", 1)]))
+        assert told.rows[kinds.LAUNCH] == pytest.approx(40 * US if row == kinds.ALLOCATION else 50 * US)
+        assert told.rows[kinds.ALLOCATION] == pytest.approx(10 * US if row == kinds.ALLOCATION else 0)
+
+
 def test_a_copy_beside_a_kernel_costs_nothing() -> None:
     device = [kernel(0, 80, "gemm"), kernel(40, 100, "Memcpy HtoD (Pinned -> Device)")]
     told = account(window(100, [], device=device))

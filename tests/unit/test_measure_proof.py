@@ -482,6 +482,7 @@ def test_equal_arms_pass_and_say_how() -> None:
     [
         ([0.0] * 40, "40 paired steps have the very same losses"),
         ([1e-6, -1e-6] * 20, "40 paired steps agree: the loss differs by less than 0.01%; margin 1%, power 100%"),
+        ([2.0**-8, -(2.0**-8)] * 20, "40 paired steps agree: the loss differs by less than 0.01%; margin 1%, power 100%"),
         ([-0.004, -0.006] * 20, "the loss is better by 0.25%, surely by 0.25%; margin"),
         ([0.004, 0.006] * 20, "the loss is worse by 0.25%, at most 0.25% worse (95%); margin"),
         ([0.06, 0.06] + [-0.004] * 38, "the loss is better by 0.04%, at most 0.25% worse (95%); margin"),

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from flatout.doctor import kinds, marks
 from flatout.doctor.trace import Sample, Span, Trace, Work
@@ -25,7 +25,7 @@ _PHASES = {marks.DATA: DATA, marks.LOGGING: LOGGING, marks.CHECKPOINT: CHECKPOIN
 _SHORT_GAP = 100_000  # between two operators: what it takes to call the next; longer is code of the script's own
 _SAMPLE_REACH = 10_000_000
 _LOOK_REACH = 1_000_000
-_STALLS = (kinds.SYNC, kinds.ALLOCATION)  # memory goes back to the driver once the device is done with it
+_STALLS = (kinds.SYNC, kinds.ALLOCATION)
 _LOOKED_AT = 2.0  # how many times as long the host takes for its operators under the profiler, at the least
 
 
@@ -140,7 +140,8 @@ def _explained(
         if row is None and inner is not None and inner.kind in (marks.READ, marks.COPY):
             row = kinds.SYNC if inner.kind == marks.READ else kinds.COPY
         if row is not None:
-            yield _Moment(start, end, row, here or samples.where(start, end), "", waits=row in _STALLS)
+            waits = row == kinds.SYNC or kinds.is_wait(leaf.name)
+            yield _Moment(start, end, row, here or samples.where(start, end), "", waits)
             return
     if inner is not None and inner.kind == marks.READ:
         yield _Moment(start, end, kinds.SYNC, here, "", waits=True)
@@ -235,7 +236,7 @@ def _with_device(
         total.device_busy += worked
     working = [(start, end) for start, end, _, _ in busy]
     is_ahead = total.host_busy / stretched <= total.device_busy
-    stalls = _Stalls(moments if is_ahead else [], trace.begin, total.wall / max(trace.steps, 1))
+    stalls = _Stalls(moments if is_ahead else [], kept, trace.steps)
     for start, end in _complement(working, trace.begin, trace.end):
         for at in range(max(bisect_right(starts, start) - 1, 0), len(moments)):
             moment = moments[at]
@@ -250,24 +251,45 @@ def _with_device(
 
 class _Stalls:
     """A host with less to do than the device would be ahead of it, and the device never idle for want of launches, if it were
-    not for the moments at which it stands still: reads, and memory from the driver. Then it is they who cost that time, those
-    of the last step before. Being looked at doubles the host's work."""
+    not for the moments at which it stands still: reads, and memory that goes back to the driver. Then it is they who cost that
+    time, those of the last step before. Being looked at doubles the host's work."""
 
-    def __init__(self, moments: Sequence[_Moment], begin: int, step: float) -> None:
-        self._stalls = [moment for moment in moments if moment.row in _STALLS]
-        self._ends = [moment.end for moment in self._stalls]
-        self._begin, self._step = begin, step
+    def __init__(self, moments: Sequence[_Moment], kept: Sequence[tuple[int, int]], steps: int) -> None:
+        self._starts = [start for start, _ in kept]
+        self._kept = kept
+        self._before = [0, *accumulate(end - start for start, end in kept)]
+        self._step = self._before[-1] / max(steps, 1)
+        waited = [
+            (moment, _within(moment.start, moment.end, kept)) for moment in moments if moment.row in _STALLS and moment.waits
+        ]
+        self._stalls = [(moment.row, moment.where, spent) for moment, spent in waited if spent]
+        self._ends = [self._clock(moment.end) for moment, spent in waited if spent]
+        self._shares: dict[tuple[int, int], dict[tuple[str, str], float]] = {}
 
     def blamed(self, row: str, idle: _Moment, spent: float) -> Iterator[tuple[str, str, float]]:
         """Row, place and time of each that has a part in it."""
-        until = max(idle.start, self._begin + self._step)  # nobody saw the step before the first: it was like that one
+        until = max(self._clock(idle.start), self._step)  # nobody saw the step before the first: it was like that one
         first, last = bisect_left(self._ends, until - self._step), bisect_right(self._ends, until)
-        before = self._stalls[first:last] if row in (kinds.LAUNCH, PYTHON, UNATTRIBUTED) else []
-        waited = sum(stall.end - stall.start for stall in before)
-        for stall in before:
-            yield stall.row, stall.where, spent * (stall.end - stall.start) / waited
-        if not before:
+        if first == last or row not in (kinds.LAUNCH, PYTHON, UNATTRIBUTED):
             yield row, idle.where, spent
+            return
+        if (first, last) not in self._shares:
+            self._shares[first, last] = _shares(self._stalls[first:last])
+        for (of, place), share in self._shares[first, last].items():
+            yield of, place, spent * share
+
+    def _clock(self, time: int) -> int:
+        """What of the window until then was kept: evaluations stop it."""
+        at = bisect_right(self._starts, time) - 1
+        return 0 if at < 0 else self._before[at] + min(time, self._kept[at][1]) - self._kept[at][0]
+
+
+def _shares(stalls: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str], float]:
+    found: dict[tuple[str, str], float] = defaultdict(float)
+    waited = sum(spent for _, _, spent in stalls)
+    for row, place, spent in stalls:
+        found[row, place] += spent / waited
+    return found
 
 
 def _busy(work: Sequence[Work], moment_at: _MomentAt) -> list[tuple[int, int, str, str]]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 
-from flatout.doctor import kinds, marks
+from flatout.doctor import kinds
 from flatout.doctor.account import (
     CHECKPOINT,
     DATA,
@@ -16,7 +15,7 @@ from flatout.doctor.account import (
     account,
 )
 from flatout.doctor.seen import Calls, Fetched, Loader, Optimizer, Seen
-from flatout.doctor.trace import Span, Trace
+from flatout.doctor.trace import Trace
 from flatout.machine.probe import Probe
 
 _MOST_STRETCH = 1.25
@@ -91,18 +90,6 @@ class Case:
     @property
     def training_calls(self) -> list[Calls]:
         return [call for call in self.seen.calls if call.gradient and not call.is_in(self.seen.evaluations)]
-
-    @property
-    def model_operators(self) -> float:
-        """How many operators that compute a step calls on its way forward and back; the inner one of two."""
-        computing, until = list[Span](), 0
-        for span in sorted(self.trace.host, key=lambda one: (one.start, -one.end)):
-            if span.mark is not None and span.mark.kind in (marks.FORWARD, marks.BACKWARD):
-                until = max(until, span.end)
-            elif span.start < until and span.mark is None and kinds.of_operator(span.name) in kinds.COMPUTE:
-                computing.append(span)
-        inner = sum(1 for one, following in pairwise(computing) if following.start >= one.end)
-        return self.per_step(inner + bool(computing))
 
     @property
     def optimizer(self) -> Optimizer | None:

@@ -26,8 +26,9 @@ _FREE = re.compile(
     r"resolve_conj|resolve_neg|lift_fresh|contiguous|type_as|numpy_T|unflatten|movedim|swapaxes|size|stride|is_)|"
     r"^(detach|autograd::|torch::autograd|.*Backward\d*$|Optimizer\.|TorchDynamo|Pregraph|ProfilerStep|enumerate\()",
 )
-_RUNTIME_WAITS = re.compile(r"^(cuda|hip)(Stream|Device|Event)Synchronize|^(cuda|hip)Memcpy(?!.*Async)")
-_RUNTIME_MEMORY = re.compile(r"^(cuda|hip)(Malloc|Free)(Async)?$")
+# memory goes back to the driver once the device is done with all that it was asked for
+_RUNTIME_WAITS = re.compile(r"^(cuda|hip)((Stream|Device|Event)Synchronize|Memcpy(?!.*Async)|Free$)")
+_RUNTIME_MEMORY = re.compile(r"^(cuda|hip)(Malloc|Free)$")
 _RUNTIME = re.compile(r"^(cuda|cu|hip|cudnn|cublas)[A-Z]")
 _COMPILED = re.compile(r"CompiledFxGraph|Torch-Compiled Region|CompiledFunction")
 _KERNELS = (
@@ -46,10 +47,10 @@ _KERNELS = (
 @lru_cache(maxsize=4096)
 def of_operator(name: str) -> str | None:
     """The row of a leaf of the host's work on a CPU; None: it computes nothing, it is part of calling what does."""
-    if _RUNTIME_WAITS.search(name):
-        return SYNC
     if is_driver_memory(name):
         return ALLOCATION
+    if is_wait(name):
+        return SYNC
     if _RUNTIME.search(name) or _FREE.search(name):
         return None
     for row, pattern in _OPERATORS:

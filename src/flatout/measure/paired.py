@@ -58,6 +58,8 @@ def check_losses(
     # blocks don't see what shifts an arm as a whole; its repeats do
     power = min(_power(margin, figures["standard_error"]), _normal(margin, spread * math.sqrt(1 + 1 / len(repeats))))
     wrong = _diverges(repeats, arm, margin) or _verdict(figures, blocks, margin, power)
+    if wrong is None and (repeats == arm).all():
+        return PairedCheck(True, f"{n} paired steps have the very same losses", _TEST, margin, n, power, figures)
     return PairedCheck(wrong is None, wrong or _agreement(figures, margin, n, power), _TEST, margin, n, power, figures)
 
 
@@ -139,10 +141,9 @@ def _verdict(figures: dict[str, float], blocks: Values, margin: float, power: fl
 
 
 def _agreement(figures: dict[str, float], margin: float, n: int, power: float) -> str:
-    loss, difference, upper = figures["reference_loss"], figures["difference"], figures["upper_bound"]
-    if difference == 0 == upper:
-        return f"{n} paired steps have the very same losses"
-    if loss and max(abs(difference), abs(upper)) < _LITTLE * abs(loss):
+    loss, difference = figures["reference_loss"], figures["difference"]
+    lower, upper = figures["lower_bound"], figures["upper_bound"]
+    if max(-lower, upper) < _LITTLE * abs(loss):
         said = f"differs by less than {_LITTLE:.2%}"
     elif upper < 0:
         said = f"is better by {_of(-difference, loss)}, surely by {_of(-upper, loss)}"
@@ -153,7 +154,8 @@ def _agreement(figures: dict[str, float], margin: float, n: int, power: float) -
 
 
 def _of(difference: float, loss: float) -> str:
-    return f"{100 * difference / abs(loss):.2g}%" if loss else f"{difference:.3g}"
+    """In percent, unless the losses of both signs nearly cancel out."""
+    return f"{100 * difference / abs(loss):.2g}%" if abs(difference) < 10 * abs(loss) else f"{difference:.3g}"
 
 
 def _power(margin: float, error: float) -> float:

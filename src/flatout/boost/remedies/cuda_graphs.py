@@ -27,6 +27,9 @@ from flatout.boost.remedies.script_state import ScriptState
 from flatout.doctor.diagnosis import Diagnosis
 
 _AT_ONCE, _MOST, _OFTEN = 3, 8, 20  # captures without waiting, captures in all, calls of a shape that is worth one
+_SETTLED = (
+    2  # at its first call a model may make what it keeps, or set itself up by what it got; cuDNN draws a seed for dropout
+)
 
 
 class CudaGraphs(Remedy):
@@ -96,9 +99,7 @@ class _Model:
             if self.made >= _MOST:
                 return plain(*args, **named)
             self.calls[key] = self.calls.get(key, 0) + 1
-            if self.calls[key] == 1 and any(isinstance(part, nn.RNNBase) and part.dropout for part in module.modules()):
-                return plain(*args, **named)  # cuDNN draws a seed for its dropout at the first
-            if self.made >= _AT_ONCE and self.calls[key] < _OFTEN:
+            if self.calls[key] < (_OFTEN if self.made >= _AT_ONCE else _SETTLED):
                 return plain(*args, **named)
             capture = self._captured(module, leaves, form)
             if capture is None:

@@ -21,7 +21,7 @@ from flatout.boost.remedies.host_made import HostMade, NotAlone, place_of
 from flatout.boost.remedies.model_state import SIMPLE, HostState, inside, state_of
 from flatout.doctor.observing.compiling import compiled_so_far
 
-_WATCHED, _WARM_UP = 3, 3  # the first may make what it keeps, the next two are compared
+_WATCHED, _WARM_UP = 2, 3
 
 _Told = tuple[list[Tensor], list["_Constant | None"], Any]  # tensors, the rest in its place, and the form of all of it
 
@@ -102,9 +102,9 @@ class _Rehearsal:
     def tensors(self) -> list[Tensor]:
         return [leaf for leaf in self.inputs if isinstance(leaf, Tensor)]
 
-    def forward(self) -> _Told:
+    def forward(self, as_captured: bool = True) -> _Told:
         args, named = rebuilt(self.inputs, self._form)
-        with flat_weights(self.module, self.weights, self.stand_ins), _as_if_captured():
+        with flat_weights(self.module, self.weights, self.stand_ins), _as_if_captured() if as_captured else nullcontext():
             found, shape = tree_flatten(functional_call(self.module, self.stand_ins, args, named))
         if any(leaf.device.type == "cpu" if isinstance(leaf, Tensor) else type(leaf) not in SIMPLE for leaf in found):
             raise NotAlone  # a number that was made for this call, or something that may hold tensors of its own
@@ -113,7 +113,7 @@ class _Rehearsal:
 
     def backward(self, outputs: list[Tensor], going_in: list[Tensor], stays: bool = False) -> tuple[Tensor | None, ...]:
         ends = [one for one in outputs if one.requires_grad]
-        with torch.autocast("cuda", enabled=False):  # the forward alone is inside of the script's
+        with torch.autocast("cuda", enabled=False), _as_if_captured():  # the forward alone is inside of the script's
             return torch.autograd.grad(ends, list(self.stand_ins.values()), going_in, allow_unused=True, retain_graph=stays)
 
     def reach(self, outputs: list[Tensor]) -> list[list[bool]]:
@@ -137,22 +137,31 @@ def _warmed_up(
     rehearsal: _Rehearsal, host_made: HostMade, before: HostState, beside: torch.cuda.Stream
 ) -> tuple[list[list[bool]], list[_Constant | None]]:
     """What each output reaches, and what a call returns beside tensors, the same each time."""
-    module, states = rehearsal.module, []
+    module = rehearsal.module
+    states, told = [state_of(module)], list[list[_Constant | None]]()
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
+        with host_made.watched(only_writes=True):
+            rehearsal.forward(as_captured=False)
+        states.append(state_of(module))
+        wrote = host_made.wrote
         for _ in range(_WATCHED):
             with host_made.watched():
-                _, rest, _ = rehearsal.forward()
-            states.append((state_of(module), rest))
+                told.append(rehearsal.forward()[1])
+            states.append(state_of(module))
+        if host_made.wrote != wrote:
+            raise NotAlone  # what it does for itself, it does only where it is not captured
         for _ in range(_WARM_UP):
             outputs, rest, _ = rehearsal.forward()
             reach = rehearsal.reach(outputs)
             rehearsal.backward(outputs, _likes(outputs))
             del outputs
-            states.append((state_of(module), rest))
+            states.append(state_of(module))
+            told.append(rest)
     torch.cuda.current_stream().wait_stream(beside)
-    # what it makes for itself in its first call is kept; what changes with every call can't be replayed
-    if any(state != states[1] for state in states[1:]) or before.has_drawn() or not host_made.is_settled():
+    # what changes with a call can't be replayed
+    changes = any(state != states[0] for state in states) or any(rest != told[0] for rest in told)
+    if changes or before.has_drawn() or not host_made.is_settled():
         raise NotAlone
     rehearsal.check()
     own = (*_own_tensors(module), *module.parameters(), *module.buffers(), *rehearsal.tensors())

@@ -49,14 +49,15 @@ class HostMade(TorchDispatchMode):
         self._sent: list[tuple[Tensor, Tensor | None]] = []
         self._made: dict[int, Tensor] = {}  # by the place of what this call made on the host
         self._made_there: set[int] = set()
-        self._from_the_device = self._refused = False
+        self.wrote: set[Any] = set()  # the places of what was there before, and was written to by the last call
+        self._from_the_device = self.lets_pass = self._refused = False
 
     @contextmanager
-    def watched(self, captured: bool = False) -> Iterator[None]:
-        """One call. A captured one takes what the one before sent."""
+    def watched(self, captured: bool = False, only_writes: bool = False) -> Iterator[None]:
+        """One call. A captured one takes what the one before sent. With `only_writes` it may do what it likes."""
         self._earlier, self._sent = self._sent, []
-        self._made, self._made_there, self.outside = {}, set(), {}
-        self._from_the_device, self._refused = captured, False
+        self._made, self._made_there, self.outside, self.wrote = {}, set(), {}, set()
+        self._from_the_device, self.lets_pass, self._refused = captured, only_writes, False
         try:
             with torch.compiler.set_stance("force_eager"), _Values(self), self:
                 yield
@@ -93,6 +94,8 @@ class HostMade(TorchDispatchMode):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
+        if self.lets_pass:
+            return self._done(op, args, named)
         read = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
         here, there = [one for one in read if _is_on_host(one)], [one for one in read if not _is_on_host(one)]
         if op is _aten.lift_fresh.default and here and here[0].untyped_storage().resizable():
@@ -127,11 +130,25 @@ class HostMade(TorchDispatchMode):
         given = zip(op._schema.arguments, args, strict=False)
         values = [value for about, value in given if about.alias_info is not None and about.alias_info.is_write]
         values += [named[about.name] for about in op._schema.arguments if about.name in named and about.is_out]
+        values.append(_generator_of_cudnn(op, args))
         for one in tree_leaves(values):
             if isinstance(one, Tensor) and not _is_on_host(one) and place_of(one) not in self._made_there:
-                part = place_of(one), one.storage_offset(), one.shape, one.stride()
-                if part not in self._written:
-                    self._written[part] = one.detach(), one.detach().clone()
+                self._keep(one)
+
+    def _keep(self, tensor: Tensor) -> None:
+        """As it is, until it is put back."""
+        part = place_of(tensor), tensor.storage_offset(), tensor.shape, tensor.stride()
+        self.wrote.add(part)
+        if part not in self._written:
+            self._written[part] = tensor.detach(), tensor.detach().clone()
+
+    def _done(self, op: Any, args: Any, named: Any) -> Any:
+        """Whatever it is; but what it writes to is known."""
+        self._note_writes(op, args, named)
+        result = op(*args, **named)
+        places = {place_of(one) for one in tree_leaves((args, named)) if isinstance(one, Tensor)}
+        self._made_there |= {place_of(one) for one in tree_leaves(result) if isinstance(one, Tensor)} - places
+        return result
 
     def _copied(self, source: Tensor, copy: Callable[[], Tensor]) -> Tensor:
         if not self._from_the_device:
@@ -159,6 +176,8 @@ class _Values(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})
+        if self._watching.lets_pass:
+            return function(*args, **named)
         if function in _TO_VALUES and self._watching.is_kept(args[0]):
             self._watching.refuse()
         if function not in _FROM_VALUES or not args or isinstance(args[-1], Tensor):

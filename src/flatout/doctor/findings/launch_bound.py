@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from flatout.base.units import show_count, show_seconds
-from flatout.doctor import kinds
+from flatout.doctor import kinds, marks
 from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
+from flatout.doctor.trace import Span
 
 _WORTH, _WORTH_ON_CPU = 0.15, 0.25  # of a step
 _SAVED, _SAVED_ON_CPU = 0.7, 0.5
@@ -38,4 +40,19 @@ def look(case: Case) -> Iterator[Finding]:
 
 
 def _saved_on_cpu(case: Case) -> float:
-    return _SAVED_ON_CPU * (1 - _COMPILED_CALL / max(case.model_operators, 1))
+    calls = sum(call.count / max(call.between, 1) for call in case.training_calls if call.parameter_dtype)
+    return _SAVED_ON_CPU * (1 - _COMPILED_CALL * max(calls, 1.0) / max(operators_of_models(case), 1.0))
+
+
+def operators_of_models(case: Case) -> float:
+    """How many that compute a step calls on its ways forward and back; of two, one inside of the other, the inner counts."""
+    until, computing = 0, list[Span]()
+    for span in sorted(case.trace.host, key=lambda one: (one.start, -one.end)):
+        if any(start <= span.start < end for start, end in case.trace.left_out):
+            continue
+        if span.mark is not None and span.mark.kind in (marks.FORWARD, marks.BACKWARD):
+            until = max(until, span.end)
+        elif span.start < until and span.mark is None and kinds.of_operator(span.name) in kinds.COMPUTE:
+            computing.append(span)
+    inner = sum(following.start >= one.end for one, following in pairwise(computing))
+    return case.per_step(inner + bool(computing))
