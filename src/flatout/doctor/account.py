@@ -6,7 +6,7 @@ still, to what the host was doing, since the device waits for that. On a CPU the
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -264,32 +264,33 @@ class _Stalls:
         ]
         self._stalls = [(moment.row, moment.where, spent) for moment, spent in waited if spent]
         self._ends = [self._clock(moment.end) for moment, spent in waited if spent]
-        self._shares: dict[tuple[int, int], dict[tuple[str, str], float]] = {}
+        self._first = self._last = 0  # of those in the step before the last time that was asked about
+        self._waited: dict[tuple[str, str], int] = defaultdict(int)  # by them
 
     def blamed(self, row: str, idle: _Moment, spent: float) -> Iterator[tuple[str, str, float]]:
-        """Row, place and time of each that has a part in it."""
-        until = max(self._clock(idle.start), self._step)  # nobody saw the step before the first: it was like that one
-        first, last = bisect_left(self._ends, until - self._step), bisect_right(self._ends, until)
-        if first == last or row not in (kinds.LAUNCH, PYTHON, UNATTRIBUTED):
+        """Row, place and time of each that has a part in it. To be asked in the order of time."""
+        self._go_on(max(self._clock(idle.start), self._step))  # nobody saw the step before the first: it was like that one
+        if self._first == self._last or row not in (kinds.LAUNCH, PYTHON, UNATTRIBUTED):
             yield row, idle.where, spent
             return
-        if (first, last) not in self._shares:
-            self._shares[first, last] = _shares(self._stalls[first:last])
-        for (of, place), share in self._shares[first, last].items():
-            yield of, place, spent * share
+        whole = sum(self._waited.values())
+        for (of, place), waited in self._waited.items():
+            yield of, place, spent * waited / whole
+
+    def _go_on(self, until: float) -> None:
+        while self._last < len(self._ends) and self._ends[self._last] <= until:
+            row, place, spent = self._stalls[self._last]
+            self._waited[row, place] += spent
+            self._last += 1
+        while self._first < self._last and self._ends[self._first] < until - self._step:
+            row, place, spent = self._stalls[self._first]
+            self._waited[row, place] -= spent
+            self._first += 1
 
     def _clock(self, time: int) -> int:
         """What of the window until then was kept: evaluations stop it."""
         at = bisect_right(self._starts, time) - 1
         return 0 if at < 0 else self._before[at] + min(time, self._kept[at][1]) - self._kept[at][0]
-
-
-def _shares(stalls: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str], float]:
-    found: dict[tuple[str, str], float] = defaultdict(float)
-    waited = sum(spent for _, _, spent in stalls)
-    for row, place, spent in stalls:
-        found[row, place] += spent / waited
-    return found
 
 
 def _busy(work: Sequence[Work], moment_at: _MomentAt) -> list[tuple[int, int, str, str]]:
