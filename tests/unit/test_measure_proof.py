@@ -388,6 +388,21 @@ def plain() -> Snapshot:
     return take_step(trained("convnet"), batches("convnet"))
 
 
+@pytest.mark.parametrize(("by", "passes"), [(1.0, True), (30.0, False)])
+def test_a_bias_may_be_off_by_as_much_as_its_weight(by: float, passes: bool, plain: Snapshot) -> None:
+    """In front of batch norm its true gradient is zero, and what it is off by has any direction and length."""
+    draw = torch.Generator().manual_seed(0)
+    gradients = {name: gradient.clone() for name, gradient in plain.gradients.items() if gradient is not None}
+    size = 0.005 * gradients["0.weight"].square().mean().sqrt()
+    gradients["0.bias"].mul_(1e-6)
+    off = {name: gradient.clone() for name, gradient in gradients.items()}
+    off["0.weight"] += size * torch.randn(off["0.weight"].shape, generator=draw)
+    off["0.bias"] += by * size * torch.randn(off["0.bias"].shape, generator=draw).clamp(-0.7, 0.7)
+    found = check_step(replace(plain, gradients=gradients), replace(plain, gradients=off), "fp32")
+    assert found.passed == passes, found.why
+    assert passes or "the gradient of 0.bias" in found.why
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

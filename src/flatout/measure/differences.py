@@ -176,15 +176,19 @@ def _loss_differences(reference: Snapshot, other: Snapshot) -> Iterator[Differen
 
 
 def _gradient_differences(reference: Snapshot, other: Snapshot, noise: float) -> Iterator[Difference]:
-    """Where a true gradient is zero (a key bias in attention) only noise is left, and noise has any direction: a difference
-    that is small beside the model's typical element is marked. Zeros don't count there: an embedding has a gradient in the
-    rows that were read."""
+    """Where a true gradient is zero (a key bias in attention, a bias in front of batch norm) only noise is left, and noise has
+    any direction: a difference that is small beside the model's typical element is marked. Zeros don't count there: an
+    embedding has a gradient in the rows that were read. So is one of a bias that is no larger than its weight's, element by
+    element: both are sums of the same terms, and the weight's is judged."""
     known = [gradient for gradient in reference.gradients.values() if gradient is not None]
     elements = sum(int(gradient.count_nonzero()) for gradient in known)
     typical = math.hypot(*map(length, known)) / math.sqrt(max(elements, 1))
+    weight, off = torch.empty(0), 0.0  # the one before, and what each of its elements is off by
     for name, got, asked in _both(other.gradients, reference.gradients):
         apart, theirs, ours = length(got - asked), length(asked), length(got)
-        is_noise = apart <= noise * typical * math.sqrt(asked.numel())
+        is_its_bias = asked.ndim == 1 < weight.ndim and len(asked) in weight.shape[:2]
+        is_noise = apart <= max(noise * typical, off if is_its_bias else 0.0) * math.sqrt(asked.numel())
+        weight, off = asked, apart / math.sqrt(max(asked.numel(), 1))
         angle = _angle(theirs, ours, apart)
         longer = f"the gradient of {name} is {_share(ours, theirs):.4g} times as long as the reference's"
         yield Difference("length", name, _log_ratio(ours, theirs), longer, is_noise)
