@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flatout.doctor import marks
@@ -30,6 +32,12 @@ def case(operators: int, beside: int = 0, calls: int = 1) -> Case:
 def test_operators_are_counted_once_and_in_the_model_alone() -> None:
     assert launch_bound.operators_of_models(case(30)) == 30
     assert launch_bound.operators_of_models(case(30, beside=200)) == 30
+
+
+def test_recurrent_layers_are_left_alone_by_the_compiler() -> None:
+    told = case(960)
+    assert list(launch_bound.look(told))
+    assert not list(launch_bound.look(replace(told, trace=replace(told.trace, counts={"aten::lstm": 1, "aten::mm": 900}))))
 
 
 @pytest.mark.parametrize(("operators", "beside", "calls"), [(30, 0, 1), (80, 0, 1), (30, 400, 1), (240, 0, 8)])

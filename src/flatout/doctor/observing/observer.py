@@ -8,6 +8,7 @@ from __future__ import annotations
 import resource
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -156,8 +157,12 @@ class Observer:
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        self._profiler = profile(activities=activities, record_shapes=True, acc_events=True)
-        self._profiler.__enter__()
+        self._profiler = profile(
+            activities=activities, record_shapes=True
+        )  # its own events take long to make: kineto's will do
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch may say that it would not keep those of an earlier one
+            self._profiler.__enter__()
         self._sampler = Sampler(self._main)
         self._sampler.start()
         self._marks.recording = True
