@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from flatout.boost.running import Kept, run_to_its_end
+from flatout.boost.running import Kept, run_to_its_end, waited_for
 from flatout.boost.trial import Told
 
 SLOW_UPDATE = """\
@@ -246,6 +249,47 @@ def test_a_script_that_trains_nothing_is_run_as_it_is(tmp_path: Path) -> None:
     assert "no training was seen" in ended.stderr
     ended = boosted(tmp_path, "--try-only", "hello.py", "you")
     assert ended.returncode == 1 and ended.stdout == ""
+
+
+def test_what_a_scheduler_sends_reaches_the_script(tmp_path: Path) -> None:
+    told = tmp_path / "ready"
+    script = f"""
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+pathlib.Path({str(told)!r}).touch()
+time.sleep(60)
+"""
+
+    def send() -> None:
+        while not told.exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    threading.Thread(target=send).start()
+    assert waited_for([sys.executable, "-c", script]) == 7
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_trials_that_are_told_to_end_leave_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
+    (tmp_path / "scratch").mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-m", "flatout", "boost", "--no-probe", "slow.py"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path / "scratch")},
+    ) as boost:
+        assert boost.stderr is not None
+        assert any("looking at" in line for line in boost.stderr)
+        (folder,) = (tmp_path / "scratch").iterdir()
+        words = folder / "look.txt"
+        while not words.exists() or "begun" not in words.read_text():
+            time.sleep(0.05)
+        boost.terminate()
+        assert boost.wait(30) == 128 + signal.SIGTERM
+    assert not list((tmp_path / "scratch").iterdir())
 
 
 def test_json_is_for_trials_alone(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def look(question: Path) -> None:
             Path(asked["answer"]).write_text(json.dumps(asdict(looked)))
         os._exit(0)
 
-    watched = Watch(cache=Path(asked["cache"]), when_done=done)
+    watched = Watch(cache=Path(asked["cache"]), when_done=done, scratch=question.parent)
     watched.start()
     Scratch(Path(asked["scratch"])).install(patches)
     run_script(Script(asked["name"], tuple(asked["arguments"]), asked["as_module"]))

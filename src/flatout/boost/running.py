@@ -83,29 +83,38 @@ def run_with(kept: Kept) -> int:
     return ending.exit_code
 
 
+_HANDED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
 def run_to_its_end(
     command: Sequence[str], plain: Sequence[str], kept: Kept, folder: Path, say: Callable[[str], None]
 ) -> tuple[int, str]:
     """The exit code, and why it was started again plain, or "". stdin, stdout and signals are the script's own."""
     question = folder / "kept.json"
     question.write_text(json.dumps(asdict(kept)))
-    code = _wait([*command, str(question)])
+    code = waited_for([*command, str(question)])
     told = Path(kept.told)
     crashed = code > 128 and code not in (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
     if not told.exists() and not crashed:
         return code, ""
     why = told.read_text() if told.exists() else f"killed by {signal.Signals(code - 128).name}"
     say(f"with the remedies it did not go on ({why}); it is started again without them")
-    return _wait(plain), why
+    return waited_for(plain), why
 
 
-def _wait(command: Sequence[str]) -> int:
-    """Ctrl-C goes to both of us; the script decides what it means."""
+def waited_for(command: Sequence[str]) -> int:
+    """The exit code. Ctrl-C goes to both of us, and what a scheduler sends to this process is handed on: the script decides
+    what it means, and may have to save its weights."""
     process = subprocess.Popen(list(command))
-    while True:
-        try:
-            code = process.wait()
-            break
-        except KeyboardInterrupt:
-            continue
+    before = {one: signal.signal(one, lambda number, _: process.send_signal(number)) for one in _HANDED_ON}
+    try:
+        while True:
+            try:
+                code = process.wait()
+                break
+            except KeyboardInterrupt:
+                continue
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
     return code if code >= 0 else 128 - code

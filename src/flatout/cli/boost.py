@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
+import signal
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -55,7 +57,7 @@ def boost(
     from flatout.boost.forks import Forks
     from flatout.boost.looking import NothingSeen, looked_at
     from flatout.boost.pace import Ran
-    from flatout.boost.running import Kept, run_to_its_end
+    from flatout.boost.running import Kept, run_to_its_end, waited_for
     from flatout.doctor.script import Script, check
 
     script = Script(command[0], tuple(command[1:]), as_module)
@@ -64,9 +66,9 @@ def boost(
     def say(line: str) -> None:
         print(f"flatout boost: {line}", file=sys.stderr, flush=True)
 
-    with tempfile.TemporaryDirectory(prefix="flatout-boost-") as folder, Forks(in_a_fork) as forks:
+    with tempfile.TemporaryDirectory(prefix="flatout-boost-") as folder, Forks(in_a_fork) as forks, _tidied_up_at_sigterm():
         if measure:
-            measured_once()
+            measured_once("flatout boost")
         work = Path(folder)
         say(f"looking at {script}")
         try:
@@ -75,7 +77,7 @@ def boost(
             if hint := misplaced(context, script.arguments):
                 say(hint)
             say(f"{nothing}; " + ("there is nothing to try" if try_only else "it is run as it is"))
-            raise typer.Exit(1 if try_only else subprocess.call(_plain(script))) from None
+            raise typer.Exit(1 if try_only else waited_for(_plain(script))) from None
         found = tried(script, looked, forks, work, out, say, steps, within_s, lasts_s)
         if as_json:
             print_json(to_data(found.doc(script)))
@@ -86,7 +88,7 @@ def boost(
         if try_only:
             return
         if not found.receipt.settings:
-            raise typer.Exit(subprocess.call(_plain(script)))
+            raise typer.Exit(waited_for(_plain(script)))
         kept = Kept(
             script.name, script.arguments, as_module, tuple(found.receipt.settings.items()), found.steps, found.highest_loss,
             str(work / "left.txt"), str(work / "ran.json"),
@@ -102,3 +104,17 @@ def boost(
 
 def _plain(script: Script) -> list[str]:
     return [sys.executable, *(["-m"] if script.as_module else []), script.name, *script.arguments]
+
+
+@contextmanager
+def _tidied_up_at_sigterm() -> Iterator[None]:
+    """As at Ctrl-C: trials are ended, and their folder goes. Forks that were made before have no part in it."""
+
+    def leave(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

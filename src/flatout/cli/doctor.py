@@ -51,7 +51,7 @@ def doctor(
     if stop and world_size() > 1:
         raise UsageError("--stop would leave the other processes waiting: leave it out, or run one process")
     if measure and process_rank() == 0:
-        measured_once()
+        measured_once("flatout doctor")
     stdout = _only_for_json() if as_json else None
     if process_rank() != 0:  # one of many processes of the same training: the first one looks
         from flatout.doctor.script import run_script
@@ -118,14 +118,14 @@ def _explain_memory(error: BaseException, watched: Watch, folder: Path) -> None:
             print(line, file=sys.stderr)
 
 
-def measured_once() -> None:
+def measured_once(command: str) -> None:
     """In a process of its own: the script must find the device as it would without us."""
     from flatout.machine.facts import fingerprint, read_facts
 
     folder, key = cache_folder(), fingerprint(read_facts())
     if any(folder.glob(f"ceilings-{key}-*.json")):
         return
-    print("flatout doctor: measuring this machine, once ...", file=sys.stderr, flush=True)
+    print(f"{command}: measuring this machine, once ...", file=sys.stderr, flush=True)
     subprocess.run([sys.executable, "-m", "flatout", "probe", "--quick"], stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
 
 

@@ -34,9 +34,17 @@ _PATIENCE_S = 20.0  # a script that goes on for longer than this after its windo
 class Watch:
     """After `stop`, `diagnosis` is what was found, or None where nothing trained."""
 
-    def __init__(self, steps: int = STEPS, cache: Path | None = None, *, when_done: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        steps: int = STEPS,
+        cache: Path | None = None,
+        *,
+        when_done: Callable[[], None] = lambda: None,
+        scratch: Path | None = None,
+    ) -> None:
+        """`scratch`: a folder that somebody else takes away; without one it makes one, and takes it away at its end."""
         self.diagnosis: Diagnosis | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix="flatout-doctor-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="flatout-doctor-", dir=scratch))
         self._cache, self._when_done = cache, when_done
         self.observer = Observer(self._folder, Window.of(steps), self._window_closed, self._running_on)
         self._first_report: TextIO | None = None
