@@ -94,7 +94,7 @@ def run_to_its_end(
     question.write_text(json.dumps(asdict(kept)))
     code = waited_for([*command, str(question)])
     told = Path(kept.told)
-    crashed = code > 128 and code not in (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
+    crashed = code > 128 and code - 128 not in (signal.SIGINT, signal.SIGKILL, *_HANDED_ON)
     if not told.exists() and not crashed:
         return code, ""
     why = told.read_text() if told.exists() else f"killed by {signal.Signals(code - 128).name}"
