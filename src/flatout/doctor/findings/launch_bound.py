@@ -16,7 +16,7 @@ _SAVED, _SAVED_ON_CPU = 0.7, 0.5
 # so many operators cost what it takes to call compiled code on a CPU: models of 32, 80, 150, 208 and 410 operators came to
 # 0.72x, 1.00x, 1.25x, 1.25x and 1.44x
 _COMPILED_CALL = 80
-_RECURRENT = ("aten::lstm", "aten::gru", "aten::rnn_")
+_RECURRENT = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"})  # layers, not cells
 
 
 def look(case: Case) -> Iterator[Finding]:
@@ -41,7 +41,7 @@ def look(case: Case) -> Iterator[Finding]:
 
 
 def _saved_on_cpu(case: Case) -> float:
-    if any(name.startswith(_RECURRENT) for name in case.trace.counts):
+    if _RECURRENT & case.trace.counts.keys():
         return 0.0  # torch's compiler leaves these layers as they are, and most of the operators are theirs
     calls = sum(call.count / max(call.between, 1) for call in case.training_calls if call.parameter_dtype)
     return _SAVED_ON_CPU * (1 - _COMPILED_CALL * max(calls, 1.0) / max(operators_of_models(case), 1.0))
