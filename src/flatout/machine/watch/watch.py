@@ -325,9 +325,11 @@ class Watch:
         if self._closing or self._store_lost:
             return
         now_s = time.monotonic()
+        self._roster.notice_gone(self._roster.seen, now_s, late_or_not=True)  # there is nothing to be read any more
         conditions = {rank: self._roster.condition(rank, now_s) for rank in sorted(self._roster.seen)}
         if conditions.get(0) == "ended":
             return  # the run is over, and its first rank has taken the store along
+        conditions |= dict.fromkeys(self._roster.lost(), "gone")
         odd = "".join(f"; rank {rank} is {what}" for rank, what in conditions.items() if what in ("gone", "stopped"))
         news = StoreLost(self._wire.where, why + odd, mine=self._speaks())
         self._store_lost = True
