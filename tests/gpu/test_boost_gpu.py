@@ -33,6 +33,15 @@ def remedied(*names: str) -> Iterator[None]:
         hooks.patches.restore()
 
 
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[torch.cuda.CUDAGraph]:
+    """Each graph, as often as it was replayed."""
+    seen: list[torch.cuda.CUDAGraph] = []
+    replay = torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: seen.append(graph) or replay(graph))
+    return seen
+
+
 def network(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(
@@ -288,15 +297,8 @@ def test_a_graph_takes_recurrent_layers_and_layers_that_look_at_their_mask(kind:
 
 @pytest.mark.filterwarnings("ignore")  # a large library has its own
 @pytest.mark.parametrize("padded", [False, True])
-def test_a_graph_takes_models_of_transformers(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_takes_models_of_transformers(padded: bool, replays: list[torch.cuda.CUDAGraph]) -> None:
     transformers = pytest.importorskip("transformers")
-    replays = 0
-    replay = torch.cuda.CUDAGraph.replay
-
-    def counted(graph: torch.cuda.CUDAGraph) -> None:
-        nonlocal replays
-        replays += 1
-        replay(graph)
 
     def trained() -> list[Tensor]:
         torch.manual_seed(0)
@@ -318,10 +320,9 @@ def test_a_graph_takes_models_of_transformers(padded: bool, monkeypatch: pytest.
         return losses
 
     plain = trained()
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted)
     with remedied("cuda_graphs"):
         graphed = trained()
-    assert replays > 10
+    assert len(replays) > 10
     torch.testing.assert_close(graphed, plain, rtol=1e-3, atol=1e-3)
 
 
@@ -748,16 +749,8 @@ def in_bf16(model: nn.Module, x: Tensor, step: int) -> Tensor:
     ids=lambda one: getattr(one, "__name__", str(one)),
 )
 def test_what_a_model_does_beside_computing_is_done_or_it_is_called_plainly(
-    make: Callable[[], nn.Module], call: Callable[..., Tensor], is_graphed: bool, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], nn.Module], call: Callable[..., Tensor], is_graphed: bool, replays: list[torch.cuda.CUDAGraph]
 ) -> None:
-    replays = 0
-    replay = torch.cuda.CUDAGraph.replay
-
-    def counted(graph: torch.cuda.CUDAGraph) -> None:
-        nonlocal replays
-        replays += 1
-        replay(graph)
-
     def trained() -> list[Tensor]:
         torch.manual_seed(0)
         model = make().cuda()
@@ -778,10 +771,9 @@ def test_what_a_model_does_beside_computing_is_done_or_it_is_called_plainly(
         ]
 
     plain = trained()
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted)
     with remedied("cuda_graphs"):
         found = trained()
-    assert (replays > 0) == is_graphed
+    assert bool(replays) == is_graphed
     for one, other in zip(found, plain, strict=True):
         torch.testing.assert_close(one, other)
 
