@@ -27,7 +27,7 @@ _COLUMNS = (
 
 
 def receipt_doc(name: str, receipt: Receipt, plain: str = "with every knob off", turned: str = "turned") -> Doc:
-    """`plain`: what the run is compared with, in words. `turned`: what was done to what was kept."""
+    """`plain`: what the run is compared with, in words. `turned`: the word behind how many were kept."""
     return Doc(
         (
             Line(_headline(name, receipt, plain, turned), strong=True),

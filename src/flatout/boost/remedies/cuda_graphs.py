@@ -27,9 +27,8 @@ from flatout.boost.remedies.script_state import ScriptState
 from flatout.doctor.diagnosis import Diagnosis
 
 _AT_ONCE, _MOST, _OFTEN = 3, 8, 20  # captures without waiting, captures in all, calls of a shape that is worth one
-_SETTLED = (
-    2  # at its first call a model may make what it keeps, or set itself up by what it got; cuDNN draws a seed for dropout
-)
+# at its first call a model may make what it keeps, or set itself up by what it got; cuDNN draws a seed for its dropout
+_SETTLED = 2
 
 
 class CudaGraphs(Remedy):

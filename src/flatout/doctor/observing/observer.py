@@ -157,9 +157,8 @@ class Observer:
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        self._profiler = profile(
-            activities=activities, record_shapes=True
-        )  # its own events take long to make: kineto's will do
+        # without events of its own: they take long to make, and kineto's will do
+        self._profiler = profile(activities=activities, record_shapes=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch may say that it would not keep those of an earlier one
             self._profiler.__enter__()
