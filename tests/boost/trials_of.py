@@ -1,4 +1,5 @@
-"""Trials of scripts by turns, each with the remedy that a file beside it names; prints what they told."""
+"""Trials of scripts by turns, each with the remedy that a file beside it names; prints what they told, and which step each
+turn of either ended with."""
 
 from __future__ import annotations
 
@@ -23,5 +24,7 @@ with tempfile.TemporaryDirectory() as folder, Forks(in_a_fork) as forks:
         trials = Trials(forks, Script(f"{name}.py"), place, 40)
         trials.attempt((), keep=True)
         remedy = tuple(json.loads(Path(f"{name}.json").read_text()))
-        told[name] = asdict(trials.attempt((remedy,), against=()))
+        found = asdict(trials.attempt((remedy,), against=()))
+        ends = [[int(line.split()[1]) for line in path.read_text().splitlines()] for path in sorted(place.glob("t*/turns.txt"))]
+        told[name] = {"told": found, "ends": [one for one in ends if one]}
 print(json.dumps(told))

@@ -49,7 +49,7 @@ class Asked:
     slow_s: float | None = None  # a step of the reference: three times that, after the warm-up, and the trial is over
     exact: bool = False  # deterministic kernels and no dropout: for its losses, not for its speed
     evaluates: tuple[tuple[str, bool], ...] = ()  # lines, and whether the model is in training mode there
-    turn_s: float = 0.0  # it pauses after so long, for another trial to have its turn; 0: never
+    turn_s: float = 0.0  # it pauses after about so long, for another trial to have its turn; 0: never
     least: int = 1  # steps of a turn
     filling: int = 0  # the first of a turn, which are not timed: the host gets ahead of the device in them
     losses: int | None = None  # of so many steps; None: of all
@@ -60,9 +60,19 @@ class Asked:
         return Path(self.answer).with_name("turns.txt")
 
     @property
+    def until(self) -> Path:
+        """The step that a turn ends with, so that both trials make the same ones in it. Where it isn't there, the clock ends
+        the turn."""
+        return Path(self.answer).with_name("until")
+
+    @property
     def enough(self) -> Path:
         """Once this file is there, the turn that was the last one is the last."""
         return Path(self.answer).with_name("enough")
+
+    def turns_until_now(self) -> list[tuple[float, int]]:
+        lines = (line.split() for line in self.turns.read_text().splitlines())
+        return [(float(step_s), int(step)) for step_s, step in lines]
 
     @classmethod
     def from_dict(cls, written: Mapping[str, Any]) -> Asked:
@@ -109,13 +119,18 @@ class _Turn:
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
         self.first = 0  # the last step before it
+        self._last: int | None = None
         self._began_s = 0.0
         self.means_s: list[float] = []  # of a step in each
 
     def begins(self, step: int) -> None:
+        until = self._asked.until
+        self._last = int(until.read_text()) if until.exists() else None
         self.first, self._began_s = step, time.perf_counter()
 
     def is_over(self, step: int) -> bool:
+        if self._last is not None:
+            return step >= self._last
         steps = self._asked.least + self._asked.filling
         return step - self.first >= steps and time.perf_counter() - self._began_s >= self._asked.turn_s
 

@@ -190,6 +190,7 @@ class Trials:
         pids: list[int] = []
 
         def goes_on(at: int) -> None:
+            self._say_until(asked[at], asked[1 - at])
             self._forks.go_on(pids[at])
             codes[at] = self._forks.wait(pids[at], self._limit_s)
 
@@ -202,7 +203,7 @@ class Trials:
                 codes[at] = self._forks.wait(pids[at], self._limit_s)
                 if codes[at] != PAUSED:
                     return codes
-            order, began_s = list(range(len(asked))), time.monotonic()
+            order, began_s = [1, 0], time.monotonic()  # the one that is known says how long a turn is
             while all(code == PAUSED for code in codes):
                 if self._is_clear(asked, precise, time.monotonic() - began_s):
                     self._say_enough(asked)
@@ -218,6 +219,20 @@ class Trials:
             for pid in pids:
                 self._forks.end(pid)
 
+    def _say_until(self, one: Asked, other: Asked) -> None:
+        """Both make the same steps in a turn: where a pass ends, a batch is longer or something is written, it is so in both.
+        Of steps that take long in one and not in the other as many are made as take what a turn should in the mean."""
+        mine, beside = one.turns_until_now(), other.turns_until_now()
+        if len(beside) > len(mine):
+            last = beside[len(mine)][1]
+        elif mine:
+            times = [summarize([step_s for step_s, _ in turns]).median for turns in (mine, beside)]
+            step_s = math.sqrt(math.prod(times)) if self._ends_at is None else max(times)
+            last = mine[-1][1] + max(one.least + one.filling, round(one.turn_s / step_s))
+        else:
+            return
+        one.until.write_text(str(last))
+
     @staticmethod
     def _say_enough(asked: Sequence[Asked]) -> None:
         for one in asked:
@@ -225,16 +240,16 @@ class Trials:
 
     def _is_clear(self, asked: Sequence[Asked], precise: float, took_s: float) -> bool:
         """Looked at a few times only: with every look chance gets one more."""
-        mine, beside = ([line.split() for line in one.turns.read_text().splitlines()] for one in asked)
+        mine, beside = (one.turns_until_now() for one in asked)
         turns, proves = min(len(mine), len(beside)), asked[0].losses or 0
-        unproven = sum(int(line[1]) < proves for line in mine)  # turns until its losses were told
+        unproven = sum(step < proves for _, step in mine)  # turns until its losses were told
         if turns <= unproven:
             return False
         longest_s, most_s = (_ON_DEVICE_S, _ON_DEVICE_S) if self._on_device else (_TURNS_S, _LONGEST_S)
         is_due = turns in _LOOKS or turns == unproven + 1 > _LOOKS[0]
         if not is_due and took_s < longest_s:
             return False
-        was, now = ([float(line[0]) for line in lines[:turns]] for lines in (beside, mine))
+        was, now = ([step_s for step_s, _ in one[:turns]] for one in (beside, mine))
         found = compare_paired(was, now, prefer="max")
         hopeless = found.ratio < 1 + WORTH / 2 and (self._on_device or found.high < 1 + 3 * WORTH)
         is_known = found.high - found.low < precise * found.ratio

@@ -104,6 +104,7 @@ class _Rehearsal:
 
     def forward(self, as_captured: bool = True) -> _Told:
         args, named = rebuilt(self.inputs, self._form)
+        torch.clear_autocast_cache()  # a weight's cast is part of this call, not what is left of an earlier one
         with flat_weights(self.module, self.weights, self.stand_ins), _as_if_captured() if as_captured else nullcontext():
             found, shape = tree_flatten(functional_call(self.module, self.stand_ins, args, named))
         if any(leaf.device.type == "cpu" if isinstance(leaf, Tensor) else type(leaf) not in SIMPLE for leaf in found):
@@ -174,13 +175,10 @@ def _warmed_up(
 def _nothing_stays(module: nn.Module, host_made: HostMade) -> Iterator[None]:
     """What a rehearsal has drawn, or written to on the device, is as it was before."""
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    generator, cached = torch.cuda.get_rng_state(), torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)  # a weight's cast is part of the graph, not what is left of an earlier one
-    torch.clear_autocast_cache()
+    generator = torch.cuda.get_rng_state()
     try:
         yield
     finally:
-        torch.set_autocast_cache_enabled(cached)
         torch.clear_autocast_cache()
         with torch.no_grad():
             for buffer, was in buffers:
