@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from flatout.base.units import show_seconds
@@ -31,6 +32,7 @@ _LOOKS = (15, 30, 60, 120, 240, 480)  # it is looked at after so many turns
 _PRECISE = 0.1  # how wide the interval of a figure that is told may be, if time allows
 _TURNS_S, _LONGEST_S = 30.0, 90.0  # what they may take together; and where there seems to be a gain
 _ON_DEVICE_S = 8.0  # the same there: what two processes differ by is more than what so many turns do not show
+_FEW_TURNS = 4  # times as long for the first of them
 _FILLING, _LEAST_IN_A_TURN = 2, 6  # steps on a device: the host gets ahead of it in the first; those that are timed
 _SHORT_S, _HALF = 0.03, 0.4  # of a step on a device, and of its memory, for two of them to take turns there
 _NO_ROOM = ("OutOfMemoryError", "was killed by SIGKILL")  # may be for the two of them
@@ -221,12 +223,12 @@ class Trials:
 
     def _say_until(self, one: Asked, other: Asked) -> None:
         """Both make the same steps in a turn: where a pass ends, a batch is longer or something is written, it is so in both.
-        Of steps that take long in one and not in the other as many are made as take what a turn should in the mean."""
+        So many as take what a turn should, with all that comes between them; the slower one takes longer, the faster less."""
         mine, beside = one.turns_until_now(), other.turns_until_now()
         if len(beside) > len(mine):
             last = beside[len(mine)][1]
-        elif mine:
-            times = [summarize([step_s for step_s, _ in turns]).median for turns in (mine, beside)]
+        elif mine and beside:
+            times = [fmean(step_s for step_s, _ in turns) for turns in (mine, beside)]
             step_s = math.sqrt(math.prod(times)) if self._ends_at is None else max(times)
             last = mine[-1][1] + max(one.least + one.filling, round(one.turn_s / step_s))
         else:
@@ -246,6 +248,8 @@ class Trials:
         if turns <= unproven:
             return False
         longest_s, most_s = (_ON_DEVICE_S, _ON_DEVICE_S) if self._on_device else (_TURNS_S, _LONGEST_S)
+        if turns < _LOOKS[0]:  # what is compiled late, or comes at the end of a short pass, takes most of it
+            longest_s = most_s = _FEW_TURNS * longest_s
         is_due = turns in _LOOKS or turns == unproven + 1 > _LOOKS[0]
         if not is_due and took_s < longest_s:
             return False
