@@ -226,6 +226,11 @@ def test_several_models_whose_gradients_add_up_are_proven(by_hand: dict[str, Tol
     assert check is not None and check["passed"], by_hand["two_models"]
 
 
+def test_the_proof_names_weights_as_the_model_does(by_hand: dict[str, Told]) -> None:
+    check = by_hand["warms_up"].check
+    assert check is not None and re.search(r"at least [\d.]+ \((weight|bias|\d+\.(weight|bias))\)", check["why"]), check
+
+
 def test_a_schedule_that_begins_with_a_rate_of_zero_is_proven_by_its_first_step_that_moves(by_hand: dict[str, Told]) -> None:
     check = by_hand["warms_up"].check
     assert check is not None and check["passed"] and "update" in check["why"], by_hand["warms_up"]

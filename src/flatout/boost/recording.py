@@ -14,6 +14,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from flatout.boost.hooks import Hooks, learns
 from flatout.doctor import where
@@ -61,6 +62,8 @@ class Recording:
         self._stepping = Stepping(Marks(), Seen(), self._step_over)
         self._first, self._proven = _First(), WeakSet[torch.optim.Optimizer]()
         self._numbers: dict[int, int] = {}
+        self._names = WeakIdKeyDictionary()  # of weights
+        self._taken: set[str] = set()
         self._main = threading.get_ident()
         self._spans: list[tuple[_Moment, _Moment]] = []  # from the end of the step before, or from when it was resumed
         self._last: _Moment | None = None
@@ -179,13 +182,14 @@ class Recording:
         if not number:
             self._first = _First(loss_dtype=self._first.loss_dtype)  # not by hand, then
             self._first.losses = [float(loss.float().mean()) for loss in self._losses]
-        for name, weight in _weights(optimizer, number):
+        weights = self._weights(optimizer, number)
+        for name, weight in weights:
             self._first.before[name] = weight.detach().float().clone()
             self._first.gradients[name] = None if weight.grad is None else weight.grad.detach().float().clone()
         self._inside = self._stepping.paused = True
         try:
             with torch.no_grad():
-                self._first.expected.update(_expected(optimizer, number))
+                self._first.expected.update(_expected(optimizer, weights))
         finally:
             self._inside = self._stepping.paused = False
 
@@ -197,8 +201,7 @@ class Recording:
         self._by_hand = None
         if id(optimizer) not in self._numbers:  # it did not call its closure
             return
-        number = self._numbers[id(optimizer)]
-        for name, weight in _weights(optimizer, number):
+        for name, weight in self._weights(optimizer, self._numbers[id(optimizer)]):
             if self._first.gradients[name] is None:
                 self._first.expected.pop(name, None)
                 continue
@@ -207,12 +210,28 @@ class Recording:
             self.device = weight.device
         self._with_dropout()
 
+    def _weights(self, optimizer: torch.optim.Optimizer, number: int) -> list[tuple[str, Tensor]]:
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        return [(self._name(weight, f"weight {number}.{at}"), weight) for at, weight in enumerate(weights)]
+
+    def _name(self, weight: Tensor, by_its_place: str) -> str:
+        """What the model calls it; by its place where no model is known to have it."""
+        return str(self._names.get(weight, by_its_place))
+
+    def _note_names(self, module: nn.Module) -> None:
+        """Each is given once: models are called in the same order in every trial."""
+        for name, weight in module.named_parameters():
+            free = [one for one in (name, f"{name} of {type(module).__name__}") if one not in self._taken]
+            if free and weight not in self._names:
+                self._names[weight] = free[0]
+                self._taken.add(free[0])
+
     # the same where no optimizer steps
 
     def _note_by_hand(self) -> None:
         """At every backward until the first step is over: whose update it is shows afterwards."""
         ours = [weight for model in self._models for weight in model.parameters()]
-        weights: list[tuple[str, Tensor]] = [(f"weight 0.{at}", weight) for at, weight in enumerate(ours)]
+        weights = [(self._name(weight, f"weight 0.{at}"), weight) for at, weight in enumerate(ours)]
         if not any(weight.grad is not None for _, weight in weights):
             return
         for name, weight in weights:  # with each backward there may be more models
@@ -243,6 +262,7 @@ class Recording:
         return args, named
 
     def _without_dropout(self, module: nn.Module) -> bool:
+        self._note_names(module)
         if learns(module) and self._proves and not self._proven:
             self._models.append(module)
         if not self._drops:
@@ -297,17 +317,12 @@ def _stands_still(optimizer: torch.optim.Optimizer) -> bool:
     return all(rate is not None and float(rate) == 0.0 for rate in rates)
 
 
-def _weights(optimizer: torch.optim.Optimizer, number: int) -> list[tuple[str, Tensor]]:
-    weights = [p for group in optimizer.param_groups for p in group["params"]]
-    return [(f"weight {number}.{at}", weight) for at, weight in enumerate(weights)]
-
-
-def _expected(optimizer: torch.optim.Optimizer, number: int) -> dict[str, Tensor]:
+def _expected(optimizer: torch.optim.Optimizer, weights: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """What plain torch makes of these gradients. Where it can't be asked (an optimizer of the script's own), nothing is
     expected, and the update is held against itself."""
     if not type(optimizer).__module__.startswith("torch.optim") or type(optimizer).__name__ == "LBFGS":
         return {}
-    groups, clones, weights = [], [], _weights(optimizer, number)
+    groups, clones = [], []
     for group in optimizer.param_groups:
         mine = []
         for weight in group["params"]:

@@ -48,7 +48,10 @@ class Trials:
         seed: int = 0,
         evaluates: Sequence[tuple[str, bool]] = (),
         device: str = "cpu",
+        within_s: float = math.inf,
     ) -> None:
+        """After `within_s` a trial gets no longer than it takes to tell that there is no gain."""
+        self._over_at_s = time.monotonic() + within_s
         self._forks, self._script, self._folder, self._evaluates = forks, script, folder, tuple(evaluates)
         self.steps, self._seed = steps, seed
         self._on_device = device != "cpu"
@@ -248,6 +251,8 @@ class Trials:
         if turns <= unproven:
             return False
         longest_s, most_s = (_ON_DEVICE_S, _ON_DEVICE_S) if self._on_device else (_TURNS_S, _LONGEST_S)
+        if time.monotonic() > self._over_at_s:
+            most_s = longest_s
         if turns < _LOOKS[0]:  # what is compiled late, or comes at the end of a short pass, takes most of it
             longest_s = most_s = _FEW_TURNS * longest_s
         is_due = turns in _LOOKS or turns == unproven + 1 > _LOOKS[0]
