@@ -201,6 +201,16 @@ def test_a_file_is_named_as_seen_from_here(tmp_path: Path, monkeypatch: pytest.M
     assert "--- a/a/train.py\n" in text
 
 
+def test_where_a_file_is_elsewhere_all_are_named_from_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("project/train.py", "model.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path / "project")
+    text, _ = patch([Edit(name, 0, statement="import os") for name in ("train.py", "../model.py")])
+    subprocess.run(["patch", "-p1", "-d", "/"], input=text, text=True, check=True)
+    assert all((tmp_path / name).read_text().count("import os\n") == 1 for name in ("project/train.py", "model.py"))
+
+
 def test_a_file_that_does_not_import_torch_by_its_name_gets_no_line_that_needs_it(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("from torch import optim\n\noptimizer = optim.AdamW([])\n")

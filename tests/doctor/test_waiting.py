@@ -55,6 +55,18 @@ def test_what_the_device_still_computes_while_the_host_waits_is_no_waiting() -> 
     assert case(1, waited_ms=4.0, step_ms=6.0, busy_ms=2.0).rows[DATA] == pytest.approx(4.0)
 
 
+def test_operators_of_the_dataset_are_no_launches_of_the_step() -> None:
+    """Samples that are made of many small tensors, in the process that trains, on a machine where to call takes long."""
+    one, _ = loader(0, 4.0, 0.0)
+    seen = Seen("cpu", 100, [one], [], cores=2, window_steps=STEPS, window_s=STEPS * 6.0 / 1e3)
+    reading = Span(0, 8 * MS, "flatout#data", Mark(marks.DATA, "train.py:9"))
+    made = [Span(k * MS // 50, k * MS // 50 + MS // 100, "aten::copy_") for k in range(400)]
+    forward = Span(8 * MS, 12 * MS, "flatout#forward", Mark(marks.FORWARD, "train.py:10"))
+    inside = [Span(8 * MS + k * MS // 10, 8 * MS + k * MS // 10 + MS // 20, "aten::mm") for k in range(40)]
+    told = make_case(seen, Trace(0, 12 * MS, 1, [reading, *made, forward, *inside]), None, 100e-6)
+    assert told.rows[DATA] == pytest.approx(4.0) and told.step_ms == pytest.approx(6.0)
+
+
 def test_waits_of_an_evaluation_are_its_own() -> None:
     one, told = loader(1, 4.0, 6.0)
     evaluated = Period(0, 500 * MS, "train.py:20")

@@ -41,7 +41,7 @@ def patch(edits: Iterable[Edit]) -> tuple[str, list[Edit]]:
     by_file: dict[Path, list[Edit]] = defaultdict(list)
     for edit in edits:
         by_file[Path(edit.file).resolve()].append(edit)
-    pieces, left = [], []
+    changed, left = dict[Path, tuple[str, str]](), []
     for path, wanted in sorted(by_file.items()):
         try:
             before = path.read_bytes().decode()  # with the ends of its lines as they are
@@ -50,17 +50,22 @@ def patch(edits: Iterable[Edit]) -> tuple[str, list[Edit]]:
             left += wanted
             continue
         left += undone
-        name = _name(path)
-        end = "\t" if " " in name else ""  # of the name, for `patch`, which reads up to a space otherwise
-        lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{name}{end}", f"b/{name}{end}")
-        pieces.append("".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines))
-    return "".join(pieces), left
+        if after != before:
+            changed[path] = before, after
+    root = _root(changed)
+    return "".join(_difference(path.relative_to(root).as_posix(), *texts) for path, texts in changed.items()), left
 
 
-def _name(path: Path) -> str:
-    """As seen from this folder, where the patch is applied; a file that is elsewhere, from the root."""
+def _root(paths: Iterable[Path]) -> Path:
+    """Where the patch is applied: in this folder, or in the root of all if any file is elsewhere."""
     here = Path.cwd().resolve()
-    return (path.relative_to(here) if path.is_relative_to(here) else path).as_posix().lstrip("/")
+    return here if all(path.is_relative_to(here) for path in paths) else Path(here.anchor)
+
+
+def _difference(name: str, before: str, after: str) -> str:
+    end = "\t" if " " in name else ""  # of the name, for `patch`, which reads up to a space otherwise
+    lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{name}{end}", f"b/{name}{end}")
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def _lines(source: str) -> list[str]:

@@ -231,7 +231,7 @@ class Recording:
     def _note_by_hand(self) -> None:
         """At every backward until the first step is over: whose update it is shows afterwards."""
         ours = [weight for model in self._models for weight in model.parameters()]
-        weights = [(self._name(weight, f"weight 0.{at}"), weight) for at, weight in enumerate(ours)]
+        weights: list[tuple[str, Tensor]] = [(self._name(weight, f"weight 0.{at}"), weight) for at, weight in enumerate(ours)]
         if not any(weight.grad is not None for _, weight in weights):
             return
         for name, weight in weights:  # with each backward there may be more models

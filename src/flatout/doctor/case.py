@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from flatout.doctor import kinds
+from flatout.doctor import kinds, marks
 from flatout.doctor.account import (
     CHECKPOINT,
     DATA,
@@ -108,17 +109,17 @@ def make_case(seen: Seen, trace: Trace, probe: Probe | None, operator_s: float, 
     """`operator_s`: what calling the smallest operator takes on this machine."""
     plain_ms = 1e3 * seen.window_s / seen.window_steps if seen.window_steps else None
     looked_ms = (trace.end - trace.begin) / 1e6 / max(trace.steps, 1)
-    calls = sorted(
-        span.end - span.start for span in trace.host if span.name.startswith("aten::") and kinds.of_operator(span.name)
-    )
+    calls = sorted(_called(trace))
     shortest = calls[len(calls) // 10] if calls else 0  # they do nothing but be called, and be looked at
     called_ns = 1e9 * operator_s
     told = account(trace, min(max(called_ns, shortest), 3 * called_ns), looked_ms / plain_ms if plain_ms else 1.0)
     profiled = {row: spent / 1e6 / max(trace.steps, 1) for row, spent in told.rows.items()}
-    if plain_ms is not None and (waited_ms := _waited_ms(seen)) is not None:
-        profiled[DATA] = _idle_ms(waited_ms, plain_ms, told.device_busy / 1e6 / max(trace.steps, 1))
     least_ms = 0.0 if trace.device else called_ns / 1e6 * len(calls) / max(trace.steps, 1)
-    rows = _as_without_profiler(profiled, plain_ms, least_ms)
+    if plain_ms is not None and (waited_ms := _waited_ms(seen)) is not None:  # the one row that is known of a plain step
+        data_ms = _idle_ms(waited_ms, plain_ms, told.device_busy / 1e6 / max(trace.steps, 1))
+        rows = {**_as_without_profiler({**profiled, DATA: 0.0}, plain_ms - data_ms, least_ms), DATA: data_ms}
+    else:
+        rows = _as_without_profiler(profiled, plain_ms, least_ms)
     steps = max(seen.steps - 1, 1)
     rows[EVALUATION] += 1e3 * sum(period.seconds for period in seen.evaluations) / steps
     rows[CHECKPOINT] += 1e3 * sum(period.seconds for period in seen.checkpoints) / steps
@@ -129,6 +130,16 @@ def make_case(seen: Seen, trace: Trace, probe: Probe | None, operator_s: float, 
     if (optimizer := max(seen.optimizers, key=lambda one: one.elements, default=None)) is not None:
         places[OPTIMIZER] = places[OPTIMIZER] or optimizer.stepped
     return Case(seen, trace, told, rows, probe, places, page_s)
+
+
+def _called(trace: Trace) -> Iterator[int]:
+    """How long each operator took. Those that make the data, or write a checkpoint, are part of that."""
+    until = 0
+    for span in sorted(trace.host, key=lambda span: (span.start, -span.end)):
+        if span.mark is not None and span.mark.kind in (marks.DATA, marks.CHECKPOINT):
+            until = max(until, span.end)
+        elif span.start >= until and span.name.startswith("aten::") and kinds.of_operator(span.name):
+            yield span.end - span.start
 
 
 def _waited_ms(seen: Seen) -> float | None:

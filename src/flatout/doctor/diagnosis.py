@@ -101,7 +101,7 @@ def _finding_row(finding: Finding, case: Case) -> dict[str, object]:
 def _finding_lines(diagnosis: Diagnosis) -> list[Line]:
     case = diagnosis.case
     if not diagnosis.findings:
-        return [Line("Nothing was found that costs more than 1% of a step.")]
+        return [Line("Nothing is known that would save more than 1% of a step.")]
     lines = [Line("What costs time, the most first:")]
     for number, one in enumerate(diagnosis.findings, 1):
         place = f"  {one.where}" if one.where else ""
