@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from flatout.doctor import marks
+from flatout.doctor.account import EVALUATION
 from flatout.doctor.case import Case, make_case
+from flatout.doctor.diagnosis import diagnose
 from flatout.doctor.findings import launch_bound
 from flatout.doctor.marks import Mark
 from flatout.doctor.seen import Calls, Seen
@@ -52,3 +54,11 @@ def test_the_more_operators_the_more_is_gained() -> None:
         (finding,) = launch_bound.look(told)
         gains.append(finding.predicted_gain(told.step_ms))
     assert 1.0 < gains[0] < gains[1] < gains[2] < 2.0
+
+
+def test_an_evaluation_before_the_first_steps_hides_no_finding_from_boost() -> None:
+    """Nobody knows yet how seldom it comes."""
+    told = case(960)
+    evaluated = replace(told, rows={**told.rows, EVALUATION: 200 * told.step_ms})
+    assert "launch_bound" not in {one.id for one in diagnose(evaluated).findings}
+    assert "launch_bound" in {one.id for one in diagnose(evaluated.of_steps()).findings}

@@ -19,6 +19,7 @@ from flatout.boost.forks import Forks
 from flatout.boost.looking import Looked, look
 from flatout.boost.patching import Edit, patch
 from flatout.boost.remedies.all import REMEDIES
+from flatout.boost.remedies.compile import Compile
 from flatout.boost.remedies.no_grad import NoGrad, evaluating_lines
 from flatout.boost.remedies.remedy import Offer
 from flatout.boost.scratch import NOT_LED
@@ -79,7 +80,8 @@ def tried(
     text, notes = written(script, looked.offers, search.kept)
     out.mkdir(parents=True, exist_ok=True)
     kept = f"Kept: {shown(search.kept)}." if search.kept else "Nothing was kept: the script runs as it is."
-    receipt = replace(receipt, notes=(kept, *notes, *_beside_steps(looked.diagnosis)))
+    beside = [*_compiled_later(search.kept), *_beside_steps(looked.diagnosis)]
+    receipt = replace(receipt, notes=(kept, *notes, *beside))
     (out / "receipt.json").write_text(json.dumps(receipt.to_dict(), indent=1, default=str))
     (out / "receipt.html").write_text(to_html(_doc(script, receipt), f"flatout boost {script}"))
     if text:
@@ -91,13 +93,23 @@ def _doc(script: Script, receipt: Receipt) -> Doc:
     return receipt_doc(str(script), receipt, plain="as it is", turned="remedies" if len(receipt.settings) != 1 else "remedy")
 
 
+def _compiled_later(kept: Sequence[tuple[str, Any]]) -> list[str]:
+    """Trials end before the first evaluation, mostly."""
+    if Compile.name not in dict(kept):
+        return []
+    return [
+        "What the model is called with later is compiled when it comes, an evaluation or other shapes: no trial shows that."
+    ]
+
+
 def _beside_steps(diagnosis: Mapping[str, Any]) -> list[str]:
     """A script gains less than its steps where it does much else."""
     shares = {row["row"]: row["share"] for row in diagnosis["ledger"] if row["row"] in (EVALUATION, CHECKPOINT)}
     if sum(shares.values()) < _WORTH_SAYING:
         return []
     told = " and ".join(f"{row}s ({show_share(share)} of the time)" for row, share in shares.items() if share)
-    return [f"Steps of training are compared: {told} come on top, and the script as a whole may gain less."]
+    until = f"until step {diagnosis['steps']:,}"
+    return [f"Steps of training are compared: {told} {until} come on top, and the script as a whole may gain less."]
 
 
 def written(script: Script, offers: Sequence[Offer], kept: Sequence[tuple[str, Any]]) -> tuple[str, list[str]]:

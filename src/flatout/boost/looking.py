@@ -16,10 +16,10 @@ from flatout.base.tree import to_data
 from flatout.boost.forks import Forks
 from flatout.boost.patching import Edit
 from flatout.boost.remedies.all import REMEDIES
-from flatout.boost.remedies.remedy import Offer
+from flatout.boost.remedies.remedy import STEPS, Offer
 from flatout.boost.scratch import Scratch
 from flatout.boost.trying import last_words
-from flatout.doctor.diagnosis import doc
+from flatout.doctor.diagnosis import diagnose, doc
 from flatout.doctor.patches import Patches
 from flatout.doctor.script import Script, run_script
 from flatout.doctor.watching import Watch
@@ -72,7 +72,10 @@ def look(question: Path) -> None:
         found = watched.diagnosis
         if found is not None:
             device = found.case.seen.device
-            offers = tuple(offer for remedy in REMEDIES.values() for offer in remedy.offered(found))
+            steps = diagnose(found.case.of_steps())
+            offers = tuple(
+                offer for remedy in REMEDIES.values() for offer in remedy.offered(steps if remedy.measures == STEPS else found)
+            )
             computes_s = found.case.compute_ms / 1e3 if found.case.on_device else None
             looked = Looked(device, device_name(torch.device(device)), offers, computes_s, to_data(doc(found)))
             Path(asked["answer"]).write_text(json.dumps(asdict(looked)))
