@@ -12,7 +12,7 @@ from flatout.doctor.account import DATA
 from flatout.doctor.case import Case, make_case
 from flatout.doctor.diagnosis import Diagnosis
 from flatout.doctor.finding import Finding
-from flatout.doctor.findings import no_workers
+from flatout.doctor.findings import no_workers, sample_by_sample
 from flatout.doctor.marks import Mark
 from flatout.doctor.seen import Fetched, Loader, Period, Seen
 from flatout.doctor.trace import Span, Trace, Work
@@ -86,6 +86,24 @@ def test_more_workers_are_asked_for_than_the_script_has_and_no_more_than_it_need
     assert "num_workers=6" in few.remedy
     (none,) = found(case(workers=0, waited_ms=6.0, step_ms=10.0))
     assert "num_workers=8" in none.remedy and "no workers" in none.what
+
+
+def test_where_steps_are_too_short_for_workers_whole_batches_are_the_remedy() -> None:
+    short = case(workers=0, waited_ms=1.8, step_ms=6.0)
+    (finding,) = sample_by_sample.look(short)
+    assert not found(short)
+    assert finding.where == "train.py:3" and finding.cost_ms == pytest.approx(0.65 * 1.8)
+    assert "64 single samples" in finding.what and "batch_size=None" in finding.remedy
+    alone = replace(case(workers=0, waited_ms=4.0, step_ms=6.0), seen=replace(short.seen, cores=1))  # no core for a worker
+    assert not found(alone) and list(sample_by_sample.look(alone))
+
+
+def test_what_workers_remedy_or_made_or_a_dataset_that_has_whole_batches_is_not_called_sample_by_sample() -> None:
+    assert not list(sample_by_sample.look(case(workers=0, waited_ms=4.0, step_ms=6.0)))
+    assert not list(sample_by_sample.look(case(workers=1, waited_ms=1.8, step_ms=6.0, fetch_ms=6.0)))
+    short = case(workers=0, waited_ms=1.8, step_ms=6.0)
+    whole = replace(short.seen, loaders=[replace(short.seen.loaders[0], batch=None, batched=False)])
+    assert not list(sample_by_sample.look(replace(short, seen=whole)))
 
 
 def test_data_is_kept_on_the_device_where_short_steps_wait_for_it_though_no_worker_would_help() -> None:

@@ -26,6 +26,7 @@ from flatout.doctor.findings import (
     pageable_copy,
     recompiles,
     restarted_workers,
+    sample_by_sample,
     slow_checkpoint,
     slow_convolutions,
     slow_python,
@@ -38,7 +39,8 @@ from flatout.doctor.findings import (
 )
 
 _MODULES = (
-    no_workers, too_many_workers, restarted_workers, slow_transform, pageable_copy, blocking_copy, host_sync, chatty_logging,
+    no_workers, sample_by_sample, too_many_workers, restarted_workers, slow_transform, pageable_copy, blocking_copy,
+    host_sync, chatty_logging,
     fp32_matmul, fp16_unscaled, channels_first, slow_convolutions,
     unfused_optimizer, launch_bound, graph_breaks, recompiles, small_batch, allocator_thrash,
     memory_growth, grad_in_eval, train_mode_in_eval, duplicate_seeds, data_parallel, unused_parameters, slow_checkpoint,

@@ -9,19 +9,22 @@ from flatout.base.units import show_seconds
 from flatout.doctor.account import DATA
 from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
+from flatout.doctor.seen import Loader
 
 _HANDING_OVER_MS = 1.0  # what it takes to get a batch from a worker
 _MOST = 8
 
 
+def workers_may_help(case: Case, loader: Loader) -> bool:
+    return case.seen.cores > 1 and case.rows[DATA] >= 2 * _HANDING_OVER_MS * case.batches_per_step(loader)
+
+
 def look(case: Case) -> Iterator[Finding]:
     loader = case.training_loader
-    if loader is None or case.seen.cores < 2:
+    if loader is None or not workers_may_help(case, loader):
         return
     batches = case.batches_per_step(loader)
     wait_ms = case.rows[DATA]
-    if wait_ms < 2 * _HANDING_OVER_MS * batches:
-        return
     rest_ms = case.train_ms - wait_ms
     reading_ms = batches * case.fetch_ms(loader) if loader.workers else wait_ms
     workers = min(case.seen.cores - (0 if case.on_device else 1), _MOST)
