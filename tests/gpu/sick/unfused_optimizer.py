@@ -1,11 +1,11 @@
-"""A quarter of a billion weights, few samples, and AdamW weight by weight."""
+"""Four hundred million weights, few samples, and AdamW weight by weight."""
 
 import torch
 from torch import nn
 
-model = nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(12))).cuda()
+model = nn.Sequential(*(nn.Linear(8192, 8192) for _ in range(6))).cuda()
 optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-x = torch.randn(128, 4096, device="cuda")
+x = torch.randn(128, 8192, device="cuda")
 torch.set_float32_matmul_precision("high")
 for _step in range(40):
     with torch.autocast("cuda", dtype=torch.bfloat16):
