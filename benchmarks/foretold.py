@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from _small_models import SMALL
 from _small_models import recipe as small_recipe
-from evidence import BEGAN_S, Bar, Report, options
+from evidence import BEGAN_S, Bar, Report, machine, options
 from record_knobs import MODELS
 
 import flatout as fo
@@ -77,16 +79,21 @@ def compared(job: Job, form: Settings, ceilings: Ceilings, bench: Bench, device:
 
 def main() -> int:
     parser = options(__doc__, repeats=1)
-    parser.add_argument("--only", nargs="+", help="names of models")
+    parser.add_argument("--only", nargs="+", help="names of models, in this order")
+    parser.add_argument("--go-on", type=Path, metavar="JSON", help="an earlier result: others of its models count")
     asked = parser.parse_args()
     device = pick_device("auto")
     report = Report("foretold", str(__doc__), device)
     ceilings = probe(device, None, quick=True).ceilings
-    errors: dict[str, list[float]] = {}
-    for name, make in models(device, asked.smoke).items():
-        if (asked.only and name not in asked.only) or (asked.within and time.monotonic() - BEGAN_S > asked.within):
+    named = models(device, asked.smoke)
+    chosen = asked.only or list(named)[: 1 if asked.smoke else None]
+    if asked.go_on is not None:
+        taken_over(asked.go_on, report, chosen)
+    for name in chosen:
+        if asked.within and time.monotonic() - BEGAN_S > asked.within:
+            report.conditions[name] = "no time was left"
             continue
-        job = build_job(make())
+        job = build_job(named[name]())
         for form, settings in forms(job, device):
             bench = Bench(job, device)
             found = compared(job, settings, ceilings, bench, device)
@@ -94,15 +101,32 @@ def main() -> int:
             report.conditions[f"{name}, {form}"] = found
             told = "none" if found["error"] is None else f"{found['error']:+.0%}"
             print(f"{name}, {form}: {told} {found['why_not']}", file=sys.stderr, flush=True)
-            if found["error"] is not None:
-                errors.setdefault(form, []).append(abs(found["error"]))
-        if asked.smoke:
-            break
+            sum_up(report)
+            if asked.out is not None:
+                report.write(asked.out, asked.quick or asked.smoke)  # a compiler may take all the time that is left
+    return report.finish(asked)
+
+
+def taken_over(path: Path, report: Report, but: Sequence[str]) -> None:
+    """An earlier result's models become part of this one, but for those."""
+    earlier = json.loads(path.read_text())
+    if earlier["machine"]["device"] != (here := machine(report.device)["device"]):
+        raise SystemExit(f"{path} is from another device: {earlier['machine']['device']}, not {here}")
+    for name, found in earlier["conditions"].items():
+        if name.partition(",")[0] not in but:
+            report.conditions[name] = {"source": earlier["machine"].get("source"), **found}
+
+
+def sum_up(report: Report) -> None:
+    errors: dict[str, list[float]] = {}
+    for name, found in report.conditions.items():
+        if isinstance(found, dict) and found["error"] is not None:
+            errors.setdefault(name.partition(", ")[2], []).append(abs(found["error"]))
+    report.bars.clear()
     for form, values in errors.items():
         report.arm(f"error, {form}", f"of the measured, {len(values)} models", values)
-        if device.type != "cpu":
+        if report.device.type != "cpu":
             report.bars.append(Bar(f"median error, {form}", statistics.median(values), LIMIT, at_least=False))
-    return report.finish(asked)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import nn
 import flatout as fo
 from flatout.building import build_job
 from flatout.engine.job import Job
-from flatout.engine.settings import Settings, conflicts
+from flatout.engine.settings import Settings, conflicts, value_of, with_values
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import device_name, pick_device
 from flatout.machine.operators import with_operators
@@ -116,8 +117,13 @@ def situation_to_keep(name: str, job: Job, ceilings: Ceilings, device: torch.dev
     return Keeping(**vars(situation_of(job, {}, timed)))
 
 
-def record(name: str, smoke: bool, limit_s: float, ceilings: Ceilings, device: torch.device) -> dict[str, Any]:
-    """The search as a long run would make it, then each knob by itself and each left out of what was found."""
+def record(
+    name: str, smoke: bool, limit_s: float, ceilings: Ceilings, device: torch.device, keep: Callable[[dict[str, Any]], None]
+) -> None:
+    """The search as a long run would make it, then each knob by itself and each left out of what was found.
+
+    `keep` gets all that is known when the search is done, and after each trial that comes after it.
+    """
     recipe = MODELS[name](smoke)
     job = build_job(recipe)
     began_s = time.monotonic()
@@ -127,37 +133,54 @@ def record(name: str, smoke: bool, limit_s: float, ceilings: Ceilings, device: t
     recording = Recording(None, bench)
     search = Search(s, plan.settings, KNOBS, recording, Terms(STEPS, limit_s, analyze=True), say=_say)
     receipt = search.run()
+
+    def known() -> dict[str, Any]:
+        return {
+            "model": name,
+            "device": device_name(device),
+            "versions": {"torch": torch.__version__, "python": platform.python_version()},
+            "batch": job.batch,
+            "steps_left": STEPS,
+            "limit_s": limit_s,
+            "took_s": round(time.monotonic() - began_s, 1),
+            "smoke": smoke,
+            "plain": asdict(s.plain),
+            "foretold": {words: asdict(prediction) for words, prediction in s.kept.items()},
+            "default": plan.settings.to_dict(),
+            "kept": [f"{entry.name}={entry.value}" for entry in receipt.entries if entry.verdict == KEPT],
+            "recording": recording.to_dict(),
+            "receipt": receipt.to_dict(),
+        }
+
+    keep(known())
     best = replace(plan.settings, **receipt.settings)
-    reference = search.reference.to_dict()
+    first_s = max((entry.first_s or 0.0 for entry in receipt.entries), default=0.0)  # mostly of a compiler
     for standing in (best, search.reference):
-        for knob in KNOBS:
-            others = [candidate.value for candidate in knob.candidates(s, standing)]
-            if standing == best and getattr(best, knob.name) != knob.off:
-                others.append(knob.off)
-            for value in others:
-                settings = replace(standing, **{knob.name: value})
-                if conflicts(settings) or bench.is_lost or time.monotonic() - began_s > limit_s:
-                    continue
-                report = recording.attempt(Ask(settings.to_dict(), standing.to_dict(), reference))
-                step = report.failure or f"{min(report.steps_s):.6f} s"
-                _say(f"  {knob.name}={value}: {step} {report.why[:100]} (first {report.first_s}, took {report.took_s:.1f} s)")
+        for settings, cost_s in changed(s, standing, undo=standing == best):
+            cost_s = max(cost_s, first_s if settings.compile != "off" else 0.0)
+            if bench.is_lost or time.monotonic() - began_s + cost_s > limit_s:
+                continue
+            report = recording.attempt(Ask(settings.to_dict(), standing.to_dict(), search.reference.to_dict()))
+            step = report.failure or f"{min(report.steps_s):.6f} s"
+            _say(f"  {shown(settings.to_dict())}: {step} {report.why[:100]} (took {report.took_s:.1f} s)")
+            keep(known())
     bench.close()
-    return {
-        "model": name,
-        "device": device_name(device),
-        "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        "batch": job.batch,
-        "steps_left": STEPS,
-        "limit_s": limit_s,
-        "took_s": round(time.monotonic() - began_s, 1),
-        "smoke": smoke,
-        "plain": asdict(s.plain),
-        "foretold": {words: asdict(prediction) for words, prediction in s.kept.items()},
-        "default": plan.settings.to_dict(),
-        "kept": [f"{entry.name}={entry.value}" for entry in receipt.entries if entry.verdict == KEPT],
-        "recording": recording.to_dict(),
-        "receipt": receipt.to_dict(),
-    }
+
+
+def changed(s: Situation, standing: Settings, *, undo: bool) -> Iterator[tuple[Settings, float]]:
+    """By one knob each, and what its first step should cost; `undo`: also what stands without each that is on."""
+    for knob in KNOBS:
+        others = [(candidate.value, candidate.cost_s) for candidate in knob.candidates(s, standing)]
+        if undo and value_of(standing, knob.name) != knob.off:
+            others.append((knob.off, 0.0))
+        for value, cost_s in others:
+            settings = with_values(standing, {knob.name: value})
+            if not conflicts(settings):
+                yield settings, cost_s
+
+
+def _write(path: Path, known: dict[str, Any]) -> None:
+    path.write_text(json.dumps(known, indent=1) + "\n")
 
 
 def _say(line: str) -> None:
@@ -178,12 +201,11 @@ def main() -> int:
     (asked.out / f"ceilings-{kind}.json").write_text(json.dumps(ceilings.to_dict(), indent=1) + "\n")
     for name in asked.only:
         _say(f"{name}:")
-        found = record(name, asked.smoke, asked.limit, ceilings, device)
-        (asked.out / f"{name}-{kind}.json").write_text(json.dumps(found, indent=1) + "\n")
-        print(
-            f"{name}: kept {', '.join(found['kept']) or 'nothing'}; {found['receipt']['stopped']}; {found['took_s']} s",
-            flush=True,
-        )
+        path = asked.out / f"{name}-{kind}.json"
+        record(name, asked.smoke, asked.limit, ceilings, device, partial(_write, path))
+        found = json.loads(path.read_text())
+        kept = ", ".join(found["kept"]) or "nothing"
+        print(f"{name}: kept {kept}; {found['receipt']['stopped']}; {found['took_s']} s", flush=True)
         if device.type == "cuda":
             torch.cuda.empty_cache()
     return 0
