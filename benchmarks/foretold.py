@@ -9,7 +9,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def compared(job: Job, form: Settings, ceilings: Ceilings, bench: Bench, device:
 def main() -> int:
     parser = options(__doc__, repeats=1)
     parser.add_argument("--only", nargs="+", help="names of models, in this order")
-    parser.add_argument("--go-on", type=Path, metavar="JSON", help="an earlier result: others of its models count")
+    parser.add_argument("--go-on", type=Path, metavar="JSON", help="an earlier result: what is not found anew counts")
     asked = parser.parse_args()
     device = pick_device("auto")
     report = Report("foretold", str(__doc__), device)
@@ -88,10 +88,10 @@ def main() -> int:
     named = models(device, asked.smoke)
     chosen = asked.only or list(named)[: 1 if asked.smoke else None]
     if asked.go_on is not None:
-        taken_over(asked.go_on, report, chosen)
+        take_over(asked.go_on, report)
     for name in chosen:
         if asked.within and time.monotonic() - BEGAN_S > asked.within:
-            report.conditions[name] = "no time was left"
+            print(f"{name}: no time was left", file=sys.stderr)
             continue
         job = build_job(named[name]())
         for form, settings in forms(job, device):
@@ -107,20 +107,20 @@ def main() -> int:
     return report.finish(asked)
 
 
-def taken_over(path: Path, report: Report, but: Sequence[str]) -> None:
-    """An earlier result's models become part of this one, but for those."""
+def take_over(path: Path, report: Report) -> None:
+    """What an earlier result found is part of this one, as long as it is not found anew."""
     earlier = json.loads(path.read_text())
     if earlier["machine"]["device"] != (here := machine(report.device)["device"]):
         raise SystemExit(f"{path} is from another device: {earlier['machine']['device']}, not {here}")
-    for name, found in earlier["conditions"].items():
-        if name.partition(",")[0] not in but:
-            report.conditions[name] = {"source": earlier["machine"].get("source"), **found}
+    report.conditions |= {
+        name: {"source": earlier["machine"].get("source"), **found} for name, found in earlier["conditions"].items()
+    }
 
 
 def sum_up(report: Report) -> None:
     errors: dict[str, list[float]] = {}
     for name, found in report.conditions.items():
-        if isinstance(found, dict) and found["error"] is not None:
+        if found["error"] is not None:
             errors.setdefault(name.partition(", ")[2], []).append(abs(found["error"]))
     report.bars.clear()
     for form, values in errors.items():
