@@ -6,7 +6,6 @@ import copy
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from flatout.building import build_job
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings, value_of
 from flatout.machine.ceilings import Ceilings
-from flatout.measure.receipt import KEPT, REJECTED, Receipt
+from flatout.measure.receipt import KEPT, REJECTED, UNTRIED, Receipt
 from flatout.plan.choose import choose_in
 from flatout.plan.knobs.all import KNOBS
 from flatout.plan.options import Terms
@@ -30,6 +29,7 @@ from flatout.plan.trials.recording import Recording
 HERE = Path(__file__).parent
 BENCHMARKS = HERE.parent.parent / "benchmarks"
 RECORDED = sorted(path for path in HERE.glob("*.json") if not path.name.startswith("ceilings-"))
+UNLESS_SLOWER = ("activation_checkpointing", "loss_head", "fused_optimizer")  # good for something else, too
 KNOBS_BY_NAME = {knob.name: knob for knob in KNOBS}
 
 pytestmark = pytest.mark.skipif(not RECORDED, reason="no recording of a machine is here: benchmarks/record_knobs.py makes them")
@@ -91,8 +91,6 @@ def has(words: str, name: str, value: Any) -> bool:
 
 def test_defaults_are_those_of_the_recorded_machine(path: Path) -> None:
     found = choose_in(situation(path), path.stem).settings
-    if "joined" not in json.dumps(recorded(path)):  # a loss that came after it was recorded, in the place of
-        found = replace(found, loss_head={"joined": "fused"}.get(found.loss_head, found.loss_head))
     assert found == Settings(**recorded(path)["default"])
 
 
@@ -109,7 +107,8 @@ def test_nobody_is_left_slower_than_plain_or_with_what_was_not_proven(path: Path
     for entry in receipt.entries:
         if entry.verdict == KEPT:
             assert entry.check is not None and entry.check["passed"], entry
-            assert entry.low is not None and (entry.low > 1 or entry.name in ("activation_checkpointing", "loss_head")), entry
+            assert entry.low is not None and entry.measured is not None
+            assert entry.low > 1 or (entry.name in UNLESS_SLOWER and entry.measured > 0.98), entry
     assert receipt.settings == receipt.reference or receipt.paired is None or receipt.paired["passed"]
 
 
@@ -139,8 +138,11 @@ def test_what_learns_worse_is_taken_back(path: Path) -> None:
     for words, losses in spoilt["losses"].items():
         if any(has(words, entry.name, entry.value) for entry in lossy):
             losses["losses"] = [1.5 * loss for loss in losses["losses"]]
-    settings = Settings(**replay(path, spoilt).settings)
-    assert all(value_of(settings, entry.name) != entry.value for entry in lossy)
+    receipt = replay(path, spoilt)
+    tried = [e for e in receipt.entries if e.verdict != UNTRIED and any((e.name, e.value) == (o.name, o.value) for o in lossy)]
+    assert tried or not lossy  # without the first, others may be beside what nobody recorded
+    for entry in tried:
+        assert entry.verdict == REJECTED and value_of(Settings(**receipt.settings), entry.name) != entry.value
 
 
 def test_a_run_that_is_too_short_tries_nothing(path: Path) -> None:
@@ -154,8 +156,8 @@ def test_compiling_must_pay_for_itself(path: Path) -> None:
     if not compiled:
         return
     (entry,) = compiled
-    assert entry.first_s is not None and entry.step_s is not None and entry.against_s is not None
-    pays_in = entry.first_s / (entry.against_s - entry.step_s)
+    assert entry.first_s is not None and entry.step_s is not None and entry.measured is not None
+    pays_in = entry.first_s / (entry.step_s * (entry.measured - 1))
     assert pays_in < recorded(path)["steps_left"]
     found = recorded(path)["recording"]
     start = choose_in(situation(path), path.stem).settings

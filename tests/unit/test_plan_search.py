@@ -22,7 +22,7 @@ from flatout.plan.plan import Prediction
 from flatout.plan.search import Search
 from flatout.plan.situation import Situation
 from flatout.plan.trials.recording import Recording
-from flatout.plan.trials.reports import CRASHED, HUNG, OUT_OF_MEMORY, Ask, Held, Losses, Report
+from flatout.plan.trials.reports import CRASHED, HUNG, NOT_RECORDED, OUT_OF_MEMORY, Ask, Held, Losses, Report
 
 STEP_S = 0.01
 NOISE = (0.0, 0.004, -0.003, 0.002, -0.002, 0.001, -0.001, 0.003)
@@ -177,6 +177,45 @@ def test_what_does_not_learn_as_well_is_taken_back() -> None:
     assert receipt.settings["precision"] == "fp32" and receipt.settings["channels_last"] is True
     assert verdicts(receipt)[("precision", "bf16")] == REJECTED
     assert receipt.paired is not None and receipt.paired["passed"] and receipt.gain == pytest.approx(1.2, rel=0.01)
+
+
+class Noisy(Machine):
+    """In bf16 it learns as well, but no two of its steps agree."""
+
+    most_steps = 10_000
+
+    def losses(self, settings: Mapping[str, Any], steps: int, seed: int) -> Losses:
+        self.trained.append({**settings, "steps": steps})
+        if steps > self.most_steps:
+            return Losses(dict(settings), (), NOT_RECORDED)
+        draw = torch.Generator().manual_seed(1)
+        spread = 0.112 * (settings["precision"] == "bf16")
+        return Losses(dict(settings), tuple((2.0 + spread * torch.randn(steps, generator=draw)).tolist()))
+
+
+def test_losses_that_noise_hides_get_the_steps_that_it_takes_to_tell_them() -> None:
+    lossy = Turn("precision", "bf16", 2.0, off="fp32", lossy=True)
+    machine = Noisy(times(precision=2.0, channels_last=1.2))
+    receipt = search(machine, [lossy, LAST])
+    assert receipt.settings["precision"] == "bf16" and receipt.paired is not None
+    assert receipt.paired["n"] > 40 and receipt.paired["power"] >= 0.8
+    trained = [(one["precision"], one["channels_last"], one["steps"]) for one in machine.trained]
+    long = receipt.paired["n"]
+    assert trained == [
+        ("fp32", False, 40), ("bf16", False, 40), ("fp32", False, long), ("bf16", False, long), ("bf16", True, long),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("why", ["no time", "would not pay", "not recorded"])
+def test_more_steps_are_not_made_where_they_take_too_long_or_would_not_pay_or_can_not_be_had(why: str) -> None:
+    lossy = Turn("precision", "bf16", 1.3 if why == "would not pay" else 2.0, off="fp32", lossy=True)
+    machine = Noisy(times(precision=1.3 if why == "would not pay" else 2.0))
+    machine.most_steps = 40 if why == "not recorded" else 10_000
+    given: dict[str, Any] = {"no time": {"limit_s": 4.0}, "would not pay": {"steps": 3700}}.get(why, {})
+    receipt = search(machine, [lossy], **given)
+    assert verdicts(receipt) == {("precision", "bf16"): REJECTED}
+    assert receipt.entries[0].why.startswith("not enough evidence") and receipt.settings["precision"] == "fp32"
+    assert {one["steps"] for one in machine.trained} == {40} or why == "not recorded"
 
 
 def test_the_receipt_states_the_test_its_margin_n_and_power() -> None:

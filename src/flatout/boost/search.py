@@ -13,7 +13,7 @@ from flatout.boost.remedies.all import INSTEAD, LEAVES_COMPUTING, REMEDIES
 from flatout.boost.remedies.remedy import EVALUATIONS, STEPS, Offer
 from flatout.boost.trial import Told
 from flatout.boost.trying import WORTH
-from flatout.measure.paired import MIN_STEPS, check_losses
+from flatout.measure.paired import MIN_STEPS, NOT_ENOUGH, check_losses
 from flatout.measure.receipt import ALL_TOGETHER, KEPT, REJECTED, UNTRIED, Entry, Receipt
 from flatout.measure.stats import Comparison, summarize
 
@@ -162,7 +162,7 @@ class Search:
             self._say("two trials of this script can't run beside each other: from here on they run one after the other")
             standing = self._measured_again(standing)
         verdict, why, measured = self._judged(told, standing, remedies)
-        if verdict == REJECTED and "not enough evidence" in why and (steps := self._more_steps(told, measured)):
+        if verdict == REJECTED and NOT_ENOUGH in why and (steps := self._more_steps(told, measured)):
             self._say(
                 f"{offer.name.replace('_', ' ')}: {measured['ratio']:.2f}x, and {steps} steps are needed to tell its losses"
             )
@@ -428,12 +428,12 @@ def _steps_needed(reference: Told, again: Told) -> int:
 def _paired_losses(reference: Told, again: Told, told: Told) -> dict[str, Any]:
     n = min(len(reference.losses), len(again.losses), len(told.losses))
     if n < MIN_STEPS:
-        return {"passed": False, "why": f"not enough evidence: {n} paired steps, {MIN_STEPS} are asked for"}
+        return {"passed": False, "why": f"{NOT_ENOUGH}: {n} paired steps, {MIN_STEPS} are asked for"}
     return asdict(check_losses([reference.losses[:n], again.losses[:n]], told.losses[:n]))
 
 
 def _lacks_evidence(losses: Mapping[str, Any]) -> bool:
-    return not losses["passed"] and str(losses["why"]).startswith("not enough evidence")
+    return not losses["passed"] and str(losses["why"]).startswith(NOT_ENOUGH)
 
 
 def _all_together(standing: Standing, verdict: str, why: str) -> Entry:

@@ -16,6 +16,7 @@ from flatout.measure.stats import Values
 
 MARGIN_SHARE = 0.01
 MIN_POWER = 0.8
+NOT_ENOUGH = "not enough evidence"  # how such a verdict begins: more steps may tell
 # Steps that follow each other share weights, so their differences may be correlated. Means of ten blocks, each longer than
 # the correlation, are nearly independent, and ten values have a t quantile that is one number, whatever n. Seen in arms that
 # differ in dropout alone (an MLP and a GPT, 30 to 120 steps): a correlation of -0.01 to 0.04 from step to step, and a bound
@@ -75,14 +76,14 @@ def _checked(reference: Sequence[Sequence[float]], candidate: Sequence[float]) -
 
 def _unusable(repeats: Values, arm: Values, margin: float) -> str | None:
     if not np.isfinite(repeats).all():
-        return "not enough evidence: the reference's own losses are not all finite"
+        return f"{NOT_ENOUGH}: the reference's own losses are not all finite"
     if not np.isfinite(arm).all():
         first = int(np.flatnonzero(~np.isfinite(arm))[0])
         return f"the loss is {arm[first]} at step {first + 1} of {len(arm)}"
     if not margin:
-        return "not enough evidence: the reference's losses are all 0, which leaves no margin"
+        return f"{NOT_ENOUGH}: the reference's losses are all 0, which leaves no margin"
     if len(arm) < MIN_STEPS:
-        return f"not enough evidence: {len(arm)} paired steps; it takes at least {MIN_STEPS}"
+        return f"{NOT_ENOUGH}: {len(arm)} paired steps; it takes at least {MIN_STEPS}"
     return None
 
 
@@ -132,7 +133,7 @@ def _verdict(figures: dict[str, float], blocks: Values, margin: float, power: fl
         return f"the loss drifts away: worse by {_of(float(late.mean()), loss)} in the second half; margin {_of(margin, loss)}"
     if power < MIN_POWER:
         return (
-            f"not enough evidence: with this noise an equal arm would pass {power:.0%} of the time, {MIN_POWER:.0%} is asked "
+            f"{NOT_ENOUGH}: with this noise an equal arm would pass {power:.0%} of the time, {MIN_POWER:.0%} is asked "
             f"for: it takes about {figures['steps_needed']:.0f} steps"
         )
     if not upper < margin:

@@ -221,7 +221,7 @@ class Search:
         if standing.settings == proven.settings:
             return proven
         while True:
-            verdict = training.verdict(standing.settings)
+            verdict = training.verdict(standing.settings, standing.step_s, self._worth_s(proven, standing), self._say)
             if verdict["passed"]:
                 self._paired = verdict
                 return standing
@@ -234,6 +234,11 @@ class Search:
             standing = self._without(since[-1], standing, verdict["why"])
             if standing.settings == proven.settings:
                 return proven
+
+    def _worth_s(self, proven: Standing, standing: Standing) -> float:
+        """How long its proof may take: no longer than there is time, and than the run is shorter for it."""
+        left_s = self._terms.limit_s - self._spent_s()
+        return left_s if self._terms.analyze else min(left_s, self._terms.steps_left * (proven.step_s - standing.step_s))
 
     def _without(self, entry: Entry, standing: Standing, why: str) -> Standing:
         self._rejected_after_all(entry, why)
