@@ -266,8 +266,8 @@ class _InProcess:
     def attempt(self, ask: Any) -> Any:
         return self._bench().attempt(ask)
 
-    def losses(self, settings: Any, steps: int, seed: int) -> Any:
-        return self._bench().losses(settings, steps, seed)
+    def losses(self, settings: Any, steps: int, seed: int, after: int = 0) -> Any:
+        return self._bench().losses(settings, steps, seed, after)
 
     def held(self, settings: Any, rows: int) -> Any:
         return self._bench().held(settings, rows)

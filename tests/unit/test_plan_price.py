@@ -43,7 +43,7 @@ class Machine:
     def step_s(self, settings: Mapping[str, Any]) -> float:
         return 0.01 * (self.cost if settings["deterministic"] else 1.0)
 
-    def losses(self, settings: Mapping[str, Any], steps: int, seed: int) -> Losses:
+    def losses(self, settings: Mapping[str, Any], steps: int, seed: int, after: int = 0) -> Losses:
         raise AssertionError("a price takes no training")
 
     def held(self, settings: Mapping[str, Any], rows: int) -> Held:

@@ -223,6 +223,13 @@ def test_arms_train_on_the_same_data() -> None:
     assert other.losses == pytest.approx(one.losses, rel=0.02) and other.losses != one.losses
 
 
+def test_arms_train_again_from_the_start_on_the_batches_that_follow() -> None:
+    bench = bench_of(Mixed)
+    whole, later = bench.losses(PLAIN.to_dict(), 10, 1), bench.losses(PLAIN.to_dict(), 10, 1, after=10)
+    assert later.losses == bench.losses(PLAIN.to_dict(), 10, 1, after=10).losses != whole.losses
+    assert later.losses[0] == pytest.approx(whole.losses[0], rel=0.1) != whole.losses[-1]  # by weights as they were at first
+
+
 def test_a_compiled_arm_is_trained_from_the_start_without_compiling_again(monkeypatch: pytest.MonkeyPatch) -> None:
     from flatout.engine.compiling import Watch
 

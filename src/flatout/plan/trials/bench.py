@@ -73,15 +73,17 @@ class Bench:
             found = Report(dict(ask.settings), *self._after(error))
         return Report(**{**asdict(found), "took_s": time.perf_counter() - began_s})
 
-    def losses(self, settings: Mapping[str, Any], steps: int, seed: int) -> Losses:
-        """Train that many steps from the start, on the job's own batches. The rate rises from nothing to the job's own."""
+    def losses(self, settings: Mapping[str, Any], steps: int, seed: int, after: int = 0) -> Losses:
+        """Train that many steps from the start, on the job's own batches, but for the first so many.
+
+        The rate rises from nothing to the job's own."""
         began_s = time.perf_counter()
         try:
             self._warm()
             arm = self._from_the_start(settings)
             found: list[float] = []
             with arm.surroundings(seed):
-                self._served.seek(0)
+                self._served.seek(after)
                 arm.prepare()
                 for number in range(steps):
                     arm.replace_batch(self._next())

@@ -46,9 +46,10 @@ class TrialProcess:
             return Report(dict(ask.settings), failure, why, took_s=time.monotonic() - began_s)
         return Report.from_dict(answer)
 
-    def losses(self, settings: Mapping[str, Any], steps: int, seed: int) -> Losses:
+    def losses(self, settings: Mapping[str, Any], steps: int, seed: int, after: int = 0) -> Losses:
         began_s = time.monotonic()
-        answer, failure, why = self._asked({"losses": {"settings": dict(settings), "steps": steps, "seed": seed}})
+        question = {"settings": dict(settings), "steps": steps, "seed": seed, "after": after}
+        answer, failure, why = self._asked({"losses": question})
         if answer is None:
             return Losses(dict(settings), (), failure, why, time.monotonic() - began_s)
         return Losses.from_dict(answer)

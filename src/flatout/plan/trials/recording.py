@@ -59,13 +59,13 @@ class Recording:
             self._reports[beside if report.against_s else alone] = report.to_dict()
         return report
 
-    def losses(self, settings: Mapping[str, Any], steps: int, seed: int) -> Losses:
-        key = f"{shown(settings)}; {steps} steps, seed {seed}"
+    def losses(self, settings: Mapping[str, Any], steps: int, seed: int, after: int = 0) -> Losses:
+        key = f"{shown(settings)}; {steps} steps, seed {seed}" + (f", after {after}" if after else "")
         if key not in self._losses:
             if self._live is None:
                 return Losses(dict(settings), (), NOT_RECORDED)
             self.asked_live += 1
-            found: Losses = self._live.losses(settings, steps, seed)
+            found: Losses = self._live.losses(settings, steps, seed, after)
             if found.failure in _PASSING:
                 return found
             self._losses[key] = asdict(found)
