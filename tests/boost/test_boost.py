@@ -165,8 +165,9 @@ def test_the_receipt_has_both_arms_and_the_proof(tried: tuple[Path, subprocess.C
 
 
 def test_the_patch_can_be_applied_and_makes_the_gain_permanent(tried: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    folder, _ = tried
+    folder, ran = tried
     text = (folder / "flatout-boost" / "changes.patch").read_text()
+    assert "to make it permanent: git apply flatout-boost/changes.patch" in ran.stderr
     assert "+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)" in text
     subprocess.run(["git", "apply", "--check", "flatout-boost/changes.patch"], cwd=folder, check=True)
 

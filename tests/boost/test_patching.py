@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.boost.patching import Edit, patch, placed
+from flatout.boost.patching import Edit, command_for, patch, placed
 
 SCRIPT = """\
 import torch
@@ -207,7 +207,10 @@ def test_where_a_file_is_elsewhere_all_are_named_from_the_root(tmp_path: Path, m
         (tmp_path / name).write_text(SCRIPT)
     monkeypatch.chdir(tmp_path / "project")
     text, _ = patch([Edit(name, 0, statement="import os") for name in ("train.py", "../model.py")])
-    subprocess.run(["patch", "-p1", "-d", "/"], input=text, text=True, check=True)
+    (tmp_path / "changes.patch").write_text(text)
+    command = command_for(text, tmp_path / "changes.patch")
+    assert command.startswith("patch -p1 -d / <")
+    subprocess.run(command, shell=True, check=True)
     assert all((tmp_path / name).read_text().count("import os\n") == 1 for name in ("project/train.py", "model.py"))
 
 

@@ -56,6 +56,12 @@ def patch(edits: Iterable[Edit]) -> tuple[str, list[Edit]]:
     return "".join(_difference(path.relative_to(root).as_posix(), *texts) for path, texts in changed.items()), left
 
 
+def command_for(text: str, file: Path) -> str:
+    """What makes the changes of a patch that is kept in that file."""
+    named = re.findall(r"^\+\+\+ b/([^\t\n]+)", text, re.MULTILINE)
+    return f"git apply {file}" if all(Path(name).exists() for name in named) else f"patch -p1 -d / < {file}"
+
+
 def _root(paths: Iterable[Path]) -> Path:
     """Where the patch is applied: in this folder, or in the root of all if any file is elsewhere."""
     here = Path.cwd().resolve()

@@ -326,7 +326,8 @@ class Search:
         kind = REMEDIES[remedies[-1][0]].measures
         speed = compared(standing.told, told, kind)
         if speed is None:
-            return REJECTED, f"{len(times_of(told, kind))} {kind} in the trial are too few to tell", {}
+            timed = "turns" if told.beside_s and kind == STEPS else kind
+            return REJECTED, f"{len(times_of(told, kind))} {timed} in the trial are too few to tell", {}
         measured = {"ratio": speed.ratio, "low": speed.low, "high": speed.high}
         if told.check is None or not told.check["passed"]:
             return REJECTED, f"{_NOT_THE_SAME}: {(told.check or {}).get('why', 'nothing to hold it against')}", measured

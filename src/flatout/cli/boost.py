@@ -57,6 +57,7 @@ def boost(
     from flatout.boost.forks import Forks
     from flatout.boost.looking import NothingSeen, looked_at
     from flatout.boost.pace import Ran
+    from flatout.boost.patching import command_for
     from flatout.boost.running import Kept, run_to_its_end, waited_for
     from flatout.doctor.script import Script, check
 
@@ -83,7 +84,9 @@ def boost(
             print_json(to_data(found.doc(script)))
         else:
             print(to_text(found.doc(script)), file=sys.stdout if try_only else sys.stderr)
-        patch = f"patch: {out / PATCH}" if found.patch else "no patch: there is nothing to write into the script"
+        patch = "no patch: there is nothing to write into the script"
+        if found.patch:
+            patch = f"to make it permanent: {command_for(found.patch, out / PATCH)}"
         say(f"receipt: {out / 'receipt.html'} and receipt.json · {patch}")
         if try_only:
             return
