@@ -32,26 +32,30 @@ class SideBySide:
 
         Where noise leaves it open, both train from the start again, on the batches that follow, as often as it takes to tell
         and `most_s` allow; those that are asked about later do, too. To go on instead would tell less: what rounding does to
-        a step grows from step to step.
+        a step grows from step to step. Whether to go on is for the noise to say, not for the difference that was seen, or
+        chance would get one more look with each.
         """
         found = self._compared(settings, self._parts)
-        parts = self._parts_to_tell(found, step_s, most_s)
-        if not parts:
-            return found
-        say(f"  its losses can't be told from noise: {parts - self._parts} times {self._steps} steps more, on other batches")
-        longer = self._compared(settings, parts)
-        if "figures" not in longer:  # not all of them could be trained: what was found stands
-            return found
-        self._parts = parts
-        return longer
+        while parts := self._parts_to_tell(found, step_s, most_s):
+            say(
+                f"  its losses can't be told from noise: {parts - self._parts} times {self._steps} steps more, on other batches"
+            )
+            longer = self._compared(settings, parts)
+            if "figures" not in longer:  # not all of them could be trained: what was found stands
+                break
+            most_s -= self._takes_s(parts, step_s)
+            found, self._parts = longer, parts
+        return found
 
     def _parts_to_tell(self, found: Mapping[str, Any], step_s: float, most_s: float) -> int:
         """0 where more would not tell, or would take too long."""
         if found["passed"] or not found["why"].startswith(NOT_ENOUGH) or not found.get("figures"):
             return 0
         parts = ceil(_AMPLE * found["figures"]["steps_needed"] / self._steps)
-        takes_s = (parts - self._parts) * self._steps * (self._repeats * self._step_s + step_s)
-        return parts if self._parts < parts <= _MOST_PARTS and takes_s <= most_s else 0
+        return parts if self._parts < parts <= _MOST_PARTS and self._takes_s(parts, step_s) <= most_s else 0
+
+    def _takes_s(self, parts: int, step_s: float) -> float:
+        return (parts - self._parts) * self._steps * (self._repeats * self._step_s + step_s)
 
     def _compared(self, settings: Settings, parts: int) -> dict[str, Any]:
         found = self._trained(settings, parts, _SEED)
