@@ -109,13 +109,13 @@ class Slow(Source):
         return "slow"
 
 
-def settled(source: Slow) -> int:
-    """Rows that were begun once nobody begins more."""
-    seen = -1
-    while seen != source.begun:
-        seen = source.begun
-        time.sleep(0.05)
-    return seen
+def settled(source: Slow, rows: int) -> int:
+    """Rows that were begun once those were, and nobody begins more."""
+    began_s = time.monotonic()
+    while source.begun < rows and time.monotonic() - began_s < 20:
+        time.sleep(0.001)
+    time.sleep(0.05)
+    return source.begun
 
 
 @pytest.mark.parametrize("workers", [1, 3, "auto"])
@@ -126,7 +126,8 @@ def test_no_more_batches_are_read_ahead_than_were_pinned(workers: int | str, dep
     try:
         for served in range(1, 6):
             feed.next()
-            assert settled(source) == 10 * (served + depth)
+            ahead = 10 * (served + depth)
+            assert settled(source, ahead) == ahead
         assert feed.stats()["depth"] == depth
     finally:
         feed.close()
@@ -144,7 +145,8 @@ def test_evaluation_keeps_to_what_was_pinned_too() -> None:
     before = source.begun
     for served in range(1, 4):
         next(batches)
-        assert settled(source) - before == 10 * (served + 2)
+        ahead = before + 10 * (served + 2)
+        assert settled(source, ahead) == ahead
     batches.close()  # type: ignore[attr-defined]
 
 

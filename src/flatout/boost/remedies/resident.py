@@ -8,6 +8,7 @@ from the same generators as before.
 from __future__ import annotations
 
 import inspect
+import os
 import random
 import time
 import warnings
@@ -15,7 +16,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from fcntl import F_GETFL, fcntl
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import numpy as np
@@ -39,6 +42,7 @@ _BETWEEN_LOOKS = 20  # times what one takes that goes through all that a dataset
 _LOOKED_AT_AFTER = 20 * _TRIED_ROWS  # rows: to look takes a twentieth of what reading them would
 _BATCHES_AT_ONCE, _PICKED_BYTES = 32, 16 << 20
 _LONG_S, _MOST_WORKERS = 2.0, 16
+_WRITTEN_TO = (1, 2)  # whatever they were opened for: stdout, stderr
 _UNDER_WAY_BYTES = 32 << 20  # what workers may hold: shared memory is small in many containers
 
 
@@ -269,7 +273,7 @@ def _is_like(part: Tensor, column: Tensor) -> bool:
     return part.shape[1:] == column.shape[1:] and part.dtype == column.dtype
 
 
-def _read(source: _Source, count: int, row_bytes: int, files: Mapping[str, str]) -> Iterator[tuple[int, Any]]:
+def _read(source: _Source, count: int, row_bytes: int, files: Mapping[str, tuple[str, int]]) -> Iterator[tuple[int, Any]]:
     """All of it in order, some rows at a time, with how many they are; by workers where that takes a while. `files` were open
     before: one that was read from since, or opened, would be read from by all of them at once."""
     began_s, done = time.monotonic(), min(_AT_ONCE, count)
@@ -297,12 +301,15 @@ def _read(source: _Source, count: int, row_bytes: int, files: Mapping[str, str])
         yield rows, source.batch(range(start, start + rows))
 
 
-def _open_files() -> dict[str, str]:
-    """What is open, and where each of them is read next; told of Linux alone."""
+def _open_files() -> dict[str, tuple[str, int]]:
+    """What is open, and where files are read next; told of Linux alone. Where something is written to stays its own."""
     found = {}
-    for file in Path("/proc/self/fdinfo").glob("*"):
-        with suppress(OSError):
-            found[file.name] = file.read_text()
+    for entry in Path("/proc/self/fd").glob("*"):
+        with suppress(OSError):  # closed meanwhile
+            number = int(entry.name)
+            is_read = fcntl(number, F_GETFL) & os.O_ACCMODE != os.O_WRONLY and number not in _WRITTEN_TO
+            is_file = S_ISREG(os.fstat(number).st_mode)
+            found[entry.name] = os.readlink(entry), os.lseek(number, 0, os.SEEK_CUR) if is_file and is_read else 0
     return found
 
 

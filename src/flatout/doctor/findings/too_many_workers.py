@@ -25,7 +25,8 @@ def look(case: Case) -> Iterator[Finding]:
         min(starts_ms + wait_ms + (0 if case.on_device else crowded_ms), 0.9 * case.step_ms + starts_ms),
         loader.made or loader.where,
         f"{loader.workers} workers share {cores} cores",
-        f"starting them took {show_seconds(sum(loader.starts_s))}{again}; {show_seconds(wait_ms / 1e3)} of waiting a step",
+        f"starting them took {show_seconds(sum(loader.starts_s))}{again}; {show_seconds(wait_ms / 1e3)} of waiting a step"
+        + (", with the first batches, which wait for that" if wait_ms > case.rows[DATA] else ""),
         f"num_workers={max(cores - 1, 1)}" + (", persistent_workers=True" if again and not loader.told_epoch else ""),
         short=f"workers={max(cores - 1, 1)}",
     )
