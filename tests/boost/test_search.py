@@ -74,6 +74,14 @@ def test_what_learns_worse_is_rejected_however_fast() -> None:
     assert search.kept == [] and receipt.entries[0].why.startswith("not the same: the loss is worse")
 
 
+def test_nothing_is_begun_that_can_not_be_told_in_time() -> None:
+    made = Made({"compile": 0.5})
+    search = Search(made, [Offer("compile", "on", "off", 2.0)], lambda line: None, within_s=100.0, trial_s=40.0)
+    receipt = search.run("a machine", {}, "today")
+    assert not made.asked and not search.kept and receipt.gain is None
+    assert "40 s" in receipt.stopped and "more than the 1 min 40 s of --within" in receipt.stopped
+
+
 def test_noisy_losses_get_more_steps() -> None:
     made = Made({"compile": 0.5}, noise=0.2)
     search, _ = searched(made, "compile")

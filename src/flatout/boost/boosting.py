@@ -74,7 +74,7 @@ def tried(
         say(f"a trial of {steps} steps takes about {show_seconds(trial_s)}, and there are several: --within says when to stop")
     evaluates = [pair for one in looked.offers if one.name == NoGrad.name for pair in evaluating_lines(one.value)]
     trials = Trials(forks, script, work, steps, evaluates=evaluates, device=looked.device, within_s=within_s)
-    search = Search(trials, looked.offers, say, looked.computes_s, within_s, lasts_s)
+    search = Search(trials, looked.offers, say, looked.computes_s, within_s, lasts_s, trial_s)
     versions = {"torch": str(torch.__version__), "python": sys.version.split()[0]}
     receipt = search.run(looked.machine, versions, time.strftime("%Y-%m-%d %H:%M:%S"))
     text, notes = written(script, looked.offers, search.kept)

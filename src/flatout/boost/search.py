@@ -19,6 +19,7 @@ from flatout.measure.stats import Comparison, summarize
 
 _PROOF_S, _MOST_STEPS = 20.0, 3000  # as long as this a trial may take to tell losses apart
 _FRESH_S, _CHEAP_S = 20.0, 15.0  # for so long a measurement speaks of the machine as it is; a trial that may be done again
+_LEAST_TRIALS = 3  # two of the script as it is, and one
 _NOT_THE_SAME = "not the same"
 _COMPUTES = 0.3  # of a step: below that, the host or the data is what it waits for
 _BUSY = 0.85  # of a step: above that, there is little else to spare
@@ -60,11 +61,13 @@ class Search:
         computes_s: float | None = None,
         within_s: float = float("inf"),
         lasts_s: float = float("inf"),
+        trial_s: float = 0.0,
     ) -> None:
         """`computes_s`: how long the device computes in a step of the plain script. After `within_s` nothing more is tried.
-        What a remedy costs before the first step has to be brought in within `lasts_s`."""
+        What a remedy costs before the first step has to be brought in within `lasts_s`. `trial_s`: what the steps of a trial
+        should take."""
         self._tries, self._say = tries, say
-        self._computes_s, self._lasts_s = computes_s, lasts_s
+        self._computes_s, self._lasts_s, self._trial_s = computes_s, lasts_s, trial_s
         self._within_s, self._began_s = within_s, time.monotonic()
         self._offers = sorted(offers, key=_first_of_all)
         self._too_late = ""
@@ -97,6 +100,11 @@ class Search:
                 at=at,
             )
 
+        if _LEAST_TRIALS * self._trial_s > self._within_s:
+            return receipt(
+                f"{self._tries.steps} steps take about {show_seconds(self._trial_s)}, and it takes {_LEAST_TRIALS} times as "
+                f"many to tell anything, two of them as it is: more than the {show_seconds(self._within_s)} of --within"
+            )
         self._say("the script as it is, twice: the second time shows how far it differs from itself")
         reference, again = self._twice()
         if not reference.failure and (steps := _steps_needed(reference, again)) > self._tries.steps:
