@@ -34,8 +34,10 @@ def faults(**environment: str) -> int:
 @pytest.mark.skipif(host_allocator() not in KEEPING, reason="nothing is known of the allocator that torch has here")
 def test_memory_that_is_kept_is_not_fetched_page_by_page_again() -> None:
     settings = dict(word.split("=") for word in KEEPING[host_allocator()].split())
-    many, few = faults(), faults(**settings)
-    assert many > 256 and few < many / 4, (many, few)  # a step
+    # how much of its heap glibc gives back in a step depends on what lies at its end, in one process in many it is nothing
+    many = next((found for _ in range(4) if (found := faults()) > 256), 0)
+    few = faults(**settings)
+    assert many and few < many / 4, (many, few)  # a step
 
 
 def test_a_page_that_was_touched_costs_something() -> None:
