@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
+import shlex
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -59,7 +60,8 @@ def patch(edits: Iterable[Edit]) -> tuple[str, list[Edit]]:
 def command_for(text: str, file: Path) -> str:
     """What makes the changes of a patch that is kept in that file."""
     named = re.findall(r"^\+\+\+ b/([^\t\n]+)", text, re.MULTILINE)
-    return f"git apply {file}" if all(Path(name).exists() for name in named) else f"patch -p1 -d / < {file}"
+    quoted = shlex.quote(str(file))
+    return f"git apply {quoted}" if all(Path(name).exists() for name in named) else f"patch -p1 -d / < {quoted}"
 
 
 def _root(paths: Iterable[Path]) -> Path:

@@ -302,7 +302,7 @@ def _read(source: _Source, count: int, row_bytes: int, files: Mapping[str, tuple
 
 
 def _open_files() -> dict[str, tuple[str, int]]:
-    """What is open, and where files are read next; told of Linux alone. Where something is written to stays its own."""
+    """What is open, and where files are read next; told of Linux alone. Where a log is written next is no matter of reading."""
     found = {}
     for entry in Path("/proc/self/fd").glob("*"):
         with suppress(OSError):  # closed meanwhile
