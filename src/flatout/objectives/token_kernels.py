@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK, _WARPS = 2048, 4  # measured on an H200: larger blocks wait longer for their own maximum
-_BOTH_BLOCK, _BOTH_WARPS = 8192, 32  # so few rows are worked on at once that the second walk finds its row in the cache
+_BOTH_BLOCK, _BOTH_WARPS = 4096, 32  # so few rows are worked on at once that the second walk finds its row in the cache
 
 
 def losses(logits: Tensor, target: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
