@@ -80,13 +80,23 @@ def checked_plan(
     pins = _pins(recipe)
     device = pick_device(str(pins.get("device", "auto")))
     check_job(job, device)
-    to_run = limit_s > 0 and not analyze
-    plan, ceilings = _chosen(recipe, job, pins, device, cache, worth_timing_s=_WORTH_TIMING_S if to_run else 0.0)
-    check_loss_head(job, device, plan.settings.loss_head)
     if limit_s <= 0:
+        plan, _ = _chosen(recipe, job, pins, device, cache)
+        check_loss_head(job, device, plan.settings.loss_head)
         return plan, None
-    s = situation_of(job, pins, ceilings, cache)
-    return tried_plan(recipe, s, plan, limit_s=limit_s, analyze=analyze, recall=recall, say=say)
+    trove = Trove(cache, _key(recipe, job, device), _versions())
+    kept = trove.read()
+    with _tries(recipe, job, device, cache, limit_s) as live:
+
+        def begin() -> None:
+            if kept is None and not recall and device.type != "cpu":  # a CPU would have to share what it is timed by
+                live.begin()
+
+        worth_timing_s = 0.0 if analyze else _WORTH_TIMING_S
+        plan, ceilings = _chosen(recipe, job, pins, device, cache, worth_timing_s=worth_timing_s, when_worth=begin)
+        check_loss_head(job, device, plan.settings.loss_head)
+        s = situation_of(job, pins, ceilings, cache)
+        return _tried_plan(recipe, s, plan, trove, kept, live, limit_s=limit_s, analyze=analyze, recall=recall, say=say)
 
 
 def plan_of_share(
@@ -128,9 +138,11 @@ def _chosen(
     device: torch.device,
     cache: Path | None,
     worth_timing_s: float = 0.0,
+    when_worth: Callable[[], None] = lambda: None,
 ) -> tuple[Plan, Ceilings | None]:
     """Chosen twice: by the ceilings alone, and again once operators were timed: of that choice, of a plain step, and of one
-    in the format that is asked about everywhere. A run that is over in less than `worth_timing_s` is chosen for once."""
+    in the format that is asked about everywhere. A run that is over in less than `worth_timing_s` is chosen for once; of a
+    longer one `when_worth` is told, seconds before its operators are timed."""
 
     def by(ceilings: Ceilings | None) -> Plan:
         return choose(job, pins, ceilings, label_of(recipe, job), cache, knobs_of(recipe))
@@ -143,6 +155,8 @@ def _chosen(
         step_s = chosen.prediction.step_s
         if steps is not None and step_s is not None and steps * step_s < worth_timing_s:
             return []
+        if steps is not None:
+            when_worth()
         return _to_time(job, ceilings, chosen.settings, plain, *half)
 
     if cache is not None:
@@ -163,42 +177,49 @@ def _to_time(job: Job, ceilings: Ceilings, *forms: Settings) -> list[Operation]:
     return found
 
 
-def tried_plan(
-    recipe: Recipe, s: Situation, plan: Plan, *, limit_s: float, analyze: bool, recall: bool, say: Say
+def _tried_plan(
+    recipe: Recipe,
+    s: Situation,
+    plan: Plan,
+    trove: Trove,
+    kept: Mapping[str, Any] | None,
+    live: Tries,
+    *,
+    limit_s: float,
+    analyze: bool,
+    recall: bool,
+    say: Say,
 ) -> tuple[Plan, Receipt | None]:
-    job, device, cache = s.job, s.device, s.cache
+    """`kept`: what the trove has of earlier runs."""
     steps, knobs = steps_to_come(s), knobs_of(recipe)
     if steps is None:
         return plan, None
     isolated = recipe.source is not None
-    if not isolated and isinstance(job.data.train, IterableSource):
+    if not isolated and isinstance(s.job.data.train, IterableSource):
         return plan, None  # a trial would take samples from the run
-    trove = Trove(cache, _key(recipe, job, device), _versions())
-    kept = trove.read()
     if recall and kept is None:
         return plan, None
     if kept is not None:
         say(f"what was measured at {trove.at} need not be measured again")
     began_s = time.monotonic()
-    with _tries(recipe, job, device, cache, limit_s) as live:
 
-        def search(recording: Recording, *, free: bool) -> Search:
-            terms = Terms(steps, limit_s, isolated, analyze, free)
-            return Search(s, plan.settings, knobs, recording, terms, priced=PRICED, clock=recording.clock, say=say)
+    def search(recording: Recording, *, free: bool) -> Search:
+        terms = Terms(steps, limit_s, isolated, analyze, free)
+        return Search(s, plan.settings, knobs, recording, terms, priced=PRICED, clock=recording.clock, say=say)
 
-        recording = Recording(kept, None if recall else live)
-        asked = search(recording, free=recall)
-        if kept is not None and asked.why_none is not None:  # too short for trials, not for those that were made before
-            recording = Recording(kept)
-            asked = search(recording, free=True)
-        receipt = asked.run()
+    recording = Recording(kept, None if recall else live)
+    asked = search(recording, free=recall)
+    if kept is not None and asked.why_none is not None:  # too short for trials, not for those that were made before
+        recording = Recording(kept)
+        asked = search(recording, free=True)
+    receipt = asked.run()
     if recording.asked_live:
         trove.write(recording)
     receipt = replace(
         receipt,
         took_s=time.monotonic() - began_s,
         notes=tuple(note for note in (trove.note, _from_before(trove.at, recording)) if note),
-        machine=device_name(device),
+        machine=device_name(s.device),
         versions=_versions(),
         at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
@@ -222,7 +243,9 @@ def _pins(recipe: Recipe) -> dict[str, Any]:
 
 
 @contextmanager
-def _tries(recipe: Recipe, job: Job, device: torch.device, cache: Path | None, limit_s: float) -> Iterator[Tries]:
+def _tries(
+    recipe: Recipe, job: Job, device: torch.device, cache: Path | None, limit_s: float
+) -> Iterator[TrialProcess | _InProcess]:
     """A process of their own for recipes from a file; for Python objects, which only this process has, this one."""
     if recipe.source is None:
         with _InProcess(job, device) as here:
@@ -262,6 +285,9 @@ class _InProcess:
     def __exit__(self, *error: object) -> None:
         if self._made is not None:
             self._made.close()
+
+    def begin(self) -> None:
+        """Nothing can be done ahead: the run itself is done here."""
 
     def attempt(self, ask: Any) -> Any:
         return self._bench().attempt(ask)

@@ -285,6 +285,17 @@ def test_one_process_serves_trial_after_trial(process: TrialProcess) -> None:
     assert one.ran and one.steps_s == other.steps_s
 
 
+def test_a_process_that_began_ahead_answers_the_first_question(process: TrialProcess) -> None:
+    process.begin()
+    began = process._running
+    process.begin()  # there is one already
+    assert process._running is began
+    process._limit_s = 60.0
+    assert process.attempt(ask(PLAIN, patience_s=0.001)).ran  # it has to start: that is no part of the trial's time
+    assert process._running is began
+    assert process.attempt(ask(replace(PLAIN, precision="tf32"), patience_s=0.5)).failure == HUNG
+
+
 def test_a_crash_is_a_report_and_the_next_trial_goes_on(process: TrialProcess) -> None:
     report = process.attempt(ask(replace(PLAIN, precision="fp16")))
     assert report.failure == CRASHED and "a compiler fell over" in report.why and "code 1" in report.why

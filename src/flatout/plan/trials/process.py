@@ -32,12 +32,19 @@ class TrialProcess:
     def __init__(self, command: Sequence[str], limit_s: float = TRIAL_LIMIT_S) -> None:
         self._command, self._limit_s = list(command), limit_s
         self._running: _Running | None = None
+        self._is_new = False  # it has not answered yet
 
     def __enter__(self) -> TrialProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self._stop()
+
+    def begin(self) -> None:
+        """Start ahead of the first question, which then has to wait for less."""
+        if self._running is None:
+            self._running = _Running(self._command)
+            self._is_new = True
 
     def attempt(self, ask: Ask) -> Report:
         began_s = time.monotonic()
@@ -60,9 +67,11 @@ class TrialProcess:
 
     def _asked(self, question: Mapping[str, Any], patience_s: float | None = None) -> tuple[dict[str, Any] | None, str, str]:
         limit_s = self._limit_s if patience_s is None else min(patience_s, self._limit_s)
-        if self._running is None:
-            self._running = _Running(self._command)
+        self.begin()
+        assert self._running is not None
+        if self._is_new:
             limit_s = self._limit_s  # it has to start first, and may read data for a while
+        self._is_new = False
         try:
             answer = self._running.ask(question, limit_s)
         except TimeoutError:
