@@ -7,7 +7,6 @@ import json
 import platform
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -118,20 +117,28 @@ def situation_to_keep(name: str, job: Job, ceilings: Ceilings, device: torch.dev
 
 
 def record(
-    name: str, smoke: bool, limit_s: float, ceilings: Ceilings, device: torch.device, keep: Callable[[dict[str, Any]], None]
+    name: str,
+    smoke: bool,
+    limit_s: float,
+    ceilings: Ceilings,
+    device: torch.device,
+    kept: dict[str, Any] | None,
+    keep: Callable[[dict[str, Any]], None],
 ) -> None:
     """The search as a long run would make it, then each knob by itself and each left out of what was found.
 
-    `keep` gets all that is known when the search is done, and after each trial that comes after it.
+    What was `kept` by a plan of the same model is not measured again, and takes the time that it took there. `keep` gets all
+    that is known when the search is done, and after each trial that comes after it.
     """
     recipe = MODELS[name](smoke)
     job = build_job(recipe)
-    began_s = time.monotonic()
+    bench = Bench(job, device)
+    recording = Recording(kept, bench)
+    clock = recording.clock
+    began_s = clock()
     s = situation_to_keep(name, job, ceilings, device)
     plan = choose_in(s, name)
-    bench = Bench(job, device)
-    recording = Recording(None, bench)
-    search = Search(s, plan.settings, KNOBS, recording, Terms(STEPS, limit_s, analyze=True), say=_say)
+    search = Search(s, plan.settings, KNOBS, recording, Terms(STEPS, limit_s, analyze=True), clock=clock, say=_say)
     receipt = search.run()
 
     def known() -> dict[str, Any]:
@@ -142,7 +149,7 @@ def record(
             "batch": job.batch,
             "steps_left": STEPS,
             "limit_s": limit_s,
-            "took_s": round(time.monotonic() - began_s, 1),
+            "took_s": round(clock() - began_s, 1),
             "smoke": smoke,
             "plain": asdict(s.plain),
             "foretold": {words: asdict(prediction) for words, prediction in s.kept.items()},
@@ -158,7 +165,7 @@ def record(
     for standing in (best, search.reference):
         for settings, cost_s in changed(s, standing, undo=standing == best):
             cost_s = max(cost_s, first_s if settings.compile != "off" else 0.0)
-            if bench.is_lost or time.monotonic() - began_s + cost_s > limit_s:
+            if bench.is_lost or clock() - began_s + cost_s > limit_s:
                 continue
             report = recording.attempt(Ask(settings.to_dict(), standing.to_dict(), search.reference.to_dict()))
             step = report.failure or f"{min(report.steps_s):.6f} s"
@@ -192,8 +199,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=REPLAYS)
     parser.add_argument("--only", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--limit", type=float, default=150.0, help="seconds for each model, about")
+    parser.add_argument("--kept", type=Path, help="what a plan of the model kept: a file in the cache's folder of trials")
     parser.add_argument("--smoke", action="store_true", help="small sizes, for the code path alone")
     asked = parser.parse_args()
+    if asked.kept and len(asked.only) != 1:
+        parser.error("--kept is of one model: --only says of which")
+    kept = json.loads(asked.kept.read_text())["recording"] if asked.kept else None
     device = pick_device("auto")
     ceilings = probe(device, None, quick=True).ceilings
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -202,7 +213,7 @@ def main() -> int:
     for name in asked.only:
         _say(f"{name}:")
         path = asked.out / f"{name}-{kind}.json"
-        record(name, asked.smoke, asked.limit, ceilings, device, partial(_write, path))
+        record(name, asked.smoke, asked.limit, ceilings, device, kept, partial(_write, path))
         found = json.loads(path.read_text())
         kept = ", ".join(found["kept"]) or "nothing"
         print(f"{name}: kept {kept}; {found['receipt']['stopped']}; {found['took_s']} s", flush=True)
