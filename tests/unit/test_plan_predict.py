@@ -193,6 +193,18 @@ def test_a_graph_takes_the_calls_away() -> None:
     assert replayed.step_s is not None and called.step_s is not None and replayed.step_s < called.step_s / 2
 
 
+def test_a_graph_closes_the_gaps_between_kernels_where_launching_is_no_bottleneck() -> None:
+    ceilings = replace(GPU, launch_s=measured(5e-6), kernel_s=measured(1e-6))
+    job = job_of({"mlp": {"hidden": [8192, 8192]}}, (8192,), batch=8192)
+    called, replayed = (predict(job, Settings(device="cuda:0", graph=on), ceilings) for on in (False, True))
+    assert called.bound == replayed.bound == COMPUTE and called.step_s is not None and replayed.step_s is not None
+    kernels = sum(group.operators for group in called.groups)
+    assert 2e-6 * kernels < called.step_s - replayed.step_s <= 2.6e-6 * kernels  # a graph looks up its rate beside
+    s = Situation(job, torch.device("cuda:0"), {}, ceilings, called)
+    (candidate,) = graph.candidates(s, Settings(device="cuda:0"))
+    assert candidate.unless_slower and not candidate.compiles_anew
+
+
 @pytest.mark.parametrize(("launch_s", "chosen"), [(1e-5, True), (5e-7, True), (1e-7, False)])
 def test_a_graph_is_taken_where_calling_takes_nearly_as_long_as_the_step(launch_s: float, chosen: bool) -> None:
     """In the format that is chosen, not in float32: what is faster there is called as slowly."""

@@ -147,11 +147,41 @@ def test_analyzing_what_gains_too_little_does_not_end_the_search_for_the_rest() 
     assert verdicts(receipt) == {("compile", "on"): KEPT, ("channels_last", True): UNTRIED}
 
 
+def test_analyzing_tries_all_that_a_run_would_try() -> None:
+    little = Turn("channels_last", True, 1.005)
+    for analyze in (False, True):
+        assert verdicts(search(Machine(times()), [little], steps=1e6, analyze=analyze)) == {("channels_last", True): REJECTED}
+
+
 def test_what_is_within_the_noise_is_not_kept_unless_it_is_good_for_something_else() -> None:
     machine = Machine(times(fused_optimizer=1.001))
     assert "no gain above the noise" in search(machine, [FUSED]).entries[0].why
     kept = search(machine, [Turn("fused_optimizer", True, 1.3, unless_slower=True)])
     assert kept.settings["fused_optimizer"] is True
+
+
+def test_what_a_trial_can_not_see_is_not_weighed_against_what_it_costs_once() -> None:
+    little = Turn("channels_last", True, 1.01, cost_s=3.0, unless_slower=True)
+    for seen in (1.001, 0.999):
+        assert search(Machine(times(channels_last=seen)), [little]).settings["channels_last"] is True
+    slower = search(Machine(times(channels_last=0.9)), [little])
+    assert slower.settings["channels_last"] is False and "slower" in slower.entries[0].why
+
+
+@pytest.mark.parametrize(("anew", "verdict"), [(True, UNTRIED), (False, KEPT)])
+def test_what_is_not_compiled_anew_is_tried_where_another_compilation_would_not_pay(anew: bool, verdict: str) -> None:
+    class SlowToCompile(Machine):
+        def attempt(self, ask: Ask) -> Report:
+            return replace(super().attempt(ask), first_s=40.0 if ask.settings["compile"] == "on" else 0.5)
+
+    class OnceCompiled(Turn):
+        def candidates(self, s: Situation, now: Settings) -> Iterator[Candidate]:
+            return super().candidates(s, now) if now.compile == "on" else iter(())
+
+    compiled = Turn("compile", "on", 1.5, "off", cost_s=40.0)
+    little = OnceCompiled("channels_last", True, 1.03, compiles_anew=anew)
+    receipt = search(SlowToCompile(times(compile=1.5, channels_last=1.03)), [compiled, little], steps=2e4)
+    assert verdicts(receipt) == {("compile", "on"): KEPT, ("channels_last", True): verdict}
 
 
 def test_what_computes_something_else_is_rejected_whatever_its_speed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,20 @@ def test_it_is_tried_in_mixed_precision_where_there_is_a_stream(tmp_path: Path) 
     assert not list(residual.candidates(situation(job, attends=False), mixed))
     (choice,) = residual.default(situation(job), {})
     assert choice.value == "float32"
+
+
+def test_before_compiling_it_need_not_gain(tmp_path: Path) -> None:
+    job, mixed = text_job(tmp_path), Settings(precision="bf16")
+
+    def unless_slower(settings: Settings, device: str = "cuda", **pins: Any) -> bool:
+        s = replace(situation(job, **pins), device=torch.device(device))
+        (candidate,) = residual.candidates(s, settings)
+        return candidate.unless_slower
+
+    assert unless_slower(mixed)
+    assert not unless_slower(replace(mixed, compile="on"))
+    assert not unless_slower(mixed, compile="off")
+    assert not unless_slower(mixed, device="cpu")
 
 
 def test_what_can_not_be_is_refused(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class Options:
                 if (knob.name, str(candidate.value)) in done or conflicts(settings):
                     continue
                 factor = candidate.factor or self._predicted_factor(standing.settings, settings)
-                again_s = self.compiling_s if standing.settings.compile != "off" else 0.0
+                again_s = self.compiling_s if standing.settings.compile != "off" and candidate.compiles_anew else 0.0
                 measuring_s = 0.0 if self._terms.free else MEASURE_S + STEPS_LOOKED_AT * standing.step_s
                 cost_s = candidate.cost_s + again_s + measuring_s
                 found.append(Option(knob, candidate, settings, factor, cost_s))
@@ -125,6 +125,5 @@ class Options:
     def _is_worth_it(self, option: Option, standing: Standing) -> bool:
         if self.is_default(option):
             return True
-        if self._terms.analyze:
-            return option.factor > 1 + MARGIN
-        return self.saves_s(option, standing) > option.cost_s
+        looked_at = self._terms.analyze and option.factor > 1 + MARGIN
+        return looked_at or self.saves_s(option, standing) > option.cost_s

@@ -189,7 +189,9 @@ class Search:
         gain = 1 / found.ratio
         if found.better is False:
             return f"slower: {gain:.2f}x"
-        if found.better is None and not (option.candidate.unless_slower and gain > 1 - _HARMLESS):
+        if found.better is None:  # what a trial can't see, it can't weigh against a cost either
+            if option.candidate.unless_slower and gain > 1 - _HARMLESS:
+                return None
             return f"no gain above the noise: {gain:.2f}x [{1 / found.high:.2f}, {1 / found.low:.2f}], n={found.n}"
         saved_s = self._terms.steps_left * _saved_s(report, standing)
         if report.first_s is not None and option.candidate.cost_s and saved_s < report.first_s:

@@ -22,6 +22,7 @@ class Candidate:
     factor: float | None = None
     cost_s: float = 0.0  # once, beside the steps that are timed: compiling, capturing
     unless_slower: bool = False  # kept without a gain too: it is good for something that a trial can't see
+    compiles_anew: bool = True  # where a step is compiled: what the compiler makes of it is another thing with this value
 
 
 class Knob(Protocol):

@@ -1,4 +1,9 @@
-"""The format of what flows between the blocks of a model of tokens. Autocast leaves it in float32."""
+"""The format of what flows between the blocks of a model of tokens. Autocast leaves it in float32.
+
+Its gain is that of a compiled step: eagerly it makes no difference. A trial of its own would have to compile once more, and of
+GPT-2 on an H200 that takes as long as seven other trials. So before compiling it is kept unless it is slower, if it learns as
+well.
+"""
 
 from __future__ import annotations
 
@@ -35,4 +40,5 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     attends = any(group.name == ATTENTION for group in s.plain.groups)  # an embedding alone may belong to a table
     if now.residual == off and now.precision in MIXED and attends and can_narrow(s.job.model):
-        yield Candidate("autocast", "half as much to move between the blocks", _FACTOR)
+        to_compile = s.device.type != "cpu" and now.compile == "off" and s.pins.get("compile") != "off"
+        yield Candidate("autocast", "half as much to move between the blocks", _FACTOR, unless_slower=to_compile)
