@@ -215,8 +215,8 @@ def main() -> int:
         path = asked.out / f"{name}-{kind}.json"
         record(name, asked.smoke, asked.limit, ceilings, device, kept, partial(_write, path))
         found = json.loads(path.read_text())
-        kept = ", ".join(found["kept"]) or "nothing"
-        print(f"{name}: kept {kept}; {found['receipt']['stopped']}; {found['took_s']} s", flush=True)
+        stays = ", ".join(found["kept"]) or "nothing"
+        print(f"{name}: kept {stays}; {found['receipt']['stopped']}; {found['took_s']} s", flush=True)
         if device.type == "cuda":
             torch.cuda.empty_cache()
     return 0
