@@ -155,7 +155,7 @@ def _chosen(
         step_s = chosen.prediction.step_s
         if steps is not None and step_s is not None and steps * step_s < worth_timing_s:
             return []
-        if steps is not None:
+        if steps is not None and step_s is not None:
             when_worth()
         return _to_time(job, ceilings, chosen.settings, plain, *half)
 

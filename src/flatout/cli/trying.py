@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -25,14 +26,14 @@ def main(asked: Path, read_from: int, write_to: int) -> None:
     sys.path[:] = given["path"]
     torch.set_num_threads(given["threads"])
     device = torch.device(given["device"])
-    recipe = read_recipe(Path(given["recipe"]), given["overrides"], given["pins"])
-    with own_random_state(recipe.seed, device):
-        job = build_job(recipe, None if given["cache"] is None else Path(given["cache"]))
-        bench = Bench(job, device)
-        try:
-            serve(bench, read_from, write_to)
-        finally:
-            bench.close()
+    with ExitStack() as until_nobody_asks:
+
+        def make_bench() -> Bench:
+            recipe = read_recipe(Path(given["recipe"]), given["overrides"], given["pins"])
+            until_nobody_asks.enter_context(own_random_state(recipe.seed, device))
+            return Bench(build_job(recipe, None if given["cache"] is None else Path(given["cache"])), device)
+
+        serve(make_bench, read_from, write_to)
 
 
 if __name__ == "__main__":

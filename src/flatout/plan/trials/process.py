@@ -11,7 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from types import TracebackType
@@ -41,7 +41,7 @@ class TrialProcess:
         self._stop()
 
     def begin(self) -> None:
-        """Start ahead of the first question, which then has to wait for less."""
+        """Start ahead of the first question, which then need not wait for what is imported."""
         if self._running is None:
             self._running = _Running(self._command)
             self._is_new = True
@@ -131,12 +131,18 @@ class _Running:
         self._words.close()
 
 
-def serve(bench: Bench, asked_from: int, answered_to: int) -> None:
-    """Answer until nobody asks any more."""
+def serve(make_bench: Callable[[], Bench], asked_from: int, answered_to: int) -> None:
+    """Answer until nobody asks any more. Until the first question no memory and no device is used."""
+    bench: Bench | None = None
     with os.fdopen(asked_from) as questions, os.fdopen(answered_to, "w") as answers:
-        for line in questions:
-            answers.write(json.dumps({**_answer(bench, json.loads(line)), "lost": bench.is_lost}) + "\n")
-            answers.flush()
+        try:
+            for line in questions:
+                bench = bench or make_bench()
+                answers.write(json.dumps({**_answer(bench, json.loads(line)), "lost": bench.is_lost}) + "\n")
+                answers.flush()
+        finally:
+            if bench is not None:
+                bench.close()
 
 
 def _answer(bench: Bench, question: Mapping[str, Any]) -> dict[str, Any]:
