@@ -203,6 +203,8 @@ def test_a_graph_closes_the_gaps_between_kernels_where_launching_is_no_bottlenec
     s = Situation(job, torch.device("cuda:0"), {}, ceilings, called)
     (candidate,) = graph.candidates(s, Settings(device="cuda:0"))
     assert candidate.unless_slower and not candidate.compiles_anew
+    (candidate,) = graph.candidates(s, Settings(device="cuda:0", micro_batch=64))  # memory is short
+    assert not candidate.unless_slower
 
 
 @pytest.mark.parametrize(("launch_s", "chosen"), [(1e-5, True), (5e-7, True), (1e-7, False)])

@@ -164,8 +164,40 @@ def test_what_a_trial_can_not_see_is_not_weighed_against_what_it_costs_once() ->
     little = Turn("channels_last", True, 1.01, cost_s=3.0, unless_slower=True)
     for seen in (1.001, 0.999):
         assert search(Machine(times(channels_last=seen)), [little]).settings["channels_last"] is True
+    assert "once" not in search(Machine(times(channels_last=1.003)), [little]).entries[0].why  # nothing to set its cost against
     slower = search(Machine(times(channels_last=0.9)), [little])
     assert slower.settings["channels_last"] is False and "slower" in slower.entries[0].why
+
+
+@pytest.mark.parametrize("compiled", [1.5, 0.8])
+def test_what_was_kept_for_the_sake_of_another_goes_where_that_one_is_not_kept(compiled: float) -> None:
+    """It changes the arithmetic: without a gain it has no place."""
+    first = Turn("precision", "bf16", 1.3, "fp32", lossy=True, unless_slower=True, meets=("compile",))
+    machine = Machine(times(compile=compiled))
+    receipt = search(machine, [first, Turn("compile", "on", 1.1, "off", cost_s=40.0)])
+    stays = compiled > 1
+    assert verdicts(receipt) == dict.fromkeys([("precision", "bf16"), ("compile", "on")], KEPT if stays else REJECTED)
+    assert (receipt.settings["precision"] == "bf16") is stays
+    if not stays:
+        assert receipt.entries[0].why == "no gain, and what it was kept for was not"
+        assert machine.asked[-1].settings["precision"] == "fp32"
+
+
+@pytest.mark.parametrize("why", ["interrupted", "not proven"])
+def test_what_can_not_be_taken_back_is_not_said_to_be(why: str) -> None:
+    first = Turn("precision", "bf16", 1.3, "fp32", lossy=True, unless_slower=True, meets=("compile",))
+
+    def worse(settings: Mapping[str, Any]) -> float:
+        """Only what follows from the two of them learns as well."""
+        return 0.05 * (settings["channels_last"] and settings["precision"] == "fp32" and why == "not proven")
+
+    machine = Machine(times(channels_last=1.2), losses_of=worse)
+    if why == "interrupted":
+        machine.interrupt_at = 4  # the plain step, precision, channels_last; then precision is to be taken back
+    last = Turn("channels_last", True, 1.2, lossy=True)
+    receipt = search(machine, [first, last])
+    assert receipt.settings["precision"] == "bf16" and verdicts(receipt)["precision", "bf16"] == KEPT
+    assert ("interrupted" in receipt.stopped) is (why == "interrupted")
 
 
 @pytest.mark.parametrize(("anew", "verdict"), [(True, UNTRIED), (False, KEPT)])
@@ -179,9 +211,10 @@ def test_what_is_not_compiled_anew_is_tried_where_another_compilation_would_not_
             return super().candidates(s, now) if now.compile == "on" else iter(())
 
     compiled = Turn("compile", "on", 1.5, "off", cost_s=40.0)
-    little = OnceCompiled("channels_last", True, 1.03, compiles_anew=anew)
+    little = OnceCompiled("channels_last", True, 1.03, cost_s=0.5, compiles_anew=anew)
     receipt = search(SlowToCompile(times(compile=1.5, channels_last=1.03)), [compiled, little], steps=2e4)
     assert verdicts(receipt) == {("compile", "on"): KEPT, ("channels_last", True): verdict}
+    assert not [entry for entry in receipt.entries if entry.name == "channels_last" and "once" in entry.why]
 
 
 def test_what_computes_something_else_is_rejected_whatever_its_speed() -> None:
@@ -237,6 +270,15 @@ def test_losses_that_noise_hides_are_told_on_as_many_more_batches_as_that_takes(
     parts = range(0, receipt.paired["n"], 40)
     for settings in (("fp32", False), ("bf16", False), ("bf16", True)):  # each part once
         assert [one["after"] for one in machine.trained if (one["precision"], one["channels_last"]) == settings] == [*parts]
+
+
+def test_what_gains_later_is_proven_for_the_sake_of_that_gain() -> None:
+    """No trial shows a gain yet, so that by what was seen no further step would pay."""
+    first = Turn("precision", "bf16", 1.3, off="fp32", lossy=True, unless_slower=True, meets=("compile",))
+    machine = Noisy(times(compile=1.5))
+    receipt = search(machine, [first, Turn("compile", "on", 1.1, "off", cost_s=40.0)])
+    assert verdicts(receipt) == {("precision", "bf16"): KEPT, ("compile", "on"): KEPT}
+    assert {one["after"] for one in machine.trained if one["compile"] == "off"} > {0}
 
 
 def test_what_is_worse_at_the_end_of_each_part_is_found_though_the_whole_would_pass() -> None:

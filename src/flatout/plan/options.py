@@ -66,7 +66,7 @@ class Option:
 class Options:
     def __init__(self, s: Situation, start: Settings, knobs: Sequence[Knob], terms: Terms) -> None:
         self._s, self._start, self._knobs, self._terms = s, start, knobs, terms
-        self.compiling_s = 0.0  # as it was seen here: every other knob has to be compiled anew once that is on
+        self.compiling_s = 0.0  # as it was seen here: most other knobs have to be compiled anew once that is on
 
     def left(self, standing: Standing, done: Collection[Key]) -> list[Option]:
         found = []

@@ -140,9 +140,10 @@ class Search:
                 else:
                     standing = self._try(option, standing, reference_s)
                     if option.knob.lossy and standing.settings == option.settings:
-                        proven = standing = self._trained(proven, standing, training)
+                        unseen = option.factor if option.candidate.unless_slower else 1.0
+                        proven = standing = self._trained(proven, standing, training, unseen)
                     safe = standing  # a knob that is not lossy is proven by its one step
-            return self._trained(proven, standing, training), stopped
+            return self._without_idle(proven, standing, training), stopped
         except KeyboardInterrupt:
             self._drop_after(safe)
             return safe, f"{INTERRUPTED}: what was proven until then is kept"
@@ -161,7 +162,8 @@ class Search:
         self._done.add(option.key)
         self._say(f"trying {option.named}: should be {option.factor:.2f}x")
         slowest_s = _SLOWER * max(standing.step_s, reference_s)
-        patience_s = _PATIENCE_S + _PATIENCE * option.cost_s + STEPS_LOOKED_AT * slowest_s
+        compiling_s = self._options.compiling_s if option.settings.compile != "off" else 0.0  # what is kept of it may be gone
+        patience_s = _PATIENCE_S + _PATIENCE * max(option.cost_s, compiling_s) + STEPS_LOOKED_AT * slowest_s
         arms = (option.settings.to_dict(), standing.settings.to_dict(), self.reference.to_dict())
         ask = Ask(*arms, MEASURE_S, slowest_s, patience_s)
         report = self._tries.attempt(ask)
@@ -171,9 +173,8 @@ class Search:
         if option.settings.compile != "off":
             self._options.compiling_s = max(self._options.compiling_s, report.first_s or 0.0)
         why_not = self._why_not(option, report, found, standing)
-        entry = _entry(
-            option, value_of(standing.settings, option.knob.name), report, found, why_not, self._pays(report, standing)
-        )
+        pays = self._pays(option, report, standing) if found is not None and found.better else ""
+        entry = _entry(option, value_of(standing.settings, option.knob.name), report, found, why_not, pays)
         self.entries.append(entry)
         self._say(f"  {entry.verdict}: {entry.why}")
         if why_not is not None:
@@ -194,17 +195,14 @@ class Search:
                 return None
             return f"no gain above the noise: {gain:.2f}x [{1 / found.high:.2f}, {1 / found.low:.2f}], n={found.n}"
         saved_s = self._terms.steps_left * _saved_s(report, standing)
-        if report.first_s is not None and option.candidate.cost_s and saved_s < report.first_s:
-            return f"{gain:.2f}x, but it costs {show_seconds(report.first_s)} once and saves {show_seconds(max(0.0, saved_s))}"
+        once_s = option.candidate.cost_s if _is_compiled_either_way(option) else report.first_s or 0.0
+        if option.candidate.cost_s and saved_s < once_s:
+            return f"{gain:.2f}x, but it costs {show_seconds(once_s)} once and saves {show_seconds(max(0.0, saved_s))}"
         return None
 
-    def _pays(self, report: Report, standing: Standing) -> str:
-        if not report.steps_s or not report.first_s:
-            return ""
-        saved_s = _saved_s(report, standing)
-        return (
-            f"costs {show_seconds(report.first_s)} once, pays in {report.first_s / saved_s:,.0f} steps" if saved_s > 0 else ""
-        )
+    def _pays(self, option: Option, report: Report, standing: Standing) -> str:
+        once_s, saved_s = 0.0 if _is_compiled_either_way(option) else report.first_s, _saved_s(report, standing)
+        return f"costs {show_seconds(once_s)} once, pays in {once_s / saved_s:,.0f} steps" if once_s and saved_s > 0 else ""
 
     # ---- what to try again ----
 
@@ -216,14 +214,41 @@ class Search:
         tried = [entry for entry in self.entries if (entry.name, str(entry.value)) == key]
         return len(tried) == 1 and tried[0].why.startswith("no gain")
 
+    def _without_idle(self, proven: Standing, standing: Standing, training: SideBySide) -> Standing:
+        """What was kept in vain goes, if the rest is proven without it."""
+        idle: dict[int, Entry] = {}
+        while (place := self._kept_in_vain()) is not None:
+            idle[place] = self.entries[place]
+            standing = self._without(self.entries[place], standing, "no gain, and what it was kept for was not")
+        final = self._trained(proven, standing, training)
+        for place, entry in idle.items():
+            if value_of(final.settings, entry.name) == entry.value:
+                self.entries[place] = entry
+        return final
+
+    def _kept_in_vain(self) -> int | None:
+        """The place of what changes the arithmetic and gained nothing, kept for a knob that it meets and that was not kept."""
+        knobs = {knob.name: knob for knob in self._knobs}
+        for place, entry in enumerate(self.entries):
+            knob, gained = knobs[entry.name], entry.low is not None and entry.low * (1 - MARGIN) > 1
+            if entry.verdict == KEPT and knob.lossy and knob.meets and not gained:
+                later = {other.name for other in self.entries[place + 1 :] if other.verdict == KEPT}
+                if not later.intersection(knob.meets):
+                    return place
+        return None
+
     # ---- proof by training ----
 
-    def _trained(self, proven: Standing, standing: Standing, training: SideBySide) -> Standing:
-        """Train both arms on the same data. What does not learn as well is taken back, the last lossy knob first."""
+    def _trained(self, proven: Standing, standing: Standing, training: SideBySide, unseen: float = 1.0) -> Standing:
+        """Train both arms on the same data. What does not learn as well is taken back, the last lossy knob first.
+
+        `unseen`: by which factor the run should be shorter for it, though no trial could show that yet.
+        """
         if standing.settings == proven.settings:
             return proven
         while True:
-            verdict = training.verdict(standing.settings, standing.step_s, self._worth_s(proven, standing), self._say)
+            worth_s = self._worth_s(proven, standing, unseen)
+            verdict = training.verdict(standing.settings, standing.step_s, worth_s, self._say)
             if verdict["passed"]:
                 self._paired = verdict
                 return standing
@@ -237,15 +262,16 @@ class Search:
             if standing.settings == proven.settings:
                 return proven
 
-    def _worth_s(self, proven: Standing, standing: Standing) -> float:
+    def _worth_s(self, proven: Standing, standing: Standing, unseen: float) -> float:
         """How long its proof may take: no longer than there is time, and than the run is shorter for it."""
         left_s = self._terms.limit_s - self._spent_s()
-        return left_s if self._terms.analyze else min(left_s, self._terms.steps_left * (proven.step_s - standing.step_s))
+        saved_s = proven.step_s - standing.step_s + standing.step_s * (1 - 1 / unseen)
+        return left_s if self._terms.analyze else min(left_s, self._terms.steps_left * saved_s)
 
     def _without(self, entry: Entry, standing: Standing, why: str) -> Standing:
-        self._rejected_after_all(entry, why)
         settings = with_values(standing.settings, {entry.name: entry.instead_of})
         report = self._tries.attempt(Ask(settings.to_dict(), None, self.reference.to_dict(), MEASURE_S))
+        self._rejected_after_all(entry, why)
         return Standing(settings, report.steps_s or standing.steps_s)
 
     def _drop_after(self, proven: Standing) -> None:
@@ -309,6 +335,11 @@ def _compared(report: Report, standing: Standing) -> Comparison:
     if report.against_s:
         return compare_paired(report.steps_s, report.against_s, prefer="min", margin=MARGIN)
     return compare(report.steps_s, standing.steps_s, prefer="min", margin=MARGIN)
+
+
+def _is_compiled_either_way(option: Option) -> bool:
+    """Then what its first step took is for the most part no cost of it."""
+    return option.settings.compile != "off" and not option.candidate.compiles_anew
 
 
 def _saved_s(report: Report, standing: Standing) -> float:

@@ -2,7 +2,7 @@
 
 Its gain is that of a compiled step: eagerly it makes no difference. A trial of its own would have to compile once more, and of
 GPT-2 on an H200 that takes as long as seven other trials. So before compiling it is kept unless it is slower, if it learns as
-well.
+well; where compiling is not kept after it, the search takes it back.
 """
 
 from __future__ import annotations
