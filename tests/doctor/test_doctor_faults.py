@@ -435,16 +435,14 @@ train(10**9, rest)
     slow = """\
 from flatout.doctor import watching
 
-watching.make_case = lambda *_: (print("reporting", file=sys.stderr, flush=True), time.sleep(60))
+watching.make_case = lambda *_: (print("reporting", file=sys.stderr, flush=True), time.sleep(3600))
 """
     once = start(tmp_path, write(tmp_path, long, "once.py"))
     twice = start(tmp_path, write(tmp_path, slow + long, "twice.py"))
     for running, words in ((once, "running"), (twice, "running"), (twice, "reporting")):
         running.wait_for(words)
         running.process.send_signal(signal.SIGINT)
-        sent = time.monotonic()
-    ended = end(twice)
-    assert time.monotonic() - sent < 3
+    ended = end(twice)  # long before its report is there
     assert (ended.code, ended.reports) == (130, 0)
     assert "Traceback" not in ended.err and "Exception ignored" not in ended.err, ended.err
     ended = end(once)
