@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,16 @@ _NOT_OF_A_TRIAL = (
 )
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """How trials are asked for: see `checked_plan`."""
+
+    limit_s: float
+    analyze: bool
+    recall: bool
+    say: Say
+
+
 def checked_plan(
     recipe: Recipe,
     job: Job,
@@ -85,18 +95,17 @@ def checked_plan(
         check_loss_head(job, device, plan.settings.loss_head)
         return plan, None
     trove = Trove(cache, _key(recipe, job, device), _versions())
-    kept = trove.read()
+    asked = _Asked(limit_s, analyze, recall, say)
     with _tries(recipe, job, device, cache, limit_s) as live:
 
         def begin() -> None:
-            if kept is None and not recall and device.type != "cpu":  # a CPU would have to share what it is timed by
+            if trove.kept is None and not recall and device.type != "cpu":  # a CPU would have to share what it is timed by
                 live.begin()
 
         worth_timing_s = 0.0 if analyze else _WORTH_TIMING_S
         plan, ceilings = _chosen(recipe, job, pins, device, cache, worth_timing_s=worth_timing_s, when_worth=begin)
         check_loss_head(job, device, plan.settings.loss_head)
-        s = situation_of(job, pins, ceilings, cache)
-        return _tried_plan(recipe, s, plan, trove, kept, live, limit_s=limit_s, analyze=analyze, recall=recall, say=say)
+        return _tried_plan(recipe, situation_of(job, pins, ceilings, cache), plan, trove, live, asked)
 
 
 def plan_of_share(
@@ -178,41 +187,32 @@ def _to_time(job: Job, ceilings: Ceilings, *forms: Settings) -> list[Operation]:
 
 
 def _tried_plan(
-    recipe: Recipe,
-    s: Situation,
-    plan: Plan,
-    trove: Trove,
-    kept: Mapping[str, Any] | None,
-    live: Tries,
-    *,
-    limit_s: float,
-    analyze: bool,
-    recall: bool,
-    say: Say,
+    recipe: Recipe, s: Situation, plan: Plan, trove: Trove, live: Tries, asked: _Asked
 ) -> tuple[Plan, Receipt | None]:
-    """`kept`: what the trove has of earlier runs."""
+    """What the trove has of earlier runs need not be measured again."""
     steps, knobs = steps_to_come(s), knobs_of(recipe)
     if steps is None:
         return plan, None
     isolated = recipe.source is not None
     if not isolated and isinstance(s.job.data.train, IterableSource):
         return plan, None  # a trial would take samples from the run
-    if recall and kept is None:
+    kept = trove.kept
+    if asked.recall and kept is None:
         return plan, None
     if kept is not None:
-        say(f"what was measured at {trove.at} need not be measured again")
+        asked.say(f"what was measured at {trove.at} need not be measured again")
     began_s = time.monotonic()
 
     def search(recording: Recording, *, free: bool) -> Search:
-        terms = Terms(steps, limit_s, isolated, analyze, free)
-        return Search(s, plan.settings, knobs, recording, terms, priced=PRICED, clock=recording.clock, say=say)
+        terms = Terms(steps, asked.limit_s, isolated, asked.analyze, free)
+        return Search(s, plan.settings, knobs, recording, terms, priced=PRICED, clock=recording.clock, say=asked.say)
 
-    recording = Recording(kept, None if recall else live)
-    asked = search(recording, free=recall)
-    if kept is not None and asked.why_none is not None:  # too short for trials, not for those that were made before
+    recording = Recording(kept, None if asked.recall else live)
+    made = search(recording, free=asked.recall)
+    if kept is not None and made.why_none is not None:  # too short for trials, not for those that were made before
         recording = Recording(kept)
-        asked = search(recording, free=True)
-    receipt = asked.run()
+        made = search(recording, free=True)
+    receipt = made.run()
     if recording.asked_live:
         trove.write(recording)
     receipt = replace(

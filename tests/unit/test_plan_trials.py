@@ -339,10 +339,10 @@ def test_measurements_of_other_versions_are_not_used_and_that_is_said(tmp_path: 
     recording.attempt(ask(FUSED))
     Trove(tmp_path, "key", {"torch": "2.11", "flatout": "1"}).write(recording)
     same = Trove(tmp_path, "key", {"torch": "2.11", "flatout": "1"})
-    kept = same.read()
+    kept = same.kept
     assert kept is not None and Recording(kept).attempt(ask(FUSED)).steps_s == (1.0,) and same.note == ""
     other = Trove(tmp_path, "key", {"torch": "2.13", "flatout": "1"})
-    assert other.read() is None and "made with torch 2.11" in other.note
+    assert other.kept is None and "made with torch 2.11" in other.note
 
 
 def test_a_crash_is_tried_again_by_the_next_run() -> None:
@@ -359,7 +359,7 @@ def test_a_damaged_file_of_measurements_is_made_again(tmp_path: Path) -> None:
     (tmp_path / "trials").mkdir()
     (tmp_path / "trials" / "key.json").write_text('{"format": 1, ')
     trove = Trove(tmp_path, "key", {})
-    assert trove.read() is None and "made again" in trove.note
+    assert trove.kept is None and "made again" in trove.note
 
 
 def test_what_no_step_depends_on_is_not_asked_twice() -> None:

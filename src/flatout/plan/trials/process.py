@@ -132,7 +132,7 @@ class _Running:
 
 
 def serve(make_bench: Callable[[], Bench], asked_from: int, answered_to: int) -> None:
-    """Answer until nobody asks any more. Until the first question no memory and no device is used."""
+    """Answer until nobody asks any more. Nothing is built before the first question."""
     bench: Bench | None = None
     with os.fdopen(asked_from) as questions, os.fdopen(answered_to, "w") as answers:
         try:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,9 @@ class Trove:
         self.note = ""
         self.at = ""  # when what was read was measured
 
-    def read(self) -> dict[str, Any] | None:
+    @cached_property
+    def kept(self) -> dict[str, Any] | None:
+        """The recording that is there, read when it is first asked for."""
         if self._path is None or not self._path.is_file():
             return None
         try:
