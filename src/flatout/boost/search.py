@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from flatout.base.units import show_seconds
 from flatout.boost.comparing import compared, median_beside_s, median_step_s, of_the_whole, pooled, times_of
+from flatout.boost.proving import Proof, Tries, steps_needed
 from flatout.boost.remedies.all import INSTEAD, LEAVES_COMPUTING, REMEDIES
 from flatout.boost.remedies.remedy import EVALUATIONS, STEPS, Offer
 from flatout.boost.trial import Told
 from flatout.boost.trying import WORTH
-from flatout.measure.paired import MIN_STEPS, NOT_ENOUGH, check_losses
+from flatout.measure.paired import NOT_ENOUGH
 from flatout.measure.receipt import ALL_TOGETHER, KEPT, REJECTED, UNTRIED, Entry, Receipt
 from flatout.measure.stats import Comparison, summarize
 
-_PROOF_S, _MOST_STEPS = 20.0, 3000  # as long as this a trial may take to tell losses apart
 _FRESH_S, _CHEAP_S = 20.0, 15.0  # for so long a measurement speaks of the machine as it is; a trial that may be done again
 _LEAST_TRIALS = 3  # two of the script as it is, and one
 _NOT_THE_SAME = "not the same"
@@ -27,22 +27,6 @@ _TELLS = (1.15, 0.85)  # predicted for what shortens computing, and measured: it
 _SHORTER = 1.25  # by so much steps have to be, for a remedy that gained nothing to be tried again
 _ONCE_S = 1.0  # a start that takes this much longer is told
 _CLOSE, _ROUNDS = (0.95, 1.15), 3  # two processes of one script may differ by so much; how often they may be tried again
-
-
-class Tries(Protocol):
-    steps: int
-    by_turns: bool  # a trial comes with the times of what it is held `against`, taken in the same minute
-
-    def attempt(
-        self,
-        remedies: Sequence[tuple[str, Any]],
-        *,
-        against: Sequence[tuple[str, Any]] | None = None,
-        keep: bool = False,
-        slow_s: float | None = None,
-        exact: bool = False,
-        losses: bool = True,
-    ) -> Told: ...
 
 
 @dataclass
@@ -76,11 +60,8 @@ class Search:
         self._paired: Mapping[str, Any] | None = None  # of what was kept last
         self._losses: Mapping[str, Any] = {}
         self.highest_loss, self.loss_steps = float("inf"), 0  # of the plain script
-        self._reference = self._again = Told()
-        self._exact: tuple[Told, Told] | None = None  # the plain script without what makes losses differ, where they do
-        self._tried_exactly = False
+        self._proof = Proof(tries, say)
         self._together: set[str] = set()  # what was tried beside something else
-        self._exactly: dict[tuple[tuple[str, Any], ...], Told] = {}
 
     def run(self, machine: str, versions: Mapping[str, str], at: str) -> Receipt:
         began_s = time.monotonic()
@@ -106,20 +87,20 @@ class Search:
                 f"many to tell anything, two of them as it is: more than the {show_seconds(self._within_s)} of --within"
             )
         self._say("the script as it is, twice: the second time shows how far it differs from itself")
-        reference, again = self._twice()
-        if not reference.failure and (steps := _steps_needed(reference, again)) > self._tries.steps:
+        reference, again = self._proof.twice()
+        if not reference.failure and (steps := steps_needed(reference, again)) > self._tries.steps:
             self._say("its losses differ from one time to the next")
-            if self._twice_exactly() is None:
+            if self._proof.twice_exactly() is None:
                 self._say(f"{steps} steps instead of {self._tries.steps} can tell more")
                 self._tries.steps = steps
-                reference, again = self._twice()
+                reference, again = self._proof.twice()
         if reference.failure:
             return receipt(f"the script could not be tried: {reference.why}")
         if again.failure or again.check is None or not again.check["passed"]:
             why = again.why if again.failure else (again.check or {}).get("why", "")
             return receipt(f"nothing can be proven: {why}", reference, reference)
         self.highest_loss, self.loss_steps = max(*reference.losses, *again.losses), len(reference.losses)
-        self._reference, self._again = reference, again
+        self._proof.reference, self._proof.again = reference, again
         standing = Standing([], reference)
         for offer in self._offers:
             standing = self._tried(offer, standing)
@@ -135,21 +116,7 @@ class Search:
         if not self.kept:
             self._paired = None
         stopped = self._too_late or "all that applies to the steps that were looked at was tried"
-        return receipt(stopped, self._reference, standing.told if self.kept else self._reference)
-
-    def _twice(self) -> tuple[Told, Told]:
-        reference = self._tries.attempt((), keep=True)
-        return reference, reference if reference.failure else self._tries.attempt(())
-
-    def _twice_exactly(self) -> tuple[Told, Told] | None:
-        """None where that does not make it repeat itself either."""
-        if not self._tried_exactly:
-            self._say("the script without dropout and with deterministic kernels, twice: its losses may tell more")
-            self._tried_exactly = True
-            first, second = (self._tries.attempt((), exact=True) for _ in range(2))
-            if not first.failure and not second.failure and _steps_needed(first, second) <= self._tries.steps:
-                self._exact = first, second
-        return self._exact
+        return receipt(stopped, self._proof.reference, standing.told if self.kept else self._proof.reference)
 
     def _tried(self, offer: Offer, standing: Standing, beside: Offer | None = None) -> Standing:
         if any(name == offer.name or offer.name in INSTEAD.get(name, set()) for name, _ in standing.remedies):
@@ -161,7 +128,7 @@ class Search:
             return standing
         both = [offer] if beside is None else [beside, offer]
         remedies = [*standing.remedies, *((one.name, one.value) for one in both)]
-        slow_s = summarize(self._reference.steps_s).median
+        slow_s = summarize(self._proof.reference.steps_s).median
         is_old, by_turns = time.monotonic() - standing.at_s > _FRESH_S, self._tries.by_turns
         if is_old and not by_turns and standing.told.took_s < _CHEAP_S:
             standing = self._measured_again(standing)
@@ -175,9 +142,9 @@ class Search:
                 f"{offer.name.replace('_', ' ')}: {measured['ratio']:.2f}x, and {steps} steps are needed to tell its losses"
             )
             self._tries.steps = steps
-            first, second = self._twice()
+            first, second = self._proof.twice()
             if not first.failure and not second.failure:
-                self._reference, self._again = first, second
+                self._proof.reference, self._proof.again = first, second
                 told = self._tries.attempt(remedies, against=standing.remedies, slow_s=slow_s)
                 verdict, why, measured = self._judged(told, standing, remedies)
         if verdict == KEPT and self._tries.by_turns and measured["ratio"] < _CLOSE[1]:
@@ -321,12 +288,7 @@ class Search:
         """How many would do, where a trial is faster and only its losses could not be told; 0 where they take too long."""
         if told.failure or not told.check or not told.check["passed"] or measured.get("low", 0.0) < 1 + WORTH:
             return 0
-        losses = _paired_losses(self._reference, self._again, told)
-        if not _lacks_evidence(losses) or "figures" not in losses:
-            return 0
-        wanted = 1.5 * float(losses["figures"]["steps_needed"])
-        most = min(_PROOF_S / summarize(self._reference.steps_s).median, _MOST_STEPS)
-        return int(wanted) if self._tries.steps < wanted <= most else 0
+        return self._proof.more_steps(told)
 
     def _judged(self, told: Told, standing: Standing, remedies: list[tuple[str, Any]]) -> tuple[str, str, dict[str, float]]:
         if told.failure:
@@ -344,13 +306,7 @@ class Search:
             return REJECTED, f"{how} ({speed.low:.2f} to {speed.high:.2f})", measured
         if (whole := of_the_whole(standing.told, told, kind)) < 1:
             return REJECTED, f"most {kind} are faster, but a few are so slow that all of them are not: {whole:.2f}x", measured
-        losses = _paired_losses(self._reference, self._again, told)
-        if _lacks_evidence(losses) and (exact := self._twice_exactly()) is not None:
-            key = tuple(remedies)
-            exactly = self._exactly[key] = self._exactly.get(key) or self._tries.attempt(remedies, exact=True)
-            if not exactly.failure:
-                losses = _paired_losses(*exact, exactly)
-                losses["why"] += " (without dropout, with deterministic kernels)"
+        losses = self._proof.losses(told, remedies)
         if not losses["passed"]:
             return REJECTED, f"{_NOT_THE_SAME}: {losses['why']}", measured
         self._losses = losses
@@ -373,7 +329,7 @@ class Search:
     def _confirmed(self, standing: Standing) -> Standing:
         """Once more, the plain script and then all that was kept: nobody is left slower than where they started."""
         self._say("once more: the script as it is, and all that was kept")
-        plain, whole, rounds = self._reference, standing.told, 0
+        plain, whole, rounds = self._proof.reference, standing.told, 0
         speed: Comparison | None = None
         kinds = {REMEDIES[name].measures for name, _ in standing.remedies}
         kind = STEPS if STEPS in kinds else EVALUATIONS
@@ -387,7 +343,7 @@ class Search:
             if again.failure or boosted.failure:
                 why = f"it failed when tried again: {again.why or boosted.why}"
                 self.entries.append(_all_together(standing, REJECTED, why))
-                return Standing([], self._reference)
+                return Standing([], self._proof.reference)
             if boosted.beside_s:  # only what was taken beside the plain script counts
                 whole = pooled(whole, boosted) if rounds else boosted
                 plain = replace(plain, steps_s=whole.beside_s, evaluations_s=whole.beside_evaluations_s)
@@ -396,8 +352,8 @@ class Search:
             speed, rounds = compared(plain, whole, kind), rounds + 1
             if speed is None:
                 self.entries.append(_all_together(standing, REJECTED, f"too few {kind} to tell when it was tried again"))
-                return Standing([], self._reference)
-        self._reference = plain
+                return Standing([], self._proof.reference)
+        self._proof.reference = plain
         together = _all_together(
             standing, KEPT, "both arms once more, " + ("by turns" if self._tries.by_turns else "one after the other")
         )
@@ -422,27 +378,6 @@ def _gained_nothing(entry: Entry) -> bool:
 def _first_of_all(offer: Offer) -> tuple[bool, bool, float]:
     remedy, gain = REMEDIES[offer.name], offer.predicted or 1.0
     return not remedy.steadies, not (remedy.feeds and gain > _CLOSE[1]), -gain
-
-
-def _steps_needed(reference: Told, again: Told) -> int:
-    """So many that the script would be found to be as good as itself; no more than some seconds' worth."""
-    n = min(len(reference.losses), len(again.losses))
-    if again.failure or n < MIN_STEPS or not reference.steps_s:
-        return 0
-    found = check_losses([reference.losses[:n]], again.losses[:n])
-    wanted = 2 * found.figures.get("steps_needed", 0.0)  # a remedy's own rounding is one more draw of the noise
-    return int(min(wanted, _PROOF_S / summarize(reference.steps_s).median, _MOST_STEPS))
-
-
-def _paired_losses(reference: Told, again: Told, told: Told) -> dict[str, Any]:
-    n = min(len(reference.losses), len(again.losses), len(told.losses))
-    if n < MIN_STEPS:
-        return {"passed": False, "why": f"{NOT_ENOUGH}: {n} paired steps, {MIN_STEPS} are asked for"}
-    return asdict(check_losses([reference.losses[:n], again.losses[:n]], told.losses[:n]))
-
-
-def _lacks_evidence(losses: Mapping[str, Any]) -> bool:
-    return not losses["passed"] and str(losses["why"]).startswith(NOT_ENOUGH)
 
 
 def _all_together(standing: Standing, verdict: str, why: str) -> Entry:

@@ -1,0 +1,100 @@
+"""Proof by losses: those of a trial against the plain script's, which ran twice to show how far it differs from itself.
+
+Where that leaves it open, both run without dropout and with deterministic kernels: what noise is left may be little enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from flatout.boost.trial import Told
+from flatout.measure.paired import MIN_STEPS, NOT_ENOUGH, check_losses
+from flatout.measure.stats import summarize
+
+_PROOF_S, _MOST_STEPS = 20.0, 3000  # as long as this a trial may take to tell losses apart
+
+
+class Tries(Protocol):
+    steps: int
+    by_turns: bool  # a trial comes with the times of what it is held `against`, taken in the same minute
+
+    def attempt(
+        self,
+        remedies: Sequence[tuple[str, Any]],
+        *,
+        against: Sequence[tuple[str, Any]] | None = None,
+        keep: bool = False,
+        slow_s: float | None = None,
+        exact: bool = False,
+        losses: bool = True,
+    ) -> Told: ...
+
+
+class Proof:
+    def __init__(self, tries: Tries, say: Callable[[str], None]) -> None:
+        self._tries, self._say = tries, say
+        self.reference = self.again = Told()  # the plain script
+        self._exact: tuple[Told, Told] | None = None  # the same without what makes losses differ, where they do
+        self._tried_exactly = False
+        self._exactly: dict[tuple[tuple[str, Any], ...], Told] = {}
+
+    def twice(self) -> tuple[Told, Told]:
+        reference = self._tries.attempt((), keep=True)
+        return reference, reference if reference.failure else self._tries.attempt(())
+
+    def twice_exactly(self) -> tuple[Told, Told] | None:
+        """None where that does not make it repeat itself either."""
+        if not self._tried_exactly:
+            self._say("the script without dropout and with deterministic kernels, twice: its losses may tell more")
+            self._tried_exactly = True
+            first, second = (self._tries.attempt((), exact=True) for _ in range(2))
+            if not first.failure and not second.failure and steps_needed(first, second) <= self._tries.steps:
+                self._exact = first, second
+        return self._exact
+
+    def losses(self, told: Told, remedies: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        """`passed`, `why` and the figures of the test."""
+        found = _paired(self.reference, self.again, told)
+        if not _is_open(found) or (exact := self.twice_exactly()) is None:
+            return found
+        key = tuple(remedies)
+        exactly = self._exactly[key] = self._exactly.get(key) or self._tries.attempt(remedies, exact=True)
+        if exactly.failure:
+            return found
+        found = _paired(*exact, exactly)
+        return {**found, "why": f"{found['why']} (without dropout, with deterministic kernels)"}
+
+    def more_steps(self, told: Told) -> int:
+        """How many would do, where losses could not be told; 0 where they take too long."""
+        found = _paired(self.reference, self.again, told)
+        if not _is_open(found) or "figures" not in found:
+            return 0
+        wanted = 1.5 * float(found["figures"]["steps_needed"])
+        return int(wanted) if self._tries.steps < wanted <= _most_steps(self.reference) else 0
+
+
+def steps_needed(reference: Told, again: Told) -> int:
+    """So many that the script would be found to be as good as itself; no more than some seconds' worth."""
+    n = min(len(reference.losses), len(again.losses))
+    if again.failure or n < MIN_STEPS or not reference.steps_s:
+        return 0
+    found = check_losses([reference.losses[:n]], again.losses[:n])
+    wanted = 2 * found.figures.get("steps_needed", 0.0)  # a remedy's own rounding is one more draw of the noise
+    return int(min(wanted, _most_steps(reference)))
+
+
+def _most_steps(reference: Told) -> float:
+    return min(_PROOF_S / summarize(reference.steps_s).median, _MOST_STEPS)
+
+
+def _paired(reference: Told, again: Told, told: Told) -> dict[str, Any]:
+    n = min(len(reference.losses), len(again.losses), len(told.losses))
+    if n < MIN_STEPS:
+        return {"passed": False, "why": f"{NOT_ENOUGH}: {n} paired steps, {MIN_STEPS} are asked for"}
+    return asdict(check_losses([reference.losses[:n], again.losses[:n]], told.losses[:n]))
+
+
+def _is_open(losses: Mapping[str, Any]) -> bool:
+    return not losses["passed"] and str(losses["why"]).startswith(NOT_ENOUGH)
