@@ -183,6 +183,29 @@ def test_what_was_kept_for_the_sake_of_another_goes_where_that_one_is_not_kept(c
         assert machine.asked[-1].settings["precision"] == "fp32"
 
 
+def test_on_a_device_nobody_is_left_slower_by_what_could_not_be_seen_one_by_one() -> None:
+    class OnADevice(Machine):
+        """One arm after the other."""
+
+        def attempt(self, ask: Ask) -> Report:
+            return replace(super().attempt(ask), against_s=())
+
+        def held(self, settings: Mapping[str, Any], rows: int) -> Held:
+            return Held(rows, 1000 + rows, 10**9)
+
+    def receipt(**factors: float) -> Receipt:
+        knobs = [Turn(name, True, 1.1, unless_slower=True) for name in ("fused_optimizer", "channels_last")]
+        s = replace(situation(), device=torch.device("cuda"))
+        start = Settings(device="cuda", fused_optimizer=False)
+        return Search(s, start, knobs, OnADevice(times(**factors)), Terms(1e5)).run()
+
+    one = receipt(fused_optimizer=0.992)
+    assert set(verdicts(one).values()) == {KEPT} and one.settings["fused_optimizer"] is True
+    both = receipt(fused_optimizer=0.992, channels_last=0.992)
+    assert set(verdicts(both).values()) == {REJECTED} and both.settings == both.reference and both.gain == 1
+    assert "together with the others" in both.entries[0].why
+
+
 @pytest.mark.parametrize("why", ["interrupted", "not proven"])
 def test_what_can_not_be_taken_back_is_not_said_to_be(why: str) -> None:
     first = Turn("precision", "bf16", 1.3, "fp32", lossy=True, unless_slower=True, meets=("compile",))

@@ -23,6 +23,7 @@ from flatout.plan.situation import Situation
 from flatout.plan.trials.reports import INTERRUPTED, NOT_RECORDED, OUT_OF_MEMORY, Ask, Report, Tries, fitting_rows
 
 _HARMLESS = 0.02  # what is good for something else may seem to cost, within the noise
+_SLOWER_IN_ALL = "together with the others it is slower than the plain step"
 _SLOWER = 3.0
 _PATIENCE_S, _PATIENCE = 20.0, 4.0  # with a trial: some time, and so many times what it should take
 
@@ -75,7 +76,9 @@ class Search:
             return self._receipt(None, None, f"{INTERRUPTED} before anything was proven")
         proven, stopped = self._greedy(standing, training)
         by_turns = self._s.device.type == "cpu"  # on a device the arms' own clocks are enough
-        if by_turns and proven.settings != self.reference and not stopped.startswith(INTERRUPTED):
+        if not by_turns:
+            proven = self._not_slower(proven, first)
+        elif proven.settings != self.reference and not stopped.startswith(INTERRUPTED):
             proven, first = self._confirmed(proven, first)
         if not stopped.startswith(INTERRUPTED):
             self.entries += self._prices(proven)
@@ -113,9 +116,16 @@ class Search:
         if not whole.ran or not whole.against_s:
             return proven, first
         if _compared(whole, proven).better is False:
-            self._drop_all("together with the others it is slower than the plain step")
+            self._drop_all(_SLOWER_IN_ALL)
             return Standing(self.reference, whole.against_s), replace(first, steps_s=whole.against_s)
         return Standing(proven.settings, whole.steps_s), replace(first, steps_s=whole.against_s)
+
+    def _not_slower(self, proven: Standing, first: Report) -> Standing:
+        """What stays unless it is slower may be so by less than can be told, and all of it together by more."""
+        if compare(proven.steps_s, first.steps_s, prefer="min", margin=MARGIN).better is not False:
+            return proven
+        self._drop_all(_SLOWER_IN_ALL)
+        return Standing(self.reference, first.steps_s)
 
     def _prices(self, proven: Standing) -> list[Entry]:
         """What promises cost, where that is asked for or cheap to know."""

@@ -54,9 +54,10 @@ def _by_launches(step: Prediction) -> Choice:
 
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     if not now.graph and _refused(s) is None:
-        why = _BESIDE if _is_decoded_beside(s, now.tier) else _AT_ONCE
+        beside = _is_decoded_beside(s, now.tier)
         has_room = not now.micro_batch  # else memory is short: a graph has some of its own, and keeps offloading out
-        yield Candidate(True, why, None, _COST_S, unless_slower=has_room, compiles_anew=False)
+        why = _BESIDE if beside else _AT_ONCE
+        yield Candidate(True, why, None, _COST_S, unless_slower=beside or has_room, compiles_anew=False)
 
 
 def _refused(s: Situation) -> str | None:
