@@ -20,6 +20,7 @@ from flatout.boost.running import Kept, run_to_its_end, waited_for
 from flatout.boost.trial import Told
 
 SLOW_UPDATE = """\
+import os
 import sys
 
 import torch
@@ -48,6 +49,8 @@ for step in range(int(sys.argv[1])):
     optimizer.step()
     if step % 20 == 0:
         torch.save(model.state_dict(), "last.pt")
+    if step % 100 == 0:
+        os.system("echo step >> log.csv")
 print("trained", step + 1, type(optimizer).__name__, optimizer.defaults["fused"])
 sys.exit(5)
 """
@@ -149,8 +152,9 @@ def test_the_script_runs_to_its_end_with_what_was_kept(tried: tuple[Path, subpro
     assert ended.returncode == 5, ended.stderr  # the script's own
     assert ended.stdout == "trained 600 Adam True\n"
     assert re.search(r"flatout boost: 600 steps; the last took .* each, .* as the script is: \d", ended.stderr)
-    assert (folder / "last.pt").exists()  # by the last run; trials wrote elsewhere
-    assert sorted(path.name for path in folder.iterdir() if path.name != "cache") == ["flatout-boost", "last.pt", "train.py"]
+    assert (folder / "log.csv").read_text() == "step\n" * 6  # by the last run; trials and their subprocesses wrote elsewhere
+    names = ["flatout-boost", "last.pt", "log.csv", "train.py"]
+    assert sorted(path.name for path in folder.iterdir() if path.name != "cache") == names
 
 
 def test_the_receipt_has_both_arms_and_the_proof(tried: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
@@ -161,6 +165,7 @@ def test_the_receipt_has_both_arms_and_the_proof(tried: tuple[Path, subprocess.C
     assert kept["fused_optimizer"]["check"]["passed"] and "one step agrees" in kept["fused_optimizer"]["check"]["why"]
     assert receipt["paired"]["passed"] and receipt["paired"]["n"] >= 30
     assert "all together" in kept
+    assert any(note.startswith("Protection (") for note in receipt["notes"])
     assert "fused optimizer" in (folder / "flatout-boost" / "receipt.html").read_text()
 
 
@@ -209,6 +214,28 @@ def by_turns(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     assert not ended.returncode, ended.stderr
     found: dict[str, Any] = json.loads(ended.stdout)
     return found
+
+
+def test_a_patched_script_is_run_before_it_is_offered(tmp_path: Path) -> None:
+    optimizer = "torch.optim.AdamW(model.parameters(), lr=1e-3)"
+    texts = {
+        "script": WARMS_UP,
+        "well": WARMS_UP.replace(optimizer, optimizer[:-1] + ", fused=True)"),
+        "as_a_line": "import flatout\n\nflatout.boost.keep(fused_optimizer='on')\n" + WARMS_UP,
+        "crashes": WARMS_UP.replace(
+            "torch.manual_seed(0)\n", "torch.manual_seed(0)\nmodel.to(memory_format=torch.channels_last)\n"
+        ),
+        "learns_otherwise": WARMS_UP.replace("cross_entropy(model(x), y)", "cross_entropy(1.1 * model(x), y)"),
+    }
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    program = [sys.executable, Path(__file__).with_name("patches_of.py"), *(f"{name}.py" for name in texts)]
+    ended = subprocess.run(program, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert not ended.returncode, ended.stderr
+    told = json.loads(ended.stdout.splitlines()[-1])
+    assert told["well.py"] == told["as_a_line.py"] == ""
+    assert "NameError" in told["crashes.py"] and "loss" in told["learns_otherwise.py"]
+    assert (tmp_path / "script.py").read_text() == WARMS_UP
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,9 @@ from torch import nn
 import flatout as fo
 from flatout.base.errors import UsageError
 from flatout.boost import keeping
-from flatout.boost.boosting import written
-from flatout.boost.patching import Edit
+from flatout.boost.patching import Edit, difference
 from flatout.boost.remedies.remedy import Offer
+from flatout.boost.writing import Fails, written
 from flatout.doctor.script import Script
 from flatout.machine.host import affinity_cores
 
@@ -61,6 +62,13 @@ def nothing_stays() -> Iterator[None]:
     keeping._kept.clear()
 
 
+def patch_of(
+    script: Script, offers: Sequence[Offer], kept: Sequence[tuple[str, Any]], fails: Fails = lambda files: ""
+) -> tuple[str, list[str]]:
+    changes, notes = written(script, offers, kept, fails)
+    return difference(changes), notes
+
+
 def ran(folder: Path) -> tuple[str, int]:
     ended = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
@@ -73,7 +81,7 @@ def test_a_script_with_the_patch_does_what_was_kept(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     plain, reads = ran(tmp_path)
     assert reads == 256
-    text, notes = written(Script("train.py"), [Offer("resident_data", "cpu", "off")], [("resident_data", "cpu")])
+    text, notes = patch_of(Script("train.py"), [Offer("resident_data", "cpu", "off")], [("resident_data", "cpu")])
     assert notes == ["In the patch as one line, which needs flatout: resident data."]
     (tmp_path / "changes.patch").write_text(text)
     subprocess.run(["git", "apply", "changes.patch"], check=True)
@@ -111,10 +119,10 @@ def test_plain_torch_is_written_where_it_says_all(as_module: bool, tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
     script, offers = Script("train" if as_module else "train.py", as_module=as_module), offers_of(tmp_path / "train.py")
-    text, notes = written(script, offers, [("fused_optimizer", "on"), ("tf32", "on")])
+    text, notes = patch_of(script, offers, [("fused_optimizer", "on"), ("tf32", "on")])
     assert "fused=True" in text and "set_float32_matmul_precision" in text and "flatout" not in text and notes == []
     kept = [("tf32", "on"), ("fused_optimizer", "on"), ("cuda_graphs", "on"), ("no_grad_evaluation", [["train.py:3", False]])]
-    text, notes = written(script, offers, kept)
+    text, notes = patch_of(script, offers, kept)
     assert "fused=True" in text and "set_float32_matmul_precision" not in text
     assert '+flatout.boost.keep(tf32="on", cuda_graphs="on")' in text
     assert notes[0].endswith("needs flatout: tf32, cuda graphs.") and "no grad evaluation; `flatout boost`" in notes[1]
@@ -122,7 +130,7 @@ def test_plain_torch_is_written_where_it_says_all(as_module: bool, tmp_path: Pat
 
 def test_a_module_that_is_elsewhere_gets_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    text, notes = written(Script("package.train", as_module=True), [Offer("threads", 2, 1)], [("threads", 2)])
+    text, notes = patch_of(Script("package.train", as_module=True), [Offer("threads", 2, 1)], [("threads", 2)])
     assert text == "" and "threads; `flatout boost` puts it in" in notes[0]
 
 
@@ -218,6 +226,23 @@ def test_where_the_line_has_no_place_what_plain_torch_can_say_is_in_the_patch(
     (tmp_path / "train.py").write_text('"""What it does."""; import torch\nprecision = 1\n')
     edit = Edit("train.py", 2, statement='torch.set_float32_matmul_precision("high")')
     offers = [Offer("tf32", "on", "off", edits=(edit,)), Offer("cuda_graphs", "on", "off")]
-    text, notes = written(Script("train.py"), offers, [("tf32", "on"), ("cuda_graphs", "on")])
+    text, notes = patch_of(Script("train.py"), offers, [("tf32", "on"), ("cuda_graphs", "on")])
     assert "set_float32_matmul_precision" in text and "flatout" not in text
     assert len(notes) == 1 and "cuda graphs; `flatout boost` puts it in" in notes[0]
+
+
+def test_a_patch_that_fails_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    offers, kept = offers_of(tmp_path / "train.py"), [("fused_optimizer", "on"), ("tf32", "on")]
+    seen: list[str] = []
+
+    def fails(files: Sequence[tuple[str, str]]) -> str:
+        seen.append(files[0][1])
+        return "" if "flatout.boost.keep" in files[0][1] else "NameError: name 'model' is not defined"
+
+    text, notes = patch_of(Script("train.py"), offers, kept, fails)
+    assert len(seen) == 2 and '+flatout.boost.keep(fused_optimizer="on", tf32="on")' in text
+    assert "NameError" in notes[0] and "needs flatout" in notes[1]
+    text, notes = patch_of(Script("train.py"), offers, kept, lambda files: "it crashed")
+    assert text == "" and len(notes) == 1 and "No patch is offered" in notes[0] and "it crashed" in notes[0]

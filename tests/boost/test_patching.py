@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.boost.patching import Edit, command_for, patch, placed
+from flatout.boost.patching import Edit, command_for, edited, patch, placed
 
 SCRIPT = """\
 import torch
@@ -219,3 +219,36 @@ def test_a_file_that_does_not_import_torch_by_its_name_gets_no_line_that_needs_i
     path.write_text("from torch import optim\n\noptimizer = optim.AdamW([])\n")
     edit = Edit(str(path), 3, statement="torch.backends.cudnn.benchmark = True")
     assert patch([edit]) == ("", [edit])
+
+
+ON_ONE_LINE = """\
+import os; import torch
+from torch import nn
+data = 1; model = nn.Linear(4, 2); optimizer = torch.optim.Adam(model.parameters())
+if data: other = nn.Linear(4, 2); optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+for x in []:
+    model(x)
+    other(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "model_line", "expected"),
+    [
+        (3, 6, "data = 1; model = nn.Linear(4, 2); model.compile(); optimizer = torch.optim.Adam(model.parameters())"),
+        (4, 7, "if data: other = nn.Linear(4, 2); other.compile(); optimizer = torch.optim.SGD(other.parameters(), lr=0.1)"),
+        (4, 6, "if data: model.compile(); other = nn.Linear(4, 2); optimizer = torch.optim.SGD(other.parameters(), lr=0.1)"),
+    ],
+)
+def test_several_statements_on_a_line(line: int, model_line: int, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(ON_ONE_LINE)
+    text, left = patch([Edit(str(path), line, statement="{model}.compile()", model_line=model_line)])
+    assert added(text) == [expected] and left == []
+
+
+def test_a_line_before_all_others_goes_above_imports_that_share_one(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(ON_ONE_LINE)
+    changes, left = edited([Edit(str(path), 0, statement="import flatout")])
+    assert left == [] and changes[path.resolve()][1] == "import flatout\n" + ON_ONE_LINE

@@ -17,14 +17,14 @@ TURN_S = 0.06
 @pytest.fixture
 def trials(tmp_path: Path) -> Trials:
     forks: Any = None  # nothing is run
-    return Trials(forks, Script("train.py"), tmp_path, 40)
+    return Trials(forks, Script("train.py"), tmp_path, 40, "overlay")
 
 
 def asked(folder: Path, name: str, turns: list[tuple[float, int]], **more: Any) -> Asked:
     place = folder / name
     place.mkdir()
     (place / "turns.txt").write_text("".join(f"{step_s} {step}\n" for step_s, step in turns))
-    return Asked("train.py", (), False, (), 40, 0, str(place), str(place / "answer.json"), turn_s=TURN_S, **more)
+    return Asked("train.py", (), False, (), 40, 0, str(place), str(place / "answer.json"), "overlay", turn_s=TURN_S, **more)
 
 
 def until(trials: Trials, one: Asked, other: Asked) -> int | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch._dynamo  # noqa: F401  the optimizers ask for it
 
-from flatout.boost.boosting import in_a_fork
+from flatout.boost.boosting import in_a_fork, protection_here
 from flatout.boost.forks import Forks
 from flatout.boost.trying import Trials
 from flatout.doctor.script import Script
@@ -21,7 +21,7 @@ with tempfile.TemporaryDirectory() as folder, Forks(in_a_fork) as forks:
     for name in sys.argv[1:]:
         place = Path(folder) / name
         place.mkdir()
-        trials = Trials(forks, Script(f"{name}.py"), place, 40)
+        trials = Trials(forks, Script(f"{name}.py"), place, 40, protection_here(forks, place).kind)
         trials.attempt((), keep=True)
         remedy = tuple(json.loads(Path(f"{name}.json").read_text()))
         found = asdict(trials.attempt((remedy,), against=()))

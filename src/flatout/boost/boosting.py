@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +19,15 @@ from flatout.base.tree import Doc
 from flatout.base.units import show_seconds, show_share
 from flatout.boost.forks import Forks
 from flatout.boost.looking import Looked, look
-from flatout.boost.patching import Edit, patch
-from flatout.boost.remedies.all import REMEDIES
+from flatout.boost.patching import difference
+from flatout.boost.protection import protecting
+from flatout.boost.protection.protecting import Protection
 from flatout.boost.remedies.compile import Compile
 from flatout.boost.remedies.no_grad import NoGrad, evaluating_lines
-from flatout.boost.remedies.remedy import Offer
-from flatout.boost.scratch import NOT_LED
 from flatout.boost.search import Search, shown
 from flatout.boost.trial import Asked, attempt
 from flatout.boost.trying import Trials
+from flatout.boost.writing import written
 from flatout.doctor.account import CHECKPOINT, EVALUATION
 from flatout.doctor.script import Script
 from flatout.measure.receipt import Receipt
@@ -34,15 +36,35 @@ from flatout.plan.receipt_view import receipt_doc
 STEPS = 40
 PATCH = "changes.patch"
 _LONG_S = 60.0
+_PROTECT_S = 30.0
 _WORTH_SAYING = 0.02
 
 
 def in_a_fork(what: str, question: Path) -> int:
     """What `Forks` are for here. Does not return: it ends its process."""
+    if what == "protect":
+        asked = json.loads(question.read_text())
+        Path(asked["answer"]).write_text(protecting.attempt(asked["kind"], question.parent))
+        os._exit(0)
     if what == "look":
         look(question)
     attempt(Asked.from_dict(json.loads(question.read_text())))
     return 1
+
+
+def protection_here(forks: Forks, folder: Path, unprotected: bool = False) -> Protection:
+    """The best that this machine allows; MachineError where that is none and `unprotected` was not asked for."""
+
+    def why_not(kind: str) -> str:
+        question, answer = folder / f"{kind}.json", folder / f"{kind}.txt"
+        question.write_text(json.dumps({"kind": kind, "answer": str(answer)}))
+        code = forks.run("protect", question, folder / f"{kind}.words", _PROTECT_S)
+        protecting.remove(folder / f"try-{kind}")
+        if protecting.leaked(folder):
+            return "a write came through"
+        return answer.read_text() if code == 0 and answer.exists() else f"it ended with code {code}"
+
+    return protecting.choose(why_not, unprotected)
 
 
 @dataclass(frozen=True)
@@ -63,25 +85,27 @@ def tried(
     forks: Forks,
     work: Path,
     out: Path,
+    protection: Protection,
     say: Callable[[str], None],
     steps: int = STEPS,
     within_s: float = float("inf"),
     lasts_s: float = float("inf"),
 ) -> Boosted:
     """Trials in `work`; the receipt, its page and the patch go to `out`."""
-    say(f"trials write to a scratch folder and are thrown away; {NOT_LED}")
     if (trial_s := steps * (looked.diagnosis["step_ms"] or 0.0) / 1e3) > _LONG_S:
         say(f"a trial of {steps} steps takes about {show_seconds(trial_s)}, and there are several: --within says when to stop")
     evaluates = [pair for one in looked.offers if one.name == NoGrad.name for pair in evaluating_lines(one.value)]
-    trials = Trials(forks, script, work, steps, evaluates=evaluates, device=looked.device, within_s=within_s)
+    trials = Trials(forks, script, work, steps, protection.kind, evaluates=evaluates, device=looked.device, within_s=within_s)
     search = Search(trials, looked.offers, say, looked.computes_s, within_s, lasts_s, trial_s)
     versions = {"torch": str(torch.__version__), "python": sys.version.split()[0]}
     receipt = search.run(looked.machine, versions, time.strftime("%Y-%m-%d %H:%M:%S"))
-    text, notes = written(script, looked.offers, search.kept)
+    say("running the patched script for the steps of a trial") if search.kept else None
+    changes, notes = written(script, looked.offers, search.kept, partial(search.proof.of_patch, search.kept))
+    text = difference(changes)
     out.mkdir(parents=True, exist_ok=True)
     kept = f"Kept: {shown(search.kept)}." if search.kept else "Nothing was kept: the script runs as it is."
     beside = [*_compiled_later(search.kept), *_beside_steps(looked.diagnosis)]
-    receipt = replace(receipt, notes=(kept, *notes, *beside))
+    receipt = replace(receipt, notes=(kept, *notes, *beside, f"Protection ({protection.kind}): {protection.sentence}."))
     (out / "receipt.json").write_text(json.dumps(receipt.to_dict(), indent=1, default=str))
     (out / "receipt.html").write_text(to_html(_doc(script, receipt), f"flatout boost {script}"))
     if text:
@@ -110,45 +134,3 @@ def _beside_steps(diagnosis: Mapping[str, Any]) -> list[str]:
     told = " and ".join(f"{row}s ({show_share(share)} of the time)" for row, share in shares.items() if share)
     until = f"until step {diagnosis['steps']:,}"
     return [f"Steps of training are compared: {told} {until} come on top, and the script as a whole may gain less."]
-
-
-def written(script: Script, offers: Sequence[Offer], kept: Sequence[tuple[str, Any]]) -> tuple[str, list[str]]:
-    """What was kept as a patch of the script, and what is to be said of that.
-
-    In plain torch where all of it can be. What can't goes into one line of flatout's, and with it what could be in part."""
-    values = dict(kept)
-    offers = [offer for offer in offers if offer.name in values]
-    plain, failed = patch(edit for offer in offers for edit in offer.edits)
-    lacking = [offer.name for offer in offers if not set(offer.edits) - set(failed)]
-    text, in_line = _with_a_line(script.file(), offers, values, lacking) or (plain, [])
-    notes = []
-    if in_line:
-        notes.append(f"In the patch as one line, which needs flatout: {_listed(in_line)}.")
-    if unwritten := [name for name in lacking if name not in in_line]:
-        notes.append(
-            "Not in the patch, since it can't be written as an edit of this script: "
-            f"{_listed(unwritten)}; `flatout boost` puts it in."
-        )
-    return text, notes
-
-
-def _with_a_line(
-    file: Path | None, offers: Sequence[Offer], values: Mapping[str, Any], lacking: Sequence[str]
-) -> tuple[str, list[str]] | None:
-    """The patch, and what is in its line; None where there is nothing to put into one, or no place for it."""
-    if file is None or not any(REMEDIES[name].can_be_a_line for name in lacking):
-        return None
-    wanted = [name for name in values if name in lacking or REMEDIES[name].written_in_part]
-    names = [name for name in wanted if REMEDIES[name].can_be_a_line]
-    given = ", ".join(f"{name}={_literal(values[name])}" for name in names)
-    line = Edit(str(file), 0, statement=f"import flatout\n\nflatout.boost.keep({given})\n")
-    text, failed = patch([*(edit for offer in offers if offer.name not in names for edit in offer.edits), line])
-    return None if line in failed else (text, names)
-
-
-def _literal(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, str) else repr(value)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(name.replace("_", " ") for name in names)

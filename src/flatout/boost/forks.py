@@ -175,7 +175,7 @@ def _done(do: Callable[[str, Path], int], what: str, question: Path) -> int:
                 stream.flush()
 
 
-def _end_with_the_parent() -> None:
+def end_with_the_parent() -> None:
     """Who asked may be interrupted in the moment between a fork and its being known to it."""
     library = ctypes.CDLL(None)
     if hasattr(library, "prctl"):
@@ -183,7 +183,7 @@ def _end_with_the_parent() -> None:
 
 
 def _be_fresh(words: Path) -> None:
-    _end_with_the_parent()
+    end_with_the_parent()
     os.setsid()
     nowhere, said = os.open(os.devnull, os.O_RDONLY), os.open(words, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(nowhere, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import Any
 import torch
 
 from flatout.base.tree import to_data
-from flatout.boost.forks import Forks
+from flatout.boost.forks import Forks, end_with_the_parent
 from flatout.boost.patching import Edit
+from flatout.boost.protection import protecting
 from flatout.boost.remedies.all import REMEDIES
 from flatout.boost.remedies.remedy import STEPS, Offer
-from flatout.boost.scratch import Scratch
 from flatout.boost.trying import last_words
 from flatout.doctor.diagnosis import diagnose, doc
 from flatout.doctor.patches import Patches
@@ -41,13 +40,14 @@ class NothingSeen(Exception):
     """The script trained nothing before it ended, or too little."""
 
 
-def looked_at(forks: Forks, script: Script, cache: Path, folder: Path) -> Looked:
+def looked_at(forks: Forks, script: Script, cache: Path, folder: Path, protection: str) -> Looked:
     question, answer = folder / "look.json", folder / "looked.json"
     (folder / "looking").mkdir()
     asked = {**asdict(script), "cache": str(cache), "scratch": str(folder / "looking"), "answer": str(answer)}
+    asked["protection"] = protection
     question.write_text(json.dumps(asked))
     forks.run("look", question, folder / "look.txt", _LIMIT_S)
-    shutil.rmtree(folder / "looking", ignore_errors=True)
+    protecting.remove(folder / "looking")
     if not answer.exists():
         last = last_words(folder / "look.txt").removeprefix(": ")
         raise NothingSeen("no training was seen within the window" + (f" (its last line: {last})" if last else ""))
@@ -67,8 +67,8 @@ def look(question: Path) -> None:
     patches = Patches()
 
     def done() -> None:
-        patches.restore()  # first: what the watch takes away is its own, and no write of the script's
         watched.stop()
+        patches.restore()
         found = watched.diagnosis
         if found is not None:
             device = found.case.seen.device
@@ -81,8 +81,10 @@ def look(question: Path) -> None:
             Path(asked["answer"]).write_text(json.dumps(asdict(looked)))
         os._exit(0)
 
-    watched = Watch(cache=Path(asked["cache"]), when_done=done, scratch=question.parent)
+    scratch, cache = Path(asked["scratch"]), Path(asked["cache"])
+    protecting.enter(asked["protection"], scratch, [question.parent, cache], patches)
+    end_with_the_parent()
+    watched = Watch(cache=cache, when_done=done, scratch=question.parent)
     watched.start()
-    Scratch(Path(asked["scratch"])).install(patches)
     run_script(Script(asked["name"], tuple(asked["arguments"]), asked["as_module"]))
     done()

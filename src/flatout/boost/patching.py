@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,8 +37,22 @@ def placed(where: str) -> tuple[str, int] | None:
     return (file, int(line)) if file and line.isdigit() else None
 
 
+Changes = Mapping[Path, tuple[str, str]]  # of each file: its text before and after
+
+
 def patch(edits: Iterable[Edit]) -> tuple[str, list[Edit]]:
     """A unified diff of all files, and the edits that could not be made."""
+    changes, left = edited(edits)
+    return difference(changes), left
+
+
+def difference(changes: Changes) -> str:
+    root = _root(changes)
+    return "".join(_difference(path.relative_to(root).as_posix(), *texts) for path, texts in changes.items())
+
+
+def edited(edits: Iterable[Edit]) -> tuple[Changes, list[Edit]]:
+    """The files that change, and the edits that could not be made."""
     by_file: dict[Path, list[Edit]] = defaultdict(list)
     for edit in edits:
         by_file[Path(edit.file).resolve()].append(edit)
@@ -53,8 +67,7 @@ def patch(edits: Iterable[Edit]) -> tuple[str, list[Edit]]:
         left += undone
         if after != before:
             changed[path] = before, after
-    root = _root(changed)
-    return "".join(_difference(path.relative_to(root).as_posix(), *texts) for path, texts in changed.items()), left
+    return changed, left
 
 
 def command_for(text: str, file: Path) -> str:
@@ -132,7 +145,8 @@ def _with_arguments(tree: ast.Module, edit: Edit) -> tuple[int, int, str] | None
 
 
 def _inserted(tree: ast.Module, lines: list[str], edit: Edit) -> tuple[int, int, str] | None:
-    statement = _statement_at(tree, edit.line) if edit.line else _first_statement(tree)
+    statements = _statements_at(tree, edit.line) if edit.line else [_first_statement(tree)]
+    statement = statements[0] if statements else None
     if statement is None:
         return None
     text = edit.statement
@@ -143,9 +157,25 @@ def _inserted(tree: ast.Module, lines: list[str], edit: Edit) -> tuple[int, int,
         if called is None or not _same_scope(tree, edit.line, edit.model_line):
             return None
         text = text.replace("{model}", called)
-    indent = lines[statement.lineno - 1].encode()[: statement.col_offset].decode()
+        after = [at for at, one in enumerate(statements, 1) if one is not None and called in _assigned(one)]
+        if after and after[-1] == len(statements):  # what uses it is not on this line
+            return None
+        statement = statements[after[-1]] if after else statement
+        assert statement is not None
     first = min([statement.lineno, *(one.lineno for one in getattr(statement, "decorator_list", []))])
-    return (first, 0, f"{indent}{text}\n") if not indent.strip() else None
+    if not edit.line:
+        beside = [one for one in tree.body if one.lineno == statement.lineno and one.col_offset < statement.col_offset]
+        may_follow = all(isinstance(one, ast.Import) for one in beside)  # a docstring or a __future__ has to come first
+        return (first, 0, f"{text}\n") if may_follow else None
+    if statement is not statements[0] or _has_code_before(statement, lines):
+        return statement.lineno, statement.col_offset, f"{text}; "
+    indent = lines[statement.lineno - 1].encode()[: statement.col_offset].decode()
+    return first, 0, f"{indent}{text}\n"
+
+
+def _has_code_before(statement: ast.stmt, lines: list[str]) -> bool:
+    """On its own first line: `if ready: train()`."""
+    return bool(lines[statement.lineno - 1].encode()[: statement.col_offset].strip())
 
 
 def _decorated(tree: ast.Module, edit: Edit) -> tuple[int, int, str] | None:
@@ -206,8 +236,8 @@ def _imports_torch(tree: ast.Module) -> bool:
     return "torch" in names
 
 
-def _statement_at(tree: ast.Module, line: int) -> ast.stmt | None:
-    """The innermost statement that the line is part of."""
+def _statements_at(tree: ast.Module, line: int) -> list[ast.stmt]:
+    """The innermost statement that the line is part of; all of them in their order, where a line holds several."""
     around = [
         node
         for node in ast.walk(tree)
@@ -215,7 +245,14 @@ def _statement_at(tree: ast.Module, line: int) -> ast.stmt | None:
         and not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
         and node.lineno <= line <= (node.end_lineno or node.lineno)
     ]
-    return max(around, key=lambda node: node.lineno, default=None)
+    latest = max((node.lineno for node in around), default=0)
+    last = [node for node in around if node.lineno == latest]
+    inner = [node for node in last if not any(other is not node and _holds(node, other) for other in last)]
+    return sorted(inner, key=lambda node: node.col_offset)
+
+
+def _holds(outer: ast.stmt, inner: ast.stmt) -> bool:
+    return any(node is inner for node in ast.walk(outer))
 
 
 def _called_at(tree: ast.Module, line: int) -> str | None:
@@ -229,7 +266,7 @@ def _called_at(tree: ast.Module, line: int) -> str | None:
     return known[-1] if known else None
 
 
-def _assigned(tree: ast.Module) -> set[str]:
+def _assigned(tree: ast.AST) -> set[str]:
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):

@@ -29,6 +29,7 @@ class Tries(Protocol):
         slow_s: float | None = None,
         exact: bool = False,
         losses: bool = True,
+        patched: Sequence[tuple[str, str]] = (),
     ) -> Told: ...
 
 
@@ -65,6 +66,19 @@ class Proof:
             return found
         found = _paired(*exact, exactly)
         return {**found, "why": f"{found['why']} (without dropout, with deterministic kernels)"}
+
+    def of_patch(self, remedies: Sequence[tuple[str, Any]], patched: Sequence[tuple[str, str]]) -> str:
+        """Why the script with the remedies written into it is not what was proven, or ""."""
+        told = self._tries.attempt(remedies, patched=patched)
+        if told.failure:
+            return told.why or told.failure
+        if told.check is None or not told.check["passed"]:
+            return str((told.check or {}).get("why", "its first step can't be compared"))
+        found = _paired(self.reference, self.again, told)
+        if _is_open(found) and (exact := self.twice_exactly()) is not None:
+            told = self._tries.attempt(remedies, patched=patched, exact=True)
+            found = _paired(*exact, told) if not told.failure else {"passed": False, "why": told.why}
+        return "" if found["passed"] else str(found["why"])
 
     def more_steps(self, told: Told) -> int:
         """How many would do, where losses could not be told; 0 where they take too long."""

@@ -60,7 +60,7 @@ class Search:
         self._paired: Mapping[str, Any] | None = None  # of what was kept last
         self._losses: Mapping[str, Any] = {}
         self.highest_loss, self.loss_steps = float("inf"), 0  # of the plain script
-        self._proof = Proof(tries, say)
+        self.proof = Proof(tries, say)
         self._together: set[str] = set()  # what was tried beside something else
 
     def run(self, machine: str, versions: Mapping[str, str], at: str) -> Receipt:
@@ -87,20 +87,20 @@ class Search:
                 f"many to tell anything, two of them as it is: more than the {show_seconds(self._within_s)} of --within"
             )
         self._say("the script as it is, twice: the second time shows how far it differs from itself")
-        reference, again = self._proof.twice()
+        reference, again = self.proof.twice()
         if not reference.failure and (steps := steps_needed(reference, again)) > self._tries.steps:
             self._say("its losses differ from one time to the next")
-            if self._proof.twice_exactly() is None:
+            if self.proof.twice_exactly() is None:
                 self._say(f"{steps} steps instead of {self._tries.steps} can tell more")
                 self._tries.steps = steps
-                reference, again = self._proof.twice()
+                reference, again = self.proof.twice()
         if reference.failure:
             return receipt(f"the script could not be tried: {reference.why}")
         if again.failure or again.check is None or not again.check["passed"]:
             why = again.why if again.failure else (again.check or {}).get("why", "")
             return receipt(f"nothing can be proven: {why}", reference, reference)
         self.highest_loss, self.loss_steps = max(*reference.losses, *again.losses), len(reference.losses)
-        self._proof.reference, self._proof.again = reference, again
+        self.proof.reference, self.proof.again = reference, again
         standing = Standing([], reference)
         for offer in self._offers:
             standing = self._tried(offer, standing)
@@ -116,7 +116,7 @@ class Search:
         if not self.kept:
             self._paired = None
         stopped = self._too_late or "all that applies to the steps that were looked at was tried"
-        return receipt(stopped, self._proof.reference, standing.told if self.kept else self._proof.reference)
+        return receipt(stopped, self.proof.reference, standing.told if self.kept else self.proof.reference)
 
     def _tried(self, offer: Offer, standing: Standing, beside: Offer | None = None) -> Standing:
         if any(name == offer.name or offer.name in INSTEAD.get(name, set()) for name, _ in standing.remedies):
@@ -128,7 +128,7 @@ class Search:
             return standing
         both = [offer] if beside is None else [beside, offer]
         remedies = [*standing.remedies, *((one.name, one.value) for one in both)]
-        slow_s = summarize(self._proof.reference.steps_s).median
+        slow_s = summarize(self.proof.reference.steps_s).median
         is_old, by_turns = time.monotonic() - standing.at_s > _FRESH_S, self._tries.by_turns
         if is_old and not by_turns and standing.told.took_s < _CHEAP_S:
             standing = self._measured_again(standing)
@@ -142,9 +142,9 @@ class Search:
                 f"{offer.name.replace('_', ' ')}: {measured['ratio']:.2f}x, and {steps} steps are needed to tell its losses"
             )
             self._tries.steps = steps
-            first, second = self._proof.twice()
+            first, second = self.proof.twice()
             if not first.failure and not second.failure:
-                self._proof.reference, self._proof.again = first, second
+                self.proof.reference, self.proof.again = first, second
                 told = self._tries.attempt(remedies, against=standing.remedies, slow_s=slow_s)
                 verdict, why, measured = self._judged(told, standing, remedies)
         if verdict == KEPT and self._tries.by_turns and measured["ratio"] < _CLOSE[1]:
@@ -288,7 +288,7 @@ class Search:
         """How many would do, where a trial is faster and only its losses could not be told; 0 where they take too long."""
         if told.failure or not told.check or not told.check["passed"] or measured.get("low", 0.0) < 1 + WORTH:
             return 0
-        return self._proof.more_steps(told)
+        return self.proof.more_steps(told)
 
     def _judged(self, told: Told, standing: Standing, remedies: list[tuple[str, Any]]) -> tuple[str, str, dict[str, float]]:
         if told.failure:
@@ -306,7 +306,7 @@ class Search:
             return REJECTED, f"{how} ({speed.low:.2f} to {speed.high:.2f})", measured
         if (whole := of_the_whole(standing.told, told, kind)) < 1:
             return REJECTED, f"most {kind} are faster, but a few are so slow that all of them are not: {whole:.2f}x", measured
-        losses = self._proof.losses(told, remedies)
+        losses = self.proof.losses(told, remedies)
         if not losses["passed"]:
             return REJECTED, f"{_NOT_THE_SAME}: {losses['why']}", measured
         self._losses = losses
@@ -329,7 +329,7 @@ class Search:
     def _confirmed(self, standing: Standing) -> Standing:
         """Once more, the plain script and then all that was kept: nobody is left slower than where they started."""
         self._say("once more: the script as it is, and all that was kept")
-        plain, whole, rounds = self._proof.reference, standing.told, 0
+        plain, whole, rounds = self.proof.reference, standing.told, 0
         speed: Comparison | None = None
         kinds = {REMEDIES[name].measures for name, _ in standing.remedies}
         kind = STEPS if STEPS in kinds else EVALUATIONS
@@ -343,7 +343,7 @@ class Search:
             if again.failure or boosted.failure:
                 why = f"it failed when tried again: {again.why or boosted.why}"
                 self.entries.append(_all_together(standing, REJECTED, why))
-                return Standing([], self._proof.reference)
+                return Standing([], self.proof.reference)
             if boosted.beside_s:  # only what was taken beside the plain script counts
                 whole = pooled(whole, boosted) if rounds else boosted
                 plain = replace(plain, steps_s=whole.beside_s, evaluations_s=whole.beside_evaluations_s)
@@ -352,8 +352,8 @@ class Search:
             speed, rounds = compared(plain, whole, kind), rounds + 1
             if speed is None:
                 self.entries.append(_all_together(standing, REJECTED, f"too few {kind} to tell when it was tried again"))
-                return Standing([], self._proof.reference)
-        self._proof.reference = plain
+                return Standing([], self.proof.reference)
+        self.proof.reference = plain
         together = _all_together(
             standing, KEPT, "both arms once more, " + ("by turns" if self._tries.by_turns else "one after the other")
         )

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from flatout.boost.forks import pause
+from flatout.boost.forks import end_with_the_parent, pause
 from flatout.boost.hooks import Hooks
 from flatout.boost.placing import begin_on
+from flatout.boost.protection import protecting
 from flatout.boost.recording import Recording
 from flatout.boost.remedies.all import PRECISIONS, REMEDIES
-from flatout.boost.scratch import Scratch
 from flatout.doctor.patches import Patches
 from flatout.doctor.script import Script, run_script
 from flatout.measure.differences import Snapshot
@@ -44,6 +44,7 @@ class Asked:
     seed: int
     scratch: str
     answer: str
+    protection: str
     reference: str | None = None  # the first step of the plain script, to be held against
     keep: str | None = None  # where to keep the own one
     slow_s: float | None = None  # a step of the reference: three times that, after the warm-up, and the trial is over
@@ -53,6 +54,7 @@ class Asked:
     least: int = 1  # steps of a turn
     filling: int = 0  # the first of a turn, which are not timed: the host gets ahead of the device in them
     losses: int | None = None  # of so many steps; None: of all
+    patched: tuple[tuple[str, str], ...] = ()  # files and their text with the remedies written into them
 
     @property
     def turns(self) -> Path:
@@ -78,7 +80,9 @@ class Asked:
     def from_dict(cls, written: Mapping[str, Any]) -> Asked:
         remedies = tuple((name, value) for name, value in written["remedies"])
         evaluates = tuple((line, training) for line, training in written["evaluates"])
-        return cls(**{**written, "remedies": remedies, "arguments": tuple(written["arguments"]), "evaluates": evaluates})
+        patched = tuple((file, text) for file, text in written["patched"])
+        more = {"remedies": remedies, "arguments": tuple(written["arguments"]), "evaluates": evaluates, "patched": patched}
+        return cls(**{**written, **more})
 
     @property
     def precision(self) -> str:
@@ -144,7 +148,9 @@ def attempt(asked: Asked) -> None:
     """Does not return: it ends the process."""
     began_s = time.monotonic()
     patches, hooks = Patches(), Hooks()
-    turn, turns = _Turn(asked), asked.turns.open("w")  # before what the script writes is led elsewhere
+    protecting.enter(asked.protection, Path(asked.scratch), [Path(asked.answer).parent.parent], patches)
+    end_with_the_parent()  # other rights have made it forget that
+    turn, turns = _Turn(asked), asked.turns.open("w")
 
     def done() -> None:
         restore()
@@ -186,14 +192,16 @@ def attempt(asked: Asked) -> None:
         recording.leaves_dropout_off()
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.backends.cudnn.deterministic = True
-    for name, value in asked.remedies:
+    for file, text in asked.patched:
+        with open(file, "w", newline="") as patched:
+            patched.write(text)
+    for name, value in asked.remedies if not asked.patched else ():
         REMEDIES[name].apply(value, hooks)
     recording.install(patches, hooks)
     hooks.install()
     random.seed(asked.seed)
     np.random.seed(asked.seed)
     torch.manual_seed(asked.seed)
-    Scratch(Path(asked.scratch)).install(patches)
     ending = run_script(Script(asked.script, asked.arguments, asked.as_module))
     if recording.steps_done > WARM_UP + 5:
         done()  # a short script: what there is has to do

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import signal
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 from flatout.base.units import show_seconds
 from flatout.boost.forks import PAUSED, Forks
+from flatout.boost.protection import protecting
 from flatout.boost.trial import SLOWER, WARM_UP, Asked, Told
 from flatout.doctor.script import Script
 from flatout.measure.stats import compare_paired, summarize
@@ -45,6 +45,7 @@ class Trials:
         script: Script,
         folder: Path,
         steps: int,
+        protection: str,
         seed: int = 0,
         evaluates: Sequence[tuple[str, bool]] = (),
         device: str = "cpu",
@@ -52,6 +53,7 @@ class Trials:
     ) -> None:
         """After `within_s` a trial gets no longer than it takes to tell that there is no gain."""
         self._over_at_s = time.monotonic() + within_s
+        self._protection = protection
         self._forks, self._script, self._folder, self._evaluates = forks, script, folder, tuple(evaluates)
         self.steps, self._seed = steps, seed
         self._on_device = device != "cpu"
@@ -73,9 +75,11 @@ class Trials:
         slow_s: float | None = None,
         exact: bool = False,
         losses: bool = True,
+        patched: Sequence[tuple[str, str]] = (),
     ) -> Told:
         """`keep`: this one is the reference that later ones are held against. `against`: what it is timed beside, by turns.
-        Without `losses` such a trial is over once it is clear by how much one is faster."""
+        Without `losses` such a trial is over once it is clear by how much one is faster. `patched`: files with the remedies
+        written into them, which are not put in from outside then."""
         if against is not None and self.by_turns:
             turn_s = self._turn_s(against)
             told = self._beside(remedies, against, slow_s, losses)
@@ -88,7 +92,9 @@ class Trials:
                 self.by_turns = self._may_take_turns = False  # it holds a port, a lock or much memory
             return self._noted(alone, remedies)
         began_s = time.monotonic()
-        told = self._run(self._asked(remedies, keep=keep, slow_s=slow_s, exact=exact))
+        told = self._run(self._asked(remedies, keep=keep, slow_s=slow_s, exact=exact, patched=tuple(patched)))
+        if patched:
+            return told
         if keep and not told.failure:
             self._reference_s = time.monotonic() - began_s
             if self._on_device:
@@ -117,6 +123,7 @@ class Trials:
             self._seed,
             str(place / "scratch"),
             str(place / "answer.json"),
+            self._protection,
             None if keep else str(self.reference_file),
             str(self.reference_file) if keep else None,
             evaluates=self._evaluates,
@@ -142,7 +149,7 @@ class Trials:
         return self._told(asked, code, time.monotonic() - began_s)
 
     def _told(self, asked: Asked, code: int | None, took_s: float) -> Told:
-        shutil.rmtree(asked.scratch, ignore_errors=True)  # checkpoints, say: all trials together may fill a disk
+        protecting.remove(Path(asked.scratch))  # checkpoints, say: all trials together may fill a disk
         answer = Path(asked.answer)
         if code is None:
             return Told(HUNG, f"no answer within {show_seconds(self._limit_s)}", took_s=took_s)

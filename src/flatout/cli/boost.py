@@ -38,6 +38,10 @@ def boost(
     out: Annotated[Path, typer.Option("--out", help="The receipt, its page and the patch go to this folder.")] = Path(
         "flatout-boost"
     ),
+    unprotected: Annotated[
+        bool,
+        typer.Option("--unprotected", help="Try even where the kernel can't keep C libraries from writing to your real files."),
+    ] = False,
     measure: Annotated[bool, typer.Option("--probe/--no-probe", help="Measure this machine first, if it never was.")] = True,
     as_json: Json = False,
 ) -> None:
@@ -53,7 +57,7 @@ def boost(
     import torch._dynamo  # noqa: F401  the optimizers ask for it, and it takes as long as torch itself
 
     from flatout.base.tree import to_data, to_text
-    from flatout.boost.boosting import PATCH, in_a_fork, tried
+    from flatout.boost.boosting import PATCH, in_a_fork, protection_here, tried
     from flatout.boost.forks import Forks
     from flatout.boost.looking import NothingSeen, looked_at
     from flatout.boost.pace import Ran
@@ -71,15 +75,17 @@ def boost(
         if measure:
             measured_once("flatout boost")
         work = Path(folder)
+        protection = protection_here(forks, work, unprotected)
+        say(protection.sentence)
         say(f"looking at {script}")
         try:
-            looked = looked_at(forks, script, cache_folder(), work)
+            looked = looked_at(forks, script, cache_folder(), work, protection.kind)
         except NothingSeen as nothing:
             if hint := misplaced(context, script.arguments):
                 say(hint)
             say(f"{nothing}; " + ("there is nothing to try" if try_only else "it is run as it is"))
             raise typer.Exit(1 if try_only else waited_for(_plain(script))) from None
-        found = tried(script, looked, forks, work, out, say, steps, within_s, lasts_s)
+        found = tried(script, looked, forks, work, out, protection, say, steps, within_s, lasts_s)
         if as_json:
             print_json(to_data(found.doc(script)))
         else:

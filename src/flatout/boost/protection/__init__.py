@@ -1,0 +1,1 @@
+"""Keeps a trial's writes away from the user's files."""

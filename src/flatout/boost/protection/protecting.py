@@ -1,0 +1,122 @@
+"""Which protection this machine offers, and entering it. Trials change no file of the user's, whatever writes.
+
+overlay   the kernel shows the trial a copy of the file system that is made as it writes
+landlock  the kernel refuses writes outside of the scratch folder; those of Python are redirected to it
+audit     no help from the kernel: only what Python itself does is redirected or stopped; has to be asked for
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+from flatout.base.errors import MachineError
+from flatout.boost.protection import auditing, landlock, overlay
+from flatout.boost.protection.moving import copy_where_rename_fails
+from flatout.boost.protection.redirect import Redirect, temporary_files_in
+from flatout.boost.protection.system import write_past_python
+from flatout.doctor.patches import Patches
+
+OVERLAY, LANDLOCK, AUDIT = "overlay", "landlock", "audit"
+BY_KERNEL = (OVERLAY, LANDLOCK)
+_SAID = {
+    OVERLAY: "trials can't change your files: they run on an overlay of the file system (mount namespace), "
+    "and their writes are thrown away",
+    LANDLOCK: "trials can't change your files: the kernel (Landlock) refuses writes outside of a scratch folder. Python's "
+    "writes are redirected to it; a subprocess or C library that writes elsewhere gets 'permission denied'",
+    AUDIT: "--unprotected: Python's writes are redirected to a scratch folder and subprocesses are refused. "
+    "C libraries still write to your real files during trials",
+}
+
+
+@dataclass(frozen=True)
+class Protection:
+    kind: str
+    refused: tuple[str, ...] = ()  # better ones, and why this machine does not allow them
+
+    @property
+    def sentence(self) -> str:
+        return _SAID[self.kind] + (f" (not available here: {'; '.join(self.refused)})" if self.refused else "")
+
+
+def choose(can_enter: Any, unprotected: bool) -> Protection:
+    """`can_enter(kind)` tries it in a process of its own and says why it failed, or ""."""
+    refused: list[str] = []
+    for kind in BY_KERNEL:
+        if not (why := can_enter(kind)):
+            return Protection(kind, tuple(refused))
+        refused.append(f"{kind}: {why}")
+    if not unprotected:
+        raise MachineError(
+            "expected a kernel that can keep trials from changing your files, found none that may be used: "
+            f"{'; '.join(refused)}. A C library in your script could overwrite real files during trials. "
+            "Run flatout where user namespaces or Landlock are allowed, or on a copy of your folder with --unprotected"
+        )
+    return Protection(AUDIT, tuple(refused))
+
+
+def enter(kind: str, scratch: Path, open_to: Iterable[Path], patches: Patches) -> None:
+    """For the rest of this process. `patches` take back what can be taken back."""
+    places = [scratch, *open_to, *_shared_on_purpose()]
+    temporary = scratch / "tmp"
+    temporary.mkdir(parents=True, exist_ok=True)
+    if kind == OVERLAY:
+        overlay.enter(scratch, places)
+        copy_where_rename_fails(patches)
+    else:
+        files = scratch / "files"
+        files.mkdir()
+        if kind == LANDLOCK:
+            landlock.enter(places)
+        else:
+            auditing.enter(places)
+        Redirect(files, places).install(patches)
+    temporary_files_in(str(temporary), patches)
+
+
+def attempt(kind: str, folder: Path) -> str:
+    """In a process of its own, since there is no way back: why it can't be entered, or ""."""
+    scratch = folder / f"try-{kind}"
+    try:
+        enter(kind, scratch, [folder], Patches())
+        write_past_python(_outside(folder))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def leaked(folder: Path) -> bool:
+    """Some sandboxes answer a system call with success and do nothing: did the attempt's write come through?"""
+    outside = _outside(folder)
+    found = outside.exists()
+    outside.unlink(missing_ok=True)
+    return found
+
+
+def _outside(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.outside")
+
+
+def remove(scratch: Path) -> None:
+    """An overlay leaves folders behind that nobody may look into."""
+
+    def open_up(function: Any, path: str, error: Any) -> None:
+        with suppress(OSError):
+            os.chmod(path, stat.S_IRWXU)
+            shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+
+    shutil.rmtree(scratch, onerror=open_up)
+
+
+def _shared_on_purpose() -> Sequence[Path]:
+    """What one trial compiles need not be compiled by the next; and a GPU that processes share is spoken to by files."""
+    shared = [cache_dir(), os.path.expanduser("~/.triton"), "/tmp/nvidia-mps"]
+    return [Path(one) for one in shared if os.path.isdir(one)]
