@@ -7,6 +7,8 @@ import json
 import math
 import os
 import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 from flatout.base.budget import Budget
 from flatout.base.errors import DataError, FlatoutError, ModelError, UsageError, did_you_mean
 from flatout.base.shapes import Shapes
-from flatout.base.source import source_text
+from flatout.base.source import lasting_text, source_text
 from flatout.base.specs import Spec
 from flatout.data.data import Data
 from flatout.data.datasets.iterables import IterableSource
@@ -210,20 +212,24 @@ def _check_metrics(job: Job, metrics: list[str]) -> None:
 _OF_THE_PROCESSES = ("mesh", "pipeline", "bucket_mb", "reshard")
 
 
-def identity(recipe: Recipe, job: Job) -> str:
+@dataclass(frozen=True)
+class Identity:
     """What makes two runs the same: the recipe, the code it names, the data's content. Not how processes share the work."""
+
+    whole: str
+    parts: Mapping[str, str]  # the same for each: recipe, code, data
+
+
+def identity(recipe: Recipe, job: Job) -> Identity:
     written = recipe.written()
     written["settings"] = {name: value for name, value in recipe.settings.items() if name not in _OF_THE_PROCESSES}
-    digest = hashlib.sha256(json.dumps(written, sort_keys=True, default=str).encode())
-    digest.update(source_hash(recipe.model).encode())
-    if isinstance(job.objective, Custom):
-        digest.update(source_text(job.objective.function).encode())
-    if callable(recipe.optimizer):
-        digest.update(source_text(recipe.optimizer).encode())
-    for knob in recipe.own_knobs:
-        digest.update(source_text(knob.turn).encode())
-    digest.update(job.data.fingerprint().encode())
-    return digest.hexdigest()[:32]
+    asked = json.dumps(written, sort_keys=True, default=lasting_text).encode()
+    own = [job.objective.function] if isinstance(job.objective, Custom) else []
+    own += [recipe.optimizer] if callable(recipe.optimizer) else []
+    code = "".join([source_hash(recipe.model), *map(source_text, [*own, *(knob.turn for knob in recipe.own_knobs)])]).encode()
+    data = job.data.fingerprint().encode()
+    digests = [hashlib.sha256(part).hexdigest()[:32] for part in (asked + code + data, asked, code, data)]
+    return Identity(digests[0], dict(zip(("recipe", "code", "data"), digests[1:], strict=True)))
 
 
 def code_of(recipe: Recipe, job: Job) -> str:

@@ -18,7 +18,7 @@ import torch
 
 from flatout import __version__
 from flatout.base.budget import Budget
-from flatout.base.source import source_text
+from flatout.base.source import lasting_text, source_text
 from flatout.building import check_job, check_loss_head
 from flatout.data.datasets.iterables import IterableSource
 from flatout.engine.job import Job
@@ -310,10 +310,10 @@ def _key(recipe: Recipe, job: Job, device: torch.device, without: tuple[str, ...
     shapes = {name: [list(column.shape), str(column.dtype)] for name, column in job.data.schema().items()}
     parts = (*(part for part in (recipe.objective, recipe.optimizer) if callable(part)), *(k.turn for k in recipe.own_knobs))
     tensors = (*job.model.named_parameters(), *job.model.named_buffers())
-    built = [repr(job.model), *(f"{name} {tuple(t.shape)} {t.dtype} {t.requires_grad}" for name, t in tensors)]
+    built = [lasting_text(job.model), *(f"{name} {tuple(t.shape)} {t.dtype} {t.requires_grad}" for name, t in tensors)]
     own = [source_hash(recipe.model), *map(source_text, parts), *built]
     place = [device_name(device), torch.get_num_threads() if device.type == "cpu" else 0, read_facts().cpu.model]
-    told = json.dumps([asked, shapes, own, place, job.rows_per_step], sort_keys=True, default=str)
+    told = json.dumps([asked, shapes, own, place, job.rows_per_step], sort_keys=True, default=lasting_text)
     return hashlib.sha256(told.encode()).hexdigest()[:24]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatout.base.errors import DataError, StoreError, UsageError, did_you_mean
+from flatout.base.errors import DamagedCheckpoint, DataError, StoreError, UsageError, did_you_mean
 from flatout.data.arrays import arrays
 from flatout.data.data import PARTS, Data
 from flatout.data.source import Source
@@ -19,6 +19,7 @@ from flatout.data.tables.query import is_query
 from flatout.engine.job import Job
 from flatout.models.finetune import load_weights
 from flatout.recipe import Recipe
+from flatout.store.checkpoints import fits_the_run
 from flatout.store.run_folder import RunFolder
 
 Words = np.ndarray[Any, np.dtype[np.str_]]
@@ -32,22 +33,25 @@ _HOW_TO_HAVE = {
 def trained_model(folder: RunFolder, job: Job) -> nn.Module:
     """The final weights; of an unfinished run those of its best, else its last checkpoint."""
     if folder.weights_path.exists():
-        load_weights(job.model, folder.weights_path)
+        load_weights(job.model, folder.weights_path)  # which compares its checksum
         return job.model
     checkpoints = folder.checkpoints()
-    best = checkpoints.best()
-    if best is not None:
-        state = checkpoints.load(best["step"])
-    else:
-        found = checkpoints.load_latest(lambda step, why: None)
-        if found is None:
-            raise StoreError(f"{folder.name} has no weights yet")
-        state = found[1]
-    job.model.load_state_dict(state["model"])
-    if state["average"] is not None:
-        with torch.no_grad():
-            for parameter, average in zip(job.model.parameters(), state["average"], strict=True):
-                parameter.copy_(average)
+    best, steps = checkpoints.best(), checkpoints.steps()
+    if not steps:
+        raise StoreError(f"{folder.name} has no weights yet")
+    step = steps[-1] if best is None else best["step"]
+    try:
+        state = checkpoints.load(step)
+    except DamagedCheckpoint as damage:
+        raise DamagedCheckpoint(
+            f"{damage}; move {checkpoints.path(step)} away to use the weights of another checkpoint"
+        ) from damage
+    with fits_the_run(checkpoints.path(step)):
+        job.model.load_state_dict(state["model"])
+        if state["average"] is not None:
+            with torch.no_grad():
+                for parameter, average in zip(job.model.parameters(), state["average"], strict=True):
+                    parameter.copy_(average)
     return job.model
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatout.base.errors import DataError, StoreError, UsageError
+from flatout.base.errors import DataError, MissingFile, StoreError, UsageError
 from flatout.base.events import Event, Observer, read_events
 from flatout.base.tree import Doc, to_text
 from flatout.base.units import parse_seconds
@@ -35,6 +35,7 @@ from flatout.plan.plan import Plan
 from flatout.planned import checked_plan, label_of
 from flatout.reading import read_recipe, recipe_from
 from flatout.recipe import Recipe
+from flatout.running.record import Origin
 from flatout.running.run import Asked, joined, run_in
 from flatout.store.run_folder import RunFolder, find
 from flatout.trained import Words, own_part, read_given, read_like, trained_model, with_names
@@ -73,7 +74,7 @@ class Run:
 
     @property
     def plan(self) -> Plan:
-        return Plan.from_dict(self.folder.read("plan.json"))
+        return self.folder.parsed("plan.json", Plan.from_dict)
 
     @property
     def recipe(self) -> Recipe:
@@ -89,12 +90,12 @@ class Run:
     def receipt(self) -> Receipt | None:
         """What was tried before it began; None where nothing was asked to be."""
         try:
-            return Receipt.from_dict(self.folder.read("receipt.json"))
-        except StoreError:
+            return self.folder.parsed("receipt.json", Receipt.from_dict)
+        except MissingFile:
             return None
 
     def explain_doc(self) -> Doc:
-        degraded = tuple(event for event in self.events() if event["kind"] == "degraded")
+        degraded = tuple(event for event in self.events() if event.get("kind") in ("degraded", "damaged"))
         return explain_plan(self.plan, self.result, degraded, self.receipt)
 
     def explain(self) -> str:
@@ -222,8 +223,8 @@ def predict(run: Run, data: OtherData, *, device: str = "auto", cache: Path | No
 def _check_unchanged(run: Run, data: Data) -> None:
     """What prepares rows is fitted on them: from others than it was trained on, the model would be judged by other inputs."""
     try:
-        kept = run.folder.read("data.json")["fingerprint"]
-    except StoreError:  # a run from before it was kept
+        kept = run.folder.parsed("data.json", lambda written: written["fingerprint"])
+    except MissingFile:  # a run from before it was kept
         return
     if kept != data.fingerprint():
         raise DataError(
@@ -236,8 +237,8 @@ def _check_unchanged(run: Run, data: Data) -> None:
 def _job_to_use(run: Run) -> Job:
     """The run's model and what prepares rows for it, from what the run kept: its training data may be gone."""
     try:
-        return build_job(run.recipe, data=recall(run.folder.read("data.json")))
-    except (StoreError, UsageError):  # a run of objects that no file can hold, or one from before it was kept
+        return build_job(run.recipe, data=run.folder.parsed("data.json", recall))
+    except (MissingFile, UsageError):  # a run of objects that no file can hold, or one from before it was kept
         return build_job(run.recipe)
 
 
@@ -248,13 +249,14 @@ def _planning_limit(written: str) -> float:
 
 
 def _stored_recipe(folder: RunFolder) -> Recipe:
-    origin = folder.read("origin.json")
-    if origin["source"] == "recipe.py":
-        return read_recipe(folder.path / "recipe.py", origin["overrides"], origin["pins"], moved_from=Path(origin["file"]))
-    if origin["source"] is None:
+    origin = folder.parsed("origin.json", Origin.from_dict)
+    if origin.source is None:
         name = folder.name
         raise StoreError(f"{name} was made from Python objects: use it from Python, fo.load({name!r}, recipe=...)")
-    return recipe_from(folder.read("recipe.json"), Path(origin["folder"]), stored=True)
+    if origin.source == "recipe.py":
+        folder.manifest.read("recipe.py")  # it is run: not unless it is what was written
+        return read_recipe(folder.path / "recipe.py", origin.overrides, origin.pins, moved_from=Path(origin.file or ""))
+    return folder.parsed("recipe.json", lambda written: recipe_from(written, Path(origin.folder), stored=True))
 
 
 def _other_source(run: Run, job: Job, data: OtherData, *, targets: bool, cache: Path | None) -> Source:

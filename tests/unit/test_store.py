@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flatout.base.errors import DamagedCheckpoint, NotARun, RunBusy, StoreError
+from flatout.base.errors import DamagedCheckpoint, DamagedFile, NotARun, RunBusy, StoreError
 from flatout.base.files import read_json, write_json
+from flatout.base.sealed import sealed
 from flatout.base.tree import to_data, to_text
 from flatout.store.checkpoints import Checkpoints
 from flatout.store.compare import compare_doc, runs_doc
@@ -136,7 +137,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path, name: str
 def test_another_version_is_not_damage(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     manifest = save(checkpoints, 1) / "manifest.json"
-    manifest.write_text(json.dumps({**read_json(manifest), "format": 2}))
+    manifest.write_bytes(sealed({"format": 2, "sha256": {}}))
     with pytest.raises(StoreError, match="has checkpoint format 2, this flatout reads format 1") as error:
         checkpoints.load_latest(pytest.fail)
     assert not isinstance(error.value, DamagedCheckpoint)
@@ -231,8 +232,8 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     assert not folder.begun
     with pytest.raises(StoreError, match=r"a-1 has no plan\.json"):
         folder.read("plan.json")
-    (folder.path / "plan.json").write_text("{")
-    with pytest.raises(StoreError, match=r"plan\.json is not whole"):
+    folder.write_bytes("plan.json", b"{")
+    with pytest.raises(DamagedFile, match=r"plan\.json is not whole"):
         folder.read("plan.json")
 
 

@@ -10,6 +10,8 @@
     ├── StoreError                        a run folder or a checkpoint can't be used
     │   ├── NotARun
     │   ├── RunBusy                       another process is training in this folder
+    │   ├── MissingFile
+    │   ├── DamagedFile                   a file is not what was written
     │   └── DamagedCheckpoint
     └── TrainingError                     the run started and could not go on
         ├── Diverged
@@ -69,6 +71,14 @@ class NotARun(StoreError):
 
 
 class RunBusy(StoreError):
+    pass
+
+
+class MissingFile(StoreError):
+    pass
+
+
+class DamagedFile(StoreError):
     pass
 
 

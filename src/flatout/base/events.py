@@ -1,11 +1,11 @@
-"""What happened, as JSON lines: append-only, one line an event, with a monotonic clock. A torn last line is ignored.
+"""What happened, as JSON lines: append-only, one line an event, with a monotonic clock and a checksum. A torn last line is
+ignored; a damaged one is told as an event of its own.
 
 Observers get each event after it is written. None of them, nor a full disk, can block or end a run.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from flatout.base.sealed import append, read_lines, sealed
 
 Event = Mapping[str, Any]
 Observer = Callable[[Event], None]
@@ -29,14 +31,7 @@ class EventLog:
         self._one_at_a_time = threading.RLock()  # the loop and the checkpoint writer both emit
         self._file: int | None = None
         if path is not None:
-            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-            self._end_torn_line()
-
-    def _end_torn_line(self) -> None:
-        assert self._file is not None
-        size = os.fstat(self._file).st_size
-        if size and os.pread(self._file, 1, size - 1) != b"\n":
-            os.write(self._file, b"\n")
+            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def emit(self, kind: str, /, **fields: Any) -> Event:
         event: dict[str, Any] = {"kind": kind, "t": round(time.monotonic() - self._began_s, 6), "at": round(time.time(), 3)}
@@ -48,11 +43,9 @@ class EventLog:
 
     def _write(self, event: Event) -> None:
         if self._file is not None:
-            line = json.dumps(event, default=str, allow_nan=True).encode() + b"\n"
             try:
-                if os.write(self._file, line) != len(line):
+                if not append(self._file, sealed(event)):
                     self.lost += 1
-                    self._end_torn_line()
             except OSError:
                 self.lost += 1  # a full disk must not end the run; the count is in the result
 
@@ -77,16 +70,11 @@ class EventLog:
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Every whole event of a log; lines torn by a kill or a full disk are passed over."""
-    if not path.exists():
-        return
-    with path.open("rb") as lines:
-        for line in lines:
-            if not line.endswith(b"\n"):
-                return
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict):
-                yield event
+    """Every whole event of a log. Lines torn by a kill or a full disk are passed over; in the place of a line that is not as
+    it was written there is an event of kind `damaged`."""
+    for line in read_lines(path, unsealed=True):  # logs from before there were checksums
+        if line.damage:
+            why = f"line {line.number} {line.damage}: what it said is missing here"
+            yield {"kind": "damaged", "line": line.number, "what": path.name, "why": why}
+        else:
+            yield line.fields

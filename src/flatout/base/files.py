@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, before_naming: Callable[[], None] = lambda: None) -> None:
+    """`before_naming` is called when the content is safe on the disk and `path` is still what it was."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with aside.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        before_naming()
         os.replace(aside, path)
     except BaseException:
         aside.unlink(missing_ok=True)
@@ -23,11 +26,23 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    write_bytes(path, (json.dumps(content, indent=2, default=str) + "\n").encode())
+    write_bytes(path, json_bytes(content))
+
+
+def json_bytes(content: Any) -> bytes:
+    return (json.dumps(content, indent=2, default=str) + "\n").encode()
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_bytes())
+    return parse_json(path.read_bytes())
+
+
+def parse_json(content: bytes) -> Any:
+    """ValueError for whatever is no JSON, also for brackets in brackets without end."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""runs, runs show, runs compare: what is in the run folder."""
+"""runs, runs show, runs compare, runs check: what is in the run folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import typer
 
 from flatout.cli.output import print_json
 
-app = typer.Typer(help="List runs; show one; compare two.", invoke_without_command=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="List runs; show one; compare two; check the files of one.", invoke_without_command=True, rich_markup_mode=None
+)
 
 Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
@@ -38,13 +40,20 @@ def show(run: RunName, runs: Runs = Path("runs"), as_json: Json = False) -> None
     found = verbs.load(run, runs=runs)
     result = found.result
     if as_json:
-        about = {**found.folder.about, "status": found.folder.status, "recipe": found.folder.read("recipe.json")}
+        about = {
+            **found.folder.about,
+            "verified": found.folder.manifest.exists,
+            "status": found.folder.status,
+            "recipe": found.folder.read("recipe.json"),
+        }
         print_json({**about, "plan": to_data(found.explain_doc()), "result": result})
         return
     print(f"{found.name}: {found.folder.status}{': ' + result['reason'] if 'reason' in result else ''}\n")
     for key, value in found.folder.read("recipe.json").items():
         if value not in ({}, [], ()):
             print(f"  {key}: {_written(value)}")
+    if not found.folder.manifest.exists:
+        print("  (unverified: begun by a flatout that kept no checksums of these files)")
     print(f"\n{found.explain()}\n")
     if "ledger" in result:
         print(to_text(ledger_doc(result)) + "\n")
@@ -61,6 +70,34 @@ def compare(first: RunName, second: RunName, runs: Runs = Path("runs"), as_json:
 
     doc = compare_doc(find(runs, first), find(runs, second))
     print_json(to_data(doc)) if as_json else print(to_text(doc))
+
+
+@app.command("check")
+def check(
+    run: RunName,
+    runs: Runs = Path("runs"),
+    accept: Annotated[
+        bool, typer.Option("--accept", help="From now on the files count as right as they are, but for checkpoints.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Read every file of a run and compare its checksum. Exits with 1 if one is damaged."""
+    from flatout.store.run_folder import find, find_to_mend
+
+    if accept:
+        folder = find_to_mend(runs, run)
+        with folder.locked():
+            folder.accept()
+    folder = find(runs, run)
+    damage = folder.check()
+    if as_json:
+        print_json({"name": folder.name, "damaged": damage})
+    else:
+        print(
+            "\n".join(f"{name}: {why}" for name, why in damage.items()) or f"{folder.name}: all files are as they were written"
+        )
+    if damage:
+        raise typer.Exit(1)
 
 
 def _written(value: Any) -> str:

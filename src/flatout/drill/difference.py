@@ -19,6 +19,7 @@ def differing_bits(a: RunFolder, b: RunFolder) -> tuple[int, int]:
 
 
 def _final_tensors(folder: RunFolder) -> dict[str, Tensor]:
+    folder.manifest.check(folder.weights_path.name)
     weights = {f"weights.{name}": tensor for name, tensor in read_tensors(folder.weights_path).items()}
     checkpoints = folder.checkpoints()
     state = checkpoints.load(checkpoints.steps()[-1])

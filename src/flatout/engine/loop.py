@@ -6,7 +6,7 @@ change what happens here.
 
 from __future__ import annotations
 
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from flatout.machine.watch import SPLIT_FORWARD, NoWatch, Watch
 from flatout.machine.world import World
 from flatout.measure.clock import synchronize
 from flatout.measure.ledger import Ledger
+from flatout.store.checkpoints import fits_the_run
 from flatout.store.run_folder import RunFolder
 
 MAX_ROLLBACKS = 3
@@ -96,6 +97,7 @@ class Loop:
         self.save_every = None if every in ("auto", "end") else Budget.parse(every)
         self.progress = Progress(next_evaluation=self.evaluation_after(0))
         self.saved_step, self.saved_s = -1, 0.0
+        self.found_step = 0  # of the checkpoint that was read last
         self.phases = DevicePhases() if self.device.type == "cuda" else HostPhases(self.ledger)
 
     def begin(self) -> None:
@@ -116,7 +118,8 @@ class Loop:
             self.events.emit("started", total_steps=budget.total_steps, total_samples=budget.total_samples)
             self.save()  # there is always a checkpoint to go back to, and what a save takes is known from the start
         else:
-            differences = self.parts.state.differences(found)
+            with self.fits():
+                differences = self.parts.state.differences(found)
             if differences and self.settings.deterministic:
                 self.events.emit(
                     "degraded", what="deterministic", why=f"resumed, but not bit for bit: {'; '.join(differences)}"
@@ -356,26 +359,34 @@ class Loop:
             whole = self.parts.checkpoints.load_latest(self.on_damage, into=here)
             if whole is None:
                 self.parts.state.nothing_to_fill()
-            return None if whole is None else whole[1]
+            return self.found(whole)
         if self.parts.state.local is not None:  # whole: another number of processes needs the parts of all
-            whole = self.parts.checkpoints.load_latest(self.on_damage)
-            return None if whole is None else whole[1]
+            return self.found(self.parts.checkpoints.load_latest(self.on_damage))
         checkpoints = self.folder.checkpoints()
         found = checkpoints.load_latest(self.on_damage) if self.world.is_first else None
         step = self.world.from_first(None if found is None else found[0])
         if step is None:
             return None
-        tree: dict[str, Any] = checkpoints.load(step) if found is None else found[1]
+        return self.found((step, checkpoints.load(step)) if found is None else found)
+
+    def found(self, checkpoint: tuple[int, dict[str, Any]] | None) -> dict[str, Any] | None:
+        if checkpoint is None:
+            return None
+        self.found_step, tree = checkpoint
         return tree
 
     def restore(self, tree: dict[str, Any]) -> None:
-        self.progress = self.parts.state.restore(tree)
+        with self.fits():
+            self.progress = self.parts.state.restore(tree)
         self.parts.step.state_loaded()
         self.saved_step, self.saved_s = self.progress.step, self.progress.elapsed_s
         self.parts.seek(self.progress.samples, tree.get("stream"))
         if self.progress.micro_batch:
             self.parts.step.micro_batch = self.progress.micro_batch
             self.parts.step.warm(self.job.batch)
+
+    def fits(self) -> AbstractContextManager[None]:
+        return fits_the_run(self.folder.checkpoints().path(self.found_step))
 
     def leave(self) -> None:
         name, save_s, grace_s = str(self.stop.signal_name), self.parts.saver.times.last_s, parse_seconds(self.settings.grace)

@@ -28,7 +28,7 @@ def write_weights(state: TrainState, folder: RunFolder, checkpoints: ShardedChec
         here = state.tree_to_fill(Progress()) if state.world.is_split else None
         state.restore(checkpoints.load(best_step, into=here))
     with state.average.in_place() if state.average is not None else nullcontext():
-        export(folder.weights_path, state.weights(), checkpoints.peers)
+        export(folder.weights_path, state.weights(), checkpoints.peers, expect=folder.manifest.expect)
 
 
 def outcome(

@@ -128,7 +128,7 @@ class Saver:
             with _DeviceReader(self._device, copied) as to_host:
                 path = self._written.write(step, taken, to_host)
             if self._written.peers.rank == 0:
-                if best is not None and best["step"] in self._checkpoints.steps() and best != self._checkpoints.best():
+                if best is not None and best["step"] in self._checkpoints.steps() and not self._checkpoints.is_marked(best):
                     self._checkpoints.mark_best(**best)
                 self._checkpoints.prune()
         except Exception as error:

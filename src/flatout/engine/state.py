@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flatout.base.errors import StoreError
+from flatout.base.kinds import check_kinds
 from flatout.data.keyed import keyed
 from flatout.engine.determinism import (
     read_random_state,
@@ -95,6 +96,7 @@ class TrainState:
             if self.scale is not None:
                 self.scale.scale.copy_(own["scale"]["scale"])
                 self.scale.growth.copy_(own["scale"]["growth"])
+        check_kinds(Progress, tree["progress"])
         progress = Progress(**tree["progress"])
         self._restore_random(tree, progress.step)
         return progress

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from flatout.base.kinds import check_kinds
+
 KEPT, REJECTED, UNTRIED = "kept", "rejected", "untried"
 ALL_TOGETHER = "all together"  # the entry of what was kept, measured once more as a whole
 
@@ -61,5 +63,6 @@ class Receipt:
 
     @classmethod
     def from_dict(cls, written: Mapping[str, Any]) -> Receipt:
+        check_kinds(cls, written)
         entries = tuple(Entry(**entry) for entry in written["entries"])
         return cls(**{**written, "entries": entries, "notes": tuple(written["notes"])})

@@ -16,7 +16,7 @@ from torch import nn
 
 from flatout.base.errors import FlatoutError, ModelError
 from flatout.base.shapes import Shapes
-from flatout.base.source import source_text
+from flatout.base.source import lasting_text, source_text
 from flatout.base.specs import Spec, import_named, pick
 from flatout.models.convnet import convnet
 from flatout.models.facts import parameter_count
@@ -52,7 +52,7 @@ def describe(model: Model) -> Any:
 
 def source_hash(model: Model) -> str:
     """Changes when the model does: its name and options, the user's own code behind it, and the weights of an instance."""
-    digest = hashlib.sha256(json.dumps(describe(model), sort_keys=True, default=repr).encode())
+    digest = hashlib.sha256(json.dumps(describe(model), sort_keys=True, default=lasting_text).encode())
     for code in _code_of(model):
         digest.update(source_text(code).encode())
     if isinstance(model, nn.Module):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.base.errors import ModelError, did_you_mean
+from flatout.base.manifest import Manifest
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -20,6 +21,8 @@ def load_weights(model: nn.Module, path: str | Path, skip: Sequence[str] = ()) -
     from safetensors.torch import load_file
 
     file = _weights_file(Path(path))
+    if file.name == WEIGHTS_FILE:  # of a run's folder, or of another that knows what its files are to contain
+        Manifest(file.parent, lambda name: "bring it back from a copy, or use other weights").check(file.name)
     try:
         stored = load_file(file)
     except Exception as error:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from flatout.base.kinds import check_kinds
 from flatout.engine.settings import Settings
 from flatout.plan.prediction import Prediction as Prediction
 
@@ -49,6 +50,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, written: Mapping[str, Any]) -> Plan:
+        check_kinds(cls, written)
         known = dict(written)
         known["settings"] = Settings(**written["settings"])
         known["choices"] = tuple(Choice(**choice) for choice in written["choices"])

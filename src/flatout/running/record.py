@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from flatout.base.errors import Diverged, Stopped, StoreError
 from flatout.base.events import Event, read_events
+from flatout.base.kinds import check_kinds
 from flatout.data.data import Data
 from flatout.data.kept import remember
 from flatout.engine.job import Job
@@ -20,20 +22,41 @@ from flatout.recipe import Recipe
 from flatout.store.run_folder import RunFolder
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where a recipe came from, as origin.json has it. `source`: the file that has it now, None if no file can."""
+
+    folder: str
+    source: Literal["recipe.py", "recipe.json"] | None
+    file: str | None = None
+    overrides: tuple[str, ...] = ()
+    pins: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, written: Any) -> Origin:
+        check_kinds(cls, written)
+        return cls(**written)
+
+
 def write_beginning(folder: RunFolder, recipe: Recipe, plan: Plan, job: Job, receipt: Receipt | None) -> None:
     python = recipe.source is not None and recipe.source.suffix == ".py"
     objects = (
         isinstance(recipe.data, Data) or callable(recipe.model) or callable(recipe.objective) or callable(recipe.optimizer)
     )
-    source = "recipe.py" if python else None if objects else "recipe.json"
     overrides, pins = recipe.given
-    given = {"file": str(recipe.source.resolve()) if recipe.source else None, "overrides": list(overrides), "pins": pins}
+    origin = Origin(
+        str(recipe.folder.resolve()),
+        "recipe.py" if python else None if objects else "recipe.json",
+        str(recipe.source.resolve()) if recipe.source else None,
+        tuple(overrides),
+        dict(pins),
+    )
     folder.write("recipe.json", recipe.written())
     folder.write("data.json", remember(job.data))
-    folder.write("origin.json", {**given, "folder": str(recipe.folder.resolve()), "source": source})
+    folder.write("origin.json", asdict(origin))
     if python:
         assert recipe.source is not None
-        shutil.copyfile(recipe.source, folder.path / "recipe.py")
+        folder.write_bytes("recipe.py", recipe.source.read_bytes())
     folder.write("environment.json", read_facts().to_dict())
     if receipt is not None:
         folder.write("receipt.json", receipt.to_dict())
@@ -47,7 +70,7 @@ def write_result(folder: RunFolder, result: dict[str, Any]) -> None:
 
 def so_far(folder: RunFolder) -> dict[str, Any]:
     """What a run that did not end had come to, from its events."""
-    last: dict[str, Event] = {event["kind"]: event for event in read_events(folder.events_path)}
+    last: dict[str, Event] = {event.get("kind", ""): event for event in read_events(folder.events_path)}
     step, evaluation = last.get("step", {}), last.get("evaluation", {})
     metrics = {"train_loss": step.get("loss"), **evaluation.get("metrics", {})}
     return {"steps": step.get("step"), "samples": step.get("samples"), "metrics": metrics} if step else {}

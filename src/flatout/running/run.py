@@ -21,7 +21,8 @@ import torch
 from flatout import __version__
 from flatout.base.errors import PeerLost, Stopped, TrainingError, UsageError
 from flatout.base.events import EventLog, Observer
-from flatout.building import build_job, check_job, code_of, identity
+from flatout.base.source import lasting_text
+from flatout.building import Identity, build_job, check_job, code_of, identity
 from flatout.engine.job import Job
 from flatout.engine.loop import train
 from flatout.engine.parallel.fitting import check_fits
@@ -39,6 +40,8 @@ from flatout.recipe import Recipe
 from flatout.running.layout_trials import fastest
 from flatout.running.record import said_in_words, so_far, status_after, status_of, write_beginning, write_result
 from flatout.running.sharing import as_shared_now, choose_layout, not_together, why_not_together
+from flatout.running.unlike import left_unfinished
+from flatout.store.lock import StartLock
 from flatout.store.run_folder import RunFolder, check_place, create, find_unfinished
 
 
@@ -73,23 +76,34 @@ def run_in(world: World, recipe: Recipe, asked: Asked) -> RunFolder:
     axes = on_all(world, lambda: parse_mesh(str(recipe.settings.get("mesh", "")), world.size))
     job = _built(world, recipe, asked.cache)
     on_all(world, lambda: check_fits(job.model, axes, job.tensor_plan, str(recipe.settings.get("pipeline", "1f1b"))))
-    key = identity(recipe, job)
-    mine = {**_versions(), "recipe": _written(recipe), "data": job.data.fingerprint(), "code": key}
+    own = identity(recipe, job)
+    mine = {**_versions(), "recipe": _written(recipe), "data": job.data.fingerprint(), "code": own.whole}
     check_same(world, mine, lambda: code_of(recipe, job))
     try_out = partial(fastest, world, recipe, job, runs=asked.runs, cache=asked.cache, limit_s=asked.planning_s, say=asked.say)
-    begun_with = by_first(world, lambda: {"mesh": "" if asked.fresh else _mesh_of_unfinished(asked.runs, key)})["mesh"]
-    layout = choose_layout(world, recipe, job, asked.cache, begun_with, try_out)
-    begun = by_first(world, lambda: _begin(world, layout, recipe, job, key, asked))
-    folder, plan = RunFolder(Path(begun["folder"])), Plan.from_dict(begun["plan"])
-    shared, off = as_shared_now(world, recipe, layout, plan)
-    if begun["begun"]:
-        check_job(job, pick_device(plan.settings.device))
     with ExitStack() as held:
+        starting = held.enter_context(ExitStack())
+
+        def look() -> dict[str, Any]:
+            if asked.fresh:
+                return {"mesh": ""}
+            check_place(asked.runs)
+            starting.enter_context(StartLock(asked.runs, own.whole))
+            return {"mesh": _mesh_of_unfinished(asked.runs, own.whole)}
+
+        begun_with = by_first(world, look)["mesh"]
+        layout = choose_layout(world, recipe, job, asked.cache, begun_with, try_out)
+        begun = by_first(world, lambda: _begin(world, layout, recipe, job, own, asked))
+        folder, plan = RunFolder(Path(begun["folder"])), Plan.from_dict(begun["plan"])
+        shared, off = as_shared_now(world, recipe, layout, plan)
+        if begun["begun"]:
+            check_job(job, pick_device(plan.settings.device))
         logs: list[EventLog] = []
 
         def start() -> dict[str, Any]:
             with said_in_words(folder):
                 held.enter_context(folder.locked())
+                starting.close()
+                folder.adopt()
                 if not begun["begun"]:
                     receipt = None if begun["receipt"] is None else Receipt.from_dict(begun["receipt"])
                     write_beginning(folder, recipe, plan, job, receipt)
@@ -98,6 +112,8 @@ def run_in(world: World, recipe: Recipe, asked: Asked) -> RunFolder:
 
         by_first(world, start)
         events = logs[0] if logs else held.enter_context(EventLog(None))
+        if begun["left"] is not None:
+            events.emit("not_resumed", **begun["left"])
         for name, value in off.items():
             events.emit("degraded", what=name, value=value, why=why_not_together(name, world.size, layout.mesh))
         with said_in_words(folder):
@@ -107,7 +123,7 @@ def run_in(world: World, recipe: Recipe, asked: Asked) -> RunFolder:
 
 def _mesh_of_unfinished(runs: Path, key: str) -> str:
     folder = find_unfinished(runs, key)
-    return "" if folder is None or not folder.begun else str(folder.read("plan.json")["settings"].get("mesh", ""))
+    return "" if folder is None or not folder.begun else folder.parsed("plan.json", Plan.from_dict).settings.mesh
 
 
 def _built(world: World, recipe: Recipe, cache: Path | None) -> Job:
@@ -120,17 +136,23 @@ def _built(world: World, recipe: Recipe, cache: Path | None) -> Job:
     return on_all(world, lambda: build_job(recipe, cache))
 
 
-def _begin(world: World, layout: LayoutChoice, recipe: Recipe, job: Job, key: str, asked: Asked) -> dict[str, Any]:
-    folder = None if asked.fresh else find_unfinished(asked.runs, key)
+def _begin(world: World, layout: LayoutChoice, recipe: Recipe, job: Job, own: Identity, asked: Asked) -> dict[str, Any]:
+    folder = None if asked.fresh else find_unfinished(asked.runs, own.whole)
     if folder is not None and folder.begun:
-        return {"folder": str(folder.path), "plan": folder.read("plan.json"), "begun": True, "receipt": None}
+        plan = folder.parsed("plan.json", Plan.from_dict)
+        return {"folder": str(folder.path), "plan": plan.to_dict(), "begun": True, "receipt": None, "left": None}
+    left = None
     if folder is None:
         check_place(asked.runs)
+        left = None if asked.fresh else left_unfinished(asked.runs, recipe, own)
+        if left is not None:
+            asked.say(left.words())
     plan, receipt = _planned(world, layout, recipe, job, asked)
     if folder is None:
-        folder = create(asked.runs, recipe.stem, key, __version__)
+        folder = create(asked.runs, recipe.stem, own.whole, __version__, parts=dict(own.parts))
     told = None if receipt is None else receipt.to_dict()
-    return {"folder": str(folder.path), "plan": plan.to_dict(), "begun": False, "receipt": told}
+    about_left = None if left is None else left.fields()
+    return {"folder": str(folder.path), "plan": plan.to_dict(), "begun": False, "receipt": told, "left": about_left}
 
 
 def _planned(world: World, layout: LayoutChoice, recipe: Recipe, job: Job, asked: Asked) -> tuple[Plan, Receipt | None]:
@@ -246,4 +268,4 @@ def _versions() -> dict[str, str]:
 
 
 def _written(recipe: Recipe) -> str:
-    return json.dumps(recipe.written(), indent=1, sort_keys=True, default=str)
+    return json.dumps(recipe.written(), indent=1, sort_keys=True, default=lasting_text)

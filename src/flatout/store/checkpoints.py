@@ -15,16 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from flatout.base.errors import DamagedCheckpoint, StoreError
-from flatout.base.files import read_json, sync_folder, write_json
+from flatout.base.errors import DamagedCheckpoint, DamagedFile, StoreError
+from flatout.base.files import read_json, sync_folder, write_bytes, write_json
+from flatout.base.sealed import opened, sealed
 from flatout.store.sharded_files import TensorFiles
-from flatout.store.tensors import ToHost, decode, file_digest, plain_copy, read_tensors, write_tensors
+from flatout.store.tensors import ToHost, check_document, decode, file_digest, plain_copy, read_tensors, write_tensors
 
 FORMAT = 1
 SHARDED = "sharded 1"  # for what many wrote; flatouts that know format 1 alone say so
 _NAME = re.compile(r"step-(\d+)")
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _ASIDE = ".writing-"
 _REPLACED = ".replaced-"
 
@@ -70,10 +73,8 @@ class Checkpoints:
         final = self.path(step)
         aside, replaced = self.aside(step), self.folder / f"{_REPLACED}{final.name}"
         write_json(aside / "state.json", {"format": form, "step": step, "state": document})
-        write_json(
-            aside / "manifest.json",
-            {"format": form, "sha256": {**digests, "state.json": file_digest(aside / "state.json")}},
-        )
+        listed = {**digests, "state.json": file_digest(aside / "state.json")}
+        write_bytes(aside / "manifest.json", sealed({"format": form, "sha256": listed}) + b"\n")
         sync_folder(aside)
         if final.exists():  # the same step again, after a rollback
             final.rename(replaced)
@@ -91,11 +92,10 @@ class Checkpoints:
 
     def load(self, step: int) -> Any:
         path = self.path(step)
+        manifest, document = read_head(path)
         with named_as_damage(path):
-            manifest = read_manifest(path)
             check_files(path, manifest, manifest["sha256"])
-            document = read_json(path / "state.json")
-            return decode(document["state"], _tensors(path, manifest))
+            return decode(document, _tensors(path, manifest))
 
     def load_latest(self, on_damage: Callable[[int, str], None]) -> tuple[int, Any] | None:
         """The newest checkpoint that is whole; each damaged one on the way is reported and passed over."""
@@ -107,18 +107,34 @@ class Checkpoints:
         return None
 
     def mark_best(self, step: int, metric: str, value: float) -> None:
-        write_json(self.folder / "best.json", {"step": step, "metric": metric, "value": value})
+        write_bytes(self.folder / "best.json", sealed({"step": step, "metric": metric, "value": value}) + b"\n")
 
     def best(self) -> dict[str, Any] | None:
+        path = self.folder / "best.json"
         try:
-            found: dict[str, Any] = read_json(self.folder / "best.json")
-        except (OSError, ValueError):
+            found = opened(path.read_bytes().rstrip())
+            step = found["step"]
+        except FileNotFoundError:
             return None
-        return found if found.get("step") in self.steps() else None
+        except (OSError, ValueError, KeyError) as error:
+            raise DamagedFile(
+                f"{path} can't be read: {error}; delete it, and the last checkpoint counts as the best"
+            ) from error
+        return {name: found.get(name) for name in ("step", "metric", "value")} if step in self.steps() else None
+
+    def is_marked(self, best: Mapping[str, Any]) -> bool:
+        """False too where the mark is damaged: it is to be written again."""
+        try:
+            return self.best() == best
+        except DamagedFile:
+            return False
 
     def prune(self) -> None:
         """Keep the best and the last `keep`."""
-        best = self.best()
+        try:
+            best = self.best()
+        except DamagedFile:
+            return  # any of them may be the best
         for step in self.steps()[: -max(1, self.keep)]:
             if best is None or step != best["step"]:
                 shutil.rmtree(self.path(step), ignore_errors=True)
@@ -151,23 +167,56 @@ class Checkpoints:
         return None
 
 
+# whatever a file can bring about in what reads it: json, safetensors, torch
+_OF_THE_CONTENT = (
+    OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError, OverflowError, MemoryError,
+    AssertionError,
+)  # fmt: skip
+
+
 @contextmanager
 def named_as_damage(path: Path) -> Iterator[None]:
     """What can't be read as a checkpoint is damaged, whatever Python calls it."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except DamagedFile as error:
+        raise DamagedCheckpoint(f"{path} can't be read: {error}") from error
+    except _OF_THE_CONTENT as error:
         raise DamagedCheckpoint(f"{path} can't be read: {type(error).__name__}: {error}") from error
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    manifest: dict[str, Any] = read_json(path / "manifest.json")
-    if manifest["format"] not in (FORMAT, SHARDED):
+@contextmanager
+def fits_the_run(path: Path) -> Iterator[None]:
+    """A checkpoint that was read is put into the parts of a run. One whose state is not theirs is named."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (StoreError, *_OF_THE_CONTENT) as error:
+        why = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
+        raise DamagedCheckpoint(
+            f"{path} does not fit this run: {' '.join(why.split())[:500]}; move it away, and the checkpoint before it is used"
+        ) from error
+
+
+def read_head(path: Path) -> tuple[dict[str, Any], Any]:
+    """(manifest, document) of a checkpoint: which files it has, and its state without the tensors."""
+    with named_as_damage(path):
+        manifest = opened((path / "manifest.json").read_bytes().strip())
+        form, listed = manifest["format"], manifest["sha256"]
+        plain = {"format": form, "sha256": {str(name): str(digest) for name, digest in dict(listed).items()}}
+        if strange := [name for name in plain["sha256"] if not _FILE.fullmatch(name)]:
+            raise DamagedCheckpoint(f"{path / 'manifest.json'} names {strange[0]!r}, which is no file of a checkpoint")
+    if form not in (FORMAT, SHARDED):
         raise StoreError(
-            f"{path} has checkpoint format {manifest['format']!r}, this flatout reads format {FORMAT} and {SHARDED!r}: "
+            f"{path} has checkpoint format {form!r}, this flatout reads format {FORMAT} and {SHARDED!r}: "
             "resume it with the version that wrote it, or start anew with --fresh"
         )
-    return manifest
+    with named_as_damage(path):
+        check_files(path, plain, ["state.json"])
+        document = read_json(path / "state.json")["state"]
+        check_document(document)
+    return plain, document
 
 
 def check_files(path: Path, manifest: Mapping[str, Any], names: Iterable[str]) -> None:

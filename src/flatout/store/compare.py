@@ -7,16 +7,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flatout.base.errors import StoreError
 from flatout.base.tree import Cell, Column, Doc, Fields, Line, Table
 from flatout.base.units import show_count, show_seconds
 from flatout.store.run_folder import RunFolder, all_runs
 
 
 def runs_doc(runs: Path) -> Doc:
-    rows = [_summary(folder) for folder in all_runs(runs)]
+    damaged: dict[Path, StoreError] = {}
+    rows = [_summary(folder) for folder in all_runs(runs, damaged.__setitem__)]
+    rows += [{"name": path.name, "status": "damaged"} for path in damaged]
     if not rows:
         return Doc((Line(f"no runs in {runs} yet: flatout run recipe.yaml"), Table("runs", _COLUMNS, ())))
-    return Doc((Table("runs", _COLUMNS, rows),))
+    whys = [str(error) for error in damaged.values()] + [row.pop("damage") for row in rows if "damage" in row]
+    listed = Table("runs", _COLUMNS, rows)
+    if not whys:
+        return Doc((listed,))
+    return Doc((listed, Line(), *(Line(f"damaged: {why}") for why in whys), Fields({"damaged": whys})))
 
 
 _COLUMNS = (
@@ -27,13 +34,18 @@ _COLUMNS = (
 
 
 def _summary(folder: RunFolder) -> dict[str, Any]:
-    result, created = folder.result, float(folder.about.get("created", 0))
+    created = float(folder.about.get("created", 0))
+    began = Cell(created, time.strftime("%Y-%m-%d %H:%M", time.localtime(created)))
+    try:
+        return {"name": folder.name, "status": folder.status, "created": began, **folder.parsed_result(_figures)}
+    except StoreError as error:
+        return {"name": folder.name, "status": folder.status, "created": began, "damage": str(error)}
+
+
+def _figures(result: Mapping[str, Any]) -> dict[str, Any]:
     rate, seconds = result.get("samples_per_s"), result.get("train_seconds")
     metrics = result.get("metrics") or {}
     return {
-        "name": folder.name,
-        "status": folder.status,
-        "created": Cell(created, time.strftime("%Y-%m-%d %H:%M", time.localtime(created))),
         "steps": result.get("steps"),
         "samples_per_s": Cell(rate, show_count(rate)) if rate else None,
         "train_seconds": Cell(seconds, show_seconds(seconds)) if seconds else None,
@@ -42,9 +54,9 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
 
 
 def compare_doc(a: RunFolder, b: RunFolder) -> Doc:
-    asked = _differences({**_flat(a.read("recipe.json")), **_settings(a)}, {**_flat(b.read("recipe.json")), **_settings(b)})
+    asked = _differences({**_asked(a), **_settings(a)}, {**_asked(b), **_settings(b)})
     machine = _differences(_machine(a), _machine(b))
-    did = _outcomes(a.result, b.result)
+    did = _outcomes(a.parsed_result(_outcome), b.parsed_result(_outcome))
     columns = (Column("key", ""), Column("a", a.name, right=True), Column("b", b.name, right=True))
     outcome_columns = (*columns, Column("ratio", "ratio", right=True))
     return Doc(
@@ -60,15 +72,15 @@ def compare_doc(a: RunFolder, b: RunFolder) -> Doc:
     )
 
 
-def _outcomes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
-    def figures(result: Mapping[str, Any]) -> dict[str, Any]:
-        plain = {
-            key: result.get(key)
-            for key in ("status", "steps", "samples", "train_seconds", "samples_per_s", "tokens_per_s", "peak_memory_bytes")
-        }
-        return {**plain, **(result.get("metrics") or {})}
+def _outcome(result: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {
+        key: result.get(key)
+        for key in ("status", "steps", "samples", "train_seconds", "samples_per_s", "tokens_per_s", "peak_memory_bytes")
+    }
+    return {**plain, **(result.get("metrics") or {})}
 
-    left, right = figures(a), figures(b)
+
+def _outcomes(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for key in dict.fromkeys((*left, *right)):
         one, other = left.get(key), right.get(key)
@@ -95,14 +107,17 @@ def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, A
     ]
 
 
+def _asked(folder: RunFolder) -> dict[str, Any]:
+    return folder.parsed("recipe.json", _flat)
+
+
 def _settings(folder: RunFolder) -> dict[str, Any]:
-    return {f"plan.{key}": value for key, value in folder.read("plan.json")["settings"].items()}
+    return folder.parsed("plan.json", lambda plan: {f"plan.{key}": value for key, value in plan["settings"].items()})
 
 
 def _machine(folder: RunFolder) -> dict[str, Any]:
-    facts = folder.read("environment.json")
     kept = ("platform", "python", "torch", "cuda", "driver")
-    return {key: facts.get(key) for key in kept}
+    return folder.parsed("environment.json", lambda facts: {key: facts.get(key) for key in kept})
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,48 +1,195 @@
-"""One process at a time trains in a run folder. The lock goes with its process, however that ends."""
+"""One process at a time trains in a run folder, and one at a time begins a run of an identity. A lock goes with its process,
+however that ends.
+
+The locks are those of fcntl on an open file (OFD): whether one is held can be asked without taking it, so that whoever looks
+never disturbs whoever starts. NFS knows them too, across machines. The file is locked with flock as well, since that is all
+that older versions know; where a system has no OFD locks it is all there is, and a look may be taken for a trainer for a
+moment.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import socket
+import struct
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from flatout.base.errors import RunBusy
+from flatout.base.errors import RunBusy, StoreError
+
+_FLOCK = "hhqqi4x"  # struct flock of Linux, 64 bits: type, whence, start, length, pid
+_HAS_OFD = hasattr(fcntl, "F_OFD_SETLK") and os.uname().sysname == "Linux"
+_TAKEN = (errno.EAGAIN, errno.EACCES)
+_PATIENCE = 10
+
+
+class FileLock:
+    """A lock on a file that is made for it. `owner()` is who wrote himself into it last."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: int | None = None
+
+    def take(self) -> bool:
+        """False: another one has it."""
+        while True:
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                if not _lock(handle):
+                    os.close(handle)
+                    return False
+                if not _is_still(handle, self.path):  # whoever had it has removed it meanwhile
+                    os.close(handle)
+                    continue
+                with suppress(OSError):  # a full disk: the lock holds, only nobody can say who has it
+                    os.ftruncate(handle, 0)
+                    os.pwrite(handle, f"{os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            except OSError as error:
+                os.close(handle)
+                raise StoreError(f"{self.path} can't be locked: {error.strerror}; {_NO_LOCKS}") from error
+            self._file = handle
+            return True
+
+    def owner(self) -> str:
+        try:
+            return self.path.read_bytes()[:300].decode(errors="replace").strip() or "unknown"
+        except OSError:
+            return "unknown"
+
+    def release(self, *, remove: bool = False) -> None:
+        if self._file is not None:
+            if remove:
+                self.path.unlink(missing_ok=True)
+            os.close(self._file)
+            self._file = None
+
+    @property
+    def is_held(self) -> bool:
+        """By anybody. Asking changes nothing."""
+        try:
+            handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            return _is_locked(handle)
+        except OSError:
+            return False
+        finally:
+            os.close(handle)
+
+
+_NO_LOCKS = "runs need a file system that can lock files (on NFS and Lustre a mount option): choose another place with --runs"
+
+
+def _is_still(handle: int, path: Path) -> bool:
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    here = os.fstat(handle)
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _request(kind: int) -> bytes:
+    return struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)
+
+
+def _lock(handle: int) -> bool:
+    try:
+        if _HAS_OFD:
+            fcntl.fcntl(handle, fcntl.F_OFD_SETLK, _request(fcntl.F_WRLCK))
+    except OSError as error:
+        if error.errno in _TAKEN:
+            return False
+        raise
+    return _flock(handle)
+
+
+def _flock(handle: int) -> bool:
+    for _ in range(_PATIENCE):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                if _HAS_OFD:
+                    return True  # not everywhere is there one, and the other lock is taken
+                raise
+        time.sleep(0.01)  # an older version may only be looking, which takes the lock for a moment
+    return False
+
+
+def _is_locked(handle: int) -> bool:
+    if _HAS_OFD:
+        found = fcntl.fcntl(handle, fcntl.F_OFD_GETLK, _request(fcntl.F_WRLCK))
+        return bool(struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK) or _is_flocked(handle)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _is_flocked(handle: int) -> bool:
+    """By an older version on this machine; the system's own list says so."""
+    about = os.fstat(handle)
+    device = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return False
+    return any("FLOCK" in line and "WRITE" in line and "->" not in line and device in line.split() for line in lines)
 
 
 class RunLock:
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "lock"
-        self._file: int | None = None
+        self._lock = FileLock(folder / "lock")
 
     def take(self) -> None:
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            owner = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(handle)
+        if not self._lock.take():
             raise RunBusy(
-                f"{self._path.parent} is being trained by process {owner}: wait, stop it, or start another run with --fresh"
-            ) from None
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
-        self._file = handle
+                f"{self._lock.path.parent} is being trained by process {self._lock.owner()}: wait, stop it, or start another "
+                "run with --fresh"
+            )
 
     def release(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        self._lock.release()
 
     @staticmethod
     def is_held(folder: Path) -> bool:
+        return FileLock(folder / "lock").is_held
+
+
+class StartLock:
+    """Held from the look for an unfinished run until that run, or a new one, is locked: two starts at once are one run."""
+
+    def __init__(self, runs: Path, identity: str) -> None:
+        self._runs = runs
+        self._lock = FileLock(runs / f".starting-{identity[:16]}")
+        self._made_folder = False
+
+    def __enter__(self) -> StartLock:
         try:
-            handle = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-        except OSError:
-            return True
-        finally:
-            os.close(handle)
+            self._made_folder = not self._runs.exists()
+            self._runs.mkdir(parents=True, exist_ok=True)
+            taken = self._lock.take()
+        except OSError as error:
+            raise StoreError(
+                f"can't create a run in {self._runs}: {error.strerror}; choose another place with --runs"
+            ) from error
+        if not taken:
+            raise RunBusy(
+                f"process {self._lock.owner()} is starting a run of this very recipe in {self._runs}: wait, stop it, or start "
+                "another run with --fresh"
+            )
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._lock.release(remove=True)
+        if self._made_folder:
+            with suppress(OSError):
+                self._runs.rmdir()  # nothing came of it

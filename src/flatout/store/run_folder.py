@@ -1,6 +1,7 @@
 """A run is a folder: what was asked, what was decided and why, what happened, and what came of it.
 
 runs/digits-1/
+  manifest.jsonl    the checksum of every file below, taken before it got its name
   run.json          name, identity, when it began: the mark of a run folder
   recipe.json       the recipe as resolved; recipe.py beside it where Python wrote it
   plan.json         settings with their reasons
@@ -18,19 +19,26 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from flatout.base.errors import NotARun, StoreError, did_you_mean
-from flatout.base.files import read_json, write_json
+from flatout.base.errors import DamagedFile, FlatoutError, MissingFile, NotARun, StoreError, did_you_mean
+from flatout.base.events import read_events
+from flatout.base.files import json_bytes, parse_json, write_bytes
+from flatout.base.manifest import Manifest
 from flatout.store.checkpoints import Checkpoints
 from flatout.store.lock import RunLock
 
-FORMAT = 1
+FORMAT = 2
+WITHOUT_MANIFEST = 1
 ENDED = ("finished", "diverged")  # running the same command again starts anew after these, and resumes after the rest
+
+_Parsed = TypeVar("_Parsed")
+_OnTrouble = Callable[[Path, StoreError], None]
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class RunFolder:
 
     @property
     def about(self) -> dict[str, Any]:
-        return dict(read_json(self.path / "run.json"))
+        return self.parsed("run.json", dict)
 
     @property
     def identity(self) -> str:
@@ -51,17 +59,24 @@ class RunFolder:
 
     @property
     def result(self) -> dict[str, Any]:
+        """Empty while there is none."""
+        return self.parsed_result(dict)
+
+    def parsed_result(self, build: Callable[[Any], _Parsed]) -> _Parsed:
         try:
-            return dict(read_json(self.path / "result.json"))
-        except (OSError, ValueError):
-            return {}
+            return self.parsed("result.json", build)
+        except MissingFile:
+            return build({})
 
     @property
     def status(self) -> str:
-        """finished, diverged, failed, stopped, running, or interrupted (its process died)."""
+        """finished, diverged, failed, stopped, running, interrupted (its process died), or damaged (nobody can tell)."""
         if RunLock.is_held(self.path):
             return "running"
-        return str(self.result.get("status", "interrupted"))
+        try:
+            return str(self.result.get("status", "interrupted"))
+        except StoreError:
+            return "damaged"
 
     @property
     def events_path(self) -> Path:
@@ -77,7 +92,7 @@ class RunFolder:
     @property
     def begun(self) -> bool:
         """Everything a resume needs to know is written."""
-        return (self.path / "plan.json").exists()
+        return (self.path / "plan.json").exists() or bool(self.checkpoints().steps())
 
     def lock(self) -> RunLock:
         return RunLock(self.path)
@@ -92,16 +107,95 @@ class RunFolder:
         finally:
             lock.release()
 
+    @property
+    def manifest(self) -> Manifest:
+        return Manifest(self.path, self._remedy)
+
     def read(self, name: str) -> Any:
+        """A JSON file, as it was written."""
         try:
-            return read_json(self.path / name)
-        except OSError as error:
-            raise StoreError(f"{self.path} has no {name}: {error.strerror}") from error
+            content = self.manifest.read(name)
+        except MissingFile:
+            if self.begun and name != "result.json" and name in self.manifest.names():
+                raise DamagedFile(f"{self.path / name} is missing; {self._remedy(name)}") from None
+            raise
+        try:
+            return parse_json(content)
         except ValueError as error:
-            raise StoreError(f"{self.path / name} is not whole: {error}") from error
+            raise DamagedFile(f"{self.path / name} is not whole: {error}; {self._remedy(name)}") from error
+
+    def parsed(self, name: str, build: Callable[[Any], _Parsed]) -> _Parsed:
+        """What `build` makes of a JSON file; a file that it can't be made of is damaged."""
+        content = self.read(name)
+        try:
+            return build(content)
+        except FlatoutError:
+            raise
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise DamagedFile(f"{self.path / name} can't be used: {why}; {self._remedy(name)}") from error
 
     def write(self, name: str, content: Any) -> None:
-        write_json(self.path / name, content)
+        self.write_bytes(name, json_bytes(content))
+
+    def write_bytes(self, name: str, content: bytes) -> None:
+        self.manifest.write(name, content)
+
+    def adopt(self) -> None:
+        """A run that was begun before there were manifests gets one. For whoever holds its lock."""
+        about = self.about
+        if about["flatout_run"] != FORMAT or not self.manifest.exists:
+            self.accept()
+
+    def accept(self) -> None:
+        """All files are right as they are: a manifest that says so replaces what was there."""
+        about = parse_json((self.path / "run.json").read_bytes())
+        after = json_bytes({**about, "flatout_run": FORMAT})
+        self.manifest.rewrite(self.covered(), planned={"run.json": after}, identity=about["identity"], order=order_of(about))
+        write_bytes(self.path / "run.json", after)
+
+    def check(self) -> dict[str, str]:
+        """What is wrong with each file that is damaged, all of them read."""
+        found: dict[str, str] = {}
+
+        def look(name: str, reading: Callable[[], object]) -> None:
+            try:
+                reading()
+            except (StoreError, OSError) as error:
+                found[name] = str(error)
+
+        if not self.manifest.exists:
+            found["manifest.jsonl"] = "there is none: the files are read as they are"
+        elif (damage := self.manifest.damage()) is not None:
+            found["manifest.jsonl"] = damage
+        for name in self.covered():
+            look(name, partial(self.manifest.check, name))
+        for name in set(self.manifest.names()) - set(self.covered()) - {"result.json"}:
+            found[name] = f"{self.path / name} is missing"
+        bad = [str(event["why"]) for event in read_events(self.events_path) if event.get("kind") == "damaged"]
+        if bad:
+            found["events.jsonl"] = f"{bad[0]}" + (f", and {len(bad) - 1} lines more" if len(bad) > 1 else "")
+        checkpoints = self.checkpoints()
+        look("checkpoints/best.json", checkpoints.best)
+        for step in checkpoints.steps():
+            look(f"checkpoints/{checkpoints.path(step).name}", partial(checkpoints.load, step))
+        return found
+
+    def covered(self) -> list[str]:
+        """The files that the manifest answers for. Events, checkpoints and what was compiled have checksums of their own."""
+        others = ("manifest.jsonl", "events.jsonl", "lock", "compile_cache.bin")
+        return sorted(
+            entry.name
+            for entry in self.path.iterdir()
+            if entry.is_file() and not entry.name.startswith(".") and entry.name not in others
+        )
+
+    def _remedy(self, name: str) -> str:
+        known = {
+            "model.safetensors": "move it away, and the weights of its best, else its last checkpoint are used",
+            "result.json": "if the run had not finished, delete it, and the same command goes on",
+        }
+        return known.get(name, "bring it back from a copy, or train anew with --fresh")
 
 
 def check_place(runs: Path) -> None:
@@ -113,12 +207,13 @@ def check_place(runs: Path) -> None:
         raise _no_place(runs, error.strerror) from error
 
 
-def create(runs: Path, stem: str, identity: str, version: str) -> RunFolder:
-    """A new folder `stem-N`, N the first free number."""
+def create(runs: Path, stem: str, identity: str, version: str, **more: Any) -> RunFolder:
+    """A new folder `stem-N`, N the first free number. `more` goes to its run.json."""
     stem = re.sub(r"[^A-Za-z0-9_]+", "-", stem).strip("-") or "run"
     try:
         runs.mkdir(parents=True, exist_ok=True)
         taken = [int(m[1]) for entry in runs.iterdir() if (m := re.fullmatch(re.escape(stem) + r"-(\d+)", entry.name))]
+        order = _next_order(runs)
         number = max(taken, default=0) + 1
         while True:
             path = runs / f"{stem}-{number}"
@@ -129,8 +224,9 @@ def create(runs: Path, stem: str, identity: str, version: str) -> RunFolder:
                 number += 1
         try:
             folder = RunFolder(path)
-            about = {"name": path.name, "identity": identity, "version": version, "created": time.time()}
-            folder.write("run.json", {"flatout_run": FORMAT, **about})
+            about = {"name": path.name, "identity": identity, "version": version, "created": time.time(), "order": order}
+            folder.manifest.begin(identity=identity, order=order)
+            folder.write("run.json", {"flatout_run": FORMAT, **about, **more})
         except BaseException:
             shutil.rmtree(path, ignore_errors=True)
             raise
@@ -144,40 +240,80 @@ def _no_place(runs: Path, why: str | None) -> StoreError:
 
 
 def open_run(path: Path) -> RunFolder:
+    folder = RunFolder(path)
+    is_ours = folder.manifest.exists or ((path / "plan.json").exists() and folder.events_path.exists())
+    not_ours = NotARun(f"{path} is not a flatout run: it has no run.json that flatout wrote")
     try:
-        about = read_json(path / "run.json")
+        about = folder.about
         found = about["flatout_run"]
-        about["identity"], float(about["created"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise NotARun(f"{path} is not a flatout run: it has no run.json that flatout wrote") from None
-    if found != FORMAT:
+        str(about["identity"]), float(about["created"]), order_of(about)
+    except MissingFile:
+        if is_ours and folder.begun:
+            raise DamagedFile(f"{path / 'run.json'} is missing; {folder._remedy('run.json')}") from None
+        raise not_ours from None
+    except DamagedFile:
+        if is_ours:
+            raise
+        raise not_ours from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if is_ours:
+            raise DamagedFile(f"{path / 'run.json'} is not what flatout wrote; {folder._remedy('run.json')}") from error
+        raise not_ours from None
+    if found not in (FORMAT, WITHOUT_MANIFEST):
         raise StoreError(
             f"{path} was written in run format {found!r}, this flatout reads format {FORMAT}: use the version that wrote it"
         )
-    return RunFolder(path)
+    if found == FORMAT and folder.begun and not folder.manifest.exists:
+        raise DamagedFile(
+            f"{folder.manifest.path} is missing, so the files beside it can't be checked; bring it back from a copy, or accept "
+            f"them as they are: flatout runs check {path} --accept"
+        )
+    return folder
 
 
-def all_runs(runs: Path) -> Iterator[RunFolder]:
-    """Runs in a folder, oldest first; other folders beside them are passed over."""
+def order_of(about: Mapping[str, Any]) -> int:
+    """Of the runs in a folder, a later one has a higher number, whatever the clock says. 0: from before that was kept."""
+    return int(about.get("order", 0))
+
+
+def _next_order(runs: Path) -> int:
+    damaged: list[Path] = []
+    known = [order_of(folder.about) for folder in all_runs(runs, lambda path, error: damaged.append(path))]
+    known += [order for path in damaged if (order := _noted(path, "order")) is not None]
+    return max(known, default=0) + 1
+
+
+def _noted(path: Path, name: str) -> Any:
+    """What the manifest knows of a run whose run.json is damaged; None if that is damaged too."""
+    try:
+        return Manifest(path).about.get(name)
+    except (OSError, StoreError):
+        return None
+
+
+def all_runs(runs: Path, on_trouble: _OnTrouble = lambda path, error: None) -> Iterator[RunFolder]:
+    """Runs in a folder, oldest first. Those that can't be read are told; other folders beside them are passed over."""
     if not runs.is_dir():
         return
     found = []
-    for entry in runs.iterdir():
+    for entry in sorted(runs.iterdir()):
+        if entry.name.startswith(".") or not entry.is_dir():
+            continue
         try:
             folder = open_run(entry)
-            found.append((float(folder.about.get("created", 0)), folder))
-        except StoreError:
+            about = folder.about
+            found.append(((order_of(about), float(about["created"])), folder))
+        except NotARun:
             continue
+        except StoreError as error:
+            on_trouble(entry, error)
     yield from (folder for _, folder in sorted(found, key=lambda pair: pair[0]))
 
 
 def find(runs: Path, name: str) -> RunFolder:
     """A run by its name in `runs`, by a path to its folder, or `last`."""
     if name == "last":
-        known = list(all_runs(runs))
-        if not known:
-            raise NotARun(f"there is no run in {runs} yet")
-        return known[-1]
+        return _last(runs)
     for candidate in (runs / name, Path(name)):
         if candidate.is_dir():
             return open_run(candidate)
@@ -186,9 +322,53 @@ def find(runs: Path, name: str) -> RunFolder:
     raise NotARun(f"no run called {name!r} in {runs}{os.sep}; {hint}")
 
 
+def find_to_mend(runs: Path, name: str) -> RunFolder:
+    """By its name or a path to its folder, whatever is wrong with its checksums: its run.json has to be readable."""
+    path = next((one for one in (runs / name, Path(name)) if one.is_dir()), None)
+    if path is None:
+        return find(runs, name)
+    try:
+        about = parse_json((path / "run.json").read_bytes())
+        about["flatout_run"], str(about["identity"]), order_of(about)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise DamagedFile(f"{path / 'run.json'} can't be read: bring it back from a copy") from None
+    return RunFolder(path)
+
+
+def _last(runs: Path) -> RunFolder:
+    troubled: dict[Path, StoreError] = {}
+    known = list(all_runs(runs, troubled.__setitem__))
+    newest = order_of(known[-1].about) if known else -1
+    for path, error in troubled.items():
+        order = _noted(path, "order")
+        if order is None or order > newest:
+            raise StoreError(f"which run is the last can't be told, name the one you mean: {error}")
+    if not known:
+        raise NotARun(f"there is no run in {runs} yet")
+    return known[-1]
+
+
 def find_unfinished(runs: Path, identity: str) -> RunFolder | None:
-    """The newest run of this identity, if it has not ended."""
-    for folder in reversed(list(all_runs(runs))):
-        if folder.identity == identity:
-            return None if folder.status in ENDED else folder
-    return None
+    """The newest run of this identity, if it has not ended. A damaged one that may be it is an error: whoever starts anew
+    beside it shall know."""
+    troubled: dict[Path, StoreError] = {}
+    same = [folder for folder in all_runs(runs, troubled.__setitem__) if folder.identity == identity]
+    newest = order_of(same[-1].about) if same else -1
+    for path, error in troubled.items():
+        order = _noted(path, "order")
+        may_be_it = _noted(path, "identity") in (identity, None) and (order is None or order > newest)
+        if isinstance(error, DamagedFile) and may_be_it and not _has_ended(path):
+            raise DamagedFile(f"{path} can't be read, and it may be an unfinished run of this recipe: {error}. Or move it away")
+    if not same:
+        return None
+    folder = same[-1]
+    if folder.status == "damaged":
+        folder.result  # noqa: B018  says what is wrong with it
+    return None if folder.status in ENDED else folder
+
+
+def _has_ended(path: Path) -> bool:
+    try:
+        return RunFolder(path).result.get("status") in ENDED
+    except StoreError:
+        return False

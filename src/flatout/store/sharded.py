@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.base.errors import DamagedCheckpoint, StoreError
-from flatout.base.files import read_json
-from flatout.store.checkpoints import SHARDED, Checkpoints, check_files, named_as_damage, read_manifest
+from flatout.base.errors import DamagedCheckpoint, DamagedFile, StoreError
+from flatout.store.checkpoints import SHARDED, Checkpoints, check_files, named_as_damage, read_head
 from flatout.store.sharded_files import Part, TensorFiles, parts_of, share_out, write_part
 from flatout.store.sharded_peers import Peers
 from flatout.store.sharded_trees import built, merged, named_in, placed
@@ -101,13 +100,15 @@ class ShardedCheckpoints:
         peers, path = self.peers, self.checkpoints.path(step)
         if peers.size == 1 and into is None:
             return self.checkpoints.load(step)
-        manifest, document = self._from_first(lambda: _head(path))
+        manifest, document = self._from_first(lambda: read_head(path))
         share = sorted(manifest["sha256"])[peers.rank :: peers.size]
         self._all(lambda: check_files(path, manifest, share), path)
         if into is None:
             tensors: dict[str, Tensor] = {}
             self._all(lambda: tensors.update(TensorFiles(path, manifest["sha256"]).read_whole()), path)
-            return decode(document, tensors)
+            with named_as_damage(path):  # the same for all ranks
+                return decode(document, tensors)
+        self._all(lambda: _check_names(document, TensorFiles(path, manifest["sha256"])), path)
         places = list(placed(document, into))
         unplaced = sorted(set(named_in(document)) - {name for name, _ in places})
         homeless = peers.agree(
@@ -122,7 +123,8 @@ class ShardedCheckpoints:
             wholes.update(files.read_whole(homeless))
 
         self._all(read, path)
-        return built(document, into, wholes)
+        with named_as_damage(path):
+            return built(document, into, wholes)
 
     def steps(self) -> list[int]:
         """Of all checkpoints, oldest first, as the first rank finds them."""
@@ -151,9 +153,9 @@ class ShardedCheckpoints:
         self.peers.agree(tried, lambda said: self.peers.everyone(None))
 
 
-def _head(path: Path) -> tuple[dict[str, Any], Any]:
-    with named_as_damage(path):
-        return read_manifest(path), read_json(path / "state.json")["state"]
+def _check_names(document: Any, files: TensorFiles) -> None:
+    if missing := sorted(set(named_in(document)) - files.names):
+        raise DamagedFile(f"state.json names the tensor {missing[0]!r}, which none of its files has")
 
 
 def _one_of_a_name(places: list[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:

@@ -23,11 +23,23 @@ from flatout.store.tensors import ToHost, local_part, plain_copy, stream_tensors
 Holders = dict[str, list[tuple[int, Part]]]  # a tensor's parts, and who has them
 
 
-def export(path: Path, tensors: Mapping[str, Tensor], peers: Peers, to_host: ToHost = plain_copy) -> None:
-    """Called by all ranks; the first one writes. Tied weights are there under each of their names."""
+Expect = Callable[[str, str, int], None]
+
+
+def export(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    peers: Peers,
+    to_host: ToHost = plain_copy,
+    expect: Expect = lambda name, sha256, size: None,
+) -> None:
+    """Called by all ranks; the first one writes. Tied weights are there under each of their names.
+
+    `expect` is told the file's name, checksum and size before it gets that name.
+    """
     if peers.size == 1:
         own = {name: local_part(tensor) for name, tensor in tensors.items()}
-        _put(path, lambda aside: write_tensors(aside, own, to_host))
+        _put(path, lambda aside: write_tensors(aside, own, to_host), expect)
         return
     holders: Holders = {}
 
@@ -43,7 +55,7 @@ def export(path: Path, tensors: Mapping[str, Tensor], peers: Peers, to_host: ToH
     if peers.rank:
         _give(path, tensors, peers, to_host)
     else:
-        _collect(path, _Collector(tensors, holders, peers, to_host))
+        _collect(path, _Collector(tensors, holders, peers, to_host), expect)
 
 
 class _Collector:
@@ -74,10 +86,10 @@ class _Collector:
         return whole
 
 
-def _collect(path: Path, collector: _Collector) -> None:
+def _collect(path: Path, collector: _Collector, expect: Expect) -> None:
     peers, failure = collector.peers, None
     try:
-        _put(path, lambda aside: stream_tensors(aside, collector.wholes, collector.whole))
+        _put(path, lambda aside: stream_tensors(aside, collector.wholes, collector.whole), expect)
     except BaseException as error:
         failure = why_failed(error)
         raise
@@ -100,11 +112,12 @@ def _give(path: Path, tensors: Mapping[str, Tensor], peers: Peers, to_host: ToHo
         raise StoreError(asked["failed"])
 
 
-def _put(path: Path, write: Callable[[Path], object]) -> None:
+def _put(path: Path, write: Callable[[Path], str], expect: Expect) -> None:
     """Whole or as it was."""
     aside = path.with_name(f".{path.name}.tmp")
     try:
-        write(aside)
+        digest = write(aside)
+        expect(path.name, digest, aside.stat().st_size)
         os.replace(aside, path)
         sync_folder(path.parent)
     except OSError as error:

@@ -112,6 +112,23 @@ class TensorFiles:
         self._reader = HuggingFaceStorageReader(str(folder))
         self._metadata = self._reader.read_metadata()
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
+        for name, known in self._metadata.state_dict_metadata.items():
+            self._check_parts(name, known)
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._metadata.state_dict_metadata)
+
+    def _check_parts(self, name: str, known: Any) -> None:
+        """What the headers say of a tensor makes one whole: memory is asked for only as much as the files have."""
+        held = sum(math.prod(chunk.sizes) for chunk in known.chunks)
+        inside = all(
+            len(chunk.offsets) == len(known.size)
+            and all(0 <= at <= at + n <= whole for at, n, whole in zip(chunk.offsets, chunk.sizes, known.size, strict=True))
+            for chunk in known.chunks
+        )
+        if not inside or held != math.prod(known.size):
+            raise DamagedCheckpoint(f"the parts of {name} in {self._folder} do not make a whole of {list(known.size)}")
 
     def read_whole(self, names: Iterable[str] | None = None) -> dict[str, Tensor]:
         known: dict[str, Any] = self._metadata.state_dict_metadata

@@ -20,13 +20,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from flatout.base.errors import StoreError
+from flatout.base.errors import DamagedFile, StoreError
 
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 _CHUNK_BYTES = 16 << 20
+_DEEPEST = 100  # levels of lists and dicts; Python's own limit is 1,000 calls
+_WIDEST = 16  # times the memory that a tensor's layout may take, with what lies between its elements
 ToHost = Callable[[Tensor], Tensor]
 
 
@@ -51,7 +53,9 @@ def encode(tree: Any) -> tuple[Any, dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
     seen: dict[tuple[Any, ...], str] = {}
 
-    def walk(node: Any, place: str) -> Any:
+    def walk(node: Any, place: str, depth: int = 0) -> Any:
+        if depth > _DEEPEST:
+            raise StoreError(f"{place[:200]} is nested more than {_DEEPEST} levels deep, which a checkpoint can't keep")
         if isinstance(node, Tensor):
             own = local_part(node)
             memory = (own.untyped_storage().data_ptr(), own.storage_offset(), tuple(own.shape), own.stride(), own.dtype)
@@ -71,18 +75,57 @@ def encode(tree: Any) -> tuple[Any, dict[str, Tensor]]:
             return node
         if isinstance(node, Mapping):
             if all(isinstance(key, str) and not key.startswith("$") for key in node):
-                return {key: walk(value, f"{place}.{key}" if place else key) for key, value in node.items()}
+                return {key: walk(value, f"{place}.{key}" if place else key, depth + 1) for key, value in node.items()}
             if all(isinstance(key, int | str) for key in node):
-                return {"$items": [[key, walk(value, f"{place}.{key}")] for key, value in node.items()]}
+                return {"$items": [[key, walk(value, f"{place}.{key}", depth + 1)] for key, value in node.items()]}
         if isinstance(node, tuple):
-            return {"$tuple": [walk(value, f"{place}.{i}") for i, value in enumerate(node)]}
+            return {"$tuple": [walk(value, f"{place}.{i}", depth + 1) for i, value in enumerate(node)]}
         if isinstance(node, list):
-            return [walk(value, f"{place}.{i}") for i, value in enumerate(node)]
+            return [walk(value, f"{place}.{i}", depth + 1) for i, value in enumerate(node)]
         raise StoreError(
             f"{place} holds a {type(node).__name__}, which a checkpoint can't keep: tensors, numbers, text, lists and dicts"
         )
 
     return walk(tree, ""), tensors
+
+
+def check_document(document: Any) -> None:
+    """DamagedFile where it can't be what `encode` made."""
+
+    def walk(node: Any, depth: int) -> None:
+        if depth > _DEEPEST:
+            raise DamagedFile(f"the state is nested more than {_DEEPEST} levels deep")
+        if isinstance(node, list):
+            for value in node:
+                walk(value, depth + 1)
+        elif isinstance(node, dict):
+            marks = [key for key in node if key.startswith("$")]
+            if not marks:
+                inside = list(node.values())
+            elif "$tensor" in node and node.keys() <= {"$tensor", "stride"} and isinstance(node["$tensor"], str):
+                _check_stride(node.get("stride"))
+                inside = []
+            elif marks == list(node) == ["$tuple"] and isinstance(node["$tuple"], list):
+                inside = node["$tuple"]
+            elif marks == list(node) == ["$items"] and _are_items(node["$items"]):
+                inside = [value for _, value in node["$items"]]
+            else:
+                raise DamagedFile(f"the state has an entry {', '.join(node)} that flatout does not write")
+            for value in inside:
+                walk(value, depth + 1)
+
+    walk(document, 0)
+
+
+def _are_items(items: Any) -> bool:
+    return isinstance(items, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str | int) for pair in items
+    )
+
+
+def _check_stride(stride: Any) -> None:
+    if stride is not None and not (isinstance(stride, list) and all(type(step) is int and step > 0 for step in stride)):
+        raise DamagedFile(f"the state has a tensor with stride {stride!r}, which no tensor can have")
 
 
 def decode(document: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -91,6 +134,8 @@ def decode(document: Any, tensors: Mapping[str, Tensor]) -> Any:
             return [build(value) for value in node]
         if isinstance(node, dict):
             if "$tensor" in node:
+                if node["$tensor"] not in tensors:
+                    raise DamagedFile(f"the state names the tensor {node['$tensor']!r}, which its file has not")
                 return with_stride(tensors[node["$tensor"]], node.get("stride"))
             if "$items" in node:
                 return {key: build(value) for key, value in node["$items"]}
@@ -103,7 +148,18 @@ def decode(document: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def with_stride(tensor: Tensor, stride: list[int] | None) -> Tensor:
+    """The same values, laid out in memory as they were. A layout that would take far more memory than they do is left out."""
     if stride is None:
+        return tensor
+    if len(stride) != tensor.dim():
+        raise DamagedFile(f"a tensor of shape {list(tensor.shape)} can't have stride {stride}")
+    span = 1
+    for step, size in sorted(zip(stride, tensor.shape, strict=True)):
+        if size > 1:
+            if step < span:
+                raise DamagedFile(f"a tensor of shape {list(tensor.shape)} can't have stride {stride}: its elements overlap")
+            span += step * (size - 1)
+    if span > _WIDEST * max(1, tensor.numel()):
         return tensor
     return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
 
@@ -155,8 +211,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
     try:
         return load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise StoreError(f"{path} can't be read as safetensors: {error}") from error
+    except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, MemoryError) as error:
+        raise DamagedFile(f"{path} can't be read as safetensors: {error}") from error
 
 
 def file_digest(path: Path) -> str:

@@ -1,0 +1,94 @@
+"""JSON lines that carry their own checksum: `{"kind": "step", ..., "crc": "1c291ca3"}`.
+
+A flipped bit anywhere in a line is found when it is read. A line that a kill or a full disk cut short is no damage: the last
+line may lack its end, and whoever appends after such a line marks it as torn.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TORN = b" [torn]"
+_SEAL = re.compile(rb', "crc": "([0-9a-f]{8})"\}$')
+_INNER_SEAL = re.compile(rb', "crc": "[0-9a-f]{8}"\}')
+
+
+@dataclass(frozen=True)
+class Line:
+    """`fields` as they were written; where they can't be known, `damage` says why."""
+
+    number: int
+    fields: dict[str, Any] = field(default_factory=dict)
+    damage: str = ""
+
+
+def sealed(fields: Mapping[str, Any]) -> bytes:
+    """One line, without its end."""
+    plain = json.dumps(fields, default=str, allow_nan=True).encode()
+    assert plain != b"{}", "a line says something"
+    return plain[:-1] + b', "crc": "%08x"}' % zlib.crc32(plain)
+
+
+def is_sealed(line: bytes) -> bool:
+    return _SEAL.search(line) is not None
+
+
+def opened(line: bytes) -> dict[str, Any]:
+    """The fields of a line, whose checksum is right or absent. ValueError: why they can't be known."""
+    seal = _SEAL.search(line)
+    plain = line if seal is None else line[: seal.start()] + b"}"
+    if seal is not None and zlib.crc32(plain) != int(seal[1], 16):
+        raise ValueError("does not have the checksum it was written with")
+    try:
+        fields = json.loads(plain)
+    except (ValueError, RecursionError):
+        raise ValueError("is not whole") from None
+    if not isinstance(fields, dict):
+        raise ValueError("is not whole")
+    return fields
+
+
+def append(handle: int, line: bytes) -> bool:
+    """Add a line to a log that is open for reading and appending; False if only a part of it could be written."""
+    size = os.fstat(handle).st_size
+    torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+    content = (TORN + b"\n" if torn else b"") + line + b"\n"
+    return os.write(handle, content) == len(content)
+
+
+def read_lines(path: Path, *, unsealed: bool) -> Iterator[Line]:
+    """Every line that was written whole. `unsealed`: lines before the first one with a checksum may have none."""
+    try:
+        lines = path.open("rb")
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    with lines:
+        for number, line in enumerate(lines, 1):
+            whole = line.endswith(b"\n")
+            content = line.removesuffix(b"\n")
+            if not whole or content.endswith(TORN):
+                # cut short; but if only the end of the line before it was damaged, that one is in here and whole
+                seal = _INNER_SEAL.search(content)
+                if seal is not None and (found := _line(number, content[: seal.end()])).fields:
+                    yield found
+                continue
+            if is_sealed(content):
+                unsealed = False
+            elif not unsealed:
+                yield Line(number, damage="has lost its checksum")
+                continue
+            yield _line(number, content)
+
+
+def _line(number: int, content: bytes) -> Line:
+    try:
+        return Line(number, opened(content))
+    except ValueError as error:
+        return Line(number, damage=str(error))
