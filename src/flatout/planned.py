@@ -19,6 +19,7 @@ import torch
 from flatout import __version__
 from flatout.base.budget import Budget
 from flatout.base.source import lasting_text, source_text
+from flatout.base.trust import private_cache
 from flatout.building import check_job, check_loss_head
 from flatout.data.datasets.iterables import IterableSource
 from flatout.engine.job import Job
@@ -170,7 +171,7 @@ def _chosen(
 
     if cache is not None:
         key = _key(recipe, job, device, without=("lr",))  # of a sweep over rates the step is traced once
-        keep_traces(job, Traces(cache / "traces", f"{key} {_versions()}"))
+        keep_traces(job, Traces(private_cache(cache) / "traces", f"{key} {_versions()}"))
     ceilings = ceilings_of(device, cache, to_time)
     return by(ceilings), ceilings
 

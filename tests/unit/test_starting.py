@@ -1,4 +1,4 @@
-"""Which run a command goes on with: locks that nobody disturbs by looking, one start at a time, and code that stays the same."""
+"""Which run a command goes on with: locks that looking does not disturb, one start at a time, code that stays the same."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_file_system_without_locks_is_no_busy_run(tmp_path: Path, monkeypatch:
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr("flatout.store.lock._lock", none)
-    with pytest.raises(StoreError, match="can't be locked: Function not implemented.*--runs") as error:
+    with pytest.raises(StoreError, match=r"can't be locked: Function not implemented.*--runs") as error:
         RunLock(tmp_path).take()
     assert not isinstance(error.value, RunBusy)
 
@@ -104,11 +104,17 @@ def test_a_start_while_another_is_planning(desk: Path, flatout: Command, monkeyp
 
 # ---- what differs ----
 
+NET = """
+from torch import nn
+WIDTH = 8
+
+def net():
+    return nn.Sequential(nn.Linear(5, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 2))
+"""
+
 
 def test_a_new_run_beside_an_unfinished_one_says_why(desk: Path, flatout: Command, during_run: Callable[..., None]) -> None:
-    (desk / "own.py").write_text(
-        "from torch import nn\nWIDTH = 8\n\ndef net():\n    return nn.Sequential(nn.Linear(5, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 2))\n"
-    )
+    (desk / "own.py").write_text(NET)
     command = ("run", "table.yaml", "model=own:net", "--planning", "off")
     during_run(signal_at(2, signal.SIGTERM))
     assert flatout(*command).code == 143
@@ -148,7 +154,10 @@ SETTINGS = "WIDTH = 3\nNAMES = {'x', 'y', 'z'}\n"
 
 
 def text_in_another_process(desk: Path) -> str:
-    program = "import sys; sys.path[:0] = sys.argv[1:]; from own import Net; from flatout.base.source import source_text; print(source_text(Net))"
+    program = (
+        "import sys; sys.path[:0] = sys.argv[1:]; from own import Net\n"
+        "from flatout.base.source import source_text; print(source_text(Net))"
+    )
     folders = [str(desk / "project"), str(desk / "libs")]
     return subprocess.run([sys.executable, "-c", program, *folders], capture_output=True, text=True, check=True).stdout
 
@@ -176,9 +185,7 @@ def test_resume_where_torch_is_found_by_pythonpath(desk: Path) -> None:
     """No virtual environment, no site-packages of the interpreter's own: as with environment modules on a cluster."""
     libraries = desk / "libraries"
     libraries.symlink_to(sysconfig.get_path("purelib"))
-    (desk / "own.py").write_text(
-        "from torch import nn\n\nclass Net(nn.Sequential):\n    def __init__(self):\n        super().__init__(nn.Linear(5, 2))\n"
-    )
+    (desk / "own.py").write_text(NET)
     source = Path(__file__).parents[2] / "src"
     environment = {**os.environ, "PYTHONPATH": f"{source}:{libraries}", "FLATOUT_CACHE": str(desk / "cache")}
     environment.pop("VIRTUAL_ENV", None)
@@ -190,7 +197,7 @@ def test_resume_where_torch_is_found_by_pythonpath(desk: Path) -> None:
         "flatout",
         "run",
         "table.yaml",
-        "model=own:Net",
+        "model=own:net",
         "--planning",
         "off",
         "--set",

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from flatout.base.trust import private_cache
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.nvml import GpuFacts
 
@@ -35,7 +36,7 @@ class CeilingsCache:
 
     def __init__(self, folder: Path | None) -> None:
         self.notes: list[str] = []
-        self._folder = folder
+        self._folder = None if folder is None else private_cache(folder)
 
     def made_folder(self) -> Path | None:
         """The folder, made if need be; None where it can't be."""

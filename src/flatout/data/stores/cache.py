@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.base.files import sync_folder, write_bytes
+from flatout.base.trust import private_cache
 from flatout.base.units import parse_bytes, show_bytes
 from flatout.data.source import Schema, Source
 from flatout.data.stores.compression import check_compression
@@ -48,6 +49,7 @@ def disk_bytes(cache: Path | None, budget: str) -> int:
     """What a cache may take: as told, or half of what it and the free space are together."""
     if cache is None:
         return 0
+    cache = private_cache(cache)
     if budget != "auto":
         return parse_bytes(budget)
     place = cache
@@ -61,7 +63,7 @@ class Cache:
 
     def __init__(self, folder: Path, limit_bytes: int | None = None, compression: str = "none") -> None:
         """`compression`: of the parts that are written from now on. Those that are there say their own."""
-        self.folder = folder
+        self.folder = folder = private_cache(folder)
         self.limit_bytes = limit_bytes
         self.compression = check_compression(compression)
         self._entries = Entries(folder)

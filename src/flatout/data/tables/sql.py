@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from flatout.base.errors import DataError, MissingExtra, UsageError, did_you_mean
+from flatout.base.passing import passing_folder
 from flatout.data.bad import Bad
 from flatout.data.split import hash_batch
 from flatout.data.tables.scan import Scan
@@ -89,24 +89,23 @@ class QueryPart:
         except ImportError as error:
             raise MissingExtra("duckdb", "sql", "a table from a query") from error
 
-        connection = duckdb.connect(":memory:")
         try:
-            for setting, value in self._settings().items():
-                connection.execute(f"set {setting} = '{value}'")
-            _check_reads_only(connection, self._query)
-            yield connection.sql(self._query).to_arrow_reader(rows_at_once)
+            with passing_folder("flatout-duckdb") as spill, closing(duckdb.connect(":memory:")) as connection:
+                for setting, value in self._settings(spill).items():
+                    connection.execute(f"set {setting} = '{value}'")
+                _check_reads_only(connection, self._query)
+                yield connection.sql(self._query).to_arrow_reader(rows_at_once)
         except duckdb.ParserException as error:
             raise UsageError(f"sql: {error}") from error
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise DataError(f"sql: {error}") from error
-        finally:
-            connection.close()
 
-    def _settings(self) -> dict[str, str]:
+    def _settings(self, spill: Path) -> dict[str, str]:
+        """`spill`: for what memory is too small for. Of each connection its own: they name their files alike."""
         folder = str(self._base_folder.resolve()).replace("'", "''")
         return {
             "file_search_path": folder,
-            "temp_directory": str(Path(tempfile.gettempdir()) / "flatout-duckdb").replace("'", "''"),
+            "temp_directory": str(spill).replace("'", "''"),
             "threads": "1",  # with more of them, a group by gives its rows in an order of its own each time
             "python_enable_replacements": "false",  # a table's name never means a variable of this program
             "enable_progress_bar": "false",

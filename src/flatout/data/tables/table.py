@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from flatout.base.errors import DataError, UsageError, did_you_mean
+from flatout.base.trust import private_cache
 from flatout.data.bad import Bad
 from flatout.data.data import PARTS, Data
 from flatout.data.source import Source
@@ -194,7 +195,7 @@ def _folders(cache: Path | str | None, preparation: Preparation, found: Scan, ho
     if cache is None:
         return {}
     key = preparation.key(found.fingerprint(), how)
-    return {part: Path(cache) / "tables" / key / part for part in PARTS}
+    return {part: private_cache(Path(cache)) / "tables" / key / part for part in PARTS}
 
 
 def _needed(source: Source | None) -> Source:

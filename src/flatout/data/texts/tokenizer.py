@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from flatout.base.errors import DataError, MissingExtra, did_you_mean
+from flatout.base.trust import private_cache
 from flatout.data.bad import Bad
 from flatout.data.files import Array
 from flatout.data.stores.entries import hold
@@ -120,7 +121,7 @@ def encoded(
     lines = field if any(kind_of(path)[0] == "lines" for path in files) else None
     contents = [[*kind_of(path), _content(path), _date(path)] for path in files]
     key = json.dumps([_FORMAT, tokenizer.digest, tokenizer.version, contents, lines, end, bad.policy])
-    folder = cache / "tokens" / hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+    folder = private_cache(cache) / "tokens" / hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
     kept = _open(folder, bad)
     if kept is not None:
         return kept

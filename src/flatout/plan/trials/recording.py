@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.base.files import write_bytes
+from flatout.base.trust import private_cache
 from flatout.engine.settings import Settings
 from flatout.plan.trials.reports import CRASHED, HUNG, INTERRUPTED, NOT_RECORDED, Ask, Held, Losses, Report
 
@@ -94,7 +95,7 @@ class Trove:
     """Recordings of earlier runs in a folder, one file a job and device. Those of other versions are not used."""
 
     def __init__(self, folder: Path | None, key: str, versions: Mapping[str, str]) -> None:
-        self._path = None if folder is None else folder / "trials" / f"{key}.json"
+        self._path = None if folder is None else private_cache(folder) / "trials" / f"{key}.json"
         self._versions = dict(versions)
         self.note = ""
         self.at = ""  # when what was read was measured
