@@ -240,6 +240,11 @@ def _no_place(runs: Path, why: str | None) -> StoreError:
 
 
 def open_run(path: Path) -> RunFolder:
+    return _opened(path)[0]
+
+
+def _opened(path: Path) -> tuple[RunFolder, dict[str, Any]]:
+    """With its run.json, which is then read once."""
     folder = RunFolder(path)
     is_ours = folder.manifest.exists or ((path / "plan.json").exists() and folder.events_path.exists())
     not_ours = NotARun(f"{path} is not a flatout run: it has no run.json that flatout wrote")
@@ -268,7 +273,7 @@ def open_run(path: Path) -> RunFolder:
             f"{folder.manifest.path} is missing, so the files beside it can't be checked; bring it back from a copy, or accept "
             f"them as they are: flatout runs check {path} --accept"
         )
-    return folder
+    return folder, about
 
 
 def order_of(about: Mapping[str, Any]) -> int:
@@ -278,7 +283,7 @@ def order_of(about: Mapping[str, Any]) -> int:
 
 def _next_order(runs: Path) -> int:
     damaged: list[Path] = []
-    known = [order_of(folder.about) for folder in all_runs(runs, lambda path, error: damaged.append(path))]
+    known = [order_of(about) for _, about in _all_opened(runs, lambda path, error: damaged.append(path))]
     known += [order for path in damaged if (order := _noted(path, "order")) is not None]
     return max(known, default=0) + 1
 
@@ -293,21 +298,23 @@ def _noted(path: Path, name: str) -> Any:
 
 def all_runs(runs: Path, on_trouble: _OnTrouble = lambda path, error: None) -> Iterator[RunFolder]:
     """Runs in a folder, oldest first. Those that can't be read are told; other folders beside them are passed over."""
+    yield from (folder for folder, _ in _all_opened(runs, on_trouble))
+
+
+def _all_opened(runs: Path, on_trouble: _OnTrouble) -> list[tuple[RunFolder, dict[str, Any]]]:
     if not runs.is_dir():
-        return
+        return []
     found = []
     for entry in sorted(runs.iterdir()):
         if entry.name.startswith(".") or not entry.is_dir():
             continue
         try:
-            folder = open_run(entry)
-            about = folder.about
-            found.append(((order_of(about), float(about["created"])), folder))
+            found.append(_opened(entry))
         except NotARun:
             continue
         except StoreError as error:
             on_trouble(entry, error)
-    yield from (folder for _, folder in sorted(found, key=lambda pair: pair[0]))
+    return sorted(found, key=lambda pair: (order_of(pair[1]), float(pair[1]["created"])))
 
 
 def find(runs: Path, name: str) -> RunFolder:
@@ -352,8 +359,8 @@ def find_unfinished(runs: Path, identity: str) -> RunFolder | None:
     """The newest run of this identity, if it has not ended. A damaged one that may be it is an error: whoever starts anew
     beside it shall know."""
     troubled: dict[Path, StoreError] = {}
-    same = [folder for folder in all_runs(runs, troubled.__setitem__) if folder.identity == identity]
-    newest = order_of(same[-1].about) if same else -1
+    same = [pair for pair in _all_opened(runs, troubled.__setitem__) if pair[1]["identity"] == identity]
+    newest = order_of(same[-1][1]) if same else -1
     for path, error in troubled.items():
         order = _noted(path, "order")
         may_be_it = _noted(path, "identity") in (identity, None) and (order is None or order > newest)
@@ -361,10 +368,10 @@ def find_unfinished(runs: Path, identity: str) -> RunFolder | None:
             raise DamagedFile(f"{path} can't be read, and it may be an unfinished run of this recipe: {error}. Or move it away")
     if not same:
         return None
-    folder = same[-1]
-    if folder.status == "damaged":
+    folder, status = same[-1][0], same[-1][0].status
+    if status == "damaged":
         folder.result  # noqa: B018  says what is wrong with it
-    return None if folder.status in ENDED else folder
+    return None if status in ENDED else folder
 
 
 def _has_ended(path: Path) -> bool:
