@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -11,18 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import yaml
-
-from flatout.base.errors import FlatoutError, UsageError
+from flatout.base.errors import FlatoutError, RecipeError, UsageError
+from flatout.base.plain_yaml import MOST_CHARACTERS, read_yaml
 from flatout.recipe import FOLDER, SPECS, Recipe
 
-
-class _Loader(yaml.SafeLoader):
-    """Also reads 3e-4 as a number, which YAML 1.1 takes for a word."""
-
-
-_EXPONENT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+_DEEPEST_KEY = 8
 
 
 def read_recipe(
@@ -32,22 +24,43 @@ def read_recipe(
 
     `moved_from` is where a kept copy of a Python file came from: what it names beside it is still there.
     """
-    if not path.is_file():
+    if not _is_file(path):
         raise UsageError(f"there is no recipe at {path}; `flatout demo` shows one that runs")
     if path.suffix == ".py":
         return _from_python(path, overrides, pins or {}, moved_from or path)
     if path.suffix not in (".yaml", ".yml"):
         raise UsageError(f"a recipe is a .yaml or a .py file, got {path.name}")
+    written, problems = written_in(path)
+    return recipe_from(written, path.parent, overrides, pins or {}, source=path, problems=problems)
+
+
+def written_in(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """The keys and values of a YAML file, and what is wrong with some of them."""
     try:
-        written = _parse_yaml(path.read_text())
+        if path.stat().st_size > 4 * MOST_CHARACTERS:  # UTF-8 takes four bytes at most
+            raise UsageError(f"{path} has {path.stat().st_size:,} bytes: too long for a recipe")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UsageError(f"{path} can't be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not YAML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not YAML in UTF-8: {error}") from error
+    try:
+        written, problems = read_yaml(text)
+    except UsageError as error:
+        raise UsageError(f"{path} is not YAML that can be read: {error}") from error
     if not isinstance(written, dict):
+        if problems:
+            raise RecipeError(problems, str(path))
         came = "an empty file" if written is None else type(written).__name__
         raise UsageError(f"{path} must hold keys and values (data:, model:, ...), got {came}")
-    return recipe_from(written, path.parent, overrides, pins or {}, source=path)
+    return written, problems
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long, for one
+        return False
 
 
 def recipe_from(
@@ -57,12 +70,13 @@ def recipe_from(
     pins: Mapping[str, Any] | None = None,
     source: Path | None = None,
     stored: bool = False,
+    problems: Sequence[str] = (),
 ) -> Recipe:
-    """From plain keys and values; relative paths are from `folder`. `stored`: as a run keeps it."""
-    merged = _overridden(dict(written), overrides, pins or {})
-    strays = [key for key in merged if not isinstance(key, str) or key.startswith("_")]
-    kept = {key: value for key, value in merged.items() if key not in strays}
-    recipe = Recipe(**kept, _folder=folder, _where=str(source) if source else "recipe", _strays=strays, _stored=stored)
+    """From plain keys and values; relative paths are from `folder`. `stored`: as a run keeps it. `problems`: found before."""
+    merged, more = _overridden(dict(written), overrides, pins or {})
+    strays = [key for key in merged if not isinstance(key, str) or key.startswith("_") or key == "self"]
+    told: dict[str, Any] = {"_where": str(source) if source else "recipe", "_strays": strays, "_problems": [*problems, *more]}
+    recipe = Recipe(**{key: merged[key] for key in merged if key not in strays}, _folder=folder, _stored=stored, **told)
     recipe._source, recipe._given = source, (tuple(overrides), dict(pins or {}))
     return recipe
 
@@ -88,13 +102,10 @@ def _from_python(path: Path, overrides: Sequence[str], pins: Mapping[str, Any], 
         raise UsageError(f"{path} must define `recipe`: a flatout.Recipe, or a function that returns one; got {came}")
     if overrides or pins:
         fields = {name: getattr(recipe, name) for name in recipe.model_fields_set}
-        recipe = Recipe(**_overridden(fields, overrides, pins), _folder=home.parent, _where=str(path))
+        merged, problems = _overridden(fields, overrides, pins)
+        recipe = Recipe(**merged, _folder=home.parent, _where=str(path), _problems=problems)
     recipe._source, recipe._folder, recipe._given = path, home.parent, (tuple(overrides), dict(pins))
     return recipe
-
-
-def _parse_yaml(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
@@ -102,17 +113,20 @@ def _frames(error: BaseException) -> list[traceback.FrameSummary]:
     return traceback.extract_tb(error.__traceback__)[::-1]
 
 
-def _overridden(written: dict[str, Any], overrides: Sequence[str], pins: Mapping[str, Any]) -> dict[str, Any]:
-    """`lr=3e-4` or `data.window=64` on top of what is written, then what was pinned on the command line."""
+def _overridden(written: dict[str, Any], overrides: Sequence[str], pins: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """`lr=3e-4` or `data.window=64` on top of what is written, then what was pinned on the command line; and what is wrong."""
+    problems: list[str] = []
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not all(key.strip().split(".")):
             raise UsageError(f"an override is written key=value, such as lr=3e-4; got {override!r}")
+        if key.count(".") > _DEEPEST_KEY:
+            raise UsageError(f"an override reaches {_DEEPEST_KEY} keys deep at most; got {override!r}")
         try:
-            value = _parse_yaml(text) if text else None
-        except yaml.YAMLError as error:
-            why = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
-            raise UsageError(f"the value of {override!r} is not YAML: {why}") from error
+            value, wrong = read_yaml(text) if text else (None, [])
+        except UsageError as error:
+            raise UsageError(f"the value of {override!r} is not YAML that can be read: {error}") from error
+        problems += [f"{key}: {one}" for one in wrong]
         *parents, last = _place(written, key.strip().split("."))
         place = written
         for parent in parents:
@@ -123,9 +137,9 @@ def _overridden(written: dict[str, Any], overrides: Sequence[str], pins: Mapping
             place[parent] = inner
             place = inner
         place[last] = value
-    if pins:
+    if pins and isinstance(written.get("settings") or {}, Mapping):  # what else it is, is said where it is checked
         written["settings"] = {**(written.get("settings") or {}), **pins}
-    return written
+    return written, problems
 
 
 def _place(written: Mapping[str, Any], path: list[str]) -> list[str]:

@@ -7,6 +7,7 @@ pins under `settings`.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import fields
@@ -18,6 +19,7 @@ from torch import nn
 
 from flatout.base.budget import COUNTED, Budget
 from flatout.base.errors import FlatoutError, RecipeError, UsageError, did_you_mean
+from flatout.base.option_types import LARGEST
 from flatout.base.specs import Spec, import_named, pick
 from flatout.data.data import Data
 from flatout.data.specs import check_data, parse_data
@@ -36,6 +38,7 @@ _FROM_DATA = ("input_shape", "outputs", "vocabulary", "window", "cardinalities")
 FOLDER: ContextVar[Path] = ContextVar("folder", default=Path())  # of the file that makes recipes just now
 _KNOB = ("name", "off", "lossy", "risky", "meets", "default", "candidates", "turn")
 SPECS = ("model", "objective", "optimizer", "schedule")  # written as a name, or as a name with options
+_LONGEST_NAME = 200
 _EXAMPLES = {"data": "digits", "model": "mlp", "batch": "64", "lr": "1e-3", "budget": "3 epochs"}
 
 
@@ -47,6 +50,9 @@ def _checked(check: Callable[[Any], object]) -> AfterValidator:
             check(value)
         except FlatoutError as error:
             raise ValueError(str(error)) from error
+        except (TypeError, ValueError, ArithmeticError, RecursionError, LookupError, AttributeError) as error:
+            # of a value that no check has thought of: still a mistake in the recipe, to be said with the others
+            raise ValueError(f"can't be used ({type(error).__name__}: {error}), got {value!r}") from error
         return value
 
     return AfterValidator(validate)
@@ -57,10 +63,18 @@ def _check_model(model: Any) -> None:
         return
     spec = Spec.parse(model)
     if ":" not in spec.name:
-        own = [name for name in inspect.signature(pick(BUILDERS, spec.name, "model")).parameters if name not in _FROM_DATA]
-        for name in spec.options:
-            if name not in (*own, *_FROM_DATA):
-                raise UsageError(f"{spec.name} has no option {name!r}; {did_you_mean(name, own)}")
+        maker = pick(BUILDERS, spec.name, "model")
+        if spec.value is not None:
+            raise UsageError(f"{spec.name} takes options by name, such as {{{spec.name}: {{...}}}}, got {spec.value!r}")
+        own = [name for name in inspect.signature(maker).parameters if name not in _FROM_DATA]
+        strays = [name for name in spec.options if name not in (*own, *_FROM_DATA)]
+        problems = [f"{spec.name} has no option {name!r}; {did_you_mean(name, own)}" for name in strays]
+        try:
+            Spec(spec.name, {name: value for name, value in spec.options.items() if name not in strays}).fitted_to(maker)
+        except UsageError as error:
+            problems.append(str(error))
+        if problems:
+            raise UsageError("; ".join(problems))
 
 
 def _check_optimizer(optimizer: Any) -> None:
@@ -86,8 +100,34 @@ def _check_exchange(written: Any) -> None:
 def _check_init(written: Any) -> None:
     if written is None or isinstance(written, str | Path):
         return
-    if not isinstance(written, Mapping) or "path" not in written or set(written) - {"path", "skip"}:
+    fits = isinstance(written, Mapping) and "path" in written and not set(written) - {"path", "skip"}
+    if fits:
+        skip = written.get("skip", ())
+        fits = isinstance(written["path"], str | Path) and isinstance(skip, list | tuple)
+        fits = fits and all(isinstance(pattern, str) for pattern in skip)
+    if not fits:
         raise UsageError(f"init_from is a path, or {{path: ..., skip: [patterns]}}; got {written!r}")
+
+
+def _check_name(name: str | None) -> None:
+    """A run's folder is called after it."""
+    if name is None:
+        return
+    if (
+        not name.strip()
+        or len(name.encode()) > _LONGEST_NAME
+        or not name.isprintable()
+        or set(name) & set("/\\")
+        or name[0] == "."
+    ):
+        raise UsageError(
+            f"a run's folder is called after it: 1 to {_LONGEST_NAME} bytes, no slash, not a dot in front; got {name!r}"
+        )
+
+
+def _check_seed(seed: int) -> None:
+    if not -(2**63) <= seed < 2**63:
+        raise UsageError(f"expected a whole number of 64 bits, got {seed}")
 
 
 def _not_bool(value: Any) -> Any:
@@ -103,7 +143,7 @@ def _whole(value: Any) -> Any:
             number = float(value)
         except ValueError:
             return value
-        return int(number) if number.is_integer() else value
+        return int(number) if math.isfinite(number) and number.is_integer() else value
     return _not_bool(value)
 
 
@@ -127,7 +167,7 @@ class Recipe(BaseModel):
     model: Annotated[Any, _checked(_check_model)]
     objective: Annotated[Any, _checked(build_objective)] = "classify"
     inputs: Annotated[Any, _checked(Inputs.parse)] = "x"
-    batch: Annotated[Whole, Field(gt=0)]
+    batch: Annotated[Whole, Field(gt=0, le=LARGEST)]
     lr: Annotated[Number, Field(gt=0)]
     budget: Annotated[Amount, _checked(Budget.parse)]
     optimizer: Annotated[Any, _checked(_check_optimizer)] = "adamw"
@@ -143,10 +183,10 @@ class Recipe(BaseModel):
     freeze: tuple[str, ...] = ()
     rates: dict[str, Number] = Field(default_factory=dict)
     price_per_hour: Annotated[Number, Field(gt=0)] | None = None
-    seed: Whole = 0
+    seed: Annotated[Whole, _checked(_check_seed)] = 0
     settings: dict[str, Any] = Field(default_factory=dict)
     knobs: tuple[Any, ...] = ()
-    name: str | None = None
+    name: Annotated[str | None, _checked(_check_name)] = None
 
     _folder: Path = PrivateAttr(default_factory=Path)
     _source: Path | None = PrivateAttr(default=None)
@@ -230,7 +270,8 @@ class Recipe(BaseModel):
 
 def _validate(recipe: Recipe, given: dict[str, Any]) -> None:
     folder, where, stored = given.pop("_folder", FOLDER.get()), given.pop("_where", "recipe"), given.pop("_stored", False)
-    problems = [f"{key}: no such key; {did_you_mean(str(key), Recipe.model_fields)}" for key in given.pop("_strays", ())]
+    problems = list(given.pop("_problems", ()))
+    problems += [f"{key}: no such key; {did_you_mean(key, Recipe.model_fields)}" for key in given.pop("_strays", ())]
     try:
         recipe.__pydantic_validator__.validate_python(given, self_instance=recipe)
     except ValidationError as error:
@@ -239,7 +280,7 @@ def _validate(recipe: Recipe, given: dict[str, Any]) -> None:
         pass  # it was checked when its run began, and its files may be gone since
     elif isinstance(given.get("data"), str | Mapping):
         problems += [
-            problem if problem.startswith("data") else f"data: {problem}" for problem in check_data(given["data"], folder)
+            problem if problem.startswith("data") else f"data: {problem}" for problem in _data_problems(given["data"], folder)
         ]
     elif "data" in given and not isinstance(given["data"], Data):
         came = type(given["data"]).__name__
@@ -260,6 +301,7 @@ _WORDS = {
     "finite_number": "expected a finite number", "string_type": "expected text", "tuple_type": "expected a list",
     "dict_type": "expected keys and values", "greater_than": "expected more than {gt:g}",
     "greater_than_equal": "expected {ge:g} or more", "less_than": "expected less than {lt:g}",
+    "less_than_equal": "expected {le:,} or less", "int_parsing_size": "expected a smaller number",
 }  # fmt: skip
 
 
@@ -285,7 +327,18 @@ def _own_knob(written: Any) -> Any:
     return made
 
 
+def _data_problems(written: Any, folder: Path) -> list[str]:
+    try:
+        return check_data(written, folder)
+    except OSError as error:  # a path that the system itself refuses: too long, or not for us
+        return [f"{error.filename}: {error.strerror or error}"]
+    except (ValueError, RuntimeError) as error:  # a path with a character that none can have, or of a user who is not there
+        return [f"{error}, got {written!r}"]
+
+
 def _own_names(knobs: Any, problems: list[str]) -> list[str]:
+    if not isinstance(knobs, list | tuple):
+        return []  # said by its type
     try:
         return [_own_knob(knob).name for knob in knobs]
     except FlatoutError as error:
@@ -297,7 +350,7 @@ def _early_stop(written: Any, metric: str) -> EarlyStop:
     if isinstance(written, int) and not isinstance(written, bool) and written > 0:
         return EarlyStop(metric, written)
     if isinstance(written, Mapping) and not set(written) - {"metric", "patience"}:
-        patience = written.get("patience", 3)
-        if isinstance(patience, int) and patience > 0:
-            return EarlyStop(str(written.get("metric", metric)), patience)
+        patience, name = written.get("patience", 3), written.get("metric", metric)
+        if isinstance(patience, int) and not isinstance(patience, bool) and patience > 0 and isinstance(name, str):
+            return EarlyStop(name, patience)
     raise UsageError(f"early_stop is a number of evaluations, or {{metric: loss, patience: 3}}; got {written!r}")

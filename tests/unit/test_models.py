@@ -229,7 +229,7 @@ def test_an_imported_name_gets_its_options_and_the_shapes_it_asks_for() -> None:
         (lambda: 3, ModelError, "must give a torch.nn.Module, got int"),
         (nn.Linear, ModelError, r"needs in_features, out_features: pass lambda: Linear\(\.\.\.\)"),
         (lambda: nn.Linear(-1, 2), ModelError, "can't be built: RuntimeError"),
-        ({"mlp": {"hidden": [0.5]}}, ModelError, "can't be built: TypeError"),
+        ({"mlp": {"hidden": [0.5]}}, UsageError, r"hidden: expected a list of whole numbers or a whole number, got \[0.5\]"),
     ],
 )
 def test_what_can_not_be_built_is_said(model: object, error: type[Exception], words: str) -> None:

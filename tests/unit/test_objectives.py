@@ -321,7 +321,7 @@ def test_wrong_inputs_are_said() -> None:
         ({"classify": {"label_smoothing": 1.5}}, "label_smoothing is a share from 0 to below 1, got 1.5"),
         ({"regress": "mean"}, "unknown regress error 'mean'"),
         ({"regress": {"spread": 0}}, "spread is more than 0, got 0"),
-        ({"regress": {"centre": "abc"}}, "centre is a number, got 'abc'"),
+        ({"regress": {"centre": "abc"}}, "centre: expected a number, got 'abc'"),
         (f"{__name__}:REALS", "must be a function .* got Tensor"),
         (f"{__name__}:nothing", "has no 'nothing'"),
         ({f"{__name__}:pinball": {"shar": 1}}, "no option 'shar'; did you mean 'share'"),

@@ -14,6 +14,7 @@ from flatout.base.units import is_duration_unit, parse_seconds, split_quantity
 
 COUNTED = ("epochs", "steps", "samples", "tokens")
 SPENT = ("seconds", "usd", "wh")
+MOST = 1e15  # of any unit: more than anybody has, and as a number still exact
 
 _UNITS = {
     "epochs": "epochs", "epoch": "epochs", "ep": "epochs",
@@ -22,7 +23,8 @@ _UNITS = {
     "tokens": "tokens", "token": "tokens", "tok": "tokens",
     "usd": "usd", "dollars": "usd", "wh": "wh", "kwh": "kwh", "j": "j",
 }  # fmt: skip
-_TARGET = re.compile(r"\s*([a-z_][a-z0-9_]*)\s*(>=|<=)\s*([-+0-9.e]+)\s+within\s+(.+)", re.IGNORECASE)
+_NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[-+]?[0-9]+)?"
+_TARGET = re.compile(rf"\s*([a-z_][a-z0-9_]*)\s*(>=|<=)\s*({_NUMBER})\s+within\s+(.+)", re.IGNORECASE)
 _EXAMPLES = "'3 epochs', '2000 steps', '1e9 tokens', '10 min', '5 USD', '200 Wh' or 'accuracy >= 0.94 within 20 epochs'"
 
 
@@ -51,7 +53,10 @@ class Budget:
     def parse(cls, text: str) -> Budget:
         aim = _TARGET.fullmatch(text)
         if aim:
-            return replace(cls.parse(aim[4]), target=Target(aim[1].lower(), aim[2], float(aim[3])))
+            within = cls.parse(aim[4]) if _TARGET.fullmatch(aim[4]) is None else None
+            if within is None:
+                raise UsageError(f"a budget has one aim, such as 'accuracy >= 0.94 within 20 epochs'; got {text!r}")
+            return replace(within, target=Target(aim[1].lower(), aim[2], float(aim[3])))
         try:
             amount, unit = split_quantity(text)
         except UsageError:
@@ -68,6 +73,8 @@ class Budget:
             amount, unit = amount / 3600, "wh"
         if not amount > 0:
             raise UsageError(f"a budget must be more than nothing, got {text!r}")
+        if amount > MOST:
+            raise UsageError(f"a budget is {MOST:g} {unit} at most, got {text!r}")
         return cls(amount, unit)
 
     @property

@@ -27,6 +27,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+_LONGEST_LINE, _MOST_LINES, _LONGEST_WORD = 600, 60, 200
+
 
 class FlatoutError(Exception):
     exit_code = 1
@@ -40,7 +42,7 @@ class RecipeError(UsageError):
     """All mistakes of a recipe at once: `problems` has one line each."""
 
     def __init__(self, problems: Sequence[str], where: str = "recipe") -> None:
-        self.problems = tuple(problems)
+        self.problems = tuple(shortened(problem) for problem in problems)
         count = "1 mistake" if len(self.problems) == 1 else f"{len(self.problems)} mistakes"
         super().__init__("\n".join([f"{count} in {where}:", *(f"  - {problem}" for problem in self.problems)]))
 
@@ -111,10 +113,22 @@ class Stopped(TrainingError):
         super().__init__(message)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def shortened(message: str) -> str:
+    """For a person to read: what was written can be long, and so can a message that quotes it."""
+    lines = message.split("\n")
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[:_MOST_LINES], f"  ... and {len(lines) - _MOST_LINES:,} more lines"]
+    return "\n".join(map(_cut, lines))
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE // 2]} [...] {line[-_LONGEST_LINE // 3 :]}"
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
     """A question to append to an error, or the list of what is known when nothing is near."""
     names = sorted(known)
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(str(word)[:_LONGEST_WORD], names, n=1, cutoff=0.6)
     if near:
         return f"did you mean {near[0]!r}?"
     return "known: " + ", ".join(names)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flatout.base.errors import UsageError, did_you_mean
+from flatout.base.option_types import fitted, hints_of
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Spec:
                 if given is None:
                     return cls(name)
                 if isinstance(given, Mapping):
+                    if strays := [key for key in given if not isinstance(key, str)]:
+                        raise UsageError(f"{name}: the name of an option is text, got {strays[0]!r}")
                     return cls(name, dict(given))
                 return cls(name, {}, given)
         raise UsageError(f"expected a name, or one name with its options such as {{cosine: {{warmup: 100}}}}, got {written!r}")
@@ -40,6 +43,25 @@ class Spec:
         if self.value is not None:
             return {self.name: self.value}
         return {self.name: dict(self.options)} if self.options else self.name
+
+    def fitted_to(self, maker: Callable[..., Any], given: Collection[str] = ()) -> Spec:
+        """With values of the types that `maker` has hints for. All that are of another are said at once, and strays too."""
+        own = [name for name in inspect.signature(maker).parameters if name not in given]
+        hints, problems, options = hints_of(maker), [], {}
+        if self.value is not None and not own:
+            raise UsageError(f"{self.name} takes no value, got {self.value!r}")
+        written = self.options if self.value is None else {own[0]: self.value}
+        for name, value in written.items():
+            if name not in own:
+                problems.append(f"{self.name} has no option {name!r}; {did_you_mean(name, own)}")
+                continue
+            try:
+                options[name] = fitted(value, hints.get(name))
+            except UsageError as error:
+                problems.append(f"{self.name}.{name}: {error}")
+        if problems:
+            raise UsageError("; ".join(problems))
+        return replace(self, options=options) if self.value is None else replace(self, value=options[own[0]])
 
     def call(self, maker: Callable[..., Any], **given: Any) -> Any:
         """Call `maker` with what is `given` and the options, after checking their names against its signature."""
@@ -69,12 +91,16 @@ def pick(table: Mapping[str, Any], name: str, what: str) -> Any:
 def import_named(path: str, what: str) -> Any:
     """`package.module:name` -> the object."""
     module_name, _, name = path.partition(":")
+    if not all(part.isidentifier() for part in [*module_name.split("."), *name.split(".")]):
+        raise UsageError(f"{what} {path!r}: expected package.module:name")
     try:
         found: Any = importlib.import_module(module_name)
+    except Exception as error:  # the module's own code may raise anything
+        why = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise UsageError(f"{what} {path!r}: can't import {module_name!r} ({why})") from error
+    try:
         for part in name.split("."):
             found = getattr(found, part)
-        return found
-    except ImportError as error:
-        raise UsageError(f"{what} {path!r}: can't import {module_name!r} ({error})") from error
     except AttributeError as error:
         raise UsageError(f"{what} {path!r}: {module_name!r} has no {name!r}") from error
+    return found

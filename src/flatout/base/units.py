@@ -12,7 +12,8 @@ _SECONDS = {
     "ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0, "min": 60.0, "minute": 60.0, "minutes": 60.0,
     "h": 3600.0, "hour": 3600.0, "hours": 3600.0, "d": 86400.0, "day": 86400.0, "days": 86400.0,
 }  # fmt: skip
-_QUANTITY = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_LONGEST_S = 3650 * 86400.0  # beyond it a clock's own arithmetic ends
+_QUANTITY = re.compile(r"\s*((?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def split_quantity(text: str) -> tuple[float, str]:
@@ -27,7 +28,10 @@ def parse_seconds(text: str) -> float:
     amount, unit = split_quantity(text)
     if unit not in _SECONDS:
         raise UsageError(f"expected a duration such as '30 s', '10 min' or '2 h', got {text!r}")
-    return amount * _SECONDS[unit]
+    seconds = amount * _SECONDS[unit]
+    if seconds > _LONGEST_S:
+        raise UsageError(f"expected a duration of at most {_LONGEST_S / 86400 / 365:.0f} years, got {text!r}")
+    return seconds
 
 
 def is_duration_unit(unit: str) -> bool:
@@ -38,7 +42,10 @@ def parse_bytes(text: str) -> int:
     amount, unit = split_quantity(text)
     if unit not in _BYTES:
         raise UsageError(f"expected a size such as '512 MB' or '2 GiB', got {text!r}")
-    return int(amount * _BYTES[unit])
+    size = amount * _BYTES[unit]
+    if not math.isfinite(size):
+        raise UsageError(f"expected a size that some disk could have, got {text!r}")
+    return int(size)
 
 
 def show_count(value: float, digits: int = 3) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flatout import __version__
-from flatout.base.errors import FlatoutError
+from flatout.base.errors import FlatoutError, shortened
 from flatout.cli import boost, data, doctor, drill, fleet, machine, runs, training
 from flatout.cli.leaving import leave
 
@@ -70,7 +70,7 @@ def _run() -> None:
     try:
         app(prog_name="flatout")
     except FlatoutError as error:
-        print(f"flatout: {error}", file=sys.stderr)
+        print(f"flatout: {shortened(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except SystemExit as ended:
         if ended.code == 130:  # what typer makes of a Ctrl-C; a run that could save says so itself, as an error above

@@ -17,10 +17,13 @@ def print_json(content: Any) -> None:
 
 
 def check_page_path(path: Path) -> None:
-    if path.is_dir():
-        raise UsageError(f"--html is a file to write, and {path} is a folder: --html {path / 'plan.html'}")
-    if not path.resolve().parent.is_dir():
-        raise UsageError(f"--html: there is no folder {path.resolve().parent}")
+    try:
+        if path.is_dir():
+            raise UsageError(f"--html is a file to write, and {path} is a folder: --html {path / 'plan.html'}")
+        if not path.resolve().parent.is_dir():
+            raise UsageError(f"--html: there is no folder {path.resolve().parent}")
+    except OSError as error:  # a name that is too long, or a loop of links
+        raise UsageError(f"--html: {path} can't be written: {error.strerror}") from error
 
 
 def write_page(path: Path, page: str) -> None:

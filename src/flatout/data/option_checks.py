@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from flatout.base.errors import FlatoutError
+from flatout.base.option_types import LARGEST
 from flatout.data.transforms import parse_transforms
 
 Check = Callable[[Any], str | None]
@@ -16,15 +18,16 @@ def share(value: Any) -> str | None:
 
 
 def count(value: Any) -> str | None:
-    return None if value is None or (_is_number(value) and value == int(value) >= 1) else "expected a whole number, 1 or more"
+    return None if value is None or _is_whole(value, 1) else "expected a whole number, 1 or more"
 
 
 def amount(value: Any) -> str | None:
-    return None if _is_number(value) and value == int(value) >= 0 else "expected a whole number, 0 or more"
+    return None if _is_whole(value, 0) else "expected a whole number, 0 or more"
 
 
 def seed(value: Any) -> str | None:
-    return None if isinstance(value, int) and not isinstance(value, bool) else "expected a whole number"
+    fits = isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+    return None if fits else "expected a whole number of 64 bits"
 
 
 def truth(value: Any) -> str | None:
@@ -62,6 +65,10 @@ def augment(value: Any) -> str | None:
 def any_value(value: Any) -> str | None:
     """Its own part says what is wrong with it."""
     return None
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return _is_number(value) and math.isfinite(value) and value == int(value) and least <= value <= LARGEST
 
 
 def _is_number(value: Any) -> bool:

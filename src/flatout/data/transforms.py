@@ -74,8 +74,9 @@ def _parse(item: Any) -> Transform:
         transform: Transform = item
         return transform
     spec = Spec.parse(item)
+    maker = pick(TRANSFORMS, spec.name, "transform")
     try:
-        made: Transform = spec.call(pick(TRANSFORMS, spec.name, "transform"))
+        made: Transform = spec.fitted_to(maker).call(maker)
     except TypeError as error:
         raise UsageError(f"{spec.name}: {error}") from error
     return made

@@ -6,16 +6,17 @@ import json
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
+from flatout.base.errors import UsageError
+from flatout.base.plain_yaml import read_yaml
 
 _WIDTH = 100
 _KEY = 12  # room for what stands before a value
 _NOTES_AT = 34  # comments stand in one column up to here
 _PLAIN = re.compile(r"[\w./~][\w ./*<>=()+-]*")
-_EXPONENT = re.compile(r"[0-9].*[eE][-+]?[0-9]+")  # a number to the reader of recipes
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,9 @@ def shown(value: Any, indent: int = 0) -> str:
 
 def _word(text: str) -> str:
     """Plain where YAML reads it back as this very word, else quoted."""
-    plain = _PLAIN.fullmatch(text) and not _EXPONENT.fullmatch(text) and text == text.strip()
-    try:
-        if plain and yaml.safe_load(text) == text:
+    with suppress(UsageError):
+        if _PLAIN.fullmatch(text) and text == text.strip() and read_yaml(text) == (text, []):
             return text
-    except yaml.YAMLError:
-        pass
     return json.dumps(text, ensure_ascii=not text.isprintable())
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from flatout.base.errors import UsageError, did_you_mean
+from flatout.base.option_types import fitted
 from flatout.base.specs import Spec, pick
 
 _ADAM = {"betas": (0.9, 0.999), "eps": 1e-8}
@@ -18,14 +19,34 @@ OPTIMIZERS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
     "adam": (Adam, _ADAM),
     "sgd": (SGD, {"momentum": 0.9, "nesterov": False}),
 }
+_HINTS: dict[type, Any] = {tuple: tuple[float, float], float: float, bool: bool}
 OptimizerLike = Spec | Callable[..., Optimizer]  # a callable gets (groups, lr=...)
 
 
 def check_optimizer(spec: Spec) -> None:
-    _, known = pick(OPTIMIZERS, spec.name, "optimizer")
-    for name in spec.options:
-        if name not in known:
-            raise UsageError(f"{spec.name} has no option {name!r}; {did_you_mean(name, known)}")
+    maker, known = pick(OPTIMIZERS, spec.name, "optimizer")
+    if spec.value is not None:
+        raise UsageError(
+            f"{spec.name} takes options by name, such as {{{spec.name}: {{{next(iter(known))}: ...}}}}, got {spec.value!r}"
+        )
+    problems = [
+        f"{spec.name} has no option {name!r}; {did_you_mean(name, known)}" for name in spec.options if name not in known
+    ]
+    for name in known.keys() & spec.options.keys():
+        try:
+            fitted(spec.options[name], _HINTS[type(known[name])])
+        except UsageError as error:
+            problems.append(f"{spec.name}.{name}: {error}")
+    if problems:
+        raise UsageError("; ".join(problems))
+    try:  # torch knows which values go together
+        maker([torch.zeros(1)], lr=1e-3, **{**known, **_typed(spec.options)})
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{spec.name}: {error}") from error
+
+
+def _typed(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(map(float, value)) if name == "betas" else value for name, value in options.items()}
 
 
 def decay_groups(model: nn.Module, weight_decay: float, rates: Mapping[str, float]) -> list[dict[str, Any]]:
@@ -55,9 +76,7 @@ def build_optimizer(
         return written(groups, lr=lr)
     check_optimizer(written)
     maker, defaults = OPTIMIZERS[written.name]
-    options: dict[str, Any] = {**defaults, **written.options}
-    if "betas" in options:
-        options["betas"] = tuple(float(beta) for beta in options["betas"])
+    options: dict[str, Any] = {**defaults, **_typed(written.options)}
     options["fused" if fused else "foreach"] = True
     if graph:
         rates = {group["factor"]: torch.tensor(lr * group["factor"], device=device) for group in groups}

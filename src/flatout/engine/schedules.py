@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from flatout.base.errors import UsageError
+from flatout.base.option_types import LARGEST
 from flatout.base.specs import Spec, pick
 
 Shape = Callable[[float], float]
@@ -50,6 +51,8 @@ def cosine(final: float = 0.0) -> Shape:
 
 def one_cycle(peak_at: float = 0.3, start: float = 0.04, final: float = 1e-4) -> Shape:
     """Up to the peak and down again, both along a cosine (Smith's super-convergence)."""
+    if not 0 < peak_at < 1:
+        raise UsageError(f"one_cycle: peak_at is a share of the budget, above 0 and below 1, got {peak_at}")
 
     def shape(p: float) -> float:
         low, t = (start, p / peak_at) if p < peak_at else (final, (1 - p) / (1 - peak_at))
@@ -60,6 +63,8 @@ def one_cycle(peak_at: float = 0.3, start: float = 0.04, final: float = 1e-4) ->
 
 def warmup_stable_decay(decay: float = 0.2, final: float = 0.0) -> Shape:
     """Flat until the last `decay` share of the budget, then linear down."""
+    if not 0 < decay <= 1:
+        raise UsageError(f"warmup_stable_decay: decay is a share of the budget, above 0 and up to 1, got {decay}")
     return lambda p: 1.0 if p < 1 - decay else final + (1 - final) * (1 - p) / decay
 
 
@@ -78,6 +83,6 @@ def parse_schedule(written: object) -> Schedule:
     maker = pick(SHAPES, spec.name, "schedule")
     options = dict(spec.options)
     warmup = options.pop("warmup", _WARMUP[spec.name])
-    if isinstance(warmup, bool) or not isinstance(warmup, int | float) or warmup < 0:
+    if isinstance(warmup, bool) or not isinstance(warmup, int | float) or not 0 <= warmup <= LARGEST:
         raise UsageError(f"warmup is a number of steps (100) or a share of the budget (0.05), got {warmup!r}")
-    return Schedule(Spec(spec.name, options, spec.value).call(maker), float(warmup), spec.written())
+    return Schedule(Spec(spec.name, options, spec.value).fitted_to(maker).call(maker), float(warmup), spec.written())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from flatout.base.budget import Budget
 from flatout.base.errors import UsageError, did_you_mean
+from flatout.base.option_types import LARGEST
 from flatout.base.units import parse_bytes, parse_seconds
 from flatout.data.serving.evaluation import TIERS
 from flatout.data.stores.compression import COMPRESSIONS
@@ -171,7 +173,7 @@ def parse_pins(pins: Mapping[str, object], own: Collection[str] = ()) -> tuple[d
         if name in own:
             parsed[name] = _plainly(written)
             continue
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             problems.append(f"settings.{name}: no such setting; {did_you_mean(name, known)}")
             continue
         try:
@@ -224,15 +226,15 @@ def _typed(name: str, kind: str, written: object) -> Any:
 
 
 def _number(name: str, text: str, written: object) -> int:
-    number = _whole(text)
+    number = None if isinstance(written, bool) else _whole(text)
     if number is None:
         raise UsageError(f"expected a whole number, got {written!r}")
     if number < 0:
         raise UsageError(f"expected a number that is not negative, got {written!r}")
     if number == 0 and name in ("nonfinite_limit", "keep_checkpoints", "bucket_mb"):
         raise UsageError("expected 1 or more, got 0")
-    if name in _MOST and number > _MOST[name]:
-        raise UsageError(f"expected {_MOST[name]:,} or less, got {written!r}")
+    if number > (most := _MOST.get(name, LARGEST)):
+        raise UsageError(f"expected {most:,} or less, got {written!r}")
     return number
 
 
@@ -246,7 +248,7 @@ def _whole(text: str) -> int | None:
         number = float(text)
     except ValueError:
         return None
-    return int(number) if number.is_integer() else None
+    return int(number) if math.isfinite(number) and number.is_integer() else None
 
 
 def _plainly(written: object) -> object:

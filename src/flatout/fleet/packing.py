@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flatout.base.errors import FlatoutError, UsageError
 from flatout.fleet.saving import SaveTime, predict_save
-from flatout.reading import read_recipe, recipe_from
+from flatout.reading import read_recipe, recipe_from, written_in
 from flatout.recipe import Recipe
 
 
@@ -24,7 +22,7 @@ def pack(path: Path, overrides: Sequence[str] = (), along: Sequence[Path] = ()) 
     if path.suffix == ".py":
         _check_python(path, files[path.name])
     else:
-        _check_yaml(path, files[path.name], overrides)
+        _check_yaml(path, overrides)
     for other in along:
         if not other.is_file():
             raise UsageError(f"--with: there is no file {other}")
@@ -52,14 +50,9 @@ def _check_python(path: Path, text: str) -> None:
         raise UsageError(f"{path} is not Python: {error.msg} (line {error.lineno})") from error
 
 
-def _check_yaml(path: Path, text: str, overrides: Sequence[str]) -> None:
-    try:
-        written = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"{path} is not YAML: {error}") from error
-    if not isinstance(written, dict):
-        raise UsageError(f"{path} must hold keys and values (data:, model:, ...)")
-    recipe = recipe_from(written, path.parent, overrides, source=path, stored=True)
+def _check_yaml(path: Path, overrides: Sequence[str]) -> None:
+    written, problems = written_in(path)
+    recipe = recipe_from(written, path.parent, overrides, source=path, stored=True, problems=problems)
     if left := list(_left_behind(recipe)):
         places = "\n".join(f"  - {place}: {value}" for place, value in left)
         place, value = left[0]

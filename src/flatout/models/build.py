@@ -92,6 +92,8 @@ def _maker(model: Model, shapes: Shapes) -> Callable[[], Any]:
         raise ModelError(
             f"the model {spec.name!r} must be a class or function that makes a torch.nn.Module, got {type(maker).__name__}"
         )
+    if ":" not in spec.name:
+        spec = spec.fitted_to(maker)
     accepted = inspect.signature(maker).parameters
     known = {name: value for name, value in vars(shapes).items() if value is not None}
     given = {name: value for name, value in known.items() if name in accepted and name not in spec.options}

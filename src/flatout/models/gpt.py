@@ -12,6 +12,7 @@ from flatout.base.errors import ModelError
 from flatout.models.head import Head
 from flatout.models.residual import in_autocast
 
+_MOST_LAYERS = 10_000  # a zero too many would build for hours before memory runs out
 _TWICE_ROOT_OF_2_OVER_PI = 2 * math.sqrt(2 / math.pi)
 
 
@@ -72,6 +73,8 @@ class GPT(nn.Module):
         bias: bool,
     ) -> None:
         super().__init__()
+        if not 1 <= layers <= _MOST_LAYERS or heads < 1:
+            raise ModelError(f"gpt: layers is from 1 to {_MOST_LAYERS:,} and heads 1 or more, got {layers} and {heads}")
         if width % heads:
             raise ModelError(f"gpt: width must be a multiple of heads, got width {width} and heads {heads}")
         self.window = window

@@ -35,7 +35,8 @@ def build(objective: Written, inputs: object = "x") -> Objective:
         return Custom(columns, function=objective)
     spec = Spec.parse(objective)
     if ":" not in spec.name:
-        made: Objective = spec.call(pick(OBJECTIVES, spec.name, "objective"), inputs=columns)
+        maker = pick(OBJECTIVES, spec.name, "objective")
+        made: Objective = spec.fitted_to(maker, given=("inputs",)).call(maker, inputs=columns)
         return made
     return _imported(spec, columns)
 

@@ -1,0 +1,95 @@
+"""Options as a recipe writes them, against the type hints of what gets them: `width: 1e3` is 1000, `width: x` is wrong."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from flatout.base.errors import UsageError
+
+LARGEST = 2**31 - 1  # of a whole number: sizes beyond it overflow somewhere in torch
+_LONGEST = 80
+
+
+def hints_of(maker: Callable[..., Any]) -> dict[str, Any]:
+    """By the name of the option."""
+    of_fields = not isinstance(maker, type) or is_dataclass(maker)  # whose bases may be in other modules
+    return get_type_hints(maker if of_fields else maker.__init__)
+
+
+def fitted(value: Any, hint: Any) -> Any:
+    """`value` as the hint asks for it. UsageError says what was expected; a hint of another kind lets everything through."""
+    if hint is None:
+        return value
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    expected = []
+    for one in options:
+        try:
+            return _fitted(value, one)
+        except UsageError as error:
+            expected += [] if one is type(None) else [str(error)]
+    raise UsageError(f"expected {' or '.join(expected)}, got {_shown(value)}")
+
+
+def _fitted(value: Any, hint: Any) -> Any:
+    origin = get_origin(hint)
+    if hint is type(None):
+        return _same(value, value is None, "null")
+    if hint is bool:
+        return _same(value, isinstance(value, bool), "true or false")
+    if hint is int:
+        return _whole(value)
+    if hint is float:
+        return _same(value, _is_number(value) and math.isfinite(value), "a finite number" if _is_number(value) else "a number")
+    if hint is str:
+        return _same(value, isinstance(value, str), "text")
+    if origin in (tuple, list, Sequence):
+        return _list(value, get_args(hint), origin)
+    if origin is Mapping or origin is dict:
+        return _same(value, isinstance(value, Mapping), "keys and values")
+    return value
+
+
+def _list(value: Any, inner: tuple[Any, ...], origin: Any) -> Any:
+    several = "a list" if not inner else f"a list of {_NAMES.get(inner[0], 'values')}"
+    exact = origin is tuple and Ellipsis not in inner
+    if origin is tuple and not exact and _is_number(value):
+        return _fitted(value, inner[0])  # one for all
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise UsageError(several)
+    if exact and len(value) != len(inner):
+        raise UsageError(f"{len(inner)} values in {several}")
+    try:
+        made = [_fitted(item, inner[at] if exact else inner[0]) if inner else item for at, item in enumerate(value)]
+    except UsageError:
+        raise UsageError(several) from None
+    return tuple(made) if origin is tuple else made
+
+
+_NAMES = {int: "whole numbers", float: "numbers", str: "texts", bool: "true or false"}
+
+
+def _whole(value: Any) -> int:
+    if not _is_number(value) or not math.isfinite(value) or value != int(value):
+        raise UsageError("a whole number")
+    if abs(value) > LARGEST:
+        raise UsageError(f"a whole number of {LARGEST:,} at most")
+    return int(value)
+
+
+def _same(value: Any, fits: bool, expected: str) -> Any:
+    if not fits:
+        raise UsageError(expected)
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
