@@ -6,7 +6,6 @@ import hashlib
 import json
 import platform
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -252,11 +251,9 @@ def _tries(
         with _InProcess(job, device) as here:
             yield here
         return
-    with tempfile.TemporaryDirectory(prefix="flatout-trials-") as folder:
-        asked = Path(folder) / "recipe.json"
-        asked.write_text(json.dumps(_for_another_process(recipe, device, cache)))
-        with TrialProcess([sys.executable, "-m", "flatout.cli.trying", str(asked)], min(limit_s, TRIAL_LIMIT_S)) as process:
-            yield process
+    told = json.dumps(_for_another_process(recipe, device, cache))
+    with TrialProcess([sys.executable, "-m", "flatout.cli.trying"], min(limit_s, TRIAL_LIMIT_S), told) as process:
+        yield process
 
 
 def _for_another_process(recipe: Recipe, device: torch.device, cache: Path | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: saved at the next step boundary, and the same command goes on to the same bits."""
+"""SIGTERM, SIGHUP and SIGINT: saved at the next step boundary, and the same command goes on to the same bits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from flatout.base.errors import Stopped
 from flatout.drill.difference import differing_bits
 
-CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
+CODES = {signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGINT: 130}
 
 
 def send(number: signal.Signals, call: int, training: bool) -> Disturb:
@@ -163,6 +163,16 @@ def test_handlers_are_the_callers_again(tmp_path: Path) -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def test_below_nohup_a_hangup_stays_ignored(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with disturbed(send(signal.SIGHUP, 1, training=True)):
+            assert train(tmp_path, budget="5 steps").result["steps"] == 5
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_in_another_thread_a_run_leaves_signals_alone(tmp_path: Path) -> None:

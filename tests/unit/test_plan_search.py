@@ -87,7 +87,7 @@ def situation(**pins: Any) -> Situation:
 def search(machine: Any, knobs: list[Knob], steps: float = 1e5, **given: Any) -> Receipt:
     pins = given.pop("pins", {})
     start = Settings(**{"fused_optimizer": False, **pins})
-    around = {name: given.pop(name) for name in ("priced", "clock") if name in given}
+    around = {name: given.pop(name) for name in ("priced", "clock", "say") if name in given}
     return Search(situation(**pins), start, knobs, machine, Terms(steps, **given), **around).run()
 
 
@@ -369,9 +369,11 @@ def test_in_vain_alone_and_tried_again_beside_what_it_meets() -> None:
 def test_interrupted_it_goes_on_with_what_is_proven() -> None:
     lossy = Turn("precision", "bf16", 2.0, off="fp32", lossy=True)
     machine = Machine(times(precision=2.0, channels_last=1.2), interrupt_at=3)
-    receipt = search(machine, [lossy, LAST])
+    lines: list[str] = []
+    receipt = search(machine, [lossy, LAST], say=lines.append)
     assert receipt.settings["precision"] == "bf16" and receipt.settings["channels_last"] is False
     assert receipt.stopped.startswith("interrupted") and receipt.paired is not None
+    assert "Ctrl-C: no more settings are tried; training starts now with what was measured so far" in lines[-1]
 
 
 def test_interrupted_what_was_not_tried_yet_is_as_by_default() -> None:
@@ -392,8 +394,10 @@ def test_what_would_be_taken_untried_is_tried_even_if_its_trial_does_not_pay() -
 
 
 def test_interrupted_before_anything_is_proven_nothing_is_changed() -> None:
-    receipt = search(Machine(times(channels_last=1.2), interrupt_at=1), [LAST])
+    lines: list[str] = []
+    receipt = search(Machine(times(channels_last=1.2), interrupt_at=1), [LAST], say=lines.append, analyze=True)
     assert receipt.step_s is None and "interrupted" in receipt.stopped
+    assert [line for line in lines if line.startswith("Ctrl-C: ")] and "the plan is shown" in lines[-1]
 
 
 def test_a_clock_that_jumps_back_neither_ends_nor_extends_the_search_forever() -> None:

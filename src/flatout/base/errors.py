@@ -17,7 +17,7 @@
         ├── Diverged
         ├── OutOfMemory
         ├── PeerLost                      another process of the run failed or is gone: whoever restarts them may go on
-        └── Stopped                       exit 130 or 143: saved at a step boundary because a signal asked for it
+        └── Stopped                       exit 129, 130 or 143: saved at a step boundary because a signal asked for it
 
 A message says what was expected, what came, which argument did it, and what to set instead.
 """

@@ -1,13 +1,58 @@
-"""A process that ends at once when it is done, without taking itself apart."""
+"""How a command ends: in order when a signal asks for it, and at once when it is done, without taking itself apart."""
 
 from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 import threading
-from contextlib import suppress
-from typing import NoReturn
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, NoReturn
+
+
+class Ended(SystemExit):
+    """A signal asked for the end of something that has nothing to save."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.signal_name = signal.Signals(number).name
+
+
+@contextmanager
+def ends_in_order() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a command as an error does: processes that it started end, temporary folders are removed.
+
+    A run has handlers of its own while it trains. What the shell ignores for us, as `nohup` does, stays ignored.
+    """
+    asked = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    owner = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != owner:  # of a process that was forked off, such as a loader's worker: as if we were not there
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        for one in asked:
+            signal.signal(one, signal.SIG_IGN)  # once is enough: what tidies up is not to be interrupted
+        raise Ended(number)
+
+    before: dict[signal.Signals, Any] = {number: signal.signal(number, end) for number in asked}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is end:
+                signal.signal(number, handler)
+
+
+def deaf_to_signals() -> None:
+    """It is known how the process ends: one more Ctrl-C, while the interpreter goes down, would only print a traceback."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def leave(exit_code: int) -> NoReturn:

@@ -10,7 +10,9 @@ import typer
 from flatout import __version__
 from flatout.base.errors import FlatoutError, shortened
 from flatout.cli import boost, data, doctor, drill, fleet, machine, runs, training
-from flatout.cli.leaving import leave
+from flatout.cli.leaving import Ended, deaf_to_signals, ends_in_order, leave
+
+_AS_IT_WAS = "what was saved before is as it was"
 
 app = typer.Typer(
     name="flatout",
@@ -51,13 +53,18 @@ def _options(
 
 
 def main() -> None:
-    """Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted, 143 terminated after saving."""
+    """Exit codes: 0 done, 1 failed, 2 usage, 129 hung up, 130 interrupted, 143 terminated; a run has saved before these."""
     try:
-        _run()
+        with ends_in_order():
+            _run()
     except SystemExit as ended:
+        deaf_to_signals()
         if _has_met_others() and isinstance(ended.code, int | None):
             leave(ended.code or 0)
         raise
+    except KeyboardInterrupt:  # a second one, while the first was answered
+        deaf_to_signals()
+        sys.exit(130)
 
 
 def _has_met_others() -> bool:
@@ -72,9 +79,12 @@ def _run() -> None:
     except FlatoutError as error:
         print(f"flatout: {shortened(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except Ended as ended:
+        print(f"flatout: {ended.signal_name}: ended; {_AS_IT_WAS}", file=sys.stderr)
+        raise
     except SystemExit as ended:
         if ended.code == 130:  # what typer makes of a Ctrl-C; a run that could save says so itself, as an error above
-            print("flatout: interrupted; what was saved before is as it was", file=sys.stderr)
+            print(f"flatout: interrupted; {_AS_IT_WAS}", file=sys.stderr)
         raise
     except BrokenPipeError:
         sys.stderr.close()

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from flatout.base.events import Event, Observer
 from flatout.base.units import show_bytes, show_count, show_metric, show_rate, show_seconds, show_share
+from flatout.plan.trials.reports import CTRL_C
 
 _PLAIN_EVERY_S = 2.0
 _BAR_COLUMNS, _BAR_FROM_COLUMNS = 20, 110
@@ -112,6 +113,12 @@ class PlainLines:
         print(line, file=sys.stderr, flush=True)
 
 
+def _answer_to_ctrl_c(event: Event) -> None:
+    """Nobody asked for quiet about what they did themselves."""
+    if event["kind"] == "planning" and event["line"].startswith(CTRL_C):
+        print(event["line"], file=sys.stderr, flush=True)
+
+
 def time_left(event: Event) -> str:
     done: Any = event["done"]
     if not 0 < done < 1:
@@ -135,7 +142,7 @@ def progress_view(quiet: bool = False) -> Iterator[tuple[Observer, ...]]:
     """What is printed while a run goes, always to stderr: stdout is for results. The terminal is left as it was found."""
     console = Console(stderr=True)
     if quiet:
-        yield ()
+        yield (_answer_to_ctrl_c,)
     elif console.is_terminal:
         line = LiveLine(console)
         try:

@@ -1,12 +1,15 @@
 """The process that trials run in: reads the recipe as the run did, builds its job, and serves trials until nobody asks.
 
-python -m flatout.cli.trying RECIPE.json READ WRITE
+python -m flatout.cli.trying READ WRITE <RECIPE.json
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,10 +22,13 @@ from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.process import serve
 from flatout.reading import read_recipe
 
+_LOOK_S = 0.5
 
-def main(asked: Path, read_from: int, write_to: int) -> None:
+
+def main(read_from: int, write_to: int) -> None:
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     allow_deterministic_cuda()  # what deterministic kernels cost is measured too
-    given = json.loads(asked.read_text())
+    given = json.load(sys.stdin)
     sys.path[:] = given["path"]
     torch.set_num_threads(given["threads"])
     device = torch.device(given["device"])
@@ -36,5 +42,12 @@ def main(asked: Path, read_from: int, write_to: int) -> None:
         serve(make_bench, read_from, write_to)
 
 
+def _end_with(parent: int) -> None:
+    """A run that was killed asks no more, and a trial that goes on for minutes would take the machine from the next one."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os._exit(1)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT ask for a stop at the next step boundary; the state is saved there, not in the handler."""
+"""SIGTERM, SIGHUP and SIGINT ask for a stop at the next step boundary; the state is saved there, not in the handler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143}
+EXIT_CODES = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}
 
 
 class StopRequest:
@@ -57,9 +57,16 @@ def _handled(request: StopRequest) -> Iterator[None]:
             raise KeyboardInterrupt
         request.signal_name = request.signal_name or name
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM, *_hangup())}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set from Python
+
+
+def _hangup() -> tuple[signal.Signals, ...]:
+    """A terminal that closes; not where it is ignored already, as below `nohup`, which says that the run is to go on."""
+    if not hasattr(signal, "SIGHUP") or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return ()
+    return (signal.SIGHUP,)

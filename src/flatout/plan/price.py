@@ -5,7 +5,7 @@ That is never kept, whatever it gains. But whoever wants the promise, or could d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any, Protocol
 
@@ -54,6 +54,7 @@ def prices(
     *,
     first_s: float = 0.0,
     most_s: float,
+    interrupted: Callable[[], None] = lambda: None,
 ) -> list[Entry]:
     """An entry for each knob whose price could be had in `most_s`.
 
@@ -75,7 +76,7 @@ def prices(
                 if report.failure != NOT_RECORDED:
                     found.append(entry_of(knob, candidate, value_of(settings, knob.name), report, steps_s))
     except KeyboardInterrupt:
-        pass
+        interrupted()
     return found
 
 

@@ -20,7 +20,16 @@ from flatout.plan.options import MARGIN, MEASURE_S, STEPS_LOOKED_AT, Option, Opt
 from flatout.plan.price import Priced, cheap_s, prices
 from flatout.plan.side_by_side import SideBySide
 from flatout.plan.situation import Situation
-from flatout.plan.trials.reports import INTERRUPTED, NOT_RECORDED, OUT_OF_MEMORY, Ask, Report, Tries, fitting_rows
+from flatout.plan.trials.reports import (
+    CTRL_C,
+    INTERRUPTED,
+    NOT_RECORDED,
+    OUT_OF_MEMORY,
+    Ask,
+    Report,
+    Tries,
+    fitting_rows,
+)
 
 _HARMLESS = 0.02  # what is good for something else may seem to cost, within the noise
 _SLOWER_IN_ALL = "together with the others it is slower than the plain step"
@@ -73,6 +82,7 @@ class Search:
             standing = Standing(self.reference, first.steps_s)
             training = SideBySide(self._tries, self.reference, standing.step_s, draws=first.draws)
         except KeyboardInterrupt:
+            self._say_interrupted()
             return self._receipt(None, None, f"{INTERRUPTED} before anything was proven")
         proven, stopped = self._greedy(standing, training)
         by_turns = self._s.device.type == "cpu"  # on a device the arms' own clocks are enough
@@ -112,6 +122,7 @@ class Search:
         try:
             whole = self._tries.attempt(ask)
         except KeyboardInterrupt:
+            self._say_interrupted()
             return proven, first
         if not whole.ran or not whole.against_s:
             return proven, first
@@ -134,7 +145,14 @@ class Search:
             left_s = min(left_s, cheap_s(self._terms.limit_s, self._terms.steps_left * proven.step_s))
         first_s = max((entry.first_s or 0.0 for entry in self.entries if entry.verdict == KEPT), default=0.0)
         arms = (proven.settings, self.reference, proven.steps_s)
-        return prices(self._s, self._priced, self._tries, *arms, first_s=first_s, most_s=left_s)
+        return prices(
+            self._s, self._priced, self._tries, *arms, first_s=first_s, most_s=left_s, interrupted=self._say_interrupted
+        )
+
+    def _say_interrupted(self) -> None:
+        """At once: whoever pressed Ctrl-C and sees a run begin must know why."""
+        goes_on = "the plan is shown with" if self._terms.analyze else "training starts now with"
+        self._say(f"{CTRL_C}no more settings are tried; {goes_on} what was measured so far. Press Ctrl-C again to stop.")
 
     # ---- the loop ----
 
@@ -155,6 +173,7 @@ class Search:
                     safe = standing  # a knob that is not lossy is proven by its one step
             return self._without_idle(proven, standing, training), stopped
         except KeyboardInterrupt:
+            self._say_interrupted()
             self._drop_after(safe)
             return safe, f"{INTERRUPTED}: what was proven until then is kept"
         finally:

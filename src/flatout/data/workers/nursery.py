@@ -27,7 +27,7 @@ _POLL_S = 0.02
 # Before anything is imported. Signals that go to all processes of a job are for the one that started us: it may want to save
 # what it has, and needs its workers for that. We end when it does.
 _BOOT = (
-    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "import os, signal, sys; [signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]; "
     "os.environ['OMP_NUM_THREADS'] = '1'; "
     "sys.path[:] = {path!r}; from {module} import {function}; {function}({arguments})"
 )

@@ -27,10 +27,13 @@ TRIAL_LIMIT_S = 180.0
 
 
 class TrialProcess:
-    """`command` starts a process that calls `serve`; two file descriptors are put at its end, to read from and to write to."""
+    """`command` starts a process that calls `serve`; two file descriptors are put at its end, to read from and to write to.
 
-    def __init__(self, command: Sequence[str], limit_s: float = TRIAL_LIMIT_S) -> None:
-        self._command, self._limit_s = list(command), limit_s
+    `told` is its stdin: a file that has no name, so that none is left behind however this process ends.
+    """
+
+    def __init__(self, command: Sequence[str], limit_s: float = TRIAL_LIMIT_S, told: str = "") -> None:
+        self._command, self._limit_s, self._told = list(command), limit_s, told
         self._running: _Running | None = None
         self._is_new = False  # it has not answered yet
 
@@ -43,7 +46,7 @@ class TrialProcess:
     def begin(self) -> None:
         """Start ahead of the first question, which then need not wait for what is imported."""
         if self._running is None:
-            self._running = _Running(self._command)
+            self._running = _Running(self._command, self._told)
             self._is_new = True
 
     def attempt(self, ask: Ask) -> Report:
@@ -95,18 +98,21 @@ class TrialProcess:
 
 
 class _Running:
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], told: str) -> None:
         self._questions = Questions()
         asked_from, answered_to = self._questions.asked_from, self._questions.answered_to
         self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [*command, str(asked_from), str(answered_to)],
-            stdin=subprocess.DEVNULL,
-            stdout=self._words,
-            stderr=self._words,
-            pass_fds=(asked_from, answered_to),
-            start_new_session=True,  # Ctrl-C is for the run, which ends this in its own time
-        )
+        with tempfile.TemporaryFile() as given:
+            given.write(told.encode())
+            given.seek(0)
+            self._process = subprocess.Popen(
+                [*command, str(asked_from), str(answered_to)],
+                stdin=given,
+                stdout=self._words,
+                stderr=self._words,
+                pass_fds=(asked_from, answered_to),
+                start_new_session=True,  # Ctrl-C is for the run, which ends this in its own time
+            )
         self._questions.hand_over()
 
     def ask(self, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 OUT_OF_MEMORY, CRASHED, HUNG, SLOW, FAILED, INTERRUPTED, NOT_RECORDED = (
     "out of memory", "crashed", "hung", "too slow", "failed", "interrupted", "not recorded",
 )  # fmt: skip
+CTRL_C = "Ctrl-C: "  # how the line begins that says what comes of it
 
 
 @dataclass(frozen=True)
