@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import sys
 import traceback
@@ -12,6 +13,7 @@ from typing import Any
 
 from flatout.base.errors import FlatoutError, RecipeError, UsageError
 from flatout.base.plain_yaml import MOST_CHARACTERS, read_yaml
+from flatout.data.workers.parcel import RECIPE_MODULE, SOURCE_ATTRIBUTE
 from flatout.recipe import FOLDER, SPECS, Recipe
 
 _DEEPEST_KEY = 8
@@ -82,12 +84,14 @@ def recipe_from(
 
 
 def _from_python(path: Path, overrides: Sequence[str], pins: Mapping[str, Any], home: Path) -> Recipe:
-    module = ModuleType("flatout_recipe")
+    module = ModuleType(RECIPE_MODULE)
     module.__file__ = str(home)
     sys.modules[module.__name__] = module  # stays: whoever asks for the source of a class in it looks here
     before = FOLDER.set(home.parent)
     try:
-        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+        source = path.read_bytes()
+        setattr(module, SOURCE_ATTRIBUTE, importlib.util.decode_source(source))
+        exec(compile(source, str(path), "exec"), vars(module))
         found = vars(module).get("recipe")
         recipe = found() if inspect.isfunction(found) else found
     except FlatoutError:

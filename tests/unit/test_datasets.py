@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import os
@@ -758,3 +759,62 @@ class _Echo:
 
     def __call__(self, job: Any, memory: Any) -> Any:
         return job
+
+
+RECIPE = """\
+from __future__ import annotations
+import os
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+import flatout as fo
+
+ROWS, TABLE = 12, {}
+TABLE["scale"] = 2.0
+with open("made", "a") as made:
+    made.write("x")  # once: a worker has no use for a second recipe
+
+class Base(Dataset):
+    def __len__(self):
+        return ROWS
+
+class Mine(Base):
+    def __init__(self):
+        self.pid = os.getpid()
+    def __getitem__(self, number):
+        return {"x": scaled(number), "here": float(os.getpid() == self.pid)}
+
+def scaled(number):
+    return np.float32(number * TABLE["scale"])
+
+data = fo.data.dataset(Mine(), workers=1)
+recipe = fo.Recipe(data=data, model=lambda: torch.nn.Linear(1, 1), objective="regress", batch=4, lr=1e-3, budget="1 epoch")
+raise_if_run_again = open("once", "x").close()
+"""
+
+
+def test_a_dataset_of_the_recipes_own_file_is_read_by_processes(
+    tmp_path: Path, closing: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flatout.reading import read_recipe
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(RECIPE)
+    made = read_recipe(tmp_path / "mine.py").load_data().train
+    closing.append(made)
+    assert made.processes and not made.degraded
+    batch = made.read(torch.tensor([3, 1]))
+    assert batch["x"].tolist() == [6.0, 2.0] and batch["here"].tolist() == [0.0, 0.0]
+    assert (tmp_path / "made").read_text() == "x"
+
+
+def test_of_a_file_only_what_is_needed_is_run() -> None:
+    from flatout.data.workers.definitions import needed_code
+
+    source = "import sys, a\nsys.path.append('x')\nfrom b import *\nK = 1\nK += 1\nL = K\nM = f()\nprint(K)\nif a: N = 3\n"
+    source += "def f(): return g()\ndef g(): return N\nclass C:\n    def m(self): return f() + K\nc = C()\nrecipe = R(c)\n"
+    lines = ast.unparse(needed_code(source, ["C"])).splitlines()
+    assert lines[:5] == ["import sys, a", "sys.path.append('x')", "from b import *", "K = 1", "K += 1"]
+    text = "\n".join(lines)
+    assert "N = 3" in text and "def g" in text and "class C" in text
+    assert not [word for word in ("L =", "M =", "print", "c = C", "recipe") if word in text]

@@ -46,6 +46,20 @@ def names(value: Any) -> str | None:
     return "expected a name, or a list of names"
 
 
+def strip(value: Any) -> str | None:
+    return None if isinstance(value, bool | str) else "expected true, false or the characters to trim"
+
+
+def end_of_text(value: Any) -> str | None:
+    fits = value is None or isinstance(value, str) or _is_whole(value, 0)
+    return None if fits else "expected auto, a token, its number, or null"
+
+
+def classes(value: Any) -> str | None:
+    fits = names(value) is None if isinstance(value, list) else count(value) is None
+    return None if fits else "expected a number, or a list of names"
+
+
 def choice(*known: str) -> Check:
     return lambda value: None if value in known else f"expected one of {', '.join(known)}"
 

@@ -23,11 +23,14 @@ from flatout.data.option_checks import (
     any_value,
     augment,
     choice,
+    classes,
     count,
+    end_of_text,
     names,
     normalize,
     seed,
     share,
+    strip,
     text_value,
     truth,
 )  # fmt: skip
@@ -233,7 +236,7 @@ _FITTED: dict[str, Check] = {
 }  # fmt: skip
 READING: dict[str, Check] = {
     "format": choice("csv", "tsv", "parquet", "arrow", "feather", "jsonl"), "delimiter": text_value, "header": truth,
-    "names": names, "skip_lines": amount, "comment": text_value, "strip": any_value, "na": names, "encoding": text_value,
+    "names": names, "skip_lines": amount, "comment": text_value, "strip": strip, "na": names, "encoding": text_value,
     "decimal": text_value, "text": names, "columns": names,
 }  # fmt: skip
 _LABEL = {"label": "a label, the column to learn: such as label: income"}
@@ -253,7 +256,7 @@ KINDS: dict[str, Kind] = {
         _images,
         {
             **_SHARED, "size": count, "validation": any_value, "test": any_value, "on_bad": _ON_BAD,
-            "decoder": choice("auto", "turbo", "nvjpeg"), "classes": any_value, "cover": count,
+            "decoder": choice("auto", "turbo", "nvjpeg"), "classes": classes, "cover": count,
         },
         _check_images,
         {"size": "a size, the pixels of a side that the model sees: such as size: 224"},
@@ -273,7 +276,7 @@ KINDS: dict[str, Kind] = {
     "text": Kind(
         _text,
         {
-            "window": count, "encoding": choice(*ENCODINGS), "tokenizer": text_value, "field": text_value, "eot": any_value,
+            "window": count, "encoding": choice(*ENCODINGS), "tokenizer": text_value, "field": text_value, "eot": end_of_text,
             "boundaries": choice(*BOUNDARIES), "holdout": share, "validation": any_value, "dtype": choice(*TOKEN_TYPES),
             "vocabulary": count, "stride": count, "draw": choice("shuffle"), "on_bad": _ON_BAD,
         },

@@ -7,6 +7,7 @@ ended is a reason: the others leave with it, and the same command goes on from t
 from __future__ import annotations
 
 import signal
+import tempfile
 from collections.abc import Callable, Sequence
 
 from flatout.base.errors import MachineError, UsageError
@@ -19,7 +20,12 @@ _BY_TORCHRUN = -signal.SIGTERM  # what it sends to those that are left
 def run_here(devices: int, arguments: Sequence[str], say: Callable[[str], None], restarts: int = RESTARTS) -> int:
     """`python -m flatout` with these arguments in as many processes; the code to leave with."""
     check_devices(devices)
-    torchrun = ["--standalone", "--nproc-per-node", str(devices), "-m", "flatout", *arguments]
+    with tempfile.TemporaryDirectory(prefix="flatout-run-") as logs:  # torchrun would make one, and leave it after a signal
+        return _started(devices, ["--log-dir", logs], arguments, say, restarts)
+
+
+def _started(devices: int, options: Sequence[str], arguments: Sequence[str], say: Callable[[str], None], restarts: int) -> int:
+    torchrun = ["--standalone", *options, "--nproc-per-node", str(devices), "-m", "flatout", *arguments]
     for left in range(restarts, -1, -1):
         codes = exit_codes(torchrun)
         killed = [code for code in codes if code < 0 and code != _BY_TORCHRUN]

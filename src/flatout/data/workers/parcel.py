@@ -25,6 +25,9 @@ from torch import Tensor
 
 from flatout.data.workers import nursery
 from flatout.data.workers.arena import aligned, open_memory
+from flatout.data.workers.definitions import needed_code
+
+RECIPE_MODULE, SOURCE_ATTRIBUTE = "flatout_recipe", "__recipe_source__"  # how a recipe in Python is known
 
 
 class Unpackable(Exception):
@@ -32,12 +35,24 @@ class Unpackable(Exception):
 
 
 @dataclass(frozen=True)
+class Definitions:
+    """The source of a module that is in no file by its name, and what is needed of it."""
+
+    module: str
+    path: str
+    source: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Contents:
-    """What a worker must know to open a parcel. `main` is how it gets at what was defined in the script that started all."""
+    """What a worker must know to open a parcel. `main` is how it gets at what was defined in the script that started all;
+    `recipe` at what was defined in a recipe's own file, which no import finds."""
 
     size: int
     spans: tuple[tuple[int, int], ...]  # of the pickle, then of each array
     main: dict[str, str] | None
+    recipe: Definitions | None = None
 
 
 class Parcel:
@@ -52,6 +67,7 @@ class Parcel:
         except Exception as error:  # __reduce__ and __getstate__ of other people's classes may raise anything
             raise Unpackable(f"it can't be pickled: {_without_addresses(error)}") from error
         self._main = _way_to_main(sorted(pickler.from_main)) if pickler.from_main else None
+        self._recipe = _of_recipe(sorted(pickler.from_recipe)) if pickler.from_recipe else None
         self._pieces = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
         self._sealed: tuple[int, Contents] | None = None
         self._lock = threading.Lock()
@@ -74,7 +90,7 @@ class Parcel:
         with mmap.mmap(descriptor, end) as memory:
             for (start, size), piece in zip(spans, self._pieces, strict=True):
                 memory[start : start + size] = piece.cast("B")
-        return descriptor, Contents(end, tuple(spans), self._main)
+        return descriptor, Contents(end, tuple(spans), self._main, self._recipe)
 
 
 def packed(task: object, say: Callable[[str], None]) -> Parcel | None:
@@ -91,6 +107,8 @@ def packed(task: object, say: Callable[[str], None]) -> Parcel | None:
 
 def unpack(descriptor: int, contents: Contents) -> Any:
     """In the worker, with whatever its `main` asks for in place."""
+    if contents.recipe is not None:
+        _define(contents.recipe)
     memory = memoryview(mmap.mmap(descriptor, contents.size, flags=mmap.MAP_PRIVATE))
     pickled, *arrays = (memory[start : start + size] for start, size in contents.spans)
     return pickle.loads(pickled, buffers=arrays)
@@ -100,10 +118,13 @@ class _Pickler(pickle.Pickler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.from_main: set[str] = set()
+        self.from_recipe: set[str] = set()
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, type | types.FunctionType) and value.__module__ == "__main__":
             self.from_main.add(value.__qualname__)
+        if isinstance(value, type | types.FunctionType) and value.__module__ == RECIPE_MODULE:
+            self.from_recipe.add(value.__qualname__.partition(".")[0])
         if type(value) is Tensor and _is_plain(value):
             content = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
             return _tensor_of, (content, value.dtype, tuple(value.shape))
@@ -117,6 +138,22 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _tensor_of(content: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(content).view(dtype).reshape(shape)
+
+
+def _of_recipe(names: list[str]) -> Definitions:
+    module = sys.modules[RECIPE_MODULE]
+    source = getattr(module, SOURCE_ATTRIBUTE, None)
+    if source is None:
+        raise Unpackable(f"{names[0]} is defined in a recipe whose source is not known: put it into a module of its own")
+    return Definitions(RECIPE_MODULE, str(module.__file__), source, tuple(names))
+
+
+def _define(given: Definitions) -> None:
+    """The definitions alone: the rest of the file makes data and models, which a worker has no use for."""
+    module = types.ModuleType(given.module)
+    module.__file__ = given.path
+    sys.modules[given.module] = module
+    exec(compile(needed_code(given.source, given.names), given.path, "exec"), vars(module))
 
 
 def _way_to_main(names: list[str]) -> dict[str, str]:
