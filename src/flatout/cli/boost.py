@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -71,7 +68,7 @@ def boost(
     def say(line: str) -> None:
         print(f"flatout boost: {line}", file=sys.stderr, flush=True)
 
-    with tempfile.TemporaryDirectory(prefix="flatout-boost-") as folder, Forks(in_a_fork) as forks, _tidied_up_at_sigterm():
+    with tempfile.TemporaryDirectory(prefix="flatout-boost-") as folder, Forks(in_a_fork) as forks:
         if measure:
             measured_once("flatout boost")
         work = Path(folder)
@@ -113,17 +110,3 @@ def boost(
 
 def _plain(script: Script) -> list[str]:
     return [sys.executable, *(["-m"] if script.as_module else []), script.name, *script.arguments]
-
-
-@contextmanager
-def _tidied_up_at_sigterm() -> Iterator[None]:
-    """As at Ctrl-C: trials are ended, and their folder goes. Forks that were made before have no part in it."""
-
-    def leave(number: int, _: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
