@@ -7,8 +7,9 @@ import json
 import math
 import os
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ from flatout.engine.schedules import parse_schedule
 from flatout.machine.meters import Meters
 from flatout.models.build import build as build_model
 from flatout.models.build import code_text, source_hash
+from flatout.models.dataless import LOOKS_AT_NUMBERS, WeightsBudget, is_dataless, stand_in
 from flatout.models.finetune import freeze, load_weights, rates
+from flatout.models.repeats import callable_copy
 from flatout.objectives.build import build as build_objective
 from flatout.objectives.custom import Custom
 from flatout.objectives.next_token import FROM_HIDDEN
@@ -44,8 +47,13 @@ from flatout.recipe import Recipe
 _SAME_LOSS = 1e-3  # of two ways to compute it, in whatever format the weights are
 
 
-def build_job(recipe: Recipe, cache: Path | None = None, data: Data | None = None) -> Job:
-    """`data`: what a run kept of its own, where the rows themselves are not needed."""
+def build_job(
+    recipe: Recipe, cache: Path | None = None, data: Data | None = None, *, weights_budget: WeightsBudget | None = None
+) -> Job:
+    """`data`: what a run kept of its own, where the rows themselves are not needed.
+
+    `weights_budget`: for whoever looks at the job and does not run it. A model too large for it has tensors without data.
+    """
     data = recipe.load_data(cache) if data is None else data
     inputs = recipe.inputs if "inputs" in recipe.model_fields_set else list(data.inputs)
     objective = build_objective(recipe.objective, inputs)
@@ -57,7 +65,7 @@ def build_job(recipe: Recipe, cache: Path | None = None, data: Data | None = Non
     )
     window = data.shapes_x()[0] if data.tokens_per_row > 1 else None
     shapes = Shapes(data.shapes_x(), outputs, data.vocabulary, window, data.cardinalities or None)
-    model = build_model(recipe.model, shapes, recipe.seed)
+    model = build_model(recipe.model, shapes, recipe.seed, weights_budget)
     if (weights := recipe.init_weights()) is not None:
         load_weights(model, *weights)
     if recipe.freeze:
@@ -100,23 +108,13 @@ def _to_regress(objective: Regress, data: Data) -> Regress:
 
 def check_job(job: Job, device: torch.device) -> None:
     """A few real rows through the real model: what does not fit is said before anything is written."""
-    batch = _few_rows(job.data, device)
-    model = job.model.to(device)
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
-        target = job.data.target()
-        outputs = job.objective.outputs_for(
-            classes=job.data.classes, target_shape=target.shape if target else (), vocabulary=job.data.vocabulary
-        )
-        output = first_output(job, batch)
-        job.objective.check(output, batch, outputs)
-        loss_sum, weight = job.objective.loss(output, batch)
-        meter = job.objective.meter(device)
-        meter.update(output, loss_sum, weight, batch)
-        metrics = meter.result()
-    model.train(was_training)
-    _check_metrics(job, list(metrics))
+    if is_dataless(job.model):
+        copied, calling = callable_copy(job.model)
+        with suppress(*LOOKS_AT_NUMBERS):  # the plan says that there is no prediction of such a model, and why
+            _check_model(replace(job, model=copied), torch.device("cpu"), calling, stand_in)
+    else:
+        job.model.to(device)
+        _check_model(job, device)
     if "mix" in job.data.schema() and job.objective.name not in ("classify", "custom"):
         raise UsageError(
             f"mixup and cutmix share labels out between classes: use objective: classify, not {job.objective.name}"
@@ -134,9 +132,37 @@ def check_job(job: Job, device: torch.device) -> None:
     )
 
 
+def _check_model(
+    job: Job,
+    device: torch.device,
+    calling: Callable[[], AbstractContextManager[None]] = nullcontext,
+    real: Callable[[Any], Any] = lambda tree: tree,
+) -> None:
+    """Of a model without data: it is called in `calling`, and `real` puts numbers where the output has none."""
+    batch, was_training = _few_rows(job.data, device), job.model.training
+    job.model.eval()
+    with torch.no_grad():
+        target = job.data.target()
+        outputs = job.objective.outputs_for(
+            classes=job.data.classes, target_shape=target.shape if target else (), vocabulary=job.data.vocabulary
+        )
+        with calling():
+            given = first_output(job, batch)
+        output = real(given)
+        job.objective.check(output, batch, outputs)
+        with calling():
+            lost = job.objective.loss(given, batch)
+        loss_sum, weight = real(lost)
+        meter = job.objective.meter(device)
+        meter.update(output, loss_sum, weight, batch)
+        metrics = meter.result()
+    job.model.train(was_training)
+    _check_metrics(job, list(metrics))
+
+
 def check_loss_head(job: Job, device: torch.device, kind: str) -> None:
     """Where the loss is computed from the model's `hidden` and `head`, past its forward, both must come to the same."""
-    if kind not in FROM_HIDDEN:
+    if kind not in FROM_HIDDEN or is_dataless(job.model):  # without numbers there is nothing to compare: the run will
         return
     batch, was_training = _few_rows(job.data, device), job.model.training
     job.model.to(device).eval()
@@ -170,7 +196,7 @@ def first_output(job: Job, batch: Batch) -> Any:
     """What the model gives for a batch; one that it can't take is said in words, with the line that could not."""
     try:
         return job.objective.forward(job.model, batch)
-    except FlatoutError:
+    except (FlatoutError, *LOOKS_AT_NUMBERS):
         raise
     except Exception as error:
         shapes = ", ".join(f"{name} {list(column.shape)} {str(column.dtype)[6:]}" for name, column in batch.items())

@@ -34,6 +34,7 @@ from flatout.plan.choose import choose, situation_of
 from flatout.plan.knobs.all import KNOBS
 from flatout.plan.knobs.knob import Knob
 from flatout.plan.knobs.untried import PRICED
+from flatout.plan.layouts.here import why_not_here
 from flatout.plan.options import LIMIT_S, Terms
 from flatout.plan.plan import Plan, Prediction
 from flatout.plan.planning import steps_to_come, with_receipt
@@ -158,6 +159,8 @@ def _chosen(
 
     def to_time(ceilings: Ceilings) -> list[Operation]:
         plain = Settings(device=str(device))
+        if why_not_here(job, plain) is not None:
+            return []  # nobody will run them here, and their tensors are large
         half = [] if "precision" in pins else [replace(plain, precision="bf16")]
         chosen = by(ceilings)
         steps = steps_to_come(situation_of(job, pins, ceilings, cache))
@@ -309,7 +312,7 @@ def _key(recipe: Recipe, job: Job, device: torch.device, without: tuple[str, ...
     parts = (*(part for part in (recipe.objective, recipe.optimizer) if callable(part)), *(k.turn for k in recipe.own_knobs))
     tensors = (*job.model.named_parameters(), *job.model.named_buffers())
     built = [lasting_text(job.model), *(f"{name} {tuple(t.shape)} {t.dtype} {t.requires_grad}" for name, t in tensors)]
-    own = [source_hash(recipe.model), *map(source_text, parts), *built]
+    own = [source_hash(recipe.model, weights=False), *map(source_text, parts), *built]
     place = [device_name(device), torch.get_num_threads() if device.type == "cpu" else 0, read_facts().cpu.model]
     told = json.dumps([asked, shapes, own, place, job.rows_per_step], sort_keys=True, default=lasting_text)
     return hashlib.sha256(told.encode()).hexdigest()[:24]

@@ -28,8 +28,10 @@ from flatout.engine.precision import autocast
 from flatout.engine.settings import Settings, parse_pins
 from flatout.machine.device import pick_device
 from flatout.measure.receipt import Receipt
+from flatout.models.dataless import WeightsBudget
 from flatout.models.residual import narrow_residual
 from flatout.plan.explain import explain as explain_plan
+from flatout.plan.layouts.here import why_not_here
 from flatout.plan.layouts.jobs import explain_job_layouts
 from flatout.plan.plan import Plan
 from flatout.planned import checked_plan, label_of
@@ -142,10 +144,12 @@ def explain(
 
     `analyze` tries the settings out, in copies of the model, and puts what was measured beside what was predicted.
     """
-    job = build_job(recipe, cache)
+    # trials train copies of the model: they need its weights
+    job = build_job(recipe, cache, weights_budget=None if analyze else WeightsBudget())
     how: dict[str, Any] = {"analyze": True, "say": say} if analyze else {"recall": True}
     plan, receipt = checked_plan(recipe, job, cache, limit_s=_planning_limit(planning), **how)
-    return explain_plan(plan, receipt=receipt)
+    short = why_not_here(job, plan.settings)
+    return explain_plan(plan, receipt=receipt, short_of_memory=short)
 
 
 def explain_layouts(
@@ -155,7 +159,7 @@ def explain_layouts(
 
     None of these devices has to be here. `compile=on` in the recipe's settings counts as it would there.
     """
-    job = build_job(recipe, cache)
+    job = build_job(recipe, cache, weights_budget=WeightsBudget())
     pins, _ = parse_pins(recipe.settings)
     asked = Settings(compile=pins.get("compile", "off"))
     name = label_of(recipe, job)

@@ -16,9 +16,10 @@ import flatout as fo
 from flatout.base.errors import UsageError
 from flatout.base.tree import to_data, to_text
 from flatout.building import build_job
+from flatout.models.blocks import blocks_of
 from flatout.models.gpt import gpt
 from flatout.plan.layouts.collectives import Network
-from flatout.plan.layouts.count import blocks_of, count_model
+from flatout.plan.layouts.count import count_model
 from flatout.plan.layouts.described import DESCRIBED, Transformer, build, described, shape_of_transformer
 from flatout.plan.layouts.estimate import Cluster, Training, estimate
 from flatout.plan.layouts.explain import explain_layouts

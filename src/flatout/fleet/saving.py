@@ -33,13 +33,10 @@ def predict_save(recipe: Recipe, cache: Path | None = None) -> SaveTime:
 
 def state_size(recipe: Recipe, cache: Path | None = None) -> tuple[int, int]:
     """Parameters, and the bytes of a checkpoint; the data is read, since it says how large a model's ends are."""
-    import torch
-
     from flatout.building import build_job
+    from flatout.models.dataless import WeightsBudget
 
-    recipe.load_data(cache)
-    with torch.device("meta"):
-        job = build_job(recipe, cache)
+    job = build_job(recipe, cache, weights_budget=WeightsBudget(limit_bytes=0))
     copies = 2 if callable(job.optimizer) else _COPIES.get(job.optimizer.name, 2)
     weights = list(job.model.parameters())
     trained = sum(weight.numel() * 4 for weight in weights if weight.requires_grad)

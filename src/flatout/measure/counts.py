@@ -167,6 +167,15 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def counts(self) -> Counts:
         return Counts.of(tuple(self._done))
 
+    @property
+    def done(self) -> int:
+        """How many operators were counted so far."""
+        return len(self._done)
+
+    def number_of(self, tensor: torch.Tensor) -> int:
+        """Of the memory that it lies in, as operations name it."""
+        return self._number(tensor)
+
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, flops: int) -> None:
         written = _tensors((result, _changed_in_place(func, args, kwargs)))
         writes = self._touched(written)

@@ -7,8 +7,11 @@ import functools
 import hashlib
 import inspect
 import json
+import os
+import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,29 +21,61 @@ from flatout.base.errors import FlatoutError, ModelError
 from flatout.base.shapes import Shapes
 from flatout.base.source import lasting_text, source_text
 from flatout.base.specs import Spec, import_named, pick
+from flatout.base.units import show_bytes
 from flatout.models.convnet import convnet
+from flatout.models.dataless import WeightsBudget, fake_copy, is_dataless, sparing, weights_bytes
 from flatout.models.facts import parameter_count
 from flatout.models.gpt import gpt
 from flatout.models.mlp import mlp
 
 Model = Spec | str | Mapping[str, Any] | Callable[..., nn.Module] | nn.Module
 
+_PACKAGE = Path(__file__).parent.parent
 BUILDERS: Mapping[str, Callable[..., nn.Module]] = {"mlp": mlp, "convnet": convnet, "gpt": gpt}
 
 
-def build(model: Model, shapes: Shapes, seed: int) -> nn.Module:
-    """The same seed gives the same weights; the caller's random numbers and the caller's module are left as they were."""
-    make = functools.partial(copy.deepcopy, model) if isinstance(model, nn.Module) else _maker(model, shapes)
+def build(model: Model, shapes: Shapes, seed: int, budget: WeightsBudget | None = None) -> nn.Module:
+    """The same seed gives the same weights; the caller's random numbers and the caller's module are left as they were.
+
+    `budget`: to look at the model and not to train it. What is too large for it gets tensors without data.
+    """
+    make = functools.partial(_copied, model, budget) if isinstance(model, nn.Module) else _maker(model, shapes)
     try:
-        with _seeded(seed):
+        with _seeded(seed), sparing(budget) if budget is not None else nullcontext():
             built = make()
     except FlatoutError:
         raise
     except Exception as error:
+        if budget is not None and budget.spent:
+            raise ModelError(
+                f"the model {describe(model)} has more than {show_bytes(budget.limit_bytes)} of weights, so it is explained "
+                f"without their numbers, and its constructor needs them: {type(error).__name__}: {_first_line(error)}"
+                f"{_own_line(error)}. Let its constructor compute with the numbers of small tensors only"
+            ) from error
         raise ModelError(f"the model {describe(model)} can't be built: {type(error).__name__}: {error}") from error
     if not isinstance(built, nn.Module):
         raise ModelError(f"the model {describe(model)} must give a torch.nn.Module, got {type(built).__name__}")
     return built
+
+
+def _copied(model: nn.Module, budget: WeightsBudget | None) -> nn.Module:
+    if is_dataless(model) or (budget is not None and weights_bytes(model) > budget.limit_bytes):
+        return fake_copy(model)[0]
+    return copy.deepcopy(model)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _own_line(error: Exception) -> str:
+    """Where in the user's code; nothing if it was never there."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_of_a_library(frame.filename)]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+
+
+def _is_of_a_library(file: str) -> bool:
+    return f"{os.sep}torch{os.sep}" in file or Path(file).is_relative_to(_PACKAGE)
 
 
 def describe(model: Model) -> Any:
@@ -50,12 +85,12 @@ def describe(model: Model) -> Any:
     return _path(model) if _is_maker(model) else Spec.parse(model).written()
 
 
-def source_hash(model: Model) -> str:
+def source_hash(model: Model, *, weights: bool = True) -> str:
     """Changes when the model does: its name and options, the user's own code behind it, and the weights of an instance."""
     digest = hashlib.sha256(json.dumps(describe(model), sort_keys=True, default=lasting_text).encode())
     for code in _code_of(model):
         digest.update(source_text(code).encode())
-    if isinstance(model, nn.Module):
+    if weights and isinstance(model, nn.Module):
         for name, value in model.state_dict().items():
             if isinstance(value, torch.Tensor):
                 digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())

@@ -30,8 +30,12 @@ def explain(
     result: Mapping[str, Any] | None = None,
     degraded: tuple[Mapping[str, Any], ...] = (),
     receipt: Receipt | None = None,
+    short_of_memory: str | None = None,
 ) -> Doc:
-    """`degraded`: what had to be done otherwise than planned, from the run's events. `receipt`: of the trials before it."""
+    """`degraded`: what had to be done otherwise than planned, from the run's events. `receipt`: of the trials before it.
+
+    `short_of_memory`: why the device can't hold it, in words.
+    """
     predicted = plan.prediction.rate(plan.batch)
     measured = (result or {}).get("samples_per_s")
     rate = measured or predicted
@@ -41,6 +45,7 @@ def explain(
     return Doc(
         (
             Line(_headline(plan, predicted, measured, share), strong=True),
+            *_short_of_memory(short_of_memory),
             Line(),
             Fields({"model": plan.model, "machine": plan.machine, "rate": _per_unit(plan, rate), "unit": plan.unit}),
             Fields({"bound": plan.prediction.bound, "ceiling_share": share}),
@@ -54,6 +59,10 @@ def explain(
             *_roofline(plan),
         )
     )
+
+
+def _short_of_memory(why: str | None) -> list[Node]:
+    return [] if why is None else [Line(f"memory: {why}"), Fields({"short_of_memory": why})]
 
 
 def _matters(choice: Choice, plan: Plan) -> bool:

@@ -7,7 +7,6 @@ is carried out.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +14,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
@@ -29,7 +27,9 @@ from flatout.engine.recompute import recompute_blocks
 from flatout.engine.settings import Settings
 from flatout.measure.counts import Counter, Counts, Operation
 from flatout.measure.groups import MOVEMENT, UPDATE
+from flatout.models.dataless import fake_copy
 from flatout.models.head import pad_vocabulary
+from flatout.models.repeats import Repeats
 from flatout.models.residual import narrow_residual
 from flatout.objectives.objective import Objective
 from flatout.objectives.token_loss import has_kernels
@@ -111,9 +111,8 @@ def _known(job: Job, form: Form, to_call: bool, make: Callable[[], tuple[Operati
 def trace(job: Job, settings: Settings, rows: int, columns: Mapping[str, Column]) -> Counts:
     """Forward and backward without computing them: each tensor knows its shape, format and device, and has no data."""
     device = _trace_device(settings)
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with FakeCopyMode(fake):
-        model = copy.deepcopy(job.model).train()
+    model, fake = fake_copy(job.model)
+    repeats = Repeats(model.train())
     if settings.activation_checkpointing:
         recompute_blocks(model)
     pad_vocabulary(model, settings.vocabulary_padding)
@@ -128,11 +127,11 @@ def trace(job: Job, settings: Settings, rows: int, columns: Mapping[str, Column]
             name: _turned(torch.empty((rows, *column.shape), dtype=column.dtype, device=device), settings)
             for name, column in columns.items()
         }
-        with Counter() as counter:
+        with Counter() as counter, repeats.counted_by(counter):
             with autocast(settings.precision, device):
                 loss_sum, weight = loss(_Traced(model, state, counter), batch)
             (loss_sum / weight).backward()
-    return counter.counts()
+    return Counts.of(repeats.operations(counter.counts().operations))
 
 
 def _turned(tensor: Tensor, settings: Settings) -> Tensor:
@@ -198,9 +197,7 @@ def _update(job: Job, settings: Settings) -> tuple[Operation, ...]:
 
 def _traced_update(job: Job, settings: Settings) -> tuple[Operation, ...]:
     device = _trace_device(settings)
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with FakeCopyMode(fake):
-        model = copy.deepcopy(job.model)
+    model, fake = fake_copy(job.model)
     with fake:
         groups = decay_groups(model, job.weight_decay, job.rates)
         for group in groups:

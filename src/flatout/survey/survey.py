@@ -23,6 +23,7 @@ from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import device_name, pick_device
 from flatout.machine.host import free_host_bytes
 from flatout.measure.clock import Stopwatch
+from flatout.models.dataless import WeightsBudget
 from flatout.plan.plan import Choice, Plan, Rejected
 from flatout.planned import ceilings_of, default_plan
 from flatout.recipe import Recipe
@@ -116,7 +117,7 @@ def survey(recipe: Recipe, *, seconds: float = 5.0, cache: Path | None = verbs.C
 def _plan(recipe: Recipe, cache: Path | None) -> tuple[Plan | None, str | None]:
     """The data may be fine where the model is not."""
     try:
-        return default_plan(recipe, build_job(recipe), cache), None
+        return default_plan(recipe, build_job(recipe, weights_budget=WeightsBudget()), cache), None
     except FlatoutError as error:
         return None, str(error)
 

@@ -6,15 +6,13 @@ those of a CPU: attention that a CPU has no fast kernel for, such as with dropou
 
 from __future__ import annotations
 
-import copy
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -22,6 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 from flatout.measure.counts import Counter, Operation, fuse
 from flatout.measure.groups import ATTENTION, CONVOLUTIONS, PRODUCTS
+from flatout.models.dataless import fake_copy
+from flatout.models.repeats import Repeats
 from flatout.plan.layouts.shape import Block, Kept, Shape, Work
 
 _ROWS = 2  # counted at once: of one row a batch norm makes nothing
@@ -44,7 +44,7 @@ class _Watch:
     users: dict[str, int] = field(default_factory=dict)  # the place where a module was first called
 
     def done(self) -> int:
-        return len(self.counter._done)
+        return self.counter.done
 
     def go(self, place: int) -> None:
         self.place = place
@@ -66,23 +66,6 @@ class _Watch:
         self.go(place + 1 if place == self.blocks else place)
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The largest list of like modules; failing that the parts of the largest list; else the model is one block."""
-    best: list[nn.Module] = []
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList | nn.Sequential):
-            children = [child for child in module if any(True for _ in child.parameters())]
-            like = [child for child in children if type(child) is type(children[0]) and any(True for _ in child.children())]
-            found = like if len(like) >= 2 else children
-            if len(found) >= 2 and _size(found) > _size(best):
-                best = found
-    return best or [model]
-
-
-def _size(modules: Sequence[nn.Module]) -> int:
-    return sum(parameter.numel() for module in modules for parameter in module.parameters())
-
-
 def count_model(
     model: nn.Module,
     loss: Loss,
@@ -95,11 +78,10 @@ def count_model(
     splits: Mapping[str, int] | None = None,
 ) -> Shape:
     """`columns`: shape and format of one row of each. Raises what the model raises where it can't run without data."""
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with FakeCopyMode(fake):
-        copied = copy.deepcopy(model).train()
-    names = {id(module): name for name, module in copied.named_modules()}
-    blocks = blocks_of(copied)
+    copied, fake = fake_copy(model)
+    names = {id(module): name for name, module in copied.train().named_modules()}
+    repeats = Repeats(copied)
+    blocks = repeats.blocks
     with fake:
         state = {name: _empty(t, dtype) for name, t in (*copied.named_parameters(), *copied.named_buffers())}
         shapes = {name: ((_ROWS, *shape), dtype if kind.is_floating_point else kind) for name, (shape, kind) in columns.items()}
@@ -108,13 +90,18 @@ def count_model(
             watch = _Watch(counter, len(blocks))
             watch.weights = {StorageWeakRef(t.untyped_storage()).cdata for t in state.values()}
             _listen(copied, blocks, watch)
-            with saved_tensors_hooks(watch.save, lambda tensor: tensor):
-                loss_sum, weight = loss(_Called(copied, state), batch)
-                total = loss_sum / weight
-            total.backward()
+            with repeats.counted_by(counter):
+                with saved_tensors_hooks(watch.save, lambda tensor: tensor):
+                    loss_sum, weight = loss(_Called(copied, state), batch)
+                    total = loss_sum / weight
+                total.backward()
     owners = _owners(copied, blocks, watch, names)
+    read = {number for one in counter.counts().operations for number, _ in one.reads} | repeats.read_by_copies
     known: dict[Block, Block] = {}  # like blocks are one object, so that they are calculated once
-    made = [known.setdefault(block, block) for block in (_block(watch, place, owners) for place in range(len(blocks) + 2))]
+    made: list[Block] = []
+    for place, stands in enumerate([0, *(place + 1 for place in repeats.stands_for), len(blocks) + 1]):
+        block = _block(watch, place, owners, read) if stands == place else made[stands]
+        made.append(known.setdefault(block, block))
     tied = sum(p.numel() for p, place in _second_uses(copied, watch, names) if place == len(blocks) + 1)
     return Shape(name, made[0], tuple(made[1:-1]), made[-1], unit, per_sample, tied, splits)
 
@@ -182,7 +169,8 @@ def _second_uses(model: nn.Module, watch: _Watch, names: Mapping[int, str]) -> l
     return again
 
 
-def _block(watch: _Watch, place: int, owners: Mapping[int, list[nn.Parameter]]) -> Block:
+def _block(watch: _Watch, place: int, owners: Mapping[int, list[nn.Parameter]], read: set[int]) -> Block:
+    """`read`: memory that anybody reads. What nobody does is a weight's gradient."""
     operations = watch.counter.counts().operations
     starts = [start for start, _ in watch.marks]
     here = [(i, one) for i, one in enumerate(operations) if watch.marks[bisect_right(starts, i) - 1][1] == place]
@@ -195,7 +183,6 @@ def _block(watch: _Watch, place: int, owners: Mapping[int, list[nn.Parameter]]) 
     parameters = owners.get(place, [])
     saved_bytes = sum(entry[2] for entry in saved) / _ROWS
     heavy = _touched_by_products(both)
-    read = {number for one in operations for number, _ in one.reads}  # what nobody reads is a weight's gradient
     return Block(
         parameters=sum(p.numel() for p in parameters),
         split_parameters=sum(p.numel() for p in parameters if p.dim() >= 2),

@@ -9,16 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from flatout.base.specs import Spec
 from flatout.base.units import show_bytes
 from flatout.engine.job import Job
+from flatout.engine.settings import Settings
 from flatout.machine.ceilings import Ceilings
+from flatout.machine.device import device_name
 from flatout.machine.links import LinkRate, Links
 from flatout.plan.layouts.collectives import Network
 from flatout.plan.layouts.estimate import Cluster, Estimate, Training
 from flatout.plan.layouts.jobs import STATE_BYTES, shape_of_job
 from flatout.plan.layouts.kinds import DeviceKind, Link
 from flatout.plan.layouts.search import Found, find_layouts
+from flatout.plan.tier import free_bytes
 
 _SURELY = 0.2  # of a device's memory: the rest is for activations, which a smaller micro-batch makes smaller
 _WORTH_A_TRIAL, _HOPELESS = 3, 0.5  # so many layouts, unless they are estimated to be that much slower than the best
@@ -40,6 +45,18 @@ def held_by_a_copy(job: Job) -> int:
     trained = sum(p.numel() * (p.element_size() * 2 + state) for p in job.model.parameters() if p.requires_grad)
     frozen = sum(p.numel() * p.element_size() for p in job.model.parameters() if not p.requires_grad)
     return trained + frozen + (sum(p.numel() * p.element_size() for p in job.model.parameters()) if job.ema else 0)
+
+
+def why_not_here(job: Job, settings: Settings) -> str | None:
+    """In words, where one device can't hold what a step needs whatever its batch; None: it may fit."""
+    device = torch.device(settings.device)
+    held, free = held_by_a_copy(job), free_bytes(device)
+    if settings.optimizer_offload or held <= free:
+        return None
+    return (
+        f"does not fit: weights, gradients and optimizer state take {show_bytes(held)}, and {show_bytes(free)} are free on "
+        f"{device_name(device)}. For several devices: flatout explain RECIPE --devices 64 --device-kind h100"
+    )
 
 
 def surely_fits(job: Job, devices: int, memory_bytes: float) -> LayoutChoice | None:

@@ -1,0 +1,57 @@
+"""The repeated blocks of a model, such as the layers of a transformer, and which of them are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The largest list of like modules; failing that the parts of the largest list; else the model is one block."""
+    best: list[nn.Module] = []
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList | nn.Sequential):
+            children = [child for child in module if any(True for _ in child.parameters())]
+            like = [child for child in children if type(child) is type(children[0]) and any(True for _ in child.children())]
+            found = like if len(like) >= 2 else children
+            if len(found) >= 2 and _size(found) > _size(best):
+                best = found
+    return best or [model]
+
+
+def form_of_value(value: Any) -> object:
+    """Equal for values that a block does the same work with."""
+    match value:
+        case Tensor():
+            kind = type(value).__name__, value.dtype, str(value.device), value.requires_grad
+            return (*kind, tuple(value.shape), value.stride() if value.layout is torch.strided else ())
+        case dict():
+            return ("dict", tuple((repr(key), form_of_value(one)) for key, one in value.items()))
+        case list() | tuple() | set() | frozenset():
+            return (type(value).__name__, tuple(form_of_value(one) for one in value))
+        case nn.Module():
+            return ("module", id(value))
+        case _ if isinstance(value, _PLAIN):
+            return (type(value).__name__, value)
+    return ("object", id(value))
+
+
+def form_of(block: nn.Module) -> object:
+    """Equal for blocks that do the same work: modules of the same types with equal attributes and tensors of equal shapes.
+
+    An attribute that can't be compared is equal to itself alone.
+    """
+    return tuple((name, type(module), _attributes(module)) for name, module in block.named_modules())
+
+
+def _attributes(module: nn.Module) -> object:
+    return tuple((name, form_of_value(value)) for name, value in sorted(vars(module).items()) if name != "_modules")
+
+
+def _size(modules: Sequence[nn.Module]) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())

@@ -1,0 +1,247 @@
+"""Tracing a deep model in the time of a shallow one: of blocks that are alike a few are traced, the others copied from them.
+
+A block is copied if it is of the same form as one that was traced, and is called with arguments of the same form. Its operators
+are then those of the traced one, with the block's own weights, inputs and outputs in their places: the same list that tracing
+it would have given. A block that keeps something from its call, or hands its input on, is traced.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from flatout.measure.counts import Counter, Operation, Touched
+from flatout.models.blocks import blocks_of, form_of, form_of_value
+from flatout.models.dataless import fake_copy
+
+_TRACED_FIRST = 3  # with the last one: the second, which is copied, has neighbours that were traced too
+
+
+@dataclass
+class _Call:
+    """One call of a block: memory by number in a fixed order, and between which operators it was."""
+
+    given: tuple[int, ...] = ()  # weights as they are, weights as a functional call has them, arguments
+    output: tuple[int, ...] = ()
+    gradients: tuple[int, ...] = ()  # of its output, of its input
+    forward: tuple[int, int] = (0, 0)
+    backward: tuple[int, int] = (0, 0)
+
+    @property
+    def memory(self) -> tuple[int, ...]:
+        return (*self.given, *self.output, *self.gradients)
+
+
+@dataclass
+class _Traced:
+    """A block to copy from, once it was called."""
+
+    call: _Call = field(default_factory=_Call)
+    arguments: object = None  # their form
+    like: tuple[Any, Any] | None = None  # leaves of its output and how they hang together; None: it can't be copied
+
+
+class Repeats:
+    """Which blocks of a model are copied. `stands_for[i]`, after a trace: the block that was traced for block i."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.blocks = blocks_of(model)
+        self.stands_for = list(range(len(self.blocks)))
+        self._copies: list[tuple[_Traced, _Call]] = []
+        alike: dict[object, list[int]] = defaultdict(list)
+        if not _share_weights(self.blocks):
+            for place, block in enumerate(self.blocks):
+                alike[form_of(block)].append(place)
+        self._groups = [places for places in alike.values() if len(places) > _TRACED_FIRST + 1]
+
+    @contextmanager
+    def counted_by(self, counter: Counter) -> Iterator[None]:
+        """Calls of the blocks within are traced or copied; `operations` has all of them afterwards."""
+        own = {place: vars(self.blocks[place]).get("forward") for places in self._groups for place in places}
+        for places in self._groups:
+            traced = _Traced()
+            self._watch(places[1], traced, counter)
+            for place in places[_TRACED_FIRST:-1]:
+                self._copy(place, places[1], traced, counter)
+        try:
+            yield
+        finally:
+            for place, forward in own.items():
+                if forward is None:
+                    vars(self.blocks[place]).pop("forward", None)
+                else:
+                    self.blocks[place].forward = forward
+
+    def operations(self, counted: Sequence[Operation]) -> tuple[Operation, ...]:
+        """What was counted, with the operators of copied blocks where they belong."""
+        fresh = count(10**9)
+        backwards = [
+            (call.backward[0], -turn, traced, call) for turn, (traced, call) in enumerate(self._copies) if call.gradients
+        ]
+        forwards = [(call.forward[0], turn, traced, call) for turn, (traced, call) in enumerate(self._copies)]
+        numbers = {id(call): _numbers_of_a_copy(traced.call, call, counted, fresh) for traced, call in self._copies}
+        added: dict[int, list[Operation]] = defaultdict(list)
+        for where, _, traced, call in sorted(forwards, key=_by_turn):
+            added[where] += [_renumbered(one, numbers[id(call)]) for one in counted[slice(*traced.call.forward)]]
+        for where, _, traced, call in sorted(backwards, key=_by_turn):  # the last block comes first
+            added[where] += [_renumbered(one, numbers[id(call)]) for one in counted[slice(*traced.call.backward)]]
+        found: list[Operation] = []
+        for place in range(len(counted) + 1):
+            found += added.get(place, ())
+            found += counted[place : place + 1]
+        return tuple(found)
+
+    @property
+    def read_by_copies(self) -> set[int]:
+        """Memory that copied blocks read, of others."""
+        return {number for _, call in self._copies for number in (*call.given, *call.gradients[:1])}
+
+    def _watch(self, place: int, traced: _Traced, counter: Counter) -> None:
+        block = self.blocks[place]
+        forward: Callable[..., Any] = block.forward
+        own = _weights(block)
+
+        def watched(*given: Any, **named: Any) -> Any:
+            before, arguments = form_of(block), _form_of_arguments(given, named)
+            leaves, spec = tree_flatten((given, named))
+            leaves = [_apart(leaf) for leaf in leaves]
+            call = _Call(_numbers(counter, [*own, *_weights(block), *leaves]))
+            begin = counter.done
+            again, named_again = tree_unflatten(leaves, spec)
+            output = forward(*again, **named_again)
+            call.forward = (begin, counter.done)
+            out_leaves, out_spec = tree_flatten(output)
+            call.output = _numbers(counter, out_leaves)
+            sources, results = _differentiable(leaves), _differentiable(out_leaves)
+            new = set(call.output).isdisjoint(call.given) and len(set(call.output)) == len(call.output)
+            kept_nothing = form_of(block) == before
+            if new and kept_nothing and len(sources) == len(results) <= 1 and _only_tensors(out_leaves):
+                traced.like, traced.arguments, traced.call = (out_leaves, out_spec), arguments, call
+                if results:
+                    results[0].register_hook(lambda gradient: _begin_backward(call, counter, gradient))
+                    sources[0].register_hook(lambda gradient: _end_backward(call, counter, gradient))
+            return output
+
+        block.forward = watched
+
+    def _copy(self, place: int, of: int, traced: _Traced, counter: Counter) -> None:
+        block = self.blocks[place]
+        forward: Callable[..., Any] = block.forward
+        own = _weights(block)
+
+        def copied(*given: Any, **named: Any) -> Any:
+            if traced.like is None or _form_of_arguments(given, named) != traced.arguments:
+                self.stands_for[place] = place
+                return forward(*given, **named)
+            self.stands_for[place] = of
+            leaves = tree_leaves((given, named))
+            call = _Call(_numbers(counter, [*own, *_weights(block), *leaves]), forward=(counter.done, counter.done))
+            out_leaves, spec = traced.like
+            sources, results = _differentiable(leaves), _differentiable(out_leaves)
+            made = [
+                _Copied.apply(sources[0], one, call, counter)  # type: ignore[no-untyped-call]
+                if results and one is results[0]
+                else torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device)
+                for one in out_leaves
+            ]
+            call.output = _numbers(counter, made)
+            self._copies.append((traced, call))
+            return tree_unflatten(made, spec)
+
+        block.forward = copied
+
+
+def callable_copy(model: nn.Module) -> tuple[nn.Module, Callable[[], AbstractContextManager[None]]]:
+    """A copy without data, and where it can be called; of deep models most blocks are not."""
+    copied, fake = fake_copy(model)
+
+    @contextmanager
+    def calling() -> Iterator[None]:
+        with fake, Counter() as counter, Repeats(copied).counted_by(counter):
+            yield
+
+    return copied, calling
+
+
+class _Copied(torch.autograd.Function):
+    """A block that is not called: an output of the right form, and a gradient for its input."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, like: Tensor, call: _Call, counter: Counter) -> Tensor:
+        ctx.source, ctx.call, ctx.counter = (source.shape, source.stride(), source.dtype, source.device), call, counter
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        shape, strides, dtype, device = ctx.source
+        made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        _begin_backward(ctx.call, ctx.counter, gradients[0])
+        _end_backward(ctx.call, ctx.counter, made)
+        return made, None, None, None
+
+
+def _begin_backward(call: _Call, counter: Counter, gradient: Tensor) -> None:
+    call.backward, call.gradients = (counter.done, counter.done), (counter.number_of(gradient),)
+
+
+def _end_backward(call: _Call, counter: Counter, gradient: Tensor) -> None:
+    call.backward = (call.backward[0], counter.done)
+    call.gradients = (*call.gradients, counter.number_of(gradient))
+
+
+def _apart(leaf: Any) -> Any:
+    """The same memory, whose gradient is that of this block alone."""
+    return leaf.view_as(leaf) if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
+
+
+def _weights(block: nn.Module) -> list[Tensor]:
+    return [*block.parameters(), *block.buffers()]
+
+
+def _share_weights(blocks: Sequence[nn.Module]) -> bool:
+    owners: dict[int, int] = {}
+    return any(owners.setdefault(id(one), place) != place for place, block in enumerate(blocks) for one in _weights(block))
+
+
+def _differentiable(leaves: Sequence[Any]) -> list[Tensor]:
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+
+
+def _only_tensors(leaves: Sequence[Any]) -> bool:
+    return all(isinstance(leaf, Tensor) and leaf.layout is torch.strided for leaf in leaves)
+
+
+def _numbers(counter: Counter, leaves: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(counter.number_of(leaf) for leaf in leaves if isinstance(leaf, Tensor))
+
+
+def _form_of_arguments(given: Any, named: Any) -> object:
+    leaves, spec = tree_flatten((given, named))
+    return tuple(form_of_value(leaf) for leaf in leaves), str(spec), torch.is_grad_enabled()
+
+
+def _by_turn(copied: tuple[int, int, _Traced, _Call]) -> tuple[int, int]:
+    return copied[:2]
+
+
+def _numbers_of_a_copy(of: _Call, call: _Call, counted: Sequence[Operation], fresh: Iterator[int]) -> dict[int, int]:
+    """From the memory of a traced block to that of a copy. What both only read, such as a mask, is the same."""
+    operations = [*counted[slice(*of.forward)], *counted[slice(*of.backward)]]
+    own = {number: next(fresh) for one in operations for number, _ in one.writes}
+    return own | dict(zip(of.memory, call.memory, strict=False))  # without gradients where none came
+
+
+def _renumbered(one: Operation, numbers: Mapping[int, int]) -> Operation:
+    return replace(one, reads=_mapped(one.reads, numbers), writes=_mapped(one.writes, numbers))
+
+
+def _mapped(touched: Touched, numbers: Mapping[int, int]) -> Touched:
+    return tuple((numbers.get(number, number), size_bytes) for number, size_bytes in touched)
