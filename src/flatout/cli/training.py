@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -144,13 +145,15 @@ def explain(
     """Say how a recipe would be trained here and why, without training a step; or how many devices would share it."""
     from flatout import verbs
     from flatout.base.tree import to_data, to_text
+    from flatout.models.dataless import WeightsBudget, sparing_weights
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
     if html is not None:
         check_page_path(html)
-    asked = read_asked(recipe, overrides, sets, offs)
+    with nullcontext() if analyze else sparing_weights(WeightsBudget()):  # a recipe in Python may hold a model that is built
+        asked = read_asked(recipe, overrides, sets, offs)
     if devices is None and device_kind is None:
         doc = verbs.explain(asked, cache=cache_folder(), analyze=analyze, planning=planning, say=say)
     elif devices is None or device_kind is None:

@@ -142,11 +142,12 @@ def count_step(fn: Callable[[], object]) -> Counts:
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what is called within. Whoever knows that the loss is being computed, and not the model, sets `in_loss`."""
+    """Counts what is called within, unless `paused`. Whoever knows that the loss is being computed, not the model, sets
+    `in_loss`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.in_loss = False
+        self.in_loss = self.paused = False
         self._done: list[Operation] = []
         self._memory: dict[int, tuple[int, StorageWeakRef]] = {}  # a reference keeps its address from being given away
 
@@ -159,7 +160,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if func.namespace not in _NO_WORK and not func.is_view and func.overloadpacket not in _UNTOUCHED:
+        if not self.paused and func.namespace not in _NO_WORK and not func.is_view and func.overloadpacket not in _UNTOUCHED:
             count = _FLOPS.get(func.overloadpacket)
             self._note(func, args, kwargs, result, int(count(*args, **kwargs, out_val=result)) if count else 0)
         return result

@@ -24,33 +24,39 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return best or [model]
 
 
-def form_of_value(value: Any) -> object:
-    """Equal for values that a block does the same work with."""
+def form_of_value(value: Any, *, numbers: bool = True) -> object:
+    """Equal for values that a block does the same work with. `numbers` that differ count as a difference."""
     match value:
         case Tensor():
             kind = type(value).__name__, value.dtype, str(value.device), value.requires_grad
             return (*kind, tuple(value.shape), value.stride() if value.layout is torch.strided else ())
         case dict():
-            return ("dict", tuple((repr(key), form_of_value(one)) for key, one in value.items()))
+            return ("dict", tuple((repr(key), form_of_value(one, numbers=numbers)) for key, one in value.items()))
         case list() | tuple() | set() | frozenset():
-            return (type(value).__name__, tuple(form_of_value(one) for one in value))
+            return (type(value).__name__, tuple(form_of_value(one, numbers=numbers) for one in value))
         case nn.Module():
             return ("module", id(value))
+        case bool():
+            return value
+        case int() | float() if not numbers:
+            return type(value).__name__
         case _ if isinstance(value, _PLAIN):
             return (type(value).__name__, value)
     return ("object", id(value))
 
 
-def form_of(block: nn.Module) -> object:
+def form_of(block: nn.Module, *, numbers: bool = True) -> object:
     """Equal for blocks that do the same work: modules of the same types with equal attributes and tensors of equal shapes.
 
-    An attribute that can't be compared is equal to itself alone.
+    An attribute that can't be compared is equal to itself alone. Without `numbers` blocks are equal that differ in these, such
+    as the index of a layer or a rate of dropout: whether they do the same work, nobody can tell from that.
     """
-    return tuple((name, type(module), _attributes(module)) for name, module in block.named_modules())
+    return tuple((name, type(module), _attributes(module, numbers)) for name, module in block.named_modules())
 
 
-def _attributes(module: nn.Module) -> object:
-    return tuple((name, form_of_value(value)) for name, value in sorted(vars(module).items()) if name != "_modules")
+def _attributes(module: nn.Module, numbers: bool) -> object:
+    values = sorted(vars(module).items())
+    return tuple((name, form_of_value(value, numbers=numbers)) for name, value in values if name != "_modules")
 
 
 def _size(modules: Sequence[nn.Module]) -> int:

@@ -23,7 +23,7 @@ from flatout.base.source import lasting_text, source_text
 from flatout.base.specs import Spec, import_named, pick
 from flatout.base.units import show_bytes
 from flatout.models.convnet import convnet
-from flatout.models.dataless import WeightsBudget, fake_copy, is_dataless, sparing, weights_bytes
+from flatout.models.dataless import LOOKS_AT_NUMBERS, WeightsBudget, fake_copy, is_dataless, sparing, weights_bytes
 from flatout.models.facts import parameter_count
 from flatout.models.gpt import gpt
 from flatout.models.mlp import mlp
@@ -46,13 +46,14 @@ def build(model: Model, shapes: Shapes, seed: int, budget: WeightsBudget | None 
     except FlatoutError:
         raise
     except Exception as error:
-        if budget is not None and budget.spent:
+        if budget is not None and budget.spent and isinstance(error, LOOKS_AT_NUMBERS):
             raise ModelError(
                 f"the model {describe(model)} has more than {show_bytes(budget.limit_bytes)} of weights, so it is explained "
                 f"without their numbers, and its constructor needs them: {type(error).__name__}: {_first_line(error)}"
                 f"{_own_line(error)}. Let its constructor compute with the numbers of small tensors only"
             ) from error
-        raise ModelError(f"the model {describe(model)} can't be built: {type(error).__name__}: {error}") from error
+        how = " without data, since it is large" if budget is not None and budget.spent else ""
+        raise ModelError(f"the model {describe(model)} can't be built{how}: {type(error).__name__}: {error}") from error
     if not isinstance(built, nn.Module):
         raise ModelError(f"the model {describe(model)} must give a torch.nn.Module, got {type(built).__name__}")
     return built

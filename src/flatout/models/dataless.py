@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_buffer_registration_hook, register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
@@ -79,14 +80,14 @@ class WeightsBudget:
 @contextmanager
 def sparing(budget: WeightsBudget) -> Iterator[None]:
     """Every tensor that is made within counts against the budget, whoever makes it."""
-    with _registered(budget), _Sparing(budget):
+    with _registered(budget), _Copying(), _Sparing(budget):
         yield
 
 
 @contextmanager
 def sparing_weights(budget: WeightsBudget) -> Iterator[None]:
     """Only the parameters and buffers of modules count: whatever else is made within, such as data, stays real."""
-    with _registered(budget):
+    with _registered(budget), _Copying():
         yield
 
 
@@ -142,6 +143,21 @@ class _Sparing(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
                 self._budget.hold(leaf)
         return made
+
+
+class _Copying(TorchFunctionMode):  # type: ignore[no-untyped-call]
+    """Modules that are made as copies of one, as nn.TransformerEncoder makes its layers."""
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is not Tensor.__deepcopy__ or not isinstance(args[0], FakeTensor):
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            made = torch.empty_like(tensor.detach())
+            memo[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+        return memo[id(tensor)]
 
 
 def _writes_numbers_only(func: Any, args: tuple[Any, ...]) -> bool:

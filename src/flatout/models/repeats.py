@@ -1,14 +1,15 @@
 """Tracing a deep model in the time of a shallow one: of blocks that are alike a few are traced, the others copied from them.
 
-A block is copied if it is of the same form as one that was traced, and is called with arguments of the same form. Its operators
-are then those of the traced one, with the block's own weights, inputs and outputs in their places: the same list that tracing
-it would have given. A block that keeps something from its call, or hands its input on, is traced.
+A block is copied if it is of the same form as one that was traced, and is called with arguments of the same form. If numbers
+among its attributes differ, such as the index of a layer, its forward is called to see that it does the same. Its operators are
+then those of the traced one, with the block's own weights, inputs and outputs in their places: the same list that tracing it
+would have given. A block that keeps something from its call, or hands its input on, is traced.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from flatout.measure.counts import Counter, Operation, Touched
@@ -46,6 +48,7 @@ class _Traced:
 
     call: _Call = field(default_factory=_Call)
     arguments: object = None  # their form
+    calls: object = None  # the operators of its forward, of which shapes; asked for when they are needed
     like: tuple[Any, Any] | None = None  # leaves of its output and how they hang together; None: it can't be copied
 
 
@@ -59,18 +62,21 @@ class Repeats:
         alike: dict[object, list[int]] = defaultdict(list)
         if not _share_weights(self.blocks):
             for place, block in enumerate(self.blocks):
-                alike[form_of(block)].append(place)
+                alike[form_of(block, numbers=False)].append(place)
         self._groups = [places for places in alike.values() if len(places) > _TRACED_FIRST + 1]
+        self._forms = {place: form_of(self.blocks[place]) for places in self._groups for place in places}
 
     @contextmanager
     def counted_by(self, counter: Counter) -> Iterator[None]:
         """Calls of the blocks within are traced or copied; `operations` has all of them afterwards."""
         own = {place: vars(self.blocks[place]).get("forward") for places in self._groups for place in places}
         for places in self._groups:
+            form = self._forms[places[1]]
+            differing = {place for place in places if self._forms[place] != form}
             traced = _Traced()
-            self._watch(places[1], traced, counter)
+            self._watch(places[1], traced, counter, to_compare=bool(differing))
             for place in places[_TRACED_FIRST:-1]:
-                self._copy(place, places[1], traced, counter)
+                self._copy(place, places[1], traced, counter, to_compare=place in differing)
         try:
             yield
         finally:
@@ -104,13 +110,14 @@ class Repeats:
         """Memory that copied blocks read, of others."""
         return {number for _, call in self._copies for number in (*call.given, *call.gradients[:1])}
 
-    def _watch(self, place: int, traced: _Traced, counter: Counter) -> None:
+    def _watch(self, place: int, traced: _Traced, counter: Counter, to_compare: bool) -> None:
         block = self.blocks[place]
         forward: Callable[..., Any] = block.forward
         own = _weights(block)
 
         def watched(*given: Any, **named: Any) -> Any:
             before, arguments = form_of(block), _form_of_arguments(given, named)
+            traced.calls = _calls(counter, forward, given, named) if to_compare else None
             leaves, spec = tree_flatten((given, named))
             leaves = [_apart(leaf) for leaf in leaves]
             call = _Call(_numbers(counter, [*own, *_weights(block), *leaves]))
@@ -132,18 +139,20 @@ class Repeats:
 
         block.forward = watched
 
-    def _copy(self, place: int, of: int, traced: _Traced, counter: Counter) -> None:
+    def _copy(self, place: int, of: int, traced: _Traced, counter: Counter, to_compare: bool) -> None:
         block = self.blocks[place]
         forward: Callable[..., Any] = block.forward
         own = _weights(block)
 
         def copied(*given: Any, **named: Any) -> Any:
-            if traced.like is None or _form_of_arguments(given, named) != traced.arguments:
+            same = traced.like is not None and _form_of_arguments(given, named) == traced.arguments
+            if not same or (to_compare and _calls(counter, forward, given, named) != traced.calls):
                 self.stands_for[place] = place
                 return forward(*given, **named)
             self.stands_for[place] = of
             leaves = tree_leaves((given, named))
             call = _Call(_numbers(counter, [*own, *_weights(block), *leaves]), forward=(counter.done, counter.done))
+            assert traced.like is not None
             out_leaves, spec = traced.like
             sources, results = _differentiable(leaves), _differentiable(out_leaves)
             made = [
@@ -186,6 +195,35 @@ class _Copied(torch.autograd.Function):
         _begin_backward(ctx.call, ctx.counter, gradients[0])
         _end_backward(ctx.call, ctx.counter, made)
         return made, None, None, None
+
+
+class _Sequence(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Which operators are called, and the shapes of what they give."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[object] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = [(tuple(one.shape), one.dtype) for one in tree_leaves(result) if isinstance(one, Tensor)]
+        self.found.append((func, given))
+        return result
+
+
+def _calls(counter: Counter, forward: Callable[..., Any], given: Any, named: Any) -> list[object]:
+    sequence, cached = _Sequence(), torch.is_autocast_cache_enabled()
+    counter.paused = True
+    torch.set_autocast_cache_enabled(False)  # weights that are cast here would be found cast by the call that counts
+    try:
+        with torch.no_grad(), sequence:
+            forward(*given, **named)
+    finally:
+        counter.paused = False
+        torch.set_autocast_cache_enabled(cached)
+    return sequence.found
 
 
 def _begin_backward(call: _Call, counter: Counter, gradient: Tensor) -> None:
