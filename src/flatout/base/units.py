@@ -78,6 +78,13 @@ def show_share(share: float) -> str:
     return f"{100 * share:.2g}%" if share < 0.1 else f"{share:.0%}"
 
 
+def show_gain(gain: float) -> str:
+    """How many times as fast: "1.20x"; where that would be 0.00x, how many times slower."""
+    if gain >= 0.1:
+        return f"{gain:.2f}x"
+    return "no speed at all" if gain <= 0 else f"{1 / gain:,.0f} times slower"
+
+
 def show_metric(value: float) -> str:
     """Four decimals where they say something, else four digits."""
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e7 else f"{value:.4g}"

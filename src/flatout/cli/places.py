@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 
@@ -32,6 +33,13 @@ def process_rank() -> int:
 def world_size() -> int:
     size = os.environ.get("WORLD_SIZE", "1")
     return int(size) if size.isdigit() else 1
+
+
+def quiet_torch() -> None:
+    """Its warning about a CPU without bf16 instructions has 20 lines of C++ stack, and the plan says how slow that is."""
+    from flatout.machine.rates import NO_SUCH_KERNEL
+
+    warnings.filterwarnings("ignore", message=NO_SUCH_KERNEL)
 
 
 def quiet_profiler() -> None:

@@ -12,7 +12,7 @@ import typer
 
 from flatout.base.errors import UsageError
 from flatout.cli.output import check_page_path, print_json, write_page
-from flatout.cli.places import allow_deterministic_cuda, cache_folder
+from flatout.cli.places import allow_deterministic_cuda, cache_folder, quiet_torch
 
 if TYPE_CHECKING:
     from flatout.base.events import Observer
@@ -275,6 +275,7 @@ def _print_outcome(done: Run, ledger: bool = False) -> None:
 
 
 def read_asked(path: Path, overrides: list[str] | None, sets: list[str] | None, offs: list[str] | None) -> Recipe:
+    quiet_torch()
     pins: dict[str, Any] = {}
     for pin in sets or []:
         name, equals, value = pin.partition("=")
@@ -311,6 +312,7 @@ def _file_or_columns(text: str) -> str | dict[str, str]:
 def _load(name: str, runs: Path) -> Run:
     from flatout import verbs
 
+    quiet_torch()
     run = verbs.load(name, runs=runs)
     _import_from(Path(run.folder.read("origin.json")["folder"]))
     return run

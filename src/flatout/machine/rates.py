@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,8 @@ MATMUL_DTYPES = {
     "fp16": torch.float16,
     "fp8": torch.float8_e4m3fn,
 }
+# Of a CPU without bf16 instructions, with 20 lines of C++ stack: torch goes on by a slower way.
+NO_SUCH_KERNEL = r"(?s)mkldnn_\w+ failed, switching to"
 _FEWEST, _MOST = 5, 50
 _BEARABLE_S = 1.0
 _REST_S, _BURST = 0.2, 20  # a GPU at its power limit slows down: a ceiling is what a short burst after a rest reaches
@@ -45,7 +48,8 @@ def matmul_flops_per_s(name: str, device: torch.device, limit_s: float, largest:
         raise Unavailable("a format of GPUs")
     if name == "tf32" and device.type != "cuda":
         raise Unavailable(f"{device.type} has no such format")
-    with tf32_products(name == "tf32", device):
+    with tf32_products(name == "tf32", device), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=NO_SUCH_KERNEL)  # how slow it is without shows in the figure
         size = 256
         while True:
             try:

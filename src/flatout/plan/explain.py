@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flatout.base.tree import Cell, Column, Doc, Fields, Line, Node, Table
-from flatout.base.units import show_flops, show_rate, show_seconds, show_share, show_value
+from flatout.base.units import show_flops, show_gain, show_rate, show_seconds, show_share, show_value
 from flatout.engine.settings import Settings
 from flatout.measure.receipt import UNTRIED, Receipt
 from flatout.plan.plan import Choice, Plan
@@ -111,7 +111,7 @@ def _row(choice: Choice) -> dict[str, Any]:
 
 
 def _factor(value: float | None, mark: str = "") -> Cell | None:
-    return None if value is None else Cell(value, f"{value:.2f}x{mark}")
+    return None if value is None else Cell(value, f"{show_gain(value)}{mark}")
 
 
 def _unforeseen(plan: Plan) -> list[Line]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flatout.base.tree import Cell, Column, Doc, Fields, Line, Table
-from flatout.base.units import show_bytes, show_seconds, show_value
+from flatout.base.units import show_bytes, show_gain, show_seconds, show_value
 from flatout.measure.receipt import KEPT, Entry, Receipt
 
 _COLUMNS = (
@@ -88,7 +88,7 @@ def _row(entry: Entry) -> dict[str, Any]:
 
 
 def _factor(value: float | None) -> Cell | None:
-    return None if value is None else Cell(value, f"{value:.2f}x")
+    return None if value is None else Cell(value, show_gain(value))
 
 
 def _checked(entry: Entry) -> str:

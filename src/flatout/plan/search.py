@@ -11,7 +11,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from flatout.base.units import show_seconds
+from flatout.base.units import show_gain, show_seconds
 from flatout.engine.settings import Settings, conflicts, value_of, with_values
 from flatout.measure.receipt import KEPT, REJECTED, UNTRIED, Entry, Receipt
 from flatout.measure.stats import Comparison, compare, compare_paired
@@ -189,7 +189,7 @@ class Search:
 
     def _try(self, option: Option, standing: Standing, reference_s: float) -> Standing:
         self._done.add(option.key)
-        self._say(f"trying {option.named}: should be {option.factor:.2f}x")
+        self._say(f"trying {option.named}: should be {show_gain(option.factor)}")
         slowest_s = _SLOWER * max(standing.step_s, reference_s)
         compiling_s = self._options.compiling_s if option.settings.compile != "off" else 0.0  # what is kept of it may be gone
         patience_s = _PATIENCE_S + _PATIENCE * max(option.cost_s, compiling_s) + STEPS_LOOKED_AT * slowest_s
@@ -218,15 +218,15 @@ class Search:
             return "not the same: " + (report.check["why"] if report.check else "the step was not compared")
         gain = 1 / found.ratio
         if found.better is False:
-            return f"slower: {gain:.2f}x"
+            return f"slower: {gain:.2f}x" if gain >= 0.1 else show_gain(gain)
         if found.better is None:  # what a trial can't see, it can't weigh against a cost either
             if option.candidate.unless_slower and gain > 1 - _HARMLESS:
                 return None
-            return f"no gain above the noise: {gain:.2f}x [{1 / found.high:.2f}, {1 / found.low:.2f}], n={found.n}"
+            return f"no gain above the noise: {show_gain(gain)} [{1 / found.high:.2f}, {1 / found.low:.2f}], n={found.n}"
         saved_s = self._terms.steps_left * _saved_s(report, standing)
         once_s = option.candidate.cost_s if _is_compiled_either_way(option) else report.first_s or 0.0
         if option.candidate.cost_s and saved_s < once_s:
-            return f"{gain:.2f}x, but it costs {show_seconds(once_s)} once and saves {show_seconds(max(0.0, saved_s))}"
+            return f"{show_gain(gain)}, but it costs {show_seconds(once_s)} once and saves {show_seconds(max(0.0, saved_s))}"
         return None
 
     def _pays(self, option: Option, report: Report, standing: Standing) -> str:

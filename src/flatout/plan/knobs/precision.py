@@ -23,7 +23,8 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
     measured = _measured(s, "bf16")
     if s.device.type == "cpu":
         yield Choice(name, "fp32", "the safe one on a CPU")
-        yield Rejected(name, "bf16", f"{measured}, but unproven for a whole step on a CPU: try --set precision=bf16")
+        why = f"{measured}, but unproven for a whole step on a CPU: try --set precision=bf16"
+        yield Rejected(name, "bf16", measured if _is_slower(s, "bf16") else why)
     elif _has_bf16(s.device):
         yield Choice(name, "bf16", f"{measured}; weights, optimizer and loss stay fp32")
         yield Rejected(name, "fp16", "needs loss scaling where bf16 needs none")
@@ -49,6 +50,15 @@ def _gain(s: Situation, value: str) -> float | None:
     return rates[value].value / rates["fp32"].value if value in rates and "fp32" in rates else None
 
 
+def _is_slower(s: Situation, value: str) -> bool:
+    gain = _gain(s, value)
+    return gain is not None and gain < 1
+
+
 def _measured(s: Situation, value: str) -> str:
     gain = _gain(s, value)
-    return f"measured {gain:.3g}x fp32 in matrix products here" if gain else "not measured: flatout probe"
+    if not gain:
+        return "not measured: flatout probe"
+    if gain < 1:
+        return f"{1 / gain:,.3g} times slower than fp32 in matrix products, as measured here"
+    return f"measured {gain:.3g}x fp32 in matrix products here"
