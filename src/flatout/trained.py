@@ -16,8 +16,10 @@ from flatout.data.data import PARTS, Data
 from flatout.data.source import Source
 from flatout.data.specs import parse_data
 from flatout.data.tables.query import is_query
+from flatout.data.transforms import describe_all
 from flatout.engine.job import Job
 from flatout.models.finetune import load_weights
+from flatout.models.keras_models import waits_for_a_call
 from flatout.recipe import Recipe
 from flatout.store.checkpoints import fits_the_run
 from flatout.store.run_folder import RunFolder
@@ -32,6 +34,8 @@ _HOW_TO_HAVE = {
 
 def trained_model(folder: RunFolder, job: Job) -> nn.Module:
     """The final weights; of an unfinished run those of its best, else its last checkpoint."""
+    if waits_for_a_call(job.model):
+        _call_once(job)
     if folder.weights_path.exists():
         load_weights(job.model, folder.weights_path)  # which compares its checksum
         return job.model
@@ -53,6 +57,16 @@ def trained_model(folder: RunFolder, job: Job) -> nn.Module:
                 for parameter, average in zip(job.model.parameters(), state["average"], strict=True):
                     parameter.copy_(average)
     return job.model
+
+
+def _call_once(job: Job) -> None:
+    """Layers that make their weights when they are called have to be, before weights can be loaded into them."""
+    columns = describe_all(job.data.prepare, job.data.train.schema)
+    blank = {name: torch.zeros((2, *column.shape), dtype=column.dtype) for name, column in columns.items()}
+    was_training = job.model.training
+    with torch.no_grad():
+        job.objective.inputs.call(job.model.eval(), blank)
+    job.model.train(was_training)
 
 
 def own_part(name: str, data: Data, part: str) -> Source:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,12 +20,13 @@ from flatout.data.arrays import arrays
 from flatout.data.data import Data
 from flatout.data.kept import recall
 from flatout.data.serving.evaluation import EvalFeed
-from flatout.data.source import Source
+from flatout.data.source import Batch, Source
 from flatout.data.specs import located
 from flatout.data.tables.query import is_query
 from flatout.engine.evaluation import evaluate as evaluate_model
 from flatout.engine.job import Job
 from flatout.engine.precision import autocast
+from flatout.engine.prepared_model import PreparedModel
 from flatout.engine.settings import Settings, parse_pins
 from flatout.machine.device import pick_device
 from flatout.measure.receipt import Receipt
@@ -104,9 +106,18 @@ class Run:
         """The plan with its reasons, predicted and measured."""
         return to_text(self.explain_doc())
 
-    def model(self) -> nn.Module:
-        """The trained model, on the CPU, ready to predict."""
-        return trained_model(self.folder, _job_to_use(self)).eval()
+    def model(self, *, bare: bool = False) -> nn.Module:
+        """The trained model, on the CPU, in eval mode: it takes rows as the data has them and prepares them as in training.
+
+        See `PreparedModel` for what it takes of each kind of data. `bare`: the module that was trained alone, as the recipe
+        made it, which takes batches that are prepared: normalized, cropped, with columns of a table made numbers.
+        """
+        job = _job_to_use(self)
+        model = _as_trained(self, trained_model(self.folder, job), torch.device("cpu")).eval()
+        if bare:
+            return model
+        read = partial(_as_read, job) if job.data.preparation is not None or "length" in job.data.train.schema else None
+        return PreparedModel(model, job.data, job.objective, partial(_precision, self), read).eval()
 
     def __repr__(self) -> str:
         return f"<Run {self.name}: {self.folder.status}>"
@@ -288,6 +299,12 @@ def _other_sequences(job: Job, data: Any) -> Source:
 
     source = (data if isinstance(data, Data) else sequences(data, vocabulary=job.data.vocabulary)).train
     return source.padded_to(job.data.shapes_x()[0]) if isinstance(source, SequenceSource) else source
+
+
+def _as_read(job: Job, given: Any) -> Batch:
+    """Rows of words, or of differing lengths, as tensors that the steps of preparing take."""
+    rows = _other_sequences(job, given) if job.data.preparation is None else read_given(job, given, targets=False)
+    return rows.read(torch.arange(len(rows)))
 
 
 def _tier(source: Source, planned: str = "resident") -> str:

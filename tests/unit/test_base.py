@@ -265,6 +265,15 @@ def test_source_follows_the_users_own_code() -> None:
     assert source_text(json.dumps) == "", "installed libraries are left out"
 
 
+def test_libraries_of_another_environment_are_no_code_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages/far_library.py").write_text("def work():\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    import far_library  # type: ignore[import-not-found]
+
+    assert source_text(far_library.work) == ""
+
+
 def test_source_of_what_has_no_file() -> None:
     def made(body: str) -> Any:
         space: dict[str, Any] = {"__name__": "__main__"}

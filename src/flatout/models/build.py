@@ -26,6 +26,7 @@ from flatout.models.convnet import convnet
 from flatout.models.dataless import LOOKS_AT_NUMBERS, WeightsBudget, fake_copy, is_dataless, sparing, weights_bytes
 from flatout.models.facts import parameter_count
 from flatout.models.gpt import gpt
+from flatout.models.keras_models import adapted, names_from_the_start
 from flatout.models.mlp import mlp
 
 Model = Spec | str | Mapping[str, Any] | Callable[..., nn.Module] | nn.Module
@@ -41,7 +42,7 @@ def build(model: Model, shapes: Shapes, seed: int, budget: WeightsBudget | None 
     """
     make = functools.partial(_copied, model, budget) if isinstance(model, nn.Module) else _maker(model, shapes)
     try:
-        with _seeded(seed), sparing(budget) if budget is not None else nullcontext():
+        with _seeded(seed), names_from_the_start(), sparing(budget) if budget is not None else nullcontext():
             built = make()
     except FlatoutError:
         raise
@@ -56,7 +57,7 @@ def build(model: Model, shapes: Shapes, seed: int, budget: WeightsBudget | None 
         raise ModelError(f"the model {describe(model)} can't be built{how}: {type(error).__name__}: {error}") from error
     if not isinstance(built, nn.Module):
         raise ModelError(f"the model {describe(model)} must give a torch.nn.Module, got {type(built).__name__}")
-    return built
+    return adapted(built)
 
 
 def _copied(model: nn.Module, budget: WeightsBudget | None) -> nn.Module:

@@ -97,6 +97,10 @@ class Objective(ABC):
     @abstractmethod
     def meter(self, device: torch.device) -> Meter: ...
 
+    def in_units(self, output: Any) -> Any:
+        """The model's raw output in the units of y; the same, where these are no others."""
+        return output
+
     @abstractmethod
     def decode(self, output: Any) -> dict[str, Tensor]:
         """Columns for people, from the model's raw output."""

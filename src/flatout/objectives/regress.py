@@ -76,6 +76,9 @@ class Regress(Objective):
     def meter(self, device: torch.device) -> Meter:
         return _RegressMeter(device, self._real)
 
+    def in_units(self, output: Any) -> Any:
+        return self._real(full_precision(output)) if isinstance(output, Tensor) and self._is_scaled else output
+
     def decode(self, output: Tensor) -> dict[str, Tensor]:
         return {"prediction": self._real(full_precision(output).reshape(_without_last_one(output)))}
 

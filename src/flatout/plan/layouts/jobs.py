@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from flatout.base.errors import FlatoutError, ModelError
 from flatout.base.specs import Spec
 from flatout.base.tree import Doc
 from flatout.engine.job import Job
@@ -49,16 +50,25 @@ def explain_job_layouts(
 def shape_of_job(job: Job, *, name: str = "model", splits: Mapping[str, int] | None = None) -> Shape:
     """In bf16, which is what devices of these kinds compute with."""
     _, columns = job.data.typical_batch(job.batch)
-    return count_model(
-        job.model,
-        job.objective,
-        {key: (tuple(column.shape), column.dtype) for key, column in columns.items()},
-        name=name,
-        dtype=torch.bfloat16,
-        unit=job.unit,
-        per_sample=job.data.train.tokens_per_row if job.unit == "tokens" else 1.0,
-        splits=splits or splits_of(job.model),
-    )
+    try:
+        return count_model(
+            job.model,
+            job.objective,
+            {key: (tuple(column.shape), column.dtype) for key, column in columns.items()},
+            name=name,
+            dtype=torch.bfloat16,
+            unit=job.unit,
+            per_sample=job.data.train.tokens_per_row if job.unit == "tokens" else 1.0,
+            splits=splits or splits_of(job.model),
+        )
+    except FlatoutError:
+        raise
+    except Exception as error:
+        why = str(error).strip().partition("\n")[0]
+        raise ModelError(
+            f"layouts are counted on tensors without data, and {type(job.model).__name__} can't run on these: "
+            f"{type(error).__name__}: {why}. Let its forward decide nothing by the numbers in its tensors"
+        ) from error
 
 
 def splits_of(model: nn.Module) -> Mapping[str, int] | None:
