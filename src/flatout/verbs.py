@@ -129,7 +129,7 @@ def run(
     runs: Path | str = "runs",
     fresh: bool = False,
     observers: Sequence[Observer] = (),
-    cache: Path | None = CACHE,
+    cache: Path | str | None = CACHE,
     planning: str = PLANNING,
 ) -> Run:
     """Plan and train. An unfinished run of the same recipe, code and data is resumed, unless `fresh`.
@@ -138,7 +138,7 @@ def run(
 
     `planning` is the most that trials of settings may take, such as "2 min"; "off": none are made.
     """
-    asked = Asked(Path(runs), fresh, tuple(observers), cache, _planning_limit(planning))
+    asked = Asked(Path(runs), fresh, tuple(observers), _folder(cache), _planning_limit(planning))
     with joined(recipe) as world:
         return Run(run_in(world, recipe, asked), recipe)
 
@@ -146,7 +146,7 @@ def run(
 def explain(
     recipe: Recipe,
     *,
-    cache: Path | None = CACHE,
+    cache: Path | str | None = CACHE,
     analyze: bool = False,
     planning: str = PLANNING,
     say: Callable[[str], None] = lambda line: None,
@@ -155,6 +155,7 @@ def explain(
 
     `analyze` tries the settings out, in copies of the model, and puts what was measured beside what was predicted.
     """
+    cache = _folder(cache)
     # trials train copies of the model: they need its weights
     job = build_job(recipe, cache, weights_budget=None if analyze else WeightsBudget())
     how: dict[str, Any] = {"analyze": True, "say": say} if analyze else {"recall": True}
@@ -164,12 +165,13 @@ def explain(
 
 
 def explain_layouts(
-    recipe: Recipe, *, devices: int, device_kind: str, per_node: int | None = None, cache: Path | None = CACHE
+    recipe: Recipe, *, devices: int, device_kind: str, per_node: int | None = None, cache: Path | str | None = CACHE
 ) -> Doc:
     """What as many devices of a kind would make of it, laid out in every way that fits: memory, time, communication.
 
     None of these devices has to be here. `compile=on` in the recipe's settings counts as it would there.
     """
+    cache = _folder(cache)
     job = build_job(recipe, cache, weights_budget=WeightsBudget())
     pins, _ = parse_pins(recipe.settings)
     asked = Settings(compile=pins.get("compile", "off"))
@@ -188,7 +190,7 @@ def evaluate(
     *,
     part: str | None = None,
     device: str = "auto",
-    cache: Path | None = CACHE,
+    cache: Path | str | None = CACHE,
 ) -> dict[str, float]:
     """Metrics of the trained model on the run's validation part, on its test or train part, or on other data.
 
@@ -196,12 +198,12 @@ def evaluate(
     {"x": x, "y": y} of arrays or files; of a run on a table also a query, its raw columns, a pyarrow.Table or a DataFrame.
     """
     if data is None:
-        job = build_job(run.recipe, cache)
+        job = build_job(run.recipe, _folder(cache))
         _check_unchanged(run, job.data)
         source = own_part(run.name, job.data, "validation" if part is None else part)
     elif part is None:
         job = _job_to_use(run)
-        source = _other_source(run, job, data, targets=True, cache=cache)
+        source = _other_source(run, job, data, targets=True, cache=_folder(cache))
     else:
         raise UsageError(f"part={part!r} is of the run's own data, and other data was given to evaluate: give one of them")
     place = pick_device(device)
@@ -217,14 +219,14 @@ def evaluate(
     return metrics
 
 
-def predict(run: Run, data: OtherData, *, device: str = "auto", cache: Path | None = CACHE) -> dict[str, Tensor | Words]:
+def predict(run: Run, data: OtherData, *, device: str = "auto", cache: Path | str | None = CACHE) -> dict[str, Tensor | Words]:
     """Columns of predictions for every row, in the order of the data; `class`, where classes have names, is an array of text.
 
     `data` is a file, an array, or columns of them; of a run on a table also a query, its raw columns such as
     {"age": [39, 50], "job": ["clerk", "cook"]} without the label, a pyarrow.Table or a DataFrame.
     """
     job = _job_to_use(run)
-    source = _other_source(run, job, data, targets=False, cache=cache)
+    source = _other_source(run, job, data, targets=False, cache=_folder(cache))
     place = pick_device(device)
     model = _as_trained(run, trained_model(run.folder, job), place).eval()
     pieces: dict[str, list[Tensor]] = {}
@@ -272,6 +274,10 @@ def _stored_recipe(folder: RunFolder) -> Recipe:
         folder.manifest.read("recipe.py")  # it is run: not unless it is what was written
         return read_recipe(folder.path / "recipe.py", origin.overrides, origin.pins, moved_from=Path(origin.file or ""))
     return folder.parsed("recipe.json", lambda written: recipe_from(written, Path(origin.folder), stored=True))
+
+
+def _folder(cache: Path | str | None) -> Path | None:
+    return None if cache is None else Path(cache)
 
 
 def _other_source(run: Run, job: Job, data: OtherData, *, targets: bool, cache: Path | None) -> Source:

@@ -217,3 +217,10 @@ def test_a_loader_reads_what_a_run_has_cached(tmp_path: Path, photos: Path, monk
         assert all(batch["x"].equal(x) for batch, x in zip(served, expected, strict=True))
     assert opened == []
     assert not [path for path in (tmp_path / "cache").iterdir() if path.name not in ("rows", "alone", "traces")]
+
+
+def test_a_cache_may_be_named_by_text(tmp_path: Path) -> None:
+    with quick():
+        run = fo.run(recipe(budget="2 steps"), runs=str(tmp_path / "runs"), cache=str(tmp_path / "cache"))
+    assert run.result["steps"] == 2
+    assert "accuracy" in fo.evaluate(run, cache=str(tmp_path / "cache"))
