@@ -259,7 +259,8 @@ def identity(recipe: Recipe, job: Job) -> Identity:
 
 
 def code_of(recipe: Recipe, job: Job) -> str:
-    """The text of the code that the recipe names, for a person to compare."""
+    """The text of the code that the recipe names and the values that it uses, for a person to compare."""
     own = [job.objective.function] if isinstance(job.objective, Custom) else []
     own += [recipe.optimizer] if callable(recipe.optimizer) else []
-    return "\n".join([code_text(recipe.model), *map(source_text, [*own, *(knob.turn for knob in recipe.own_knobs)])])
+    own += [knob.turn for knob in recipe.own_knobs]
+    return "\n".join([code_text(recipe.model), *(source_text(one, values=True) for one in own)])

@@ -90,7 +90,7 @@ def test_another_versions_checkpoint_is_refused_not_passed_over(tmp_path: Path) 
     asked = recipe(settings=EVERY_TWO)
     cut = stopped_at(4, tmp_path, asked)
     path = cut.folder.checkpoints().path(4) / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
+    path.write_text(json.dumps({"format": 99, "sha256": {}}))
     with pytest.raises(StoreError, match=r"format 99.*--fresh"):
         train(tmp_path, asked)
     assert cut.folder.checkpoints().path(4).exists()

@@ -24,20 +24,29 @@ from flatout.base.installed import is_installed
 _ADDRESS = re.compile(r"( object)? at 0x[0-9a-fA-F]+")
 
 
-def source_text(thing: object) -> str:
-    """The source of a class or function and of everything of the user's own that it names, in a stable order."""
+def source_text(thing: object, values: bool = False) -> str:
+    """The source of a class or function and of everything of the user's own that it names, in a stable order.
+
+    `values`: with those of the variables too, where they are constants. For processes that run at the same time.
+    """
     pieces: dict[object, str] = {}
     waiting: list[tuple[Any, str]] = [(thing, "")]  # a list, not calls in calls: code may be deep
     while waiting:
-        waiting += _collect(*waiting.pop(), pieces)
+        one, name = waiting.pop()
+        waiting += _collect(one, name, pieces)
+        if values and isinstance(one, _Variable) and (written := one.written_value()) is not None:
+            pieces[name] = f"{name} = {written}"
     return "\n".join(sorted(pieces.values()))
 
 
 class _Variable:
-    """A name that a module sets."""
+    """A name that a module sets. `is_used`: by code, not only by the statement that sets another."""
 
-    def __init__(self, scope: dict[str, Any], name: str) -> None:
-        self.scope, self.name = scope, name
+    def __init__(self, scope: dict[str, Any], name: str, is_used: bool = True) -> None:
+        self.scope, self.name, self.is_used = scope, name, is_used
+
+    def written_value(self) -> str | None:
+        return written_constant(self.scope[self.name]) if self.is_used and not _is_of_a_library(self.scope) else None
 
 
 def _collect(thing: Any, name: str, pieces: dict[object, str]) -> list[tuple[Any, str]]:
@@ -78,7 +87,13 @@ def _collect_variable(variable: _Variable, name: str, pieces: dict[object, str])
     pieces[key] = f"{key[0]}.{variable.name}: " + "\n".join(map(ast.unparse, statements))
     names = {node.id for one in statements for node in ast.walk(one) if isinstance(node, ast.Name)} - {variable.name}
     attributes = {node.attr for one in statements for node in ast.walk(one) if isinstance(node, ast.Attribute)}
-    found = [(used, f"{key[0]}.{variable.name}:{used_name}") for used_name, used in _named(scope, names, attributes)]
+    found = [
+        (
+            _Variable(used.scope, used.name, is_used=False) if isinstance(used, _Variable) else used,
+            f"{key[0]}.{variable.name}:{n}",
+        )
+        for n, used in _named(scope, names, attributes)
+    ]
     if isinstance(value, functools.partial | MethodType | FunctionType | type) or (
         callable(value) and written_constant(value) is None
     ):

@@ -101,8 +101,8 @@ def source_hash(model: Model, *, weights: bool = True) -> str:
 
 
 def code_text(model: Model) -> str:
-    """The user's own code behind it."""
-    return "\n".join(map(source_text, _code_of(model)))
+    """The user's own code behind it, and the values that it uses."""
+    return "\n".join(source_text(code, values=True) for code in _code_of(model))
 
 
 def _code_of(model: Model) -> list[object]:
