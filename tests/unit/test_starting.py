@@ -139,27 +139,29 @@ LIBRARY = (
     "import time\nSEEN = object()\nSTARTED = time.time()\n\nclass Base:\n    def made(self):\n        return SEEN, STARTED\n"
 )
 OWN = """
-import time, fakelib
+import os, time, fakelib
 from settings import WIDTH, NAMES
 from fakelib import Base
 STARTED, MARK = time.time(), id(object())
 SIZES = {"a", "b", "c", "d"}
 SIZES.add("e")
+DROPPED = float(os.environ.get("DROPPED", "0.1"))
 
 class Net(Base):
     def forward(self):
-        return WIDTH, NAMES, STARTED, MARK, SIZES, fakelib.STARTED
+        return DROPPED, WIDTH, NAMES, STARTED, MARK, SIZES, fakelib.STARTED
 """
 SETTINGS = "WIDTH = 3\nNAMES = {'x', 'y', 'z'}\n"
 
 
-def text_in_another_process(desk: Path) -> str:
+def text_in_another_process(desk: Path, **environment: str) -> str:
     program = (
         "import sys; sys.path[:0] = sys.argv[1:]; from own import Net\n"
         "from flatout.base.source import source_text; print(source_text(Net))"
     )
     folders = [str(desk / "project"), str(desk / "libs")]
-    return subprocess.run([sys.executable, "-c", program, *folders], capture_output=True, text=True, check=True).stdout
+    command, own = [sys.executable, "-c", program, *folders], {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=own).stdout
 
 
 def test_code_has_the_same_text_in_every_process(tmp_path: Path) -> None:
@@ -173,6 +175,7 @@ def test_code_has_the_same_text_in_every_process(tmp_path: Path) -> None:
     assert first == text_in_another_process(tmp_path)
     assert "class Net(Base)" in first and "WIDTH = 3" in first and "SIZES.add('e')" in first
     assert "class Base" not in first, "an installer put it there, wherever that is"
+    assert text_in_another_process(tmp_path, DROPPED="0.5") != first, "a number from the environment counts"
     (tmp_path / "project" / "settings.py").write_text(SETTINGS.replace("3", "4"))
     assert text_in_another_process(tmp_path) != first
     (tmp_path / "libs" / "fakelib-1.0.dist-info" / "RECORD").unlink()

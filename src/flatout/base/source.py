@@ -4,7 +4,8 @@ An edit to a helper changes a model as much as an edit to its class: what the co
 files go. Installed libraries are left out: their versions are recorded elsewhere (installed.py says what counts as installed).
 
 The text is the same in every process: of a module's variables it has the statements that set them, not their values, which
-may be times or addresses. Values count only where there is no statement: what a closure holds, what a partial was given.
+may be times or addresses. Values count only where no statement says them: what a closure holds, what a partial was given, and
+numbers from the environment or the command line. (Text from there is often a job's number or a path, and does not count.)
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 from flatout.base.installed import is_installed
 
+_FROM_OUTSIDE = {"environ", "getenv", "argv", "parse_args"}
 _ADDRESS = re.compile(r"( object)? at 0x[0-9a-fA-F]+")
 
 
@@ -87,6 +89,8 @@ def _collect_variable(variable: _Variable, name: str, pieces: dict[object, str])
     pieces[key] = f"{key[0]}.{variable.name}: " + "\n".join(map(ast.unparse, statements))
     names = {node.id for one in statements for node in ast.walk(one) if isinstance(node, ast.Name)} - {variable.name}
     attributes = {node.attr for one in statements for node in ast.walk(one) if isinstance(node, ast.Attribute)}
+    if (names | attributes) & _FROM_OUTSIDE and type(value) in (bool, int, float):
+        pieces[key] += f" = {value!r}"  # the text does not say what it is
     found = [
         (
             _Variable(used.scope, used.name, is_used=False) if isinstance(used, _Variable) else used,
