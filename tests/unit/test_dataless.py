@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from commands import Command
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.init import trunc_normal_
 
 import flatout as fo
 from flatout.base.errors import ModelError
@@ -84,6 +85,16 @@ class Tower(nn.Module):
         return logits + sum(kept) if kept else logits
 
 
+class Initialised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(256, 512)
+        trunc_normal_(self.inner.weight, std=0.02)
+        for fill in (nn.init.orthogonal_, nn.init.xavier_normal_, nn.init.kaiming_uniform_, nn.init.eye_):
+            fill(self.inner.weight)
+        nn.init.normal_(tensor=self.inner.weight)
+
+
 class NeedsNumbers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -126,6 +137,11 @@ def test_layers_that_are_made_as_copies_have_no_data_either() -> None:
     large = build(encoder, SHAPES, seed=0, budget=WeightsBudget(0))
     names = [[id(p) for p in layer.parameters()] for layer in large.layers]  # type: ignore[union-attr]
     assert is_dataless(large) and len({one for layer in names for one in layer}) == len(list(encoder().parameters()))
+
+
+def test_torchs_own_ways_to_initialise_take_no_numbers() -> None:
+    assert is_dataless(build(Initialised, SHAPES, seed=0, budget=WeightsBudget(0)))
+    assert nn.init.trunc_normal_ is trunc_normal_, "as it was"
 
 
 @pytest.mark.parametrize("settings", [{}, {"precision": "bf16"}, {"activation_checkpointing": True}], ids=str)

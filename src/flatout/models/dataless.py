@@ -10,6 +10,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import init
 from torch.nn.modules.module import register_module_buffer_registration_hook, register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -80,14 +83,14 @@ class WeightsBudget:
 @contextmanager
 def sparing(budget: WeightsBudget) -> Iterator[None]:
     """Every tensor that is made within counts against the budget, whoever makes it."""
-    with _registered(budget), _Copying(), _Sparing(budget):
+    with _registered(budget), _initialised(), _Copying(), _Sparing(budget):
         yield
 
 
 @contextmanager
 def sparing_weights(budget: WeightsBudget) -> Iterator[None]:
     """Only the parameters and buffers of modules count: whatever else is made within, such as data, stays real."""
-    with _registered(budget), _Copying():
+    with _registered(budget), _initialised(), _Copying():
         yield
 
 
@@ -194,6 +197,30 @@ def _registered(budget: WeightsBudget) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def _initialised() -> Iterator[None]:
+    """torch.nn.init passes over tensors without data: some of its functions draw until the numbers are as they should be.
+
+    Helpers by which they work are passed over too, since a module may have imported the functions themselves.
+    """
+    before = {name: one for name, one in vars(init).items() if name.endswith("_") and isinstance(one, FunctionType)}
+
+    def passing(function: FunctionType) -> Callable[..., Any]:
+        @wraps(function)
+        def filled(tensor: Any, *given: Any, **named: Any) -> Any:
+            return tensor if isinstance(tensor, FakeTensor) else function(tensor, *given, **named)
+
+        return filled
+
+    try:
+        for name, function in before.items():
+            setattr(init, name, passing(function))
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(init, name, function)
 
 
 def _bytes(leaf: object) -> int:
