@@ -152,7 +152,7 @@ def test_bad_files_are_said(tmp_path: Path) -> None:
         (".", "is a folder"), ("torn.npz", "can't be read as npz"), ("torn.npy", "can't be read as npy"),
         ("torn.safetensors", "can't be read as safetensors"), ("objects.npy", "Python objects"),
         ("named.npz", "'x' for the inputs, got images, labels"), ("cut.idx", "cut off or damaged"),
-        ("other.idx", "first four bytes"), ("cut.idx.gz", "can't be read as idx"),
+        ("other.idx", "first four bytes"), ("cut.idx.gz", "can't be read to its end"),
     ):  # fmt: skip
         with pytest.raises(DataError, match=message):
             arrays(tmp_path / name)

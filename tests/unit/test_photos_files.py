@@ -318,7 +318,7 @@ def test_bad_lists_are_said(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"d.csv has no rows"):
         find_photos(tmp_path / "d.csv")
     (tmp_path / "e.parquet").write_text("path,label\n")
-    with pytest.raises(DataError, match=r"e.parquet can't be read as Parquet"):
+    with pytest.raises(DataError, match=r"e.parquet is no Parquet file"):
         find_photos(tmp_path / "e.parquet")
     with pytest.raises(DataError, match="2 paths came with 1 labels"):
         find_photos((["a.jpg", "b.jpg"], [1]))
@@ -378,7 +378,7 @@ def _truncated() -> bytes:
 BAD_AT_ONCE = {
     "empty": (b"", r"is empty \(0 bytes\)"),
     "text": (b"hello, I am no image\n" * 9, "is text, not an image: it starts with 'hello, I am no image"),
-    "other": (b"\0\1\2\3" * 20, "is not a JPEG, PNG, WebP or GIF image: it starts with the bytes 00 01 02 03"),
+    "other": (b"\0\1\2\3" * 20, "is not a JPEG, PNG, WebP, GIF, BMP or TIFF image: it starts with the bytes 00 01 02 03"),
     "header": (encoded(scene(), "JPEG")[:60], "begins as JPEG, but its header is broken or cut off"),
     "webp": (encoded(scene(), "WEBP")[:-60], "begins as WEBP, but its header is broken or cut off"),
     "png": (encoded(scene(), "PNG")[:20], "begins as PNG, but its header is broken or cut off"),

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import gzip
 import math
+import os
 import re
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError
+from flatout.data import npy
+from flatout.data.allowance import check_fits
+from flatout.data.damage import reading
+from flatout.data.places import LocalFile, open_regular, special_kind
+from flatout.data.unpacking import open_plain
 
 Array = np.ndarray[Any, Any]
 Read = TypeVar("Read")
 _IDX_NAME = re.compile(r"(\.idx\d?|idx\d-[a-z]+)(\.gz)?$")
+_MOST_DIMENSIONS = 32
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _PLAIN_TYPES = {
     torch.float64: torch.float32, torch.bool: torch.uint8,
@@ -40,9 +44,9 @@ def read_columns(path: Path) -> Mapping[str, Array | Tensor]:
     """The named arrays of a .npz or .safetensors file."""
     kind = _checked_format(path)
     if kind == "npz":
-        return _reading(path, _read_npz)
+        return _read(path, npy.read_archive)
     if kind == "safetensors":
-        return _reading(path, _read_safetensors)
+        return _read(path, _read_safetensors)
     raise DataError(f"{path} holds one array, not named columns: give x and y each a file, or one .npz with both")
 
 
@@ -56,7 +60,7 @@ def read_array(path: Path, column: str) -> Array | Tensor:
         if column not in columns:
             raise DataError(f"{path} has no {column!r} among its arrays: {', '.join(sorted(columns))}")
         return columns[column]
-    return _reading(path, _read_npy if kind == "npy" else _read_idx)
+    return _read(path, _read_npy if kind == "npy" else _read_idx)
 
 
 def _checked_format(path: Path) -> str:
@@ -64,58 +68,61 @@ def _checked_format(path: Path) -> str:
         raise DataError(f"no file at {path}")
     if path.is_dir():
         raise DataError(f"{path} is a folder; expected a file: {FORMATS}")
+    special = special_kind(path)
+    if special is not None:
+        raise DataError(f"{path} is {special}; expected a file: {FORMATS}")
     kind = file_format(path)
     if kind is None:
         raise DataError(f"{path} has no known format; arrays are read from {FORMATS}")
     return kind
 
 
-def _reading(path: Path, reader: Callable[[Path], Read]) -> Read:
+def _read(path: Path, reader: Callable[[BinaryIO, str], Read]) -> Read:
     try:
-        return reader(path)
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        if "pickle" in str(error).lower():
+        with open_regular(path) as file, reading(str(path), f"as {file_format(path)}"):
+            return reader(file, str(path))
+    except OSError as error:
+        raise DataError(f"{path} can't be opened: {error.strerror or error}") from error
+    except DataError as error:
+        if "pickled" in str(error):
             raise DataError(
                 f"{path} holds Python objects (pickled), which could run code on loading: save it again as plain numbers, "
                 "for example numpy.savez(path, x=x.astype('float32'))"
             ) from error
-        raise DataError(f"{path} can't be read as {file_format(path)}: {error}") from error
+        raise
 
 
-def _read_npy(path: Path) -> Array:
-    with path.open("rb") as file:
-        return np.asarray(np.load(file, allow_pickle=False))
+def _read_npy(file: BinaryIO, name: str) -> Array:
+    header = npy.read_header(file)
+    return npy.read_values(file, header, os.fstat(file.fileno()).st_size - header.header_bytes, name)
 
 
-def _read_npz(path: Path) -> dict[str, Array]:
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
+def _read_safetensors(file: BinaryIO, name: str) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
+    check_fits(os.fstat(file.fileno()).st_size, name)
+    return load_file(name)
 
 
-def _read_idx(path: Path) -> Array:
-    with path.open("rb") as plain:
-        zipped = plain.read(2) == b"\x1f\x8b"
-    content = gzip.decompress(path.read_bytes()) if zipped else path.read_bytes()
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES:
-        raise ValueError("the first four bytes are not those of an idx file")
-    dims = content[3]
-    start = 4 + 4 * dims
-    shape = tuple(int(size) for size in np.frombuffer(content[4:start], ">i4"))
-    kind = np.dtype(_IDX_TYPES[content[2]])
-    expected = start + math.prod(shape) * kind.itemsize
-    if len(shape) != dims or len(content) != expected:
-        raise ValueError(f"its header asks for {expected} bytes, and {len(content)} are there: the file is cut off or damaged")
-    return np.frombuffer(content, kind, offset=start).reshape(shape).astype(kind.newbyteorder("="))
+def _read_idx(file: BinaryIO, name: str) -> Array:
+    """By what its header declares: a byte more or less and it is damaged."""
+    with open_plain(LocalFile(Path(name))) as content:
+        start = content.read(4)
+        if len(start) < 4 or start[:2] != b"\0\0" or start[2] not in _IDX_TYPES:
+            raise ValueError("the first four bytes are not those of an idx file")
+        shape = tuple(int(size) for size in np.frombuffer(content.read(4 * start[3]), ">u4"))
+        kind = np.dtype(_IDX_TYPES[start[2]])
+        if len(shape) != start[3] or len(shape) > _MOST_DIMENSIONS:
+            raise ValueError(f"its header tells of {start[3]} dimensions: the file is cut off or damaged")
+        expected = math.prod(shape) * kind.itemsize
+        check_fits(expected, name, "its header asks for")
+        values = np.empty(expected, np.uint8)
+        count = content.readinto(values.data)
+        if count < expected or content.read(1):
+            came = f"{count} are there" if count < expected else "more are there"
+            raise ValueError(f"its header asks for {expected} bytes of values, and {came}: the file is cut off or damaged")
+    array = values.view(kind)
+    return (array if kind.isnative else array.byteswap(inplace=True).view(kind.newbyteorder("="))).reshape(shape)
 
 
 def to_tensor(array: Any, column: str) -> Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
@@ -13,6 +15,9 @@ from flatout.base.errors import DataError
 
 Written = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _PIECES, _PIECE_BYTES = 16, 64 << 10
+TO_READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+"""To open what may turn out to be a pipe: without waiting for someone to write into it."""
+_SPECIAL = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 class Place(Protocol):
@@ -33,6 +38,34 @@ class Place(Protocol):
         """Where it is on this machine; None for a remote file."""
 
 
+def open_regular(path: str | os.PathLike[str], buffering: int = -1) -> BinaryIO:
+    """A file to read from. OSError for a pipe, a socket or a device, to read from which may take forever."""
+    _check_regular(os.stat(path).st_mode, path)  # some devices act on being opened
+    handle = os.open(path, TO_READ)
+    try:
+        _check_regular(os.fstat(handle).st_mode, path)
+        return os.fdopen(handle, "rb", buffering)
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def special_kind(path: str | os.PathLike[str]) -> str | None:
+    """ "a named pipe", "a socket", "a device"; None for a file, a folder, and where nothing is."""
+    try:
+        return _SPECIAL.get(stat.S_IFMT(os.stat(path).st_mode))
+    except (OSError, ValueError):
+        return None
+
+
+def _check_regular(mode: int, path: str | os.PathLike[str]) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(mode):
+        what = _SPECIAL.get(stat.S_IFMT(mode), "no file")
+        raise OSError(errno.EINVAL, f"it is {what}, which may never end: copy it to a file", os.fspath(path))
+
+
 class LocalFile:
     def __init__(self, path: Path, name: str | None = None) -> None:
         self.name = str(path) if name is None else name
@@ -44,20 +77,20 @@ class LocalFile:
 
     def open(self) -> BinaryIO:
         try:
-            return self._path.open("rb")
+            return open_regular(self._path)
         except OSError as error:
             raise DataError(f"{self.name} can't be opened: {error.strerror}") from error
 
     def fingerprint(self) -> str:
         """Size, time of the last change, and pieces spread evenly over the content: a small file whole."""
         with self.open() as file:
-            stat = os.fstat(file.fileno())
-            digest = hashlib.blake2b(f"{stat.st_size} {stat.st_mtime_ns}".encode(), digest_size=16)
-            if stat.st_size <= _PIECES * _PIECE_BYTES:
+            status = os.fstat(file.fileno())
+            digest = hashlib.blake2b(f"{status.st_size} {status.st_mtime_ns}".encode(), digest_size=16)
+            if status.st_size <= _PIECES * _PIECE_BYTES:
                 digest.update(file.read())
             else:
                 for piece in range(_PIECES):
-                    file.seek((stat.st_size - _PIECE_BYTES) * piece // (_PIECES - 1))
+                    file.seek((status.st_size - _PIECE_BYTES) * piece // (_PIECES - 1))
                     digest.update(file.read(_PIECE_BYTES))
         return digest.hexdigest()
 
@@ -140,6 +173,7 @@ def _at(name: str, base: Path, what: str, suffixes: tuple[str, ...]) -> list[Pla
         return [LocalFile(path, name)]
     if path.is_dir():
         inside = [Path(folder) / file for folder, _, files in os.walk(path) for file in files]
+        inside = [file for file in inside if file.is_file()]
         found = [(file, file.relative_to(path)) for file in sorted(inside) if _meant(file.relative_to(path).parts, suffixes)]
         if not found:
             raise DataError(f"{what}: the folder {name} has no file that ends in {_listed(suffixes)}")
@@ -148,6 +182,9 @@ def _at(name: str, base: Path, what: str, suffixes: tuple[str, ...]) -> list[Pla
     matches = sorted(glob.glob(name if path == Path(name) else str(Path(name).expanduser()), root_dir=base, recursive=True))
     files = [match for match in matches if (base / match).is_file()]
     if not files:
+        special = special_kind(path)
+        if special is not None:
+            raise DataError(f"{what}: {name} is {special}, which may never end: copy it to a file")
         kind = "matches no file" if glob.has_magic(name) else "does not exist"
         place = "" if path.is_absolute() and Path(name).is_absolute() else f" (looked for in {base.resolve()})"
         raise DataError(f"{what}: {name} {kind}{place}")

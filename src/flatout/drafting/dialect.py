@@ -15,8 +15,8 @@ from typing import Any
 from flatout.base.errors import DataError
 from flatout.data.places import Place
 from flatout.data.tables.cells import NO_NUMBER
-from flatout.data.tables.compressed import SUFFIXES as PACKED
-from flatout.data.tables.compressed import open_plain
+from flatout.data.unpacking import SUFFIXES as PACKED
+from flatout.data.unpacking import open_plain
 
 HEAD_BYTES = 16 << 20
 _SAMPLE_CHARACTERS = 256 << 10

@@ -16,8 +16,8 @@ from flatout.data.files import file_format
 from flatout.data.photos.headers import SUFFIXES as IMAGES
 from flatout.data.photos.headers import image_kind
 from flatout.data.places import LocalFile
-from flatout.data.tables.compressed import SUFFIXES as PACKED
-from flatout.data.tables.compressed import open_plain
+from flatout.data.unpacking import SUFFIXES as PACKED
+from flatout.data.unpacking import open_plain
 
 KNOWN = (
     "a table (.csv, .tsv, .parquet, .arrow, .jsonl), a folder with a folder of images for each class, a list of images "

@@ -9,8 +9,8 @@ from typing import Any
 from flatout.base.errors import DataError
 from flatout.data.places import Place, find
 from flatout.data.tables.cells import with_commas
-from flatout.data.tables.compressed import open_plain
 from flatout.data.tables.scan import SUFFIXES, scan
+from flatout.data.unpacking import open_plain
 from flatout.drafting.columns import WORDS, Seen, missing_marks, seen
 from flatout.drafting.dialect import Head, dialect_of
 from flatout.drafting.kinds import Given

@@ -10,8 +10,8 @@ import numpy as np
 from flatout.base.errors import DataError, UsageError
 from flatout.base.units import show_count
 from flatout.data.places import LocalFile
-from flatout.data.tables.compressed import open_plain
 from flatout.data.texts.tokens import read_sidecar
+from flatout.data.unpacking import open_plain
 from flatout.drafting.draft import Draft
 from flatout.drafting.kinds import Given, relative, split_by_name
 from flatout.drafting.sample import plain_bytes

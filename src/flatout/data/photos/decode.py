@@ -17,9 +17,13 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from flatout.data.photos.headers import KINDS
+
 Array = np.ndarray[Any, Any]
 RULE = 1  # goes up whenever the same file would give other pixels
 _EIGHTHS = (1, 2, 3, 4, 5, 6)
+_USUAL_SCANS = 64  # of a progressive JPEG; most have ten
+_MOST_SCANNED_PIXELS = 1 << 31
 
 
 class Plan(NamedTuple):
@@ -97,6 +101,7 @@ def decode_one(content: bytes, plan: Plan, out: Array) -> str | None:
     import simplejpeg
 
     try:
+        _check_scans(content)
         if not plan.turbo:
             _finish(_decode_by_pil(content), plan, out)
             return None
@@ -114,10 +119,21 @@ def decode_one(content: bytes, plan: Plan, out: Array) -> str | None:
     return None
 
 
+def _check_scans(content: bytes) -> None:
+    """Every scan of a progressive JPEG goes over all of its pixels: a small file may ask for hours of that."""
+    scans = content.count(b"\xff\xda") if content.startswith(b"\xff\xd8") else 0
+    if scans > _USUAL_SCANS:
+        import simplejpeg
+
+        height, width, _, _ = simplejpeg.decode_jpeg_header(content, strict=False)
+        if scans * height * width > _MOST_SCANNED_PIXELS:
+            raise ValueError(f"its {height} x {width} pixels are gone over {scans} times: it was made to take long")
+
+
 def _decode_by_pil(content: bytes) -> Array:
     from PIL import Image
 
-    image: Any = Image.open(io.BytesIO(content))
+    image: Any = Image.open(io.BytesIO(content), formats=KINDS)
     if image.mode.startswith("I"):  # 16 bits of grey
         grey = (np.asarray(image) >> 8).clip(0, 255).astype(np.uint8)
         return np.repeat(grey[:, :, None], 3, axis=2)

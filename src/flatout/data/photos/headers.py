@@ -7,12 +7,18 @@ import os
 import struct
 from typing import Any, BinaryIO, NamedTuple
 
-SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif")
+from flatout.data.allowance import allowed_bytes
+
+SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+KINDS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 _MARK_BYTES = 4096
 _ORIENTATION = 0x0112
+_BMP_HEADERS = tuple(size.to_bytes(4, "little") for size in (12, 16, 40, 52, 56, 64, 108, 124))
 _APP1 = 0xE1
 _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive: what the turbo decoder reads
 _SEGMENTS = (0xC4, 0xCC, *range(0xDB, 0xFF))  # with a length, and nothing about the size of the image
+_LARGE_PIXELS = 1 << 24  # from here on the memory for it is counted
+_BYTES_PER_PIXEL = 12  # decoded, with all layers, and as RGB
 _MOST_PIXELS = 1 << 26  # larger ones are left to Pillow, which has a limit for what it trusts
 
 
@@ -39,6 +45,10 @@ def read_header(file: BinaryIO) -> Header:
     width, height = image.size
     if min(width, height) < 1:
         raise ValueError(f"is a {kind} of {width} x {height} pixels")
+    if width * height > _LARGE_PIXELS and width * height * _BYTES_PER_PIXEL > allowed_bytes():
+        raise ValueError(f"is a {kind} of {width} x {height} pixels, more than fit into the memory that is free")
+    if image.mode == "F":
+        raise ValueError(f"is a {kind} of floating-point values, which have no range: save it with 8 or 16 bits")
     orientation = exif_orientation(image.info.get("exif"))
     return Header(height, width, orientation, kind == "JPEG" and image.mode in ("L", "RGB"), mark)
 
@@ -67,14 +77,19 @@ def _plain_jpeg(head: bytes) -> tuple[int, int, int] | None:
 
 
 def image_kind(head: bytes) -> str | None:
-    """JPEG, PNG, WEBP or GIF by the first bytes of a file; None for anything else."""
+    """One of KINDS by the first bytes of a file; None for anything else."""
     if head.startswith(b"\xff\xd8\xff"):
         return "JPEG"
     if head.startswith(b"\x89PNG\r\n\x1a\n"):
         return "PNG"
     if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
         return "WEBP"
-    return "GIF" if head.startswith((b"GIF87a", b"GIF89a")) else None
+    if head.startswith((b"GIF87a", b"GIF89a")):
+        return "GIF"
+    if head.startswith((b"II*\0", b"MM\0*")):
+        return "TIFF"
+    # two letters are few: a bitmap also says how long its header is
+    return "BMP" if head.startswith(b"BM") and head[14:18] in _BMP_HEADERS else None
 
 
 def exif_orientation(exif: bytes | None) -> int:
@@ -108,7 +123,7 @@ def _mark(file: BinaryIO) -> tuple[bytes, int]:
 
 
 def _opened(file: BinaryIO, kind: str) -> Any:
-    from PIL import GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin  # noqa: F401 (each registers itself)
+    from PIL import BmpImagePlugin, GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin  # noqa: F401 (each registers itself)  # noqa: F401
 
     file.seek(0)
     try:
@@ -126,4 +141,4 @@ def _not_an_image(head: bytes) -> str:
     start = head[:24]
     if all(byte in b"\t\n\r\x0c" or byte >= 32 for byte in start):
         return f"is text, not an image: it starts with {start.decode('utf-8', 'replace')!r}"
-    return f"is not a JPEG, PNG, WebP or GIF image: it starts with the bytes {start[:8].hex(' ')}"
+    return f"is not a JPEG, PNG, WebP, GIF, BMP or TIFF image: it starts with the bytes {start[:8].hex(' ')}"

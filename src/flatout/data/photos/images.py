@@ -72,7 +72,9 @@ def images(
         y = labels.targets(some.targets, [some.path(file) for file in range(len(some))])
         return PhotoSource(some, y, cover, decode, bad)
 
-    held = None if validation is None else look_into(find_photos(validation), bad)
+    others = {"validation": validation, "test": test}
+    listings = {part: find_photos(given) for part, given in others.items() if given is not None}
+    held = look_into(listings["validation"], bad) if "validation" in listings else None
     kept = None
     if holdout:
         aside = held_out(hash_strings(photos.names, seed), holdout)
@@ -86,10 +88,10 @@ def images(
     return Data(
         train=train,
         validation=None if held is None else source(held),
-        test=None if test is None else source(look_into(find_photos(test), bad)),
+        test=source(look_into(listings["test"], bad)) if "test" in listings else None,
         prepare=(prepare, *normalizer),
         training=training_chain(parse_transforms(augment), size, prepare, normalizer),
-        notes=tuple(filter(None, [bad.summary()])),
+        notes=tuple(filter(None, [bad.summary(), *(found.note() for found in (listing, *listings.values()))])),
         draw=weights,
         classes=labels.classes,
         labels=labels.names,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,16 @@ import numpy as np
 
 from flatout.base.errors import DataError
 from flatout.data.bad import Bad
-from flatout.data.photos.headers import SUFFIXES, Header, image_kind, read_header
+from flatout.data.photos.headers import KINDS, SUFFIXES, Header, image_kind, read_header
 from flatout.data.photos.lists import read_list
 from flatout.data.photos.opening import is_remote, open_photo, remote_names
+from flatout.data.places import open_regular
 
 Array = np.ndarray[Any, Any]
 _SCAN_THREADS = 16  # most of the time goes into waiting for the disk
 _SCAN_AT_ONCE = 256
 _NOT_CLASSES = "__MACOSX"
+_KINDS_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,19 @@ class Listing:
     targets: list[Any]
     where: list[str]
     from_folders: bool = False
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Files of class folders that are no images by name or content, by the ends of their names."""
+
+    def note(self) -> str | None:
+        """What was left out, in words; None when nothing was."""
+        count = self.left_out.total()
+        if not count:
+            return None
+        kinds = [f"{number} {suffix}" for suffix, number in self.left_out.most_common(_KINDS_NAMED)]
+        more = len(self.left_out) - _KINDS_NAMED
+        listed = ", ".join(kinds) + (f" and {more} other kinds" if more > 0 else "")
+        files = "1 file" if count == 1 else f"{count} files"
+        return f"{files} in {self.folder} left out, not images that are read ({', '.join(KINDS)}): {listed}"
 
 
 @dataclass(frozen=True)
@@ -164,13 +180,17 @@ def _from_folder(folder: Path) -> Listing:
     if loose:
         raise DataError(f"images: {folder / loose[0]} is in no class folder, and {len(loose) - 1} more beside it: move them")
     names, targets = [], []
+    left_out: Counter[str] = Counter()
     for name in classes:
-        inside = [os.path.relpath(path, folder).replace(os.sep, "/") for path in _images_below(str(folder / name), ())]
+        found = _images_below(str(folder / name), (), left_out)
+        inside = [os.path.relpath(path, folder).replace(os.sep, "/") for path in found]
         if not inside:
-            raise DataError(f"images: the class folder {folder / name} holds no images: add some, or remove it")
+            others = f" (but {left_out.total()} other files)" if left_out else ""
+            raise DataError(f"images: the class folder {folder / name} holds no images{others}: add some, or remove it")
         names += sorted(inside)
         targets += [name] * len(inside)
-    return Listing(str(folder), names, targets, [str(folder / name) for name in names], from_folders=True)
+    where = [str(folder / name) for name in names]
+    return Listing(str(folder), names, targets, where, from_folders=True, left_out=left_out)
 
 
 def _from_url(url: str) -> Listing:
@@ -182,16 +202,18 @@ def _from_url(url: str) -> Listing:
     return Listing(folder, names, [name.split("/")[0] for name in names], [folder + name for name in names], from_folders=True)
 
 
-def _images_below(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
+def _images_below(folder: str, above: tuple[tuple[int, int], ...], left_out: Counter[str]) -> Iterator[str]:
     status = os.stat(folder)
     here = (status.st_dev, status.st_ino)
     if here in above:  # a link that leads back up
         return
     for entry in _entries(folder):
         if entry.is_dir():
-            yield from _images_below(entry.path, (*above, here))
+            yield from _images_below(entry.path, (*above, here), left_out)
         elif _is_image(entry):
             yield entry.path
+        else:
+            left_out[os.path.splitext(entry.name)[1].lower() or "without an ending"] += 1
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
@@ -204,7 +226,7 @@ def _is_image(entry: os.DirEntry[str]) -> bool:
     if entry.name.lower().endswith(SUFFIXES):
         return True
     try:
-        with open(entry.path, "rb") as file:
+        with open_regular(entry.path) as file:
             return image_kind(file.read(16)) is not None
     except OSError:
         return False

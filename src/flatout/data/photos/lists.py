@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from flatout.base.errors import DataError, did_you_mean
+from flatout.data.allowance import Allowance
+from flatout.data.damage import reading
+from flatout.data.places import LocalFile
+from flatout.data.tables.columnar import ParquetPart
+from flatout.data.unpacking import LineGuard, open_plain
 
 LISTS = (".csv", ".tsv", ".parquet")
+_ROWS_AT_ONCE = 65536
 
 
 def read_list(path: Path) -> tuple[list[str], list[Any]]:
@@ -23,7 +30,9 @@ def read_list(path: Path) -> tuple[list[str], list[Any]]:
 def _csv_columns(path: Path) -> tuple[list[str], list[Any]]:
     """Rows are counted from 1, the header not among them."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with open_plain(LocalFile(path)) as stream:
+            guarded = io.BufferedReader(LineGuard(stream, f"images: {path}"))
+            file = io.TextIOWrapper(guarded, encoding="utf-8-sig", newline="")
             rows = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
             names = next(rows, [])
             paths, labels = _column_of(names, "path", path), _column_of(names, "label", path)
@@ -39,20 +48,24 @@ def _csv_columns(path: Path) -> tuple[list[str], list[Any]]:
 
 
 def _parquet_columns(path: Path) -> tuple[list[str], list[Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as parquet
-
     try:
-        names = list(parquet.read_schema(path).names)
-        wanted = [names[_column_of(names, column, path)] for column in ("path", "label")]
-        table = parquet.read_table(path, columns=wanted)
-    except pa.ArrowException as error:
-        raise DataError(f"images: {path} can't be read as Parquet: {error}") from error
-    paths = table.column(wanted[0]).to_pylist()
+        part = ParquetPart(LocalFile(path))
+        names = list(part.types)
+        wanted = {names[_column_of(names, column, path)]: None for column in ("path", "label")}
+        room = Allowance()
+        paths: list[Any] = []
+        labels: list[Any] = []
+        for batch, _ in part.batches(wanted, _ROWS_AT_ONCE):
+            room.take(4 * batch.nbytes, str(path))
+            with reading(str(path), "as Parquet"):
+                paths += batch.column(0).to_pylist()
+                labels += batch.column(1).to_pylist()
+    except DataError as error:
+        raise DataError(str(error) if str(error).startswith("images: ") else f"images: {error}") from error
     for row, name in enumerate(paths, 1):
         if not isinstance(name, str):
             raise DataError(f"images: {path} row {row} has no path: {name!r}")
-    return paths, table.column(wanted[1]).to_pylist()
+    return paths, labels
 
 
 def _column_of(names: Sequence[str], wanted: str, path: Path) -> int:

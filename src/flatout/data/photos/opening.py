@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import stat
 from typing import BinaryIO, cast
 
 from flatout.base.errors import DataError
-from flatout.data.places import find
+from flatout.data.places import TO_READ, find, open_regular
 
 _AT_ONCE = 1 << 19
 
@@ -18,7 +19,7 @@ def is_remote(path: object) -> bool:
 def open_photo(path: str) -> BinaryIO:
     """OSError where it can't be opened, whatever the store says of it."""
     if not is_remote(path):
-        return open(path, "rb", buffering=0)  # few and large reads
+        return open_regular(path, buffering=0)  # few and large reads
     import fsspec
 
     try:
@@ -44,9 +45,12 @@ def read_photo(path: str) -> bytes:
 def _read_here(path: str) -> bytes:
     """With few calls of the system, each a turn at the interpreter, and no more memory than it takes: what is too much has to
     be given back page by page, and every core hears of that."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    file = os.open(path, TO_READ)
     try:
-        size = os.fstat(file).st_size
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("it is no file any more")
+        size = status.st_size
         content = os.read(file, size + 1)
         if len(content) == size:
             return content

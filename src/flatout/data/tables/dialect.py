@@ -15,13 +15,14 @@ from typing import Any
 
 from flatout.base.errors import DataError, UsageError
 from flatout.data.places import Place
-from flatout.data.tables.utf8 import utf8
+from flatout.data.tables.utf8 import not_utf8, utf8
+from flatout.data.unpacking import LONGEST_LINE_BYTES, LineGuard, read_line
 
 _TABS = re.compile(r"\.(tsv|tab)(\.\w+)?$")
 _DELIMITERS = (",", ";", "\t", "|")
 _SAMPLE_BYTES = 256 << 10
 _SAMPLE_ROWS = 500
-_LONGEST = (1 << 31) - 1
+_MOST_COLUMNS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,14 @@ class Head:
     @staticmethod
     def read(place: Place, options: CsvOptions) -> Head:
         with utf8(place, options.encoding) as stream:
-            head, lines = _skipped(stream, options)
-            sample = stream.read(_SAMPLE_BYTES) + stream.readline()  # whole lines, however long the header is
+            head, lines = _skipped(stream, options, place.name)
+            sample = stream.read(_SAMPLE_BYTES) + read_line(stream, place.name)  # whole lines
         if not sample.strip():
             raise DataError(f"{place.name} is empty" + (" below the lines to skip" if lines else ""))
         if b"\0" in sample:
             hint = "if it is text in another encoding, set encoding: utf-16" if options.encoding is None else "check encoding"
             raise DataError(f"{place.name} is not a CSV file: it has zero bytes (byte {head + sample.index(0)}); {hint}")
+        _check_width(sample, place.name)
         text = sample.decode("utf-8", "replace")
         delimiter = options.delimiter or ("\t" if _TABS.search(place.name.lower()) else _sniffed(text))
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
@@ -91,18 +93,30 @@ class Head:
             return Head(_given_names(place, options, first), delimiter, head, lines)
         names = _header_names(place, options, first)
         taken = "".join(line for line, _ in zip(io.StringIO(text, newline=""), range(reader.line_num), strict=False))
+        if not sample.startswith(taken.encode()):  # what can't be decoded was replaced
+            raise DataError(not_utf8(place))
         return Head(names, delimiter, head + len(taken.encode()), lines + reader.line_num)
 
 
-def _skipped(stream: io.BufferedReader, options: CsvOptions) -> tuple[int, int]:
+def _skipped(stream: io.BufferedReader, options: CsvOptions, name: str) -> tuple[int, int]:
     """Past the lines to leave out at the top: their bytes and their number."""
     taken = lines = 0
     for _ in range(options.skip_lines):
-        taken, lines = taken + len(stream.readline()), lines + 1
+        taken, lines = taken + len(read_line(stream, name)), lines + 1
     comment = (options.comment or "").encode()
     while comment and stream.peek(len(comment))[: len(comment)] == comment:
-        taken, lines = taken + len(stream.readline()), lines + 1
+        taken, lines = taken + len(read_line(stream, name)), lines + 1
     return taken, lines
+
+
+def _check_width(sample: bytes, name: str) -> None:
+    """Before a first line of nothing but delimiters becomes a million names."""
+    first = sample[: sample.find(b"\n")] if b"\n" in sample else sample
+    most = max(first.count(delimiter.encode()) for delimiter in _DELIMITERS)
+    if most >= _MOST_COLUMNS:
+        raise DataError(
+            f"{name}: its first line has {most + 1:,} columns, and a table may have {_MOST_COLUMNS:,}: is it a table?"
+        )
 
 
 def _header_names(place: Place, options: CsvOptions, first: list[str]) -> tuple[str, ...]:
@@ -138,8 +152,8 @@ def _sniffed(text: str) -> str:
         records = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
         with _long_values():
             widths = [len(record) for record in islice(records, _SAMPLE_ROWS) if record]
-        score = (widths.count(widths[0]) / len(widths), widths[0])
-        if widths[0] > 1 and score > best_score:
+        score = (widths.count(widths[0]) / len(widths), widths[0]) if widths else (0.0, 1)
+        if widths and widths[0] > 1 and score > best_score:
             best, best_score = delimiter, score
     return best
 
@@ -147,7 +161,7 @@ def _sniffed(text: str) -> str:
 @contextmanager
 def _long_values() -> Iterator[None]:
     """Documents in a column are longer than the 128 kB that the csv module allows a value."""
-    usual = csv.field_size_limit(_LONGEST)
+    usual = csv.field_size_limit(2 * LONGEST_LINE_BYTES)
     try:
         yield
     finally:
@@ -207,14 +221,17 @@ class Lines:
     def _walk(self) -> Iterator[int]:
         before = 0
         with self._records() as records:
-            for record in records:
-                if record:
-                    yield self._head.lines + 1 + before
-                before = records.line_num
+            try:
+                for record in records:
+                    if record:
+                        yield self._head.lines + 1 + before
+                    before = records.line_num
+            except csv.Error:  # a value without end: rows after it have no line of their own
+                return
 
     @contextmanager
     def _records(self, strict: bool = False) -> Iterator[Any]:
         with utf8(self._place, self._options.encoding) as stream:
             stream.read(self._head.bytes)
-            text = io.TextIOWrapper(stream, "utf-8", "replace", newline="")
+            text = io.TextIOWrapper(io.BufferedReader(LineGuard(stream, self._place.name)), "utf-8", "replace", newline="")
             yield csv.reader(text, delimiter=self._head.delimiter, strict=strict)

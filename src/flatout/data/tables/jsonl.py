@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Iterator
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from flatout.base.errors import DataError
 from flatout.data.bad import Bad
+from flatout.data.damage import in_words, reading
+from flatout.data.json_objects import parse_object
 from flatout.data.places import Place
-from flatout.data.tables.compressed import open_plain
 from flatout.data.tables.schema import Types, Where, told, wider
+from flatout.data.unpacking import open_plain, read_line
 
 _BLOCK_BYTES = 4 << 20
 
@@ -25,11 +28,13 @@ class JsonPart:
         self.name = place.name
         self._place, self._bad = place, bad
         self.types: Types = {}
+        self._bad_lines = array("q")  # in order: the same are left out in every pass, whichever columns are read
         rows = 0
         for block, first_line in self._blocks_of_lines():
             rows += self._survey(block, first_line)
         if not rows:
-            raise DataError(f"{self.name} has no rows")
+            left_out = bad.summary()
+            raise DataError(f"{self.name} has no rows" if left_out is None else f"{self.name} has no good row: {left_out}")
         self.rows: int | None = rows
 
     def batches(self, types: Types, rows_at_once: int) -> Iterator[tuple[Any, Where]]:
@@ -51,79 +56,134 @@ class JsonPart:
 
     def _survey(self, block: bytes, first_line: int) -> int:
         """Widens the types by a block; how many good rows it has."""
+        lines = _numbered(block, first_line)
+        if self._widened_by(block, len(lines)):
+            return len(lines)
+        faults = {line: why for line, content in lines.items() if (why := self._fault(content)) is not None}
+        good = [line for line in lines if line not in faults]
+        faults |= self._refused(lines, good)
+        for line in sorted(faults):
+            self._bad.found(f"{self.name}, line {line}", faults[line])
+            self._bad_lines.append(line)
+        return len(lines) - len(faults)
+
+    def _widened_by(self, block: bytes, rows: int) -> bool:
+        """Whether all lines of a block are good rows; then the types are wide enough for it."""
         import pyarrow as pa
         from pyarrow import json as arrow_json
 
         try:
-            found = arrow_json.read_json(io.BytesIO(block), _reading(block)).schema
-            types = {**self.types, **{field.name: _both(self.types.get(field.name), field.type) for field in found}}
-            if None not in types.values():
-                self.types = types
-                return len([line for line in block.splitlines() if line.strip()])
-        except pa.ArrowException:
-            pass
-        good = 0
-        for line, content in enumerate(block.splitlines(), first_line):
-            if content.strip():
-                why = self._fault(content)
-                good += why is None
-                if why is not None:
-                    self._bad.found(f"{self.name}, line {line}", why)
-        return good
+            table = arrow_json.read_json(io.BytesIO(block), _reading(block))
+            table.validate(full=True)
+            types = {**self.types, **{field.name: _both(self.types.get(field.name), field.type) for field in table.schema}}
+        except (pa.ArrowException, ValueError):
+            return False
+        if None in types.values() or table.num_rows != rows:
+            return False
+        self.types = types
+        return True
 
-    def _fault(self, content: bytes, widen: bool = True) -> str | None:
+    def _fault(self, content: bytes) -> str | None:
         """Why a line is bad; a good one widens the types."""
         import pyarrow as pa
 
         try:
-            values = json.loads(content)
-        except ValueError as error:
-            return f"not JSON: {error}"
-        if not isinstance(values, dict):
-            return f"expected an object with a value for each column, got {type(values).__name__}"
-        types = dict(self.types)
-        for name, value in values.items():
-            kind = pa.array([value]).type if value is not None else pa.null()
-            known = types.get(name, pa.null())
-            if pa.types.is_timestamp(known) and isinstance(value, str):
-                try:
-                    pa.array([value]).cast(known)
-                    continue
-                except pa.ArrowException:
-                    pass
-            both = _both(known, kind)
-            if both is None or (not widen and both != known):
-                return f"column {name!r} is {told(known)}, and here it is {value!r}"
-            types[name] = both
-        if widen:
-            self.types = types
+            values = parse_object(content, numbers=True)
+            types = dict(self.types)
+            for name, value in values.items():
+                kind, known = _kind(value), types.get(name, pa.null())
+                if pa.types.is_timestamp(known) and isinstance(value, str):
+                    try:
+                        pa.array([value]).cast(known)
+                        continue
+                    except pa.ArrowException:
+                        pass
+                both = _both(known, kind)
+                if both is None:
+                    return f"column {name!r} is {told(known)}, and here it is {_shortened(value)}"
+                types[name] = both
+        except (ValueError, pa.ArrowException) as error:  # a half of a surrogate pair, values that are of no one kind
+            return in_words(error)
+        self.types = types
         return None
+
+    def _refused(self, lines: Mapping[int, bytes], good: Sequence[int]) -> dict[int, str]:
+        """Lines that Arrow does not read although nothing was wrong with them, found by halves; and what it says."""
+        import pyarrow as pa
+        from pyarrow import json as arrow_json
+
+        if not good:
+            return {}
+        content = b"\n".join(lines[line] for line in good)
+        try:
+            table = arrow_json.read_json(io.BytesIO(content), _reading(content), _as(self.types))
+            table.validate(full=True)
+            if table.num_rows == len(good):
+                return {}
+            why = "it does not hold one object"
+        except (pa.ArrowException, ValueError) as error:
+            why = in_words(error)
+        if len(good) == 1:
+            return {good[0]: why}
+        half = len(good) // 2
+        return self._refused(lines, good[:half]) | self._refused(lines, good[half:])
 
     def _read(self, types: Types, block: bytes, first_line: int) -> tuple[Any, np.ndarray[Any, Any]]:
         import pyarrow as pa
         from pyarrow import json as arrow_json
 
-        options = arrow_json.ParseOptions(explicit_schema=pa.schema(list(types.items())), unexpected_field_behavior="ignore")
-        lines = {line: content for line, content in enumerate(block.splitlines(), first_line) if content.strip()}
-        try:
-            table = arrow_json.read_json(io.BytesIO(block), _reading(block), options)
-            if table.num_rows != len(lines):
-                raise pa.ArrowInvalid("rows and lines differ")
-        except pa.ArrowException:
-            lines = {line: content for line, content in lines.items() if self._fault(content, widen=False) is None}
-            table = arrow_json.read_json(io.BytesIO(b"\n".join(lines.values())), _reading(block), options) if lines else None
-        if table is None:
-            table = pa.schema(list(types.items())).empty_table()
-        return table.select(list(types)), np.fromiter(lines, np.int64, len(lines))
+        lines = _numbered(block, first_line)
+        left_out = self._bad_lines[bisect_left(self._bad_lines, first_line) :]
+        if left_out and next(reversed(lines), 0) >= left_out[0]:
+            for line in left_out:
+                lines.pop(line, None)
+            block = b"\n".join(lines.values())
+        schema = pa.schema(list(types.items()))
+        if not lines:
+            return schema.empty_table(), np.empty(0, np.int64)
+        with reading(self.name, "as JSON lines"):
+            table = arrow_json.read_json(io.BytesIO(block), _reading(block), _as(types)).select(list(types))
+            table.validate(full=True)
+        if table.num_rows != len(lines):
+            raise DataError(f"{self.name} has other lines than at first: it was changed meanwhile")
+        return table, np.fromiter(lines, np.int64, len(lines))
 
     def _blocks_of_lines(self) -> Iterator[tuple[bytes, int]]:
         """Whole lines, some megabytes at a time, and the number of the first."""
         line = 1
         with open_plain(self._place) as stream:
             while block := stream.read(_BLOCK_BYTES):
-                block += stream.readline()
+                block += read_line(stream, self.name)
                 yield block, line
                 line += block.count(b"\n")
+
+
+def _numbered(block: bytes, first_line: int) -> dict[int, bytes]:
+    """The lines that hold something, by their number."""
+    return {line: content for line, content in enumerate(block.split(b"\n"), first_line) if content.strip()}
+
+
+def _as(types: Types) -> Any:
+    import pyarrow as pa
+    from pyarrow import json as arrow_json
+
+    return arrow_json.ParseOptions(explicit_schema=pa.schema(list(types.items())), unexpected_field_behavior="ignore")
+
+
+def _kind(value: Any) -> Any:
+    import pyarrow as pa
+
+    if value is None:
+        return pa.null()
+    try:
+        return pa.array([value]).type
+    except OverflowError:  # a whole number beyond 64 bits
+        return pa.float64()
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _reading(block: bytes) -> Any:

@@ -10,12 +10,13 @@ from typing import Any
 from flatout.base.errors import DataError, UsageError, did_you_mean
 from flatout.data.bad import Bad
 from flatout.data.places import Place, Written, find
-from flatout.data.tables import compressed
 from flatout.data.tables.columnar import ArrowPart, ParquetPart
 from flatout.data.tables.csv import CsvPart
 from flatout.data.tables.dialect import CsvOptions
 from flatout.data.tables.jsonl import JsonPart
 from flatout.data.tables.schema import Part, Types, Where, agreed, as_types, check_columns
+from flatout.data.unpacking import SUFFIXES as PACKED
+from flatout.data.unpacking import open_plain
 
 __all__ = ["Scan", "Where", "scan"]
 
@@ -27,7 +28,7 @@ _FORMATS = {
 }  # fmt: skip
 _NAMES = ("csv", "tsv", "parquet", "arrow", "feather", "jsonl")
 _IN_FOLDERS = (".csv", ".tsv", ".parquet", ".pq", ".arrow", ".feather", ".jsonl", ".ndjson")
-SUFFIXES = tuple(kind + packed for kind in _IN_FOLDERS for packed in ("", *compressed.SUFFIXES))
+SUFFIXES = tuple(kind + packed for kind in _IN_FOLDERS for packed in ("", *PACKED))
 """Ends of the names that are tables when a folder is given."""
 
 
@@ -202,12 +203,12 @@ def _one_format(places: Sequence[Place], asked: str | None) -> str:
 def _format_of(place: Place) -> str:
     """By its name; by its first bytes if the name says nothing."""
     name = place.name.lower()
-    for packed in compressed.SUFFIXES:
+    for packed in PACKED:
         name = name.removesuffix(packed)
     by_name = next((kind for suffix, kind in _FORMATS.items() if name.endswith(suffix)), None)
     if by_name in ("parquet", "arrow"):
         return by_name  # their readers say what is wrong with a file that is something else
-    with compressed.open_plain(place) as file:
+    with open_plain(place) as file:
         start = file.read(64)
     by_content = next((kind for mark, kind in ((b"PAR1", "parquet"), (b"ARROW1", "arrow")) if start.startswith(mark)), None)
     if by_name is not None and by_content is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from flatout.base.errors import DataError
 from flatout.data.places import Place
-from flatout.data.tables.compressed import open_plain
+from flatout.data.unpacking import open_plain
 
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 

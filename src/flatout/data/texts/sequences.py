@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError
+from flatout.data.allowance import Allowance
 from flatout.data.bad import Bad
 from flatout.data.checks import check_labels
 from flatout.data.data import Data
@@ -23,6 +25,8 @@ from flatout.data.texts.packing import Stream, as_tensor
 from flatout.data.texts.sequence_source import SequenceSource
 from flatout.data.texts.tokenizer import Tokenizer
 from flatout.data.texts.tokens import Part, check_vocabulary, find_files, json_rows, kind_of, text_field
+
+_BYTES_PER_TOKEN = 16  # of a row by itself, and of all rows end to end
 
 
 def sequences(
@@ -166,6 +170,7 @@ class _Reader:
     def _from_files(self, files: Sequence[Path]) -> tuple[list[Array], list[Any]]:
         rows: list[Array] = []
         labels: list[Any] = []
+        room = Allowance()
         for path in files:
             if kind_of(path)[0] != "lines":
                 raise DataError(f"{path}: sequences are read from JSON lines, .jsonl or .ndjson, packed or not")
@@ -176,6 +181,7 @@ class _Reader:
                 if wrong:
                     self._bad.found(where, wrong)
                 else:
+                    room.take(_BYTES_PER_TOKEN * len(ids), str(path))
                     rows.append(ids)
                     labels.append(row[self._label] if self._label is not None else None)
         return rows, labels
@@ -209,6 +215,8 @@ def _wrong_label(row: Mapping[str, Any], label: str) -> str | None:
         return f"no field {label!r}; it has {', '.join(map(str, row))}: set label to the one that holds the target"
     if not isinstance(row[label], str | int | float):
         return f"field {label!r} is of type {type(row[label]).__name__}, expected a label or a number"
+    if isinstance(row[label], float) and not math.isfinite(row[label]):
+        return f"field {label!r} is {row[label]}, expected a label or a finite number"
     return None
 
 

@@ -24,14 +24,18 @@ import numpy as np
 from flatout.base.errors import DataError, MissingExtra, did_you_mean
 from flatout.base.trust import private_cache
 from flatout.data.bad import Bad
+from flatout.data.damage import in_words, reading
 from flatout.data.files import Array
+from flatout.data.places import open_regular
 from flatout.data.stores.entries import hold
 from flatout.data.texts.packing import Stream, document_starts
 from flatout.data.texts.tokens import Document, Part, Sidecar, documents, kind_of, read_sidecar, token_parts, write_sidecar
 
 _FORMAT = 1
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[EOS]", "[SEP]")
+_MOST_IDS = 1 << 24
 _PIECE_CHARS = 256 << 10
+_LONGEST_WORD_CHARS = 16 << 20
 _BATCH_CHARS, _BATCH_TEXTS = 2 << 20, 1024
 _CUT_REGION, _CUT_CONTEXT, _CUTS = 16 << 10, 512, 8
 _WHOLE_BYTES, _PIECES, _PIECE_BYTES = 32 << 20, 256, 64 << 10
@@ -57,27 +61,36 @@ class Tokenizer:
             raise MissingExtra("tokenizers", "text", f"tokenizer: {path.name}") from error
         place = path / "tokenizer.json" if path.is_dir() else path
         try:
-            content = place.read_bytes()
+            with open_regular(place) as file:
+                content = file.read()
         except OSError as error:
             raise DataError(f"tokenizer: {place} can't be read ({error.strerror}); expected a tokenizer.json") from error
         try:
-            own: Any = tokenizers.Tokenizer.from_str(content.decode())
-        except Exception as error:  # the library raises plain Exception
+            with reading(str(place), "as a tokenizer"):
+                own: Any = tokenizers.Tokenizer.from_str(content.decode())
+                own.no_truncation()  # a file may carry settings of a model's input, which would cut or fill up documents
+                own.no_padding()
+                ids = own.get_vocab(with_added_tokens=True).values()
+        except DataError as error:
+            why = in_words(error.__cause__ or error)
             raise DataError(
-                f"tokenizer: {place} is not a tokenizer file of Hugging Face tokenizers ({error}): give the tokenizer.json "
-                "that `Tokenizer.save` writes, or leave tokenizer out for characters"
+                f"tokenizer: {place} is not a tokenizer file of Hugging Face tokenizers ({why}): "
+                "give the tokenizer.json that `Tokenizer.save` writes, or leave tokenizer out for characters"
             ) from error
-        own.no_truncation()  # a file may carry settings of a model's input, which would cut or fill up documents
-        own.no_padding()
-        ids = own.get_vocab(with_added_tokens=True).values()
         if not ids:
             raise DataError(f"tokenizer: {place} has no tokens: it was saved before it was trained")
+        if max(ids) >= _MOST_IDS:
+            raise DataError(
+                f"tokenizer: {place} has {len(ids)} tokens, and one of them is number {max(ids)}: a model needs an entry for "
+                f"every number up to the largest, and {_MOST_IDS} are the most; it is damaged"
+            )
         digest = hashlib.blake2b(content, digest_size=16).hexdigest()
         return cls(place, digest, max(ids) + 1, tokenizers.__version__, own)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, on as many threads as the library takes (TOKENIZERS_PARALLELISM is its switch)."""
-        return [found.ids for found in self.own.encode_batch_fast(list(texts), add_special_tokens=False)]
+        with reading(f"tokenizer: {self.path}", "as a tokenizer of this text"):
+            return [found.ids for found in self.own.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def end_of_text(self, asked: str | int | None) -> int | None:
         """The id of the token `asked` for, by its name or id; "auto" looks for the usual names."""
@@ -229,6 +242,11 @@ def _pieces(found: Iterable[Document], tokenizer: Tokenizer) -> Iterator[tuple[s
                 place = _cut(held, wanted, tokenizer.encode)
                 if not place:
                     wanted *= 2  # no good place here: the piece grows, which takes memory, never a token
+                    if wanted > _LONGEST_WORD_CHARS:
+                        raise DataError(
+                            f"the text has {len(held):,} characters without white space to cut it at ({held[:40]!r}...), "
+                            f"and {_LONGEST_WORD_CHARS:,} are the most: is it text? encoding: bytes takes it as it is"
+                        )
                     continue
                 yield held[:place], False
                 held, wanted = held[place:], _PIECE_CHARS

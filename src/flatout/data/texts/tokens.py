@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import codecs
 import glob
-import gzip
 import json
-import lzma
 import mmap
 import os
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,23 +18,30 @@ from typing import Any
 import numpy as np
 
 from flatout.base.errors import DataError
+from flatout.data import npy
+from flatout.data.allowance import Allowance
 from flatout.data.bad import Bad
+from flatout.data.damage import in_words, reading
 from flatout.data.files import Array
+from flatout.data.json_objects import parse_object
 from flatout.data.modules import module_files
+from flatout.data.places import LocalFile, open_regular, special_kind
 from flatout.data.stores.entries import Held
+from flatout.data.unpacking import LONGEST_LINE_BYTES, line_too_long, open_plain
 
 TOKEN_TYPES = ("uint8", "uint16", "int32", "uint32", "int64")
 TOKEN_SUFFIXES = (".bin", ".npy")
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Document = Iterable[str]
 _CODE_POINTS = 0x110000
-_PACKED = {".gz", ".xz", ".zst"}
+_PACKED = {".gz", ".bz2", ".xz", ".zst", ".lz4"}
 _LINES = {".jsonl", ".ndjson"}
 _MAP_BYTES = 32 << 20
 _READ_BYTES = 1 << 20
 _SCAN_TOKENS = 8 << 20
 _WILL_NEED: int | None = getattr(mmap, "MADV_WILLNEED", None)
-_UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
+_BYTES_PER_CHARACTER = 12  # its code, the same among all documents, and its place in the alphabet
+_BYTES_PER_BYTE = 2  # apart, and together
 
 
 def find_files(paths: Paths) -> list[Path]:
@@ -52,6 +55,9 @@ def find_files(paths: Paths) -> list[Path]:
             found.append(Path(name))
         else:
             matches = [Path(match) for match in sorted(glob.glob(name, recursive=True)) if os.path.isfile(match)]
+            special = special_kind(name)
+            if special is not None:
+                raise DataError(f"text: {name} is {special}, which may never end: copy it to a file")
             if not matches:
                 what = "is a folder: write a glob such as 'folder/*.txt'" if Path(name).is_dir() else "matches no file"
                 raise DataError(f"text: {name} {what}")
@@ -65,7 +71,7 @@ def find_files(paths: Paths) -> list[Path]:
 
 
 def kind_of(path: Path) -> tuple[str, str]:
-    """What is inside ("lines" of JSON or "text") and how it is packed (".gz", ".xz", ".zst" or "")."""
+    """What is inside ("lines" of JSON or "text") and how its name says it is packed (".gz" and the like, or "")."""
     packed = path.suffix.lower() if path.suffix.lower() in _PACKED else ""
     inner = path.with_suffix("") if packed else path
     return ("lines" if inner.suffix.lower() in _LINES else "text"), packed
@@ -123,21 +129,16 @@ def _from_lines(path: Path, field: str, bad: Bad) -> Iterator[str]:
 
 def json_rows(path: Path, bad: Bad) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects of a file of JSON lines, each with its file and line number for messages. Empty lines are passed over."""
-    for number, line in enumerate(_lines(_chunks(path, bad)), start=1):
+    for number, line in enumerate(_lines(_chunks(path, bad), path), start=1):
         if not line or line.isspace():
             continue
         where = f"{path} line {number}"
         try:
-            row = json.loads(line)
-        except UnicodeDecodeError as error:
-            bad.found(where, f"not UTF-8 text (byte {error.start} of the line)")
-        except (ValueError, RecursionError) as error:
-            bad.found(where, f"not JSON ({error})")
+            row = parse_object(line)
+        except ValueError as error:
+            bad.found(where, in_words(error))
         else:
-            if isinstance(row, dict):
-                yield where, row
-            else:
-                bad.found(where, f"expected a JSON object, got {type(row).__name__}")
+            yield where, row
 
 
 def text_field(row: Mapping[str, Any], field: str) -> tuple[str, str | None]:
@@ -154,38 +155,32 @@ def text_field(row: Mapping[str, Any], field: str) -> tuple[str, str | None]:
     return value, None
 
 
-def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+def _lines(chunks: Iterable[bytes], path: Path) -> Iterator[bytes]:
     held: list[bytes] = []
+    length, number = 0, 1
     for chunk in chunks:
         first, *rest = chunk.split(b"\n")
         held.append(first)
+        length += len(first)
+        if length > LONGEST_LINE_BYTES:
+            raise line_too_long(str(path), number)
         for piece in rest:
             yield b"".join(held)
-            held = [piece]
+            held, length, number = [piece], len(piece), number + 1
     yield b"".join(held)
 
 
 def _chunks(path: Path, bad: Bad) -> Iterator[bytes]:
     """The bytes of a file, unpacked, a megabyte at a time."""
+    place = LocalFile(path)
     try:
-        with closing(_opened(path)) as file:
+        with open_plain(place, packed=True) if kind_of(path)[1] else place.open() as file:
             while chunk := file.read(_READ_BYTES):
                 yield chunk
-    except _UNREADABLE as error:
-        bad.found(str(path), f"can't be read ({error})")
-
-
-def _opened(path: Path) -> Any:
-    packed = kind_of(path)[1]
-    if packed == ".gz":
-        return gzip.open(path, "rb")
-    if packed == ".xz":
-        return lzma.open(path, "rb")
-    if packed == ".zst":
-        import pyarrow
-
-        return pyarrow.input_stream(str(path), compression="zstd")
-    return path.open("rb")
+    except DataError as error:
+        bad.found(str(path), in_words(error).removeprefix(f"{path} "))
+    except OSError as error:
+        bad.found(str(path), f"can't be read: {error.strerror or error}")
 
 
 # Token ids
@@ -297,17 +292,12 @@ def _token_part(path: Path, dtype: str | None) -> Part:
 
 
 def _npy_part(path: Path) -> Part:
-    try:
-        with path.open("rb") as file:
-            version = np.lib.format.read_magic(file)
-            header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, kind = header(file)
-            first = file.tell()
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} can't be read as npy: {error}") from error
+    with reading(str(path), "as npy"), open_regular(path) as file:
+        header = npy.read_header(file)
+        there = os.fstat(file.fileno()).st_size - header.header_bytes
+    shape, kind, first = header.shape, header.dtype, header.header_bytes
     if len(shape) != 1 or kind.kind not in "ui":
         raise DataError(f"{path}: expected a flat array of token ids, got {kind} of shape {list(shape)}")
-    there = path.stat().st_size - first
     if there < shape[0] * kind.itemsize:
         raise DataError(f"{path}: its header tells of {shape[0]} tokens, {there // kind.itemsize} are there: it was cut off")
     return _part(path, kind, first, shape[0])
@@ -325,30 +315,46 @@ def byte_parts(files: Sequence[Path], field: str, bad: Bad) -> tuple[list[Part],
     """Bytes as they are, and the number of bytes of each document."""
     parts: list[Part] = []
     lengths: list[int] = []
+    room = Allowance()
     for path in files:
         inside, packed = kind_of(path)
         if inside == "lines":
-            found = [document.encode() for document in _from_lines(path, field, bad)]
+            found = []
+            for document in _from_lines(path, field, bad):
+                found.append(document.encode())
+                room.take(_BYTES_PER_BYTE * len(found[-1]), str(path))
             lengths += map(len, found)
             parts.append(Part(str(path), np.frombuffer(b"".join(found), np.uint8)))
             continue
         before = bad.count
         size = path.stat().st_size
-        plain = _part(path, np.dtype(np.uint8), 0, size) if not packed else _unpacked(path, bad)
+        plain = _part(path, np.dtype(np.uint8), 0, size) if not packed else _unpacked(path, bad, room)
         if bad.count == before:
             parts.append(plain)
             lengths.append(len(plain))
     return parts, lengths
 
 
-def _unpacked(path: Path, bad: Bad) -> Part:
-    return Part(str(path), np.frombuffer(b"".join(_chunks(path, bad)), np.uint8))
+def _unpacked(path: Path, bad: Bad, room: Allowance) -> Part:
+    content = bytearray()
+    for chunk in _chunks(path, bad):
+        room.take(_BYTES_PER_BYTE * len(chunk), str(path))
+        content += chunk
+    return Part(str(path), np.frombuffer(content, np.uint8))
 
 
 def char_parts(files: Sequence[Path], field: str, bad: Bad) -> tuple[list[Part], list[int]]:
     """Code points, and the number of characters of each document."""
-    codes = [np.frombuffer("".join(document).encode("utf-32-le"), np.uint32) for document in documents(files, field, bad)]
-    return [Part("the text", np.concatenate(codes) if codes else np.empty(0, np.uint32))], [len(code) for code in codes]
+    room = Allowance()
+    codes: list[Array] = []
+    lengths: list[int] = []
+    for document in documents(files, field, bad):
+        lengths.append(0)
+        for piece in document:
+            room.take(_BYTES_PER_CHARACTER * len(piece), f"the text of {files[0]}{' and others' if len(files) > 1 else ''}")
+            codes.append(np.frombuffer(piece.encode("utf-32-le"), np.uint32))
+            lengths[-1] += len(piece)
+    return [Part("the text", np.concatenate(codes) if codes else np.empty(0, np.uint32))], lengths
 
 
 def by_alphabet(groups: Sequence[Sequence[Part]]) -> tuple[str, list[list[Part]]]:
