@@ -559,7 +559,7 @@ def test_an_open_quote_in_large_files(write: Write) -> None:
     with pytest.raises(DataError, match=r"a\.csv, line 2: a quote is opened and never closed"):
         scan(path)
     path = write("a.csv", "n,word\n" + "1,x\n" * 100_000 + '1,"open\n' + "1,xxxxxxxxxxxxxxxxxx\n" * 900_000)
-    with pytest.raises(DataError, match="in quotes goes on for more than 8 MB: some quote is opened and never closed"):
+    with pytest.raises(DataError, match="a row goes on for more than 8 MB: some quote is opened and never closed"):
         scan(path)
 
 

@@ -40,8 +40,12 @@ class Allowance:
             raise too_large(name, f"what was read of it takes more than {show_bytes(self._allowed)}", self._allowed)
 
 
-def too_large(name: str, what: str, allowed: int) -> DataError:
-    return DataError(
+class TooLarge(DataError):
+    """Not a bad sample, to be left out, but a machine too small for the file."""
+
+
+def too_large(name: str, what: str, allowed: int) -> TooLarge:
+    return TooLarge(
         f"{name} does not fit into memory: {what}, and {show_bytes(allowed)} may be taken here (80% of what is free). "
         "Read it in parts or on a machine with more memory; if it should be small, it is damaged or made to fill memory"
     )

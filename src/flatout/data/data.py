@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from flatout.base.errors import DataError, did_you_mean
+from flatout.data.bad import Bad
 from flatout.data.draws import Balanced, Weighted, check_weights
 from flatout.data.order import Order, Sampler
 from flatout.data.source import Column, Source, hash_tensors
@@ -39,6 +40,7 @@ class Data:
     preparation: Any = None  # what was fitted, with `to_dict`: kept with the run, applied to other data
     reading: Mapping[str, Any] = field(default_factory=dict)  # how its files are read, for other files like them
     notes: tuple[str, ...] = ()  # what a person should know of how the data was read
+    bad: tuple[Bad, ...] = ()  # what was left out as it was read; sources that read later have one of their own
     draw: str | Tensor = "shuffle"
     classes: int | None = None
     vocabulary: int | None = None
@@ -92,6 +94,14 @@ class Data:
         if self.draw == "balanced":
             return Balanced(seed, self._column("y"))
         return Weighted(seed, self._column(self.draw))
+
+    def left_out(self) -> tuple[int, str | None]:
+        """How many samples were left out so far because they could not be read, and in words which; None where none was."""
+        sources = [source for source in (self.train, self.validation, self.test) if source is not None]
+        every = [*self.bad, *(bad for source in sources if (bad := getattr(source, "bad", None)) is not None)]
+        distinct = list({id(bad): bad for bad in every}.values())
+        words = [said for bad in distinct if (said := bad.summary())]
+        return sum(bad.count for bad in distinct), "; ".join(words) or None
 
     def fingerprint(self) -> str:
         """A hash of everything here that changes what a model learns, in hex."""

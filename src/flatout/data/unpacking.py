@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Protocol
 
 from flatout.base.errors import DataError
 from flatout.base.units import show_bytes
-from flatout.data.allowance import Allowance, allowed_bytes
+from flatout.data.allowance import allowed_bytes, too_large
 from flatout.data.damage import reading
 from flatout.data.places import Place
 
@@ -78,14 +78,15 @@ class LineGuard(io.RawIOBase):
         super().close()
 
 
-def read_whole(place: Place) -> bytearray:
-    """All of it, unpacked, in memory."""
-    room, content = Allowance(), bytearray()
+def check_unpacked_fits(place: Place, times: int) -> None:
+    """DataError unless `times` the unpacked content has room in memory. It is read to be counted: no header can be trusted."""
+    most, unpacked = allowed_bytes() // times, 0
     with open_plain(place) as stream:
         while piece := stream.read(_PIECE_BYTES):
-            room.take(len(piece), place.name)
-            content += piece
-    return content
+            unpacked += len(piece)
+            if unpacked > most:
+                what = f"its {show_bytes(place.size)} unpack to more than {show_bytes(most)}, which take {times} times that"
+                raise too_large(place.name, what, most * times)
 
 
 def _decompressed(file: BinaryIO, place: Place) -> Any:
@@ -159,7 +160,12 @@ class _Stepwise:
                 packed, self._left = self._left or self._file.read(_PACKED_BYTES), b""
                 if not packed:
                     raise EOFError("it ends before its end-of-stream marker")
-            content = self._decompressor.decompress(packed, size)
+            try:
+                content = self._decompressor.decompress(packed, size)
+            except lzma.LZMAError as error:
+                if "memory usage limit" in str(error).lower():
+                    raise MemoryError from error
+                raise
             if content:
                 return content
 

@@ -15,6 +15,11 @@ from flatout.data.tables.cells import LEAD, NO_NUMBER, converted, inferred
 
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 _MARKS = ("?", "(null)", "\\N", "<NA>", "#N/A", "NaN", "nan")  # missing in a column of text too
+_USUAL = {
+    *(mark.lower() for mark in (*_MARKS, *NO_NUMBER)), "", "-", "--", "---", ".", "..", "*", "x", "na", "n.a.", "nil", "none",
+    "missing", "unknown", "unk", "undefined", "not available", "no data", "nodata", "empty", "blank", "void", "tbd",
+}  # fmt: skip
+"""Words that say "missing" whatever stands around them."""
 _MOST_MARKS, _LONGEST_MARK = 3, 12
 _ID_NAME = re.compile(r"(^|[^a-z])(id|ids|uuid|guid|index|key|rowid|unnamed)([^a-z]|$)|[a-z]Id$|[a-z]ID$", re.IGNORECASE)
 _FEW_ROWS = 20  # too few to call a column an id
@@ -33,6 +38,8 @@ class Seen:
     kind: str
     values: Any
     bad: int = 0
+    stray: str = ""  # the first of these, and where
+    marks: tuple[str, ...] = ()  # words taken for missing that are not usual signs of that
     zeros: bool = False  # digits with zeros in front, which a number would lose
 
     @property
@@ -41,7 +48,7 @@ class Seen:
 
     @property
     def missing(self) -> int:
-        return int(self.values.null_count)
+        return int(self.values.null_count) - self.bad
 
     @cached_property
     def counts(self) -> list[tuple[str, int]]:
@@ -110,14 +117,22 @@ def seen(name: str, values: Any, marks: Sequence[str] | None = None) -> Seen:
 
     if marks is None:
         return Seen(name, _kind(values.type), values)
+    unusual: tuple[str, ...] = ()
     if marks:
-        gone = pc.is_in(pc.utf8_trim_whitespace(values), value_set=pa.array(list(marks)))
+        trimmed = pc.utf8_trim_whitespace(values)
+        gone = pc.is_in(trimmed, value_set=pa.array(list(marks)))
+        taken = set(pc.unique(trimmed.filter(gone)).to_pylist())
+        unusual = tuple(mark for mark in marks if mark in taken and mark.lower() not in _USUAL)
         values = pc.if_else(gone, pa.scalar(None, pa.string()), values)
     kind = inferred(values.drop_null().slice(0, LEAD))
     if pa.types.is_integer(kind) and pc.any(pc.match_substring_regex(values, r"^0\d+$")).as_py():
         return Seen(name, "text", values, zeros=True)
     made, bad = converted(values, kind)
-    return Seen(name, _kind(kind), made, 0 if bad is None else int(bad.sum()))
+    if bad is None:
+        return Seen(name, _kind(kind), made, marks=unusual)
+    row = int(bad.argmax())
+    stray = f"{_shortened(values[row].as_py())}, first in row {row + 1}"
+    return Seen(name, _kind(kind), made, int(bad.sum()), stray, marks=unusual)
 
 
 def tells_label(column: Seen, label: Seen) -> bool:
@@ -151,6 +166,10 @@ def _written(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= 24 else text[:21] + "...")
 
 
 def _plain(value: float) -> str:

@@ -59,7 +59,7 @@ def target_of(label: Seen) -> str:
 def label_words(label: Seen, target: str) -> str:
     if target == "number":
         return f"a number, {show_count(label.numbers.min())} to {show_count(label.numbers.max())}"
-    present = label.rows - label.missing
+    present = label.rows - label.missing - label.bad
     shares = [
         f"{value} {count / present:.0%}" if count > 0.01 * present else f"{value} <1%" for value, count in label.counts[:4]
     ]

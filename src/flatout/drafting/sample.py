@@ -15,7 +15,7 @@ from flatout.drafting.columns import WORDS, Seen, missing_marks, seen
 from flatout.drafting.dialect import Head, dialect_of
 from flatout.drafting.kinds import Given
 
-_MOST_ROWS = 200_000
+_MOST_ROWS, _MOST_BYTES = 200_000, 256 << 20
 _UNPACK_BYTES = 128 << 20
 _BINARY = (".parquet", ".pq", ".parq", ".arrow", ".feather", ".ipc", ".arrows")
 
@@ -37,14 +37,17 @@ class Sample:
         return self.exact and next(iter(self.columns.values())).rows == self.rows
 
 
-def sample_of(given: Sequence[Given]) -> Sample:
-    """DataError where the files can't be read as a table at all."""
+def sample_of(given: Sequence[Given], label: str | None = None) -> Sample:
+    """DataError where the files can't be read as a table at all.
+
+    A strange word in the column `label`, once that is known, is a bad label; in other columns of numbers it means "missing".
+    """
     places = find([one.typed for one in given], None, "table", SUFFIXES)
     with open_plain(places[0]) as file:
         start = file.read(64).lstrip()
     if start.startswith((b"PAR1", b"ARROW1")) or places[0].name.lower().endswith(_BINARY):
         return _binary(given)
-    return _lines(places) if start[:1] in (b"{", b"[") else _csv(places)
+    return _lines(places) if start[:1] in (b"{", b"[") else _csv(places, label)
 
 
 def _binary(given: Sequence[Given]) -> Sample:
@@ -62,7 +65,7 @@ def _lines(places: Sequence[Place]) -> Sample:
         return Sample(columns, *_all_rows(places, head, found.rows or 0), bad=found.bad.summary())
 
 
-def _csv(places: Sequence[Place]) -> Sample:
+def _csv(places: Sequence[Place], label: str | None) -> Sample:
     head = Head.of(places[0])
     dialect = dialect_of(head)
     with head.on_disk() as path:
@@ -73,6 +76,8 @@ def _csv(places: Sequence[Place]) -> Sample:
     if commas := [name for name, column in cells.items() if with_commas(column) is not None]:
         _take_commas(commas, cells, options, words)
     marks = sorted({mark for column in cells.values() for mark in missing_marks(column)})
+    if label in cells:
+        marks = [mark for mark in marks if mark not in seen(label, cells[label], marks).marks]
     columns = {name: seen(name, values, None if name in options.get("text", ()) else marks) for name, values in cells.items()}
     if marks:
         options["na"], words["na"] = marks, "what stands for a missing value"
@@ -81,7 +86,11 @@ def _csv(places: Sequence[Place]) -> Sample:
             [*options.get("text", ()), *zeros],
             "digits with zeros in front: taken as text, not as numbers",
         )
-    misfits = [f"{column.bad} cells of {name!r} are not {WORDS[column.kind]}" for name, column in columns.items() if column.bad]
+    misfits = [
+        f"{column.bad} {'cell' if column.bad == 1 else 'cells'} of {name!r} not {WORDS[column.kind]}: {column.stray}"
+        for name, column in columns.items()
+        if column.bad
+    ]
     bad = "; ".join(filter(None, [found.bad.summary(), *misfits]))
     return Sample(columns, *_all_rows(places, head, found.rows or 0), options, words, bad or None)
 
@@ -102,11 +111,11 @@ def _read(found: Any) -> dict[str, Any]:
     """Up to so many rows, a whole Arrow array a column."""
     import pyarrow as pa
 
-    pieces, rows = [], 0
+    pieces, rows, held_bytes = [], 0, 0
     for batch, _ in found.batches():
         pieces.append(batch)
-        rows += batch.num_rows
-        if rows >= _MOST_ROWS:
+        rows, held_bytes = rows + batch.num_rows, held_bytes + batch.nbytes
+        if rows >= _MOST_ROWS or held_bytes >= _MOST_BYTES:
             break
     if not pieces:
         raise DataError("the table has no rows")

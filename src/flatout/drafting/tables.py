@@ -26,6 +26,9 @@ def draft_table(found: Sequence[Given], asked: str | None, folder: Path, known: 
     where = training[0].name if len(training) == 1 else f"{training[0].name} and {len(training) - 1} more"
     sample = sample_of(training) if known is None or held else known
     label = choose_label(sample, asked, where)
+    if label.marks:  # "maybe" among 0 and 1 is a label that is wrong, not one that is missing
+        sample = sample_of(training, label.name)
+        label = sample.columns[label.name]
     target = target_of(label)
     inputs = [column for column in sample.columns.values() if column is not label]
     left_out = {column.name: "another value in every row" for column in inputs if column.is_id}
@@ -59,7 +62,8 @@ def draft_table(found: Sequence[Given], asked: str | None, folder: Path, known: 
             Entry(part, _written(given, folder), "only evaluated on" if part == "validation" else "kept for the end")
         )
     if label.missing or sample.bad:
-        what = f"rows without a label: {label.missing}" if label.missing else f"in the first rows, {sample.bad}"
+        missing = f"rows without a label: {label.missing}" if label.missing else None
+        what = "; ".join(filter(None, [missing, f"in the first rows, {sample.bad}" if sample.bad else None]))
         entries.append(Entry("on_bad", "skip", f"{what}: bad rows are left out and counted; error stops at the first"))
     if share:
         entries += holdout(share, label, target, entries, folder)

@@ -105,11 +105,6 @@ class Assembly:
                 self.said.add(reason)
                 events.emit("degraded", what="tier", why=reason)
 
-    def bad_rows(self) -> str | None:
-        """What was left out or replaced because it could not be read, in words."""
-        bad = getattr(self.source, "bad", None)
-        return None if bad is None else bad.summary()
-
     def release(self) -> None:
         """Nothing is served any more; what was read into a cache stays there."""
         self.feed.close()

@@ -184,7 +184,7 @@ class Loop:
             self.write_weights(best)
         self.ledger.lap("checkpoint")
         self.phases.attribute(self.ledger)
-        if (bad := self.parts.bad_rows()) is not None:
+        if (bad := self.job.data.left_out()[1]) is not None:
             self.events.emit("degraded", what="data", why=bad)
         reason = early_end(self.job, self.progress) or "budget spent"
         result = outcome(self.job, self.parts, self.progress, self.ledger, reason, self.log.last_loss, self.events.lost)

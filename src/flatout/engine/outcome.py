@@ -40,6 +40,7 @@ def outcome(
     tokens = job.data.train.tokens_per_row
     save = parts.saver.times
     energy = parts.meters.read().energy_j
+    left_out_count, left_out = job.data.left_out()
     metrics = progress.best_metrics if job.early_stop else progress.metrics  # those of the weights that are kept
     return {
         "status": "finished",
@@ -65,7 +66,8 @@ def outcome(
             "whole_s": save.whole_s,
         },
         "reading": parts.feed.stats() if isinstance(parts.feed, PinnedFeed) else None,
-        "bad_rows": parts.bad_rows(),
+        "bad_rows": left_out,
+        "bad_row_count": left_out_count,
         "events_lost": events_lost,
         "ledger": totals,
     }

@@ -92,6 +92,7 @@ def images(
         prepare=(prepare, *normalizer),
         training=training_chain(parse_transforms(augment), size, prepare, normalizer),
         notes=tuple(filter(None, [bad.summary(), *(found.note() for found in (listing, *listings.values()))])),
+        bad=(bad,),
         draw=weights,
         classes=labels.classes,
         labels=labels.names,

@@ -27,7 +27,8 @@ class ArrowValues:
             if pa.types.is_boolean(column.type):
                 column = column.cast(pa.uint8())
             column = column.cast(pa.float64(), safe=False)
-        return np.asarray(column.to_numpy(zero_copy_only=False)).astype(np.float64, copy=False)
+        with np.errstate(invalid="ignore"):  # a float16 that is NaN
+            return np.asarray(column.to_numpy(zero_copy_only=False)).astype(np.float64, copy=False)
 
     def instants(self, name: str, format: str | None) -> tuple[Array, Array]:
         import pyarrow as pa

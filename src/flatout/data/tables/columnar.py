@@ -1,13 +1,13 @@
 """Parquet and Arrow files: columns with types of their own.
 
-Their readers trust what a file says of itself: lengths, offsets and text that are wrong are found only by a check of every
-value (`checked`). Without it a damaged file reads memory that is not its own, which ends the process.
+Their readers trust what a file says of itself, so every batch is checked before it is used: see validity.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 from flatout.base.errors import DataError, FlatoutError
@@ -15,6 +15,11 @@ from flatout.data.allowance import within_memory
 from flatout.data.damage import in_words
 from flatout.data.places import Place
 from flatout.data.tables.schema import Types, Where, check_distinct, plain
+from flatout.data.tables.validity import checked, checked_column
+
+_BATCH_BYTES = 512 << 20
+_USUAL_ROWS = 65536
+_FEW_BYTES = 8  # of a value, where most rows only name one
 
 
 class ParquetPart:
@@ -24,17 +29,19 @@ class ParquetPart:
         self.name = place.name
         self._place = place
         with self._opened() as file:
-            schema = file.schema_arrow
+            schema = _readable(file.schema_arrow)
             groups = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
         check_distinct(schema.names, self.name)
         self.types: Types = {field.name: plain(field.type) for field in schema}
         self.rows: int | None = sum(groups)
         self._blocks = tuple(rows for rows in groups if rows)
+        self._longest: dict[str, int] = {}  # bytes of the longest value of columns that were suspect
 
     def batches(self, types: Types, rows_at_once: int) -> Iterator[tuple[Any, Where]]:
         row = 0
         with self._opened() as file:
-            for batch in file.iter_batches(rows_at_once, columns=list(types)):
+            most = min(rows_at_once, self._most_rows(file, list(types)))
+            for batch in file.iter_batches(most, columns=list(types)):
                 yield checked(batch, self.name, row), Where(self.name, row)
                 row += batch.num_rows
         if row != self.rows:
@@ -46,14 +53,48 @@ class ParquetPart:
     def fingerprint(self) -> str:
         return self._place.fingerprint()
 
+    def _most_rows(self, file: Any, columns: Sequence[str]) -> int:
+        """So many that a batch stays in bounds: a small file may hold a long text once and name it in every row.
+
+        That is looked for in columns whose values take next to nothing in the file, though all of them together could be long.
+        """
+        groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
+        widest = max((group.total_byte_size / group.num_rows for group in groups if group.num_rows), default=0.0)
+        most = int(_BATCH_BYTES / max(widest, 1))
+        chunks = [group.column(place) for group in groups for place in range(group.num_columns)]
+        named = [c for c in chunks if c.path_in_schema in columns and c.has_dictionary_page and c.physical_type == "BYTE_ARRAY"]
+        suspects = {
+            chunk.path_in_schema
+            for chunk in named
+            if chunk.total_uncompressed_size < _FEW_BYTES * chunk.num_values
+            if chunk.total_uncompressed_size * min(chunk.num_values, _USUAL_ROWS) > _BATCH_BYTES
+        }
+        for column in suspects - set(self._longest):
+            self._longest[column] = self._longest_named(column)
+        longest = max((self._longest[column] for column in suspects), default=0)
+        return max(1, min(most, _BATCH_BYTES // max(1, longest)))
+
+    def _longest_named(self, column: str) -> int:
+        """Bytes of the longest value that rows of this column name by number: the first row comes with all of them."""
+        import pyarrow.compute as pc
+
+        longest = 0
+        with self._opened([column]) as file:
+            for group in range(file.metadata.num_row_groups):
+                for batch in islice(file.iter_batches(1, row_groups=[group], columns=[column]), 1):
+                    values = checked_column(batch.column(0), f"{self.name}: column {column!r}").dictionary
+                    longest = max(longest, pc.max(pc.binary_length(values)).as_py() or 0)
+        return longest
+
     @contextmanager
-    def _opened(self) -> Iterator[Any]:
+    def _opened(self, named: Sequence[str] = ()) -> Iterator[Any]:
+        """With the columns `named` as they are stored: values, and the number of one for each row."""
         from pyarrow import parquet
 
         with (
             self._place.open() as raw,
             _told(self._place, "Parquet", b"PAR1"),
-            parquet.ParquetFile(raw, pre_buffer=False) as file,
+            parquet.ParquetFile(raw, pre_buffer=False, read_dictionary=list(named)) as file,
         ):
             yield file
 
@@ -103,7 +144,7 @@ class ArrowPart:
             content.seek(0)
             opened = ipc.open_file if listed else ipc.open_stream
             reader = opened(content)
-            schema = reader.schema
+            schema = _readable(reader.schema)
             if columns is not None:
                 content.seek(0)
                 wanted = ipc.IpcReadOptions(included_fields=[schema.names.index(name) for name in columns])
@@ -111,40 +152,11 @@ class ArrowPart:
             yield schema, (reader.get_batch(at) for at in range(reader.num_record_batches)) if listed else iter(reader)
 
 
-def checked(batch: Any, name: str, first_row: int = 0) -> Any:
-    """The batch, if every value in it is what its type says. DataError names the column and, where it is one value, the row."""
-    import pyarrow as pa
-
-    try:
-        batch.validate(full=True)
-        return batch
-    except pa.ArrowException as error:
-        for column, field in zip(batch.columns, batch.schema, strict=True):
-            try:
-                column.validate(full=True)
-            except pa.ArrowException as reason:
-                where = f"{name}: column {field.name!r}"
-                if "utf8" in str(reason).lower().replace("-", ""):
-                    raise DataError(f"{where} holds text that is not UTF-8{_first_bad(column, first_row)}") from error
-                raise DataError(f"{where} is damaged: {in_words(reason)}") from error
-        raise DataError(f"{name} is damaged: {in_words(error)}") from error
-
-
-def _first_bad(column: Any, first_row: int) -> str:
-    """By halves; what a slice holds is checked alone."""
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(column.type):
-        return ""  # each row names a value; the values have no rows
-    start, stop = 0, len(column)
-    while stop - start > 1:
-        middle = (start + stop) // 2
-        try:
-            column.slice(start, middle - start).validate(full=True)
-            start = middle
-        except pa.ArrowException:
-            stop = middle
-    return f", first in row {first_row + start + 1}"
+def _readable(schema: Any) -> Any:
+    """Names of columns and of time zones are decoded only when they are asked for."""
+    for field in schema:
+        str(field)
+    return schema
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import io
 from bisect import bisect_left
@@ -112,9 +113,9 @@ class CsvPart:
             )
             if not stream.peek(1):
                 return
-            counting = _CountingQuotes(stream)
+            watched = _Watched(stream, self._place)
             try:
-                with arrow_csv.open_csv(pa.PythonFile(counting, "r"), read, parse, convert) as reader:
+                with arrow_csv.open_csv(pa.PythonFile(watched, "r"), read, parse, convert) as reader:
                     row = 0
                     for batch in reader:
                         rows, row = _numbered(batch.num_rows, row, ragged)
@@ -122,7 +123,7 @@ class CsvPart:
                             self._tell_ragged(ragged, row)
                         yield self._tidied(batch), Where(self.name, 0, rows, self._lines.of)
                 if tell:
-                    self._check_quotes(counting.quotes)
+                    self._check_quotes(watched.quotes)
                     self._tell_ragged(ragged, None)
             except pa.ArrowException as error:
                 raise DataError(self._cause(str(error))) from error
@@ -173,22 +174,31 @@ class CsvPart:
             return not_utf8(self._place)
         if "straddl" in error:
             size = f"{_BLOCK_BYTES >> 20} MB"
-            return f"{self.name}: a value in quotes goes on for more than {size}: some quote is opened and never closed"
+            return f"{self.name}: a row goes on for more than {size}: some quote is opened and never closed, or it has no lines"
         return f"{self.name} can't be read as CSV: {error}"
 
 
-class _CountingQuotes:
-    """A stream for Arrow to read from, and how many quotes came by."""
+class _Watched:
+    """A stream for Arrow to read from, and how many quotes came by. What is not UTF-8 does not get through.
+
+    Arrow looks at the text of the columns that are read; of a row that it leaves out, it fails to tell in mid-parse.
+    """
 
     closed = False
 
-    def __init__(self, stream: io.BufferedReader) -> None:
-        self._stream = stream
+    def __init__(self, stream: io.BufferedReader, place: Place) -> None:
+        self._stream, self._place = stream, place
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self.quotes = 0
 
     def read(self, size: int = -1) -> bytes:
         content = self._stream.read(size)
         self.quotes += content.count(b'"')
+        if not content.isascii() or self._decoder.getstate()[0]:
+            try:
+                self._decoder.decode(content)
+            except UnicodeDecodeError as error:
+                raise DataError(not_utf8(self._place)) from error
         return content
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -148,12 +148,21 @@ def _with_absent(names: list[str], classes: int | None, label: str) -> tuple[str
                     "leave classes out")  # fmt: skip
 
 
-def bad_labels(batch: Any, name: str) -> tuple[Array, str]:
-    """Where the label can't be used, whatever the classes turn out to be, and why."""
+def bad_labels(batch: Any, name: str) -> tuple[Array, Callable[[int], str]]:
+    """Where the label can't be used, whatever the classes turn out to be, and why a row's can't."""
     values = ArrowValues(batch)
     column = batch.column(batch.schema.names.index(name))
     missing = np.asarray(column.is_null().to_numpy(zero_copy_only=False))
-    if is_number(column.type):
-        with np.errstate(invalid="ignore"):
-            missing = missing | ~(np.abs(values.numbers(name)) <= LARGEST)
-    return missing, f"the label {name!r} is missing, not finite, or more than float32 can hold"
+    if not is_number(column.type):
+        return missing, lambda row: f"the label {name!r} is missing"
+    numbers = values.numbers(name)
+    with np.errstate(invalid="ignore"):
+        bad = missing | ~(np.abs(numbers) <= LARGEST)
+
+    def why(row: int) -> str:
+        if missing[row]:
+            return f"the label {name!r} is missing"
+        beyond = "more than float32 can hold" if np.isfinite(numbers[row]) else "not finite"
+        return f"the label {name!r} is {numbers[row]:g}, {beyond}"
+
+    return bad, why

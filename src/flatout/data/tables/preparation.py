@@ -55,13 +55,13 @@ class Preparation:
 
     def read(self, rows: Scan, targets: bool = True, *, folder: Path | None = None, on_bad: str = "error") -> Source:
         """All rows of other files, encoded with what was fitted; with the label as y where `targets` is set."""
-        return self.read_noted(rows, targets, folder=folder, on_bad=on_bad)[0]
+        return self.read_noted(rows, targets, folder=folder, bad=Bad(on_bad))[0]
 
     def read_noted(
-        self, rows: Scan, targets: bool = True, *, folder: Path | None = None, on_bad: str = "error", part: str = ""
+        self, rows: Scan, targets: bool = True, *, folder: Path | None = None, bad: Bad, part: str = ""
     ) -> tuple[Source, tuple[str, ...]]:
         """`read`, and what is to be said about those rows. `part` ("validation") names them in messages."""
-        bad, unseen = Bad(on_bad), Counter[str]()
+        unseen = Counter[str]()
         usable = self.rows(rows, bad, targets, keep_bytes=0)
         gathering = Gathering(folder, rows.rows)
         try:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from flatout.base.errors import DataError
+from flatout.base.units import show_bytes
+from flatout.data.allowance import allowed_bytes
 from flatout.data.bad import Bad
 from flatout.data.tables.arrow import ArrowValues, is_number
 from flatout.data.tables.host import LARGEST
@@ -18,6 +20,7 @@ from flatout.data.tables.values import not_a_date, parse_instants
 Array = np.ndarray[Any, Any]
 
 BLOCK_ROWS = 1 << 16
+_MOST_BLOCK_BYTES = 2_000_000_000  # of a column of text Arrow holds 2 GB in one piece
 
 
 class Rows:
@@ -73,6 +76,7 @@ class Rows:
 
         waiting: list[Any] = []
         rows, held, start = BLOCK_ROWS, 0, 0
+        most_bytes = min(_MOST_BLOCK_BYTES, allowed_bytes() // 3)
         for batch, _ in self.batches():
             taken = batch if training is None else _filtered(batch, training(batch, start))
             start += batch.num_rows
@@ -84,6 +88,9 @@ class Rows:
             if taken.num_rows:
                 waiting.append(taken)
                 held += taken.num_rows
+                held_bytes = sum(one.nbytes for one in waiting)
+                if held_bytes > most_bytes:
+                    raise _too_wide(held, held_bytes, most_bytes)
         if waiting:
             yield _joined(pa, waiting)
 
@@ -105,8 +112,7 @@ class Rows:
     def _checks(self, batch: Any) -> Iterator[tuple[Array, Any]]:
         values = ArrowValues(batch)
         if self._label is not None:
-            bad, said = bad_labels(batch, self._label)
-            yield bad, lambda row: said
+            yield bad_labels(batch, self._label)
         for name in self._numbers:
             column = batch.column(batch.schema.names.index(name))
             if str(column.type) in ("float", "double"):
@@ -148,3 +154,10 @@ def _joined(pa: Any, batches: list[Any]) -> Any:
     if len(batches) == 1:
         return batches[0]
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def _too_wide(rows: int, nbytes: int, most: int) -> DataError:
+    return DataError(
+        f"{rows:,} rows of the table take {show_bytes(nbytes)}, and {BLOCK_ROWS:,} are looked at together, for which there is "
+        f"room for {show_bytes(most)}: leave out the column with the long values (drop)"
+    )

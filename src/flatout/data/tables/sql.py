@@ -15,6 +15,7 @@ from flatout.data.bad import Bad
 from flatout.data.split import hash_batch
 from flatout.data.tables.scan import Scan
 from flatout.data.tables.schema import Types, Where, check_distinct, plain
+from flatout.data.tables.validity import checked
 
 _ROWS_AT_ONCE = 65536
 
@@ -69,6 +70,7 @@ class QueryPart:
         plain_ones = [field.name for field in reader.schema if not pa.types.is_nested(plain(field.type))]
         digest, rows = hashlib.blake2b(self._query.encode(), digest_size=16), 0
         for batch in reader:
+            checked(batch, "sql: the query", rows)
             digest.update(hash_batch(batch, 0, plain_ones).tobytes())
             rows += batch.num_rows
             yield batch

@@ -113,16 +113,19 @@ def table(
         lambda batch: fitted.others.of(folds.of(batch)) if fitted.others.tables else None,
     )
     said = [*preparation.notes, *unseen_notes(unseen, "held out"), *_summaries(bad, found.bad)]
+    left_out = [bad, found.bad]
     others: dict[str, Source | None] = {"validation": sources[1], "test": sources[2]}
     for part, given in (("validation", validation), ("test", test)):
         if given is not None:
             try:
                 other = _other(preparation, given, sql is not None, on_bad, base_folder, scan_options)
                 folder = _folders(cache, preparation, other, part).get(part)
-                others[part], more = preparation.read_noted(other, folder=folder, on_bad=on_bad, part=part)
+                mine = Bad(on_bad)
+                others[part], more = preparation.read_noted(other, folder=folder, bad=mine, part=part)
             except DataError as error:
                 raise DataError(f"{part}: {error}") from error
             said += [*more, *_summaries(other.bad)]
+            left_out += [mine, other.bad]
     return Data(
         train=_needed(sources[0]),
         validation=others["validation"],
@@ -137,6 +140,7 @@ def table(
         preparation=preparation,
         reading={**scan_options, "on_bad": on_bad},
         notes=tuple(said),
+        bad=tuple(left_out),
     )
 
 

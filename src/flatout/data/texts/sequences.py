@@ -106,6 +106,7 @@ def sequences(
         train=sources[0],
         validation=None if held is None else sources[1],
         notes=tuple(said for said in [bad.summary()] if said),
+        bad=(bad,),
         draw=draw if isinstance(draw, str) else to_tensor(draw, "draw"),
         classes=count,
         vocabulary=vocabulary,

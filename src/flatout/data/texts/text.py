@@ -216,6 +216,7 @@ def text(
         validation=held,
         inputs=("x", "documents", "positions") if boundaries == "attention" else ("x",),
         notes=tuple(said for said in [bad.summary()] if said),
+        bad=(bad,),
         draw=draw,
         vocabulary=vocabulary,
         alphabet=alphabet,

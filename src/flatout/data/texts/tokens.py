@@ -19,7 +19,7 @@ import numpy as np
 
 from flatout.base.errors import DataError
 from flatout.data import npy
-from flatout.data.allowance import Allowance
+from flatout.data.allowance import Allowance, TooLarge
 from flatout.data.bad import Bad
 from flatout.data.damage import in_words, reading
 from flatout.data.files import Array
@@ -27,7 +27,7 @@ from flatout.data.json_objects import parse_object
 from flatout.data.modules import module_files
 from flatout.data.places import LocalFile, open_regular, special_kind
 from flatout.data.stores.entries import Held
-from flatout.data.unpacking import LONGEST_LINE_BYTES, line_too_long, open_plain
+from flatout.data.unpacking import LONGEST_LINE_BYTES, check_unpacked_fits, line_too_long, open_plain
 
 TOKEN_TYPES = ("uint8", "uint16", "int32", "uint32", "int64")
 TOKEN_SUFFIXES = (".bin", ".npy")
@@ -177,6 +177,8 @@ def _chunks(path: Path, bad: Bad) -> Iterator[bytes]:
         with open_plain(place, packed=True) if kind_of(path)[1] else place.open() as file:
             while chunk := file.read(_READ_BYTES):
                 yield chunk
+    except TooLarge:
+        raise
     except DataError as error:
         bad.found(str(path), in_words(error).removeprefix(f"{path} "))
     except OSError as error:
@@ -337,10 +339,23 @@ def byte_parts(files: Sequence[Path], field: str, bad: Bad) -> tuple[list[Part],
 
 def _unpacked(path: Path, bad: Bad, room: Allowance) -> Part:
     content = bytearray()
+    _check_room(path, _BYTES_PER_BYTE, bad)
     for chunk in _chunks(path, bad):
         room.take(_BYTES_PER_BYTE * len(chunk), str(path))
         content += chunk
     return Part(str(path), np.frombuffer(content, np.uint8))
+
+
+def _check_room(path: Path, times: int, bad: Bad) -> None:
+    """Of a packed file, before any of it is kept."""
+    if not kind_of(path)[1]:
+        return
+    try:
+        check_unpacked_fits(LocalFile(path), times)
+    except TooLarge:
+        raise
+    except DataError:
+        pass  # damaged: said where it is read, and by what on_bad says
 
 
 def char_parts(files: Sequence[Path], field: str, bad: Bad) -> tuple[list[Part], list[int]]:
@@ -348,6 +363,8 @@ def char_parts(files: Sequence[Path], field: str, bad: Bad) -> tuple[list[Part],
     room = Allowance()
     codes: list[Array] = []
     lengths: list[int] = []
+    for path in files:
+        _check_room(path, _BYTES_PER_CHARACTER, bad)
     for document in documents(files, field, bad):
         lengths.append(0)
         for piece in document:
