@@ -17,7 +17,7 @@ HERE = Path(__file__).parent.parent / "src"
 NOISE = 0.97  # two arms of the very same code differ by so much on a machine that others use
 
 # what each arm runs in a process of its own, with its own flatout on the path
-CHILD = '''
+CHILD = """
 import json, os, signal, sys, time
 from pathlib import Path
 import torch
@@ -68,7 +68,7 @@ else:
     except Stopped:
         pass
     print(json.dumps(1 / took[0]))
-'''
+"""
 
 
 def child(source: Path, what: str, folder: Path, steps: int) -> float:
