@@ -450,3 +450,34 @@ def test_a_tokenizer_with_an_id_beyond_all_others(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("a b " * 50)
     with pytest.raises(DataError, match="has 2 tokens, and one of them is number 4000000000"):
         fo.data.text(str(tmp_path / "t.txt"), window=4, tokenizer=str(tmp_path / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_batches_of_arrow_have_to_fit_before_they_are_unpacked(tmp_path: Path, little_memory: None, kind: str) -> None:
+    import pyarrow as pa
+    from pyarrow import ipc
+
+    zeros = pa.table({"a": np.zeros(2 * MB), "label": np.zeros(2 * MB)})
+    opened = ipc.new_file if kind == "file" else ipc.new_stream
+    for name, rows in (("large", 2 * MB), ("small", 100_000)):
+        with opened(str(tmp_path / f"{name}.arrow"), zeros.schema, options=ipc.IpcWriteOptions(compression="zstd")) as writer:
+            writer.write_table(zeros, max_chunksize=rows)
+    assert scan(tmp_path / "small.arrow").rows == 2 * MB
+    with pytest.raises(DataError, match=r"large\.arrow does not fit into memory: a batch of it is, unpacked, 33\.6 MB"):
+        scan(tmp_path / "large.arrow")
+
+
+def test_a_long_text_that_every_row_of_parquet_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    monkeypatch.setattr("flatout.data.tables.columnar._BATCH_BYTES", 2 * MB)
+    monkeypatch.setattr("flatout.data.tables.rows._MOST_BLOCK_BYTES", 5 * MB)
+    texts = pa.DictionaryArray.from_arrays(np.zeros(20_000, np.int32), ["x" * 20_000])  # as text, 400 MB
+    table = pa.table({"a": texts, "label": np.arange(20_000) % 2})
+    for stored in (True, False):  # as values that rows name, and as text
+        parquet.write_table(table, tmp_path / "t.parquet", store_schema=stored)
+        batch, _ = next(scan(tmp_path / "t.parquet").batches())
+        assert batch.num_rows == 2 * MB // 20_000
+        with pytest.raises(DataError, match="leave out the column with the long values"):
+            fo.data.table(str(tmp_path / "t.parquet"), label="label")

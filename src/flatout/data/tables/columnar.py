@@ -14,6 +14,7 @@ from flatout.base.errors import DataError, FlatoutError
 from flatout.data.allowance import within_memory
 from flatout.data.damage import in_words
 from flatout.data.places import Place
+from flatout.data.tables.ipc_sizes import check_batches_fit
 from flatout.data.tables.schema import Types, Where, check_distinct, plain
 from flatout.data.tables.validity import checked, checked_column
 
@@ -105,9 +106,12 @@ class ArrowPart:
     def __init__(self, place: Place) -> None:
         self.name = place.name
         self._place = place
+        path = place.local()
         with self._opened() as (schema, _):
             check_distinct(schema.names, self.name)
             self.types: Types = {field.name: plain(field.type) for field in schema}
+        if path is not None:
+            check_batches_fit(path, self.name)
         with self._opened(schema.names[:1]) as (_, batches):  # one column is enough to count by
             blocks = [checked(batch, self.name).num_rows for batch in batches]
         self.rows: int | None = sum(blocks)
