@@ -53,10 +53,15 @@ class _Traced:
 
 
 class Repeats:
-    """Which blocks of a model are copied. `stands_for[i]`, after a trace: the block that was traced for block i."""
+    """Which blocks of a model are copied. `stands_for[i]`, after a trace: the block that was traced for block i.
 
-    def __init__(self, model: nn.Module) -> None:
+    `compared`: blocks whose numbers differ from those of the traced one and which were seen to do the same all the same. What
+    this trace sees is added: the next one of the same model need not look again.
+    """
+
+    def __init__(self, model: nn.Module, compared: set[int] | None = None) -> None:
         self.blocks = blocks_of(model)
+        self._compared = set() if compared is None else compared
         self.stands_for = list(range(len(self.blocks)))
         self._copies: list[tuple[_Traced, _Call]] = []
         alike: dict[object, list[int]] = defaultdict(list)
@@ -72,7 +77,7 @@ class Repeats:
         own = {place: vars(self.blocks[place]).get("forward") for places in self._groups for place in places}
         for places in self._groups:
             form = self._forms[places[1]]
-            differing = {place for place in places if self._forms[place] != form}
+            differing = {place for place in places if self._forms[place] != form} - self._compared
             traced = _Traced()
             self._watch(places[1], traced, counter, to_compare=bool(differing))
             for place in places[_TRACED_FIRST:-1]:
@@ -150,6 +155,7 @@ class Repeats:
                 self.stands_for[place] = place
                 return forward(*given, **named)
             self.stands_for[place] = of
+            self._compared.add(place)
             leaves = tree_leaves((given, named))
             call = _Call(_numbers(counter, [*own, *_weights(block), *leaves]), forward=(counter.done, counter.done))
             assert traced.like is not None
@@ -169,12 +175,14 @@ class Repeats:
 
 
 def callable_copy(model: nn.Module) -> tuple[nn.Module, Callable[[], AbstractContextManager[None]]]:
-    """A copy without data, and where it can be called; of deep models most blocks are not."""
+    """A copy without data, and where it can be called to see what it gives: of blocks that are alike but for numbers, which
+    change what it computes and not its shape, most are not called."""
     copied, fake = fake_copy(model)
+    every = set(range(len(blocks_of(copied))))
 
     @contextmanager
     def calling() -> Iterator[None]:
-        with fake, Counter() as counter, Repeats(copied).counted_by(counter):
+        with fake, Counter() as counter, Repeats(copied, compared=every).counted_by(counter):
             yield
 
     return copied, calling

@@ -64,6 +64,7 @@ _SCALE_PASSES = 3  # clipping and averaging read the weights or their like twice
 
 Form = tuple[object, ...]
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Form, tuple[Objective, tuple[Operation, ...]]]] = WeakKeyDictionary()
+_ALIKE: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()  # blocks that an earlier trace saw to do the same
 _KEPT: WeakKeyDictionary[nn.Module, Traces] = WeakKeyDictionary()
 
 
@@ -112,7 +113,7 @@ def trace(job: Job, settings: Settings, rows: int, columns: Mapping[str, Column]
     """Forward and backward without computing them: each tensor knows its shape, format and device, and has no data."""
     device = _trace_device(settings)
     model, fake = fake_copy(job.model)
-    repeats = Repeats(model.train())
+    repeats = Repeats(model.train(), _ALIKE.setdefault(job.model, set()))
     if settings.activation_checkpointing:
         recompute_blocks(model)
     pad_vocabulary(model, settings.vocabulary_padding)
