@@ -149,7 +149,12 @@ def _closed(out: Any, whole: io.BytesIO) -> bytes:
     """A PythonFile closes what it writes to: keep the bytes."""
     content: list[bytes] = []
     close = whole.close
-    whole.close = lambda: (content.append(whole.getvalue()), close())[1]  # type: ignore[method-assign]
+
+    def keep() -> None:
+        content.append(whole.getvalue())
+        close()
+
+    whole.close = keep  # type: ignore[method-assign]
     out.close()
     return content[0]
 
@@ -169,7 +174,7 @@ def _arrays() -> dict[str, Format]:
     def written(write: Callable[[Any], Any]) -> bytes:
         out = io.BytesIO()
         write(out)
-        return out.getvalue()
+        return bytes(out.getvalue())
 
     def idx(array: Any, code: int) -> bytes:
         return bytes([0, 0, code, array.ndim]) + np.array(array.shape, ">i4").tobytes() + array.tobytes()

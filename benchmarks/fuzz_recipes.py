@@ -36,7 +36,7 @@ def answer(case: Case, folder: Path) -> dict[str, Any]:
     from flatout.cli import main
 
     if isinstance(main.app, typer.Typer):
-        main.app = typer.main.get_command(main.app)  # which every call would make again
+        main.app = typer.main.get_command(main.app)  # type: ignore[assignment]  # which every call would make again
     recipe = folder / "recipe.yaml"
     recipe.write_bytes(case.content)
     sys.argv = ["flatout", "explain", str(recipe), *case.arguments]

@@ -230,14 +230,17 @@ class Round:
             return False
         with folder.events_path.open("rb") as log:
             log.seek(before)
-            return any(kind in log.read() for kind in (b'"resumed"', b'"started"'))
+            since = log.read()
+        return b'"resumed"' in since or b'"started"' in since
 
     def _where(self, before: int) -> str:
-        if (self.home / "evaluating").exists() and self._began(before):
-            return "evaluation"
         if self._began(before):
-            return "training"
+            return "evaluation" if self._evaluates() else "training"
         return "planning" if b"trying" in self.said.read_bytes() else "start-up"
+
+    def _evaluates(self) -> bool:
+        mark = self.home / "evaluating"
+        return mark.exists() and time.time() - mark.stat().st_mtime < 0.05
 
     # ---- what is left ----
 

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from torch import nn
 
 from flatout.base.budget import COUNTED, Budget
-from flatout.base.errors import FlatoutError, RecipeError, UsageError, did_you_mean
+from flatout.base.errors import DataError, FlatoutError, RecipeError, UsageError, did_you_mean
 from flatout.base.option_types import LARGEST
 from flatout.base.specs import Spec, import_named, pick
 from flatout.data.data import Data
@@ -206,7 +206,10 @@ class Recipe(BaseModel):
     def load_data(self, cache: Path | None = None) -> Data:
         """Read once; everything that is wrong with the data is said here. `cache` keeps what takes long to make."""
         if self._loaded is None:
-            self._loaded = self.data if isinstance(self.data, Data) else parse_data(self.data, self._folder, cache)
+            try:
+                self._loaded = self.data if isinstance(self.data, Data) else parse_data(self.data, self._folder, cache)
+            except OSError as error:  # a path that the system refuses, or a disk that can't be read
+                raise DataError(f"data: {error.filename or 'it'} can't be read: {error.strerror or error}") from error
         return self._loaded
 
     def early_stopping(self, metric: str) -> EarlyStop | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from flatout.cli.leaving import Ended, deaf_to_signals, ends_in_order
+from flatout.cli.main import main
 from flatout.cli.progress import progress_view
 
 BOTH = pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -56,6 +58,14 @@ def test_a_forked_process_ends_as_if_there_were_no_handler() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             os._exit(3)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+
+
+def test_a_command_inside_of_another_program_leaves_its_signals_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["flatout", "--version"])
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    with pytest.raises(SystemExit):
+        main()
+    assert {number: signal.getsignal(number) for number in before} == before
 
 
 def test_at_the_end_no_signal_counts() -> None:

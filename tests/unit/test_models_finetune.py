@@ -128,3 +128,9 @@ def test_rates_name_every_parameter_and_the_last_pattern_wins() -> None:
         rates(model, {"heads.weight": 2.0})
     with pytest.raises(ModelError, match="more than 0, got 0; to hold it still, freeze it"):
         rates(model, {"head.*": 0})
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a\0b"])
+def test_a_name_that_no_file_can_have(name: str) -> None:
+    with pytest.raises(ModelError, match="no weights at"):
+        load_weights(nn.Linear(1, 1), name)

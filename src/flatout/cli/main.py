@@ -54,16 +54,19 @@ def _options(
 
 def main() -> None:
     """Exit codes: 0 done, 1 failed, 2 usage, 129 hung up, 130 interrupted, 143 terminated; a run has saved before these."""
+    is_program = sys._getframe(1).f_globals.get("__name__") == "__main__"  # else somebody's process goes on after us
     try:
         with ends_in_order():
             _run()
     except SystemExit as ended:
-        deaf_to_signals()
+        if is_program:
+            deaf_to_signals()
         if _has_met_others() and isinstance(ended.code, int | None):
             leave(ended.code or 0)
         raise
     except KeyboardInterrupt:  # a second one, while the first was answered
-        deaf_to_signals()
+        if is_program:
+            deaf_to_signals()
         sys.exit(130)
 
 

@@ -19,7 +19,10 @@ WEIGHTS_FILE = "model.safetensors"
 
 def load_weights(model: nn.Module, path: str | Path, skip: Sequence[str] = ()) -> tuple[str, ...]:
     """Copy weights from a .safetensors file or a run folder into `model`, all but the names that match `skip`."""
-    file = _weights_file(Path(path))
+    try:
+        file = _weights_file(Path(path))
+    except (OSError, ValueError) as error:  # a name that no file can have
+        raise ModelError(f"no weights at {path}: {error}") from error
     if file.name == WEIGHTS_FILE:  # of a run's folder, or of another that knows what its files are to contain
         Manifest(file.parent, lambda name: "bring it back from a copy, or use other weights").check(file.name)
     try:
