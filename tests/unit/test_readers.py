@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import flatout as fo
-from flatout.base.errors import DataError
+from flatout.base.errors import DataError, FlatoutError
 from flatout.data import allowance, unpacking
 from flatout.data.files import read_array, read_columns
 from flatout.data.photos.listing import find_photos
@@ -481,3 +481,22 @@ def test_a_long_text_that_every_row_of_parquet_names(tmp_path: Path, monkeypatch
         assert batch.num_rows == 2 * MB // 20_000
         with pytest.raises(DataError, match="leave out the column with the long values"):
             fo.data.table(str(tmp_path / "t.parquet"), label="label")
+
+
+@pytest.mark.parametrize("name", ["x" * 5000 + ".csv", "a\0b.csv"])
+def test_a_name_that_no_file_can_have(tmp_path: Path, name: str) -> None:
+    path = str(tmp_path / name)
+    for read in (
+        lambda: fo.data.table(path, label="label"),
+        lambda: fo.data.arrays(path),
+        lambda: fo.data.text(path, window=4),
+        lambda: fo.data.images(path, size=16),
+        lambda: fo.data.sequences(path + ".jsonl"),
+        lambda: draft([path], None, tmp_path),
+    ):
+        with pytest.raises(FlatoutError):
+            read()
+    (tmp_path / "photos.csv").write_text("path,label\n" + f"{'x' * 5000}.png,a\n" * 30 + "b.png,b\n" * 30)
+    draft([str(tmp_path / "photos.csv")], None, tmp_path)  # a table of words, then
+    with pytest.raises(DataError, match="File name too long"):
+        fo.data.images(str(tmp_path / "photos.csv"), size=16)

@@ -64,9 +64,9 @@ def read_array(path: Path, column: str) -> Array | Tensor:
 
 
 def _checked_format(path: Path) -> str:
-    if not path.exists():
+    if not os.path.exists(path):
         raise DataError(f"no file at {path}")
-    if path.is_dir():
+    if os.path.isdir(path):
         raise DataError(f"{path} is a folder; expected a file: {FORMATS}")
     special = special_kind(path)
     if special is not None:

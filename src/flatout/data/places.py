@@ -169,18 +169,18 @@ def _at(name: str, base: Path, what: str, suffixes: tuple[str, ...]) -> list[Pla
     if "://" in name:
         return _remote(name, what, suffixes)
     path = base / Path(name).expanduser()
-    if path.is_file():
+    if os.path.isfile(path):
         return [LocalFile(path, name)]
-    if path.is_dir():
+    if os.path.isdir(path):
         inside = [Path(folder) / file for folder, _, files in os.walk(path) for file in files]
-        inside = [file for file in inside if file.is_file()]
+        inside = [file for file in inside if os.path.isfile(file)]
         found = [(file, file.relative_to(path)) for file in sorted(inside) if _meant(file.relative_to(path).parts, suffixes)]
         if not found:
             raise DataError(f"{what}: the folder {name} has no file that ends in {_listed(suffixes)}")
         return [LocalFile(file, str(Path(name) / below)) for file, below in found]
     # Only what was written is a pattern: the base folder may have brackets in its name.
     matches = sorted(glob.glob(name if path == Path(name) else str(Path(name).expanduser()), root_dir=base, recursive=True))
-    files = [match for match in matches if (base / match).is_file()]
+    files = [match for match in matches if os.path.isfile(base / match)]
     if not files:
         special = special_kind(path)
         if special is not None:

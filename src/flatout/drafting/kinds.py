@@ -80,11 +80,11 @@ def _given(typed: str) -> list[Given]:
     if "://" in typed:
         return [Given(typed, _by_name(typed.lower()) or "table", ())]
     path = Path(typed).expanduser()
-    if path.is_dir():
+    if os.path.isdir(path):
         return _folder(typed, path)
-    if path.is_file():
+    if os.path.isfile(path):
         return [Given(typed, _file_kind(path), (path,))]
-    files = [Path(match) for match in sorted(glob.glob(str(path), recursive=True)) if Path(match).is_file()]
+    files = [Path(match) for match in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(match)]
     if not files:
         what = "matches no file" if glob.has_magic(typed) else "does not exist"
         raise UsageError(f"{typed} {what}: expected {KNOWN}")

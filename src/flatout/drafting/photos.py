@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +49,7 @@ def draft_images(given: Given, asked: str | None, folder: Path) -> Draft:
     if asked not in (None, "label"):
         raise UsageError(f"--label {asked}: the class of an image is the name of its folder, or the column label of a list")
     path = Path(given.typed).expanduser()
-    parts = sorted(inside.name for inside in path.iterdir() if inside.is_dir()) if path.is_dir() else []
+    parts = sorted(inside.name for inside in path.iterdir() if inside.is_dir()) if os.path.isdir(path) else []
     split = "train" in parts and set(parts) <= {"train", *_HELD} and len(parts) > 1
     listing = find_photos(path / "train" if split else path)
     labels = Labels.of(listing.targets, words=listing.from_folders)

@@ -146,7 +146,7 @@ def _sized(transform: Transform, size: int) -> Transform:
 
 def _given_split(path: Any, validation: Any, test: Any, holdout: float) -> tuple[Any, Any, Any]:
     """The train, val and test folders of a folder that has nothing else; what was said outright goes first."""
-    if not isinstance(path, str | os.PathLike) or is_remote(path) or not Path(path).expanduser().is_dir():
+    if not isinstance(path, str | os.PathLike) or is_remote(path) or not os.path.isdir(Path(path).expanduser()):
         return path, validation, test
     folder = Path(path).expanduser()
     inside = {entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")}

@@ -87,9 +87,9 @@ def find_photos(written: Any) -> Listing:
         return _from_url(written)
     if isinstance(written, str | os.PathLike):
         path = Path(written).expanduser()
-        if path.is_dir():
+        if os.path.isdir(path):
             return _from_folder(path)
-        if not path.exists():
+        if not os.path.exists(path):
             raise DataError(f"images: nothing is at {path}; expected a folder of class folders, or a list such as photos.csv")
         return _from_list(path)
     if isinstance(written, tuple | list) and len(written) == 2 and not isinstance(written[0], str | os.PathLike):

@@ -59,7 +59,7 @@ class Tokenizer:
             import tokenizers
         except ImportError as error:
             raise MissingExtra("tokenizers", "text", f"tokenizer: {path.name}") from error
-        place = path / "tokenizer.json" if path.is_dir() else path
+        place = path / "tokenizer.json" if os.path.isdir(path) else path
         try:
             with open_regular(place) as file:
                 content = file.read()

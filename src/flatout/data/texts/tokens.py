@@ -51,7 +51,7 @@ def find_files(paths: Paths) -> list[Path]:
         name = os.fspath(written)
         if name.startswith("module:"):
             found += module_files(name.removeprefix("module:"))
-        elif Path(name).is_file():
+        elif os.path.isfile(name):
             found.append(Path(name))
         else:
             matches = [Path(match) for match in sorted(glob.glob(name, recursive=True)) if os.path.isfile(match)]
@@ -59,7 +59,7 @@ def find_files(paths: Paths) -> list[Path]:
             if special is not None:
                 raise DataError(f"text: {name} is {special}, which may never end: copy it to a file")
             if not matches:
-                what = "is a folder: write a glob such as 'folder/*.txt'" if Path(name).is_dir() else "matches no file"
+                what = "is a folder: write a glob such as 'folder/*.txt'" if os.path.isdir(name) else "matches no file"
                 raise DataError(f"text: {name} {what}")
             found += matches
     if not found:
