@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any
 
 from flatout.base.errors import DataError, FlatoutError
@@ -16,11 +15,9 @@ from flatout.data.damage import in_words
 from flatout.data.places import Place
 from flatout.data.tables.ipc_sizes import check_batches_fit
 from flatout.data.tables.schema import Types, Where, check_distinct, plain
-from flatout.data.tables.validity import checked, checked_column
+from flatout.data.tables.validity import checked
 
 _BATCH_BYTES = 512 << 20
-_USUAL_ROWS = 65536
-_FEW_BYTES = 8  # of a value, where most rows only name one
 
 
 class ParquetPart:
@@ -36,15 +33,16 @@ class ParquetPart:
         self.types: Types = {field.name: plain(field.type) for field in schema}
         self.rows: int | None = sum(groups)
         self._blocks = tuple(rows for rows in groups if rows)
-        self._longest: dict[str, int] = {}  # bytes of the longest value of columns that were suspect
+        self._texts = [field.name for field in schema if _is_text(field.type)]
 
     def batches(self, types: Types, rows_at_once: int) -> Iterator[tuple[Any, Where]]:
         row = 0
-        with self._opened() as file:
-            most = min(rows_at_once, self._most_rows(file, list(types)))
+        with self._opened([name for name in types if name in self._texts]) as file:
+            most = min(rows_at_once, self._most_rows(file))
             for batch in file.iter_batches(most, columns=list(types)):
-                yield checked(batch, self.name, row), Where(self.name, row)
-                row += batch.num_rows
+                for piece in _in_bounds(checked(batch, self.name, row)):
+                    yield piece, Where(self.name, row)
+                    row += piece.num_rows
         if row != self.rows:
             raise DataError(f"{self.name} tells of {self.rows} rows and holds {row}: it is damaged, or was changed meanwhile")
 
@@ -54,42 +52,18 @@ class ParquetPart:
     def fingerprint(self) -> str:
         return self._place.fingerprint()
 
-    def _most_rows(self, file: Any, columns: Sequence[str]) -> int:
-        """So many that a batch stays in bounds: a small file may hold a long text once and name it in every row.
+    def _most_rows(self, file: Any) -> int:
+        """So many that a batch of rows that are stored one by one stays in bounds.
 
-        That is looked for in columns whose values take next to nothing in the file, though all of them together could be long.
+        Of single columns nothing is asked: to look at a damaged one's metadata ends the process.
         """
         groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
         widest = max((group.total_byte_size / group.num_rows for group in groups if group.num_rows), default=0.0)
-        most = int(_BATCH_BYTES / max(widest, 1))
-        chunks = [group.column(place) for group in groups for place in range(group.num_columns)]
-        named = [c for c in chunks if c.path_in_schema in columns and c.has_dictionary_page and c.physical_type == "BYTE_ARRAY"]
-        suspects = {
-            chunk.path_in_schema
-            for chunk in named
-            if chunk.total_uncompressed_size < _FEW_BYTES * chunk.num_values
-            if chunk.total_uncompressed_size * min(chunk.num_values, _USUAL_ROWS) > _BATCH_BYTES
-        }
-        for column in suspects - set(self._longest):
-            self._longest[column] = self._longest_named(column)
-        longest = max((self._longest[column] for column in suspects), default=0)
-        return max(1, min(most, _BATCH_BYTES // max(1, longest)))
-
-    def _longest_named(self, column: str) -> int:
-        """Bytes of the longest value that rows of this column name by number: the first row comes with all of them."""
-        import pyarrow.compute as pc
-
-        longest = 0
-        with self._opened([column]) as file:
-            for group in range(file.metadata.num_row_groups):
-                for batch in islice(file.iter_batches(1, row_groups=[group], columns=[column]), 1):
-                    values = checked_column(batch.column(0), f"{self.name}: column {column!r}").dictionary
-                    longest = max(longest, pc.max(pc.binary_length(values)).as_py() or 0)
-        return longest
+        return max(1, int(_BATCH_BYTES / max(widest, 1)))
 
     @contextmanager
     def _opened(self, named: Sequence[str] = ()) -> Iterator[Any]:
-        """With the columns `named` as they are stored: values, and the number of one for each row."""
+        """With the columns `named` as they are stored: distinct values, and the number of one for each row."""
         from pyarrow import parquet
 
         with (
@@ -154,6 +128,26 @@ class ArrowPart:
                 wanted = ipc.IpcReadOptions(included_fields=[schema.names.index(name) for name in columns])
                 reader = opened(content, options=wanted)
             yield schema, (reader.get_batch(at) for at in range(reader.num_record_batches)) if listed else iter(reader)
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _in_bounds(batch: Any) -> Iterator[Any]:
+    """The batch in pieces of bounded size once each row has its value: one long text may be named by every row."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    longest = 1
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type) and _is_text(column.type.value_type):
+            longest = max(longest, pc.max(pc.binary_length(column.dictionary)).as_py() or 0)
+    rows = max(1, _BATCH_BYTES // longest)
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
 
 
 def _readable(schema: Any) -> Any:

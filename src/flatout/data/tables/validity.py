@@ -24,7 +24,7 @@ def checked(batch: Any, name: str, first_row: int = 0) -> Any:
         batch.validate(full=True)
     except pa.ArrowException as error:
         for column, field in zip(batch.columns, batch.schema, strict=True):
-            checked_column(column, f"{name}: column {field.name!r}", first_row)
+            _check_column(column, f"{name}: column {field.name!r}", first_row)
         raise DataError(f"{name} is damaged: {in_words(error)}") from error
     for column, field in zip(batch.columns, batch.schema, strict=True):
         if pa.types.is_date(field.type) or pa.types.is_timestamp(field.type):
@@ -32,12 +32,11 @@ def checked(batch: Any, name: str, first_row: int = 0) -> Any:
     return batch
 
 
-def checked_column(column: Any, where: str, first_row: int = 0) -> Any:
+def _check_column(column: Any, where: str, first_row: int) -> None:
     import pyarrow as pa
 
     try:
         column.validate(full=True)
-        return column
     except pa.ArrowException as error:
         if "utf8" in str(error).lower().replace("-", ""):
             raise DataError(f"{where} holds text that is not UTF-8{_first_bad(column, first_row)}") from error
@@ -45,20 +44,28 @@ def checked_column(column: Any, where: str, first_row: int = 0) -> Any:
 
 
 def _first_bad(column: Any, first_row: int) -> str:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_dictionary(column.type):
+        return f", first in row {first_row + _first_wrong(column) + 1}"
+    row = pc.index(column.indices, pa.scalar(_first_wrong(column.dictionary), column.indices.type)).as_py()
+    return f", first in row {first_row + row + 1}" if row >= 0 else ""
+
+
+def _first_wrong(values: Any) -> int:
     """By halves; what a slice holds is checked alone."""
     import pyarrow as pa
 
-    if pa.types.is_dictionary(column.type):
-        return ""  # each row names a value; the values have no rows
-    start, stop = 0, len(column)
+    start, stop = 0, len(values)
     while stop - start > 1:
         middle = (start + stop) // 2
         try:
-            column.slice(start, middle - start).validate(full=True)
+            values.slice(start, middle - start).validate(full=True)
             start = middle
         except pa.ArrowException:
             stop = middle
-    return f", first in row {first_row + start + 1}"
+    return start
 
 
 def _check_dates(column: Any, where: str, first_row: int) -> None:
