@@ -174,10 +174,10 @@ def _arrays() -> dict[str, Format]:
     def written(write: Callable[[Any], Any]) -> bytes:
         out = io.BytesIO()
         write(out)
-        return bytes(out.getvalue())
+        return out.getvalue()
 
     def idx(array: Any, code: int) -> bytes:
-        return bytes([0, 0, code, array.ndim]) + np.array(array.shape, ">i4").tobytes() + array.tobytes()
+        return bytes([0, 0, code, array.ndim]) + bytes(np.array(array.shape, ">i4").tobytes()) + bytes(array.tobytes())
 
     def whole(path: Path) -> Any:
         return _all_rows(fo.data.arrays(str(path), holdout=0.2, normalize="auto"))
