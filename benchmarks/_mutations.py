@@ -11,7 +11,6 @@ _DIGITS = (
     b"0", b"-1", b"1e308", b"-1e999", b"NaN", b"Infinity", b"99999999999999999999", b"18446744073709551616", b"4294967295",
     b"0x41", b"null", b'""', b"[]", b"{}", b"true", b"maybe",
 )  # fmt: skip
-_BITS = "bits of some bytes are flipped"
 
 
 def flip_bits(content: bytearray, rng: random.Random, others: Sequence[bytes]) -> bytearray:

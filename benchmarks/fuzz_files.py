@@ -23,7 +23,6 @@ from typing import Any
 LIMIT_S = 10.0
 LIMIT_BYTES = 4 << 30
 _NET_BYTES = 12 << 30  # of addresses, so that a fault does not take the machine with it
-_BEGIN, _END = "begin ", "end "
 
 
 def main() -> int:
