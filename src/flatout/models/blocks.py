@@ -54,6 +54,22 @@ def form_of(block: nn.Module, *, numbers: bool = True) -> object:
     return tuple((name, type(module), _attributes(module, numbers)) for name, module in block.named_modules())
 
 
+def differing_numbers(block: nn.Module, others: Sequence[nn.Module]) -> dict[str, set[str]]:
+    """By the names of its modules: attributes of `block` that are others in a block which is equal but for its numbers."""
+    found: dict[str, set[str]] = {}
+    for other in others:
+        for (name, module), (_, alike) in zip(block.named_modules(), other.named_modules(), strict=True):
+            there = vars(alike)
+            names = {one for one, value in vars(module).items() if one != "_modules" and _differ(value, there.get(one))}
+            if names:
+                found.setdefault(name, set()).update(names)
+    return found
+
+
+def _differ(value: Any, other: Any) -> bool:
+    return form_of_value(value) != form_of_value(other)
+
+
 def _attributes(module: nn.Module, numbers: bool) -> object:
     values = sorted(vars(module).items())
     return tuple((name, form_of_value(value, numbers=numbers)) for name, value in values if name != "_modules")

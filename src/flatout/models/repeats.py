@@ -1,9 +1,10 @@
 """Tracing a deep model in the time of a shallow one: of blocks that are alike a few are traced, the others copied from them.
 
-A block is copied if it is of the same form as one that was traced, and is called with arguments of the same form. If numbers
-among its attributes differ, such as the index of a layer, its forward is called to see that it does the same. Its operators are
-then those of the traced one, with the block's own weights, inputs and outputs in their places: the same list that tracing it
-would have given. A block that keeps something from its call, or hands its input on, is traced.
+A block is copied if it is of the same form as one that was traced, and is called with arguments of the same form. Numbers among
+its attributes may differ, such as the index of a layer: if the traced forward reads them, the block is called too, to see that
+it does the same. Its operators are then those of the traced one, with the block's own weights, inputs and outputs in their
+places: the same list that tracing it would have given. A block that keeps something from its call, or hands its input on, is
+traced.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from flatout.measure.counts import Counter, Operation, Touched
-from flatout.models.blocks import blocks_of, form_of, form_of_value
+from flatout.models.blocks import blocks_of, differing_numbers, form_of, form_of_value
 from flatout.models.dataless import fake_copy
 
 _TRACED_FIRST = 3  # with the last one: the second, which is copied, has neighbours that were traced too
@@ -48,7 +49,7 @@ class _Traced:
 
     call: _Call = field(default_factory=_Call)
     arguments: object = None  # their form
-    calls: object = None  # the operators of its forward, of which shapes; asked for when they are needed
+    calls: object = None  # the operators of its forward, of which shapes; None: it reads no number that differs in another
     like: tuple[Any, Any] | None = None  # leaves of its output and how they hang together; None: it can't be copied
 
 
@@ -69,19 +70,23 @@ class Repeats:
             for place, block in enumerate(self.blocks):
                 alike[form_of(block, numbers=False)].append(place)
         self._groups = [places for places in alike.values() if len(places) > _TRACED_FIRST + 1]
-        self._forms = {place: form_of(self.blocks[place]) for places in self._groups for place in places}
+        self._differing: dict[int, tuple[set[int], dict[str, set[str]]]] = {}  # by the block to copy: others, what differs
+        for places in self._groups:
+            form, second = form_of(self.blocks[places[1]]), places[1]
+            others = {place for place in places if place not in self._compared and form_of(self.blocks[place]) != form}
+            names = differing_numbers(self.blocks[second], [self.blocks[place] for place in sorted(others)])
+            self._differing[second] = (others, names)
 
     @contextmanager
     def counted_by(self, counter: Counter) -> Iterator[None]:
         """Calls of the blocks within are traced or copied; `operations` has all of them afterwards."""
         own = {place: vars(self.blocks[place]).get("forward") for places in self._groups for place in places}
         for places in self._groups:
-            form = self._forms[places[1]]
-            differing = {place for place in places if self._forms[place] != form} - self._compared
+            others, names = self._differing[places[1]]
             traced = _Traced()
-            self._watch(places[1], traced, counter, to_compare=bool(differing))
+            self._watch(places[1], traced, counter, names)
             for place in places[_TRACED_FIRST:-1]:
-                self._copy(place, places[1], traced, counter, to_compare=place in differing)
+                self._copy(place, places[1], traced, counter, to_compare=place in others)
         try:
             yield
         finally:
@@ -115,20 +120,20 @@ class Repeats:
         """Memory that copied blocks read, of others."""
         return {number for _, call in self._copies for number in (*call.given, *call.gradients[:1])}
 
-    def _watch(self, place: int, traced: _Traced, counter: Counter, to_compare: bool) -> None:
+    def _watch(self, place: int, traced: _Traced, counter: Counter, differing: Mapping[str, set[str]]) -> None:
         block = self.blocks[place]
         forward: Callable[..., Any] = block.forward
         own = _weights(block)
 
         def watched(*given: Any, **named: Any) -> Any:
             before, arguments = form_of(block), _form_of_arguments(given, named)
-            traced.calls = _calls(counter, forward, given, named) if to_compare else None
             leaves, spec = tree_flatten((given, named))
             leaves = [_apart(leaf) for leaf in leaves]
             call = _Call(_numbers(counter, [*own, *_weights(block), *leaves]))
             begin = counter.done
             again, named_again = tree_unflatten(leaves, spec)
-            output = forward(*again, **named_again)
+            with _readings(block, differing) as read:
+                output = forward(*again, **named_again)
             call.forward = (begin, counter.done)
             out_leaves, out_spec = tree_flatten(output)
             call.output = _numbers(counter, out_leaves)
@@ -137,6 +142,7 @@ class Repeats:
             kept_nothing = form_of(block) == before
             if new and kept_nothing and len(sources) == len(results) <= 1 and _only_tensors(out_leaves):
                 traced.like, traced.arguments, traced.call = (out_leaves, out_spec), arguments, call
+                traced.calls = _calls(counter, forward, given, named) if read else None
                 if results:
                     results[0].register_hook(lambda gradient: _begin_backward(call, counter, gradient))
                     sources[0].register_hook(lambda gradient: _end_backward(call, counter, gradient))
@@ -151,7 +157,9 @@ class Repeats:
 
         def copied(*given: Any, **named: Any) -> Any:
             same = traced.like is not None and _form_of_arguments(given, named) == traced.arguments
-            if not same or (to_compare and _calls(counter, forward, given, named) != traced.calls):
+            if same and to_compare and traced.calls is not None:
+                same = _calls(counter, forward, given, named) == traced.calls
+            if not same:
                 self.stands_for[place] = place
                 return forward(*given, **named)
             self.stands_for[place] = of
@@ -219,6 +227,32 @@ class _Sequence(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = [(tuple(one.shape), one.dtype) for one in tree_leaves(result) if isinstance(one, Tensor)]
         self.found.append((func, given))
         return result
+
+
+@contextmanager
+def _readings(block: nn.Module, watched: Mapping[str, set[str]]) -> Iterator[set[str]]:
+    """Which of the `watched` attributes of its modules are read within."""
+    read: set[str] = set()
+    modules = {name: module for name, module in block.named_modules() if name in watched}
+    classes = {name: type(module) for name, module in modules.items()}
+    try:
+        for name, module in modules.items():
+            module.__class__ = _listening(classes[name], watched[name], read)
+        yield read
+    finally:
+        for name, module in modules.items():
+            module.__class__ = classes[name]
+
+
+def _listening(kind: type, names: set[str], read: set[str]) -> type:
+    reads: Any = kind.__getattribute__
+
+    def listen(self: Any, name: str) -> Any:
+        if name in names:
+            read.add(name)
+        return reads(self, name)
+
+    return type(kind.__name__, (kind,), {"__getattribute__": listen, "__module__": kind.__module__})
 
 
 def _calls(counter: Counter, forward: Callable[..., Any], given: Any, named: Any) -> list[object]:
