@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.init import trunc_normal_
 
 import flatout as fo
-from flatout.base.errors import ModelError
+from flatout.base.errors import ModelError, UsageError
 from flatout.base.shapes import Shapes
 from flatout.building import build_job, check_job
 from flatout.engine.job import Job
@@ -232,6 +232,14 @@ def test_a_large_model_that_does_not_fit_its_data_is_said_before_it_has_weights(
     other = fo.Recipe(data=fo.data.arrays(x, y), model=lambda: nn.Linear(999, 100), batch=4, lr=0.1, budget="1 epoch")
     with pytest.raises(ModelError, match="failed on its first batch"):
         check_job(build_job(other, weights_budget=WeightsBudget(0)), torch.device("cpu"))
+
+
+def test_a_metric_that_nobody_measures_is_said_of_a_large_model_too() -> None:
+    x, y = np.zeros((40, 256), np.float32), np.arange(40) % 10
+    data = fo.data.arrays(x, y, holdout=0.2)
+    made = fo.Recipe(data=data, model=lambda: nn.Linear(256, 100), batch=4, lr=0.1, budget="auc >= 0.9 within 2 epochs")
+    with pytest.raises(UsageError, match="budget names the metric 'auc'; known: accuracy, loss"):
+        check_job(build_job(made, weights_budget=WeightsBudget(0)), torch.device("cpu"))
 
 
 def test_weights_to_start_from_are_compared_by_name_and_shape(job_of: Callable[..., Job], tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-LIMIT_BYTES = 512 * 2**20  # as much as GPT-2 of 124 M weights: whatever is smaller is built as a run builds it
+LIMIT_BYTES = 256 * 2**20  # 67 M weights, drawn in about a second: a smaller model is built as a run builds it
 _SMALL_BYTES = 64 * 2**10
 _SMALL_LIMIT_BYTES = 256 * 2**20  # of small ones that are real although the limit was reached
 _TAGS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}

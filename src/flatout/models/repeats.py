@@ -186,11 +186,11 @@ def callable_copy(model: nn.Module) -> tuple[nn.Module, Callable[[], AbstractCon
     """A copy without data, and where it can be called to see what it gives: of blocks that are alike but for numbers, which
     change what it computes and not its shape, most are not called."""
     copied, fake = fake_copy(model)
-    every = set(range(len(blocks_of(copied))))
+    repeats = Repeats(copied, compared=set(range(len(blocks_of(copied)))))
 
     @contextmanager
     def calling() -> Iterator[None]:
-        with fake, Counter() as counter, Repeats(copied, compared=every).counted_by(counter):
+        with fake, Counter() as counter, repeats.counted_by(counter):
             yield
 
     return copied, calling
