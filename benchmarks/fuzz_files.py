@@ -20,21 +20,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+_CHILD = "--child"
 LIMIT_S = 10.0
 LIMIT_BYTES = 4 << 30
 _NET_BYTES = 12 << 30  # of addresses, so that a fault does not take the machine with it
 
 
 def main() -> int:
-    asked = _options().parse_args()
-    if asked.child:
+    if sys.argv[1:] == [_CHILD]:
         return serve()
-    import torch
-    from evidence import Bar, Report
-
+    asked = _options().parse_args()
     began_s = time.monotonic()
-    cases = list(cases_of(asked.seed, asked.cases, asked.only))
-    outcomes = [outcome for outcome in run(cases)]
+    outcomes = list(run(asked.seed, asked.cases, asked.only))
     counts = Counter(outcome["ended"] for outcome in outcomes)
     faults = [outcome for outcome in outcomes if outcome["ended"] not in ("rows", "error")]
     for fault in faults:
@@ -44,8 +41,12 @@ def main() -> int:
     if asked.plain:
         print(json.dumps({"cases": len(outcomes), **counts, "seconds": round(time.monotonic() - began_s, 1)}))
         return 1 if faults else 0
+    import torch
+    from evidence import Bar, Report
+
     report = Report("fuzz_files", str(__doc__), torch.device("cpu"))
-    by_format = {name: Counter(one["ended"] for one in outcomes if one["format"] == name) for _, name, _ in cases}
+    names = dict.fromkeys(outcome["format"] for outcome in outcomes)
+    by_format = {name: Counter(one["ended"] for one in outcomes if one["format"] == name) for name in names}
     report.conditions = {
         "seed": asked.seed,
         "cases": len(outcomes),
@@ -63,34 +64,29 @@ def main() -> int:
 
 
 def _options() -> argparse.ArgumentParser:
-    from evidence import options
+    if "--plain" in sys.argv:  # the tests: what it takes to import torch is most of what this process does
+        parser = argparse.ArgumentParser(description=__doc__)
+    else:
+        from evidence import options
 
-    parser = options(__doc__, repeats=1)
+        parser = options(__doc__, repeats=1)
     parser.add_argument("--seed", type=int, default=0, help="another one, other mutations (default 0)")
     parser.add_argument("--cases", type=int, default=2000, help="how many files (default 2000)")
     parser.add_argument("--only", help="the formats whose names begin so")
     parser.add_argument("--plain", action="store_true", help="print counts as JSON and write no report")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
-def cases_of(seed: int, count: int, only: str | None) -> Iterator[tuple[int, str, int]]:
-    from _readable import formats
-
-    names = [name for name in formats() if only is None or name.startswith(only)]
-    for number in range(count):
-        yield number, names[number % len(names)], seed
-
-
-def run(cases: list[tuple[int, str, int]]) -> Iterator[dict[str, Any]]:
+def run(seed: int, count: int, only: str | None) -> Iterator[dict[str, Any]]:
     """Case after case in one process; one that crashes, hangs or grows takes its process with it, and the next gets another."""
-    waiting = list(reversed(cases))
-    child: _Child | None = None
-    while waiting:
-        case = waiting.pop()
+    first = _Child()
+    names = [name for name in first.names if only is None or name.startswith(only)]
+    child: _Child | None = first
+    for number in range(count):
         child = child or _Child()
-        outcome = child.ask(case)
-        yield {"case": case[0], "format": case[1], **outcome}
+        name = names[number % len(names)]
+        outcome = child.ask((number, name, seed))
+        yield {"case": number, "format": name, **outcome}
         if outcome["ended"] in ("crash", "hang", "over 4 GB"):
             child.end()
             child = None
@@ -103,13 +99,16 @@ class _Child:
         self._folder = tempfile.mkdtemp(prefix="flatout-fuzz-")
         self._words = open(Path(self._folder) / "stderr", "w+b")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--child"],
+            [sys.executable, __file__, _CHILD],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._words,
             env={**os.environ, "TMPDIR": self._folder, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
         )
-        self._read(120.0)  # it says that it has imported everything
+        ready = self._read(120.0)  # everything is imported
+        if ready is None:
+            raise RuntimeError(f"the process that reads files did not start: {self._last_words()}")
+        self.names: list[str] = ready["formats"]
 
     def ask(self, case: tuple[int, str, int]) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -158,7 +157,7 @@ def serve() -> int:
     resource.setrlimit(resource.RLIMIT_AS, (_NET_BYTES, _NET_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     everything = [known[name].content for name in known]
-    answers.write(json.dumps({"ready": True}) + "\n")
+    answers.write(json.dumps({"formats": list(known)}) + "\n")
     answers.flush()
     for line in sys.stdin:
         number, name, seed = json.loads(line)
