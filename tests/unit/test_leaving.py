@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,19 @@ def test_below_nohup_a_hangup_stays_ignored() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with ends_in_order():
         os.kill(os.getpid(), signal.SIGHUP)
+
+
+def test_an_import_is_not_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C++ that is being imported can't stand an error out of nowhere: the signal counts when the import is over."""
+    lines = "import os, signal, time", "os.kill(os.getpid(), signal.SIGTERM)", "time.sleep(0.2)", "whole = True"
+    (tmp_path / "slowly_imported.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Ended), ends_in_order():
+        import slowly_imported  # type: ignore[import-not-found]
+
+        assert slowly_imported.whole
+        time.sleep(5)
+        raise AssertionError("nobody ended this")
 
 
 def test_a_forked_process_ends_as_if_there_were_no_handler() -> None:

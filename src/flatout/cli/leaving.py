@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
+_SOON_S, _MOST = 0.05, 200  # seconds until a signal is asked for again, and how often: an import may be the user's own work
+
 
 class Ended(SystemExit):
     """A signal asked for the end of something that has nothing to save."""
@@ -28,12 +30,19 @@ def ends_in_order() -> Iterator[None]:
     A run has handlers of its own while it trains. What the shell ignores for us, as `nohup` does, stays ignored.
     """
     asked = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
-    owner = os.getpid()
+    owner, put_off = os.getpid(), 0
 
     def end(number: int, frame: FrameType | None) -> None:
         if os.getpid() != owner:  # of a process that was forked off, such as a loader's worker: as if we were not there
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+            return
+        nonlocal put_off
+        if _is_importing(frame) and put_off < _MOST:
+            put_off += 1
+            again = threading.Timer(_SOON_S, os.kill, (owner, number))
+            again.daemon = True
+            again.start()
             return
         for one in asked:
             signal.signal(one, signal.SIG_IGN)  # once is enough: what tidies up is not to be interrupted
@@ -46,6 +55,15 @@ def ends_in_order() -> Iterator[None]:
         for number, handler in before.items():
             if signal.getsignal(number) is end:
                 signal.signal(number, handler)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Torch's C++ calls Python while it is imported, and an error that comes up there aborts the process (SIGABRT)."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def deaf_to_signals() -> None:
