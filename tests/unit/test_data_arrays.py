@@ -174,3 +174,9 @@ def test_fashion_mnist_reads_as_it_is_published(shared_data: Any) -> None:
     data = arrays(folder / "t10k-images-idx3-ubyte.gz", folder / "t10k-labels-idx1-ubyte.gz", layout="hw", normalize="auto")
     assert (len(data.train), data.classes, data.shapes_x()) == (10_000, 10, (28, 28))
     assert torch.bincount(data.train.read(torch.arange(10_000))["y"]).tolist() == [1000] * 10
+
+
+@pytest.mark.parametrize("given", [True, 1, [0.5], "yes"])
+def test_a_normalize_that_is_none_is_said(given: Any) -> None:
+    with pytest.raises(DataError, match="normalize is 'auto', or scale, mean and std; got"):
+        arrays(torch.randn(8, 4), torch.randint(0, 2, (8,)), normalize=given)

@@ -156,6 +156,6 @@ def _normalizer(normalize: str | Mapping[str, Any] | Transform | None, source: A
         return (Normalize.fit(source),)
     if isinstance(normalize, Mapping):
         return parse_transforms([{"normalize": normalize}])
-    if isinstance(normalize, str):
+    if isinstance(normalize, str | bool | int | float | list | tuple):
         raise DataError(f"normalize is 'auto', or scale, mean and std; got {normalize!r}")
     return (normalize,)

@@ -188,7 +188,7 @@ def _normalizer(
         return (fit_normalize(train, center),)
     if isinstance(given, Mapping):
         return parse_transforms([{"normalize": given}])
-    if isinstance(given, str):
+    if isinstance(given, str | bool | int | float | list | tuple):
         raise DataError(f"normalize is 'imagenet', 'auto', or scale, mean and std; got {given!r}")
     return (given,)
 
