@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +25,9 @@ def test_no_broken_recipe_ends_in_a_traceback(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr("flatout.cli.main.app", app)  # which the benchmark puts another form in the place of
     # read, checked and built; what the plan makes of it takes longer, and is left to the benchmark
-    monkeypatch.setattr("flatout.verbs.checked_plan", lambda *given, **more: (None, None))
+    plan = SimpleNamespace(settings=None)
+    monkeypatch.setattr("flatout.verbs.checked_plan", lambda *given, **more: (plan, None))
+    monkeypatch.setattr("flatout.verbs.why_not_here", lambda *given, **more: None)
     monkeypatch.setattr("flatout.verbs.explain_plan", lambda *given, **more: Doc(()))
     make_data(tmp_path)
     found = [(number, answer(case, tmp_path)) for number, case in enumerate(cases(SEED, 300))]

@@ -29,6 +29,7 @@ from flatout.data.tables import encoded
 from flatout.machine.ceilings import Ceilings, Measured
 from flatout.plan import situation, tier
 from flatout.plan.plan import Prediction
+from flatout.store.run_folder import all_runs
 from flatout.survey.survey import survey
 from flatout.survey.view import doc
 from flatout.verbs import Run
@@ -141,10 +142,10 @@ def test_a_run_goes_on_exactly_while_the_setting_is_another(tmp_path: Path, phot
         with pytest.raises(Stopped):
             fo.run(asked(photos, cache_compression="lz4"), runs=tmp_path / "runs", cache=cache, observers=[stopped_at(2)])
         assert 0 < cached_rows(Cache(cache), asked(photos).load_data().train.compact()[0]) <= 18
-        plan = next((tmp_path / "runs").glob("*/plan.json"))
-        text = json.loads(plan.read_text())
-        text["settings"]["cache_compression"] = "zstd"
-        plan.write_text(json.dumps(text))
+        (folder,) = all_runs(tmp_path / "runs")
+        plan = folder.read("plan.json")
+        plan["settings"]["cache_compression"] = "zstd"
+        folder.write("plan.json", plan)
         rest = fo.run(asked(photos, cache_compression="lz4"), runs=tmp_path / "runs", cache=cache)
     assert kinds(rest, "resumed") and equal(weights(rest), weights(whole))
 

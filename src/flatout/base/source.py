@@ -89,7 +89,7 @@ def _collect_variable(variable: _Variable, name: str, pieces: dict[object, str])
     pieces[key] = f"{key[0]}.{variable.name}: " + "\n".join(map(ast.unparse, statements))
     names = {node.id for one in statements for node in ast.walk(one) if isinstance(node, ast.Name)} - {variable.name}
     attributes = {node.attr for one in statements for node in ast.walk(one) if isinstance(node, ast.Attribute)}
-    if (names | attributes) & _FROM_OUTSIDE and type(value) in (bool, int, float):
+    if variable.is_used and (names | attributes) & _FROM_OUTSIDE and type(value) in (int, float):
         pieces[key] += f" = {value!r}"  # the text does not say what it is
     found = [
         (
