@@ -27,7 +27,7 @@ from flatout.engine.recompute import recompute_blocks
 from flatout.engine.settings import Settings
 from flatout.measure.counts import Counter, Counts, Operation
 from flatout.measure.groups import MOVEMENT, UPDATE
-from flatout.models.dataless import fake_copy
+from flatout.models.dataless import fake_copy, is_dataless
 from flatout.models.head import pad_vocabulary
 from flatout.models.repeats import Repeats
 from flatout.models.residual import narrow_residual
@@ -58,7 +58,7 @@ class Work:
 # of updates that can't be traced: how often they read or write all weights, and in how many operators
 _UPDATES = {"adamw": (22, 11), "adam": (20, 10), "sgd": (7, 3)}
 _TENSOR_CALLS = 0.5  # a CPU takes one by one the tensors that a GPU takes in one launch, each for so much of a call
-_MANY = 500  # tensors, of which each takes milliseconds to trace
+_MANY, _MANY_WITHOUT_DATA = 500, 100  # tensors, of which each takes milliseconds to trace
 _IN_A_GRAPH = 7  # small kernels of its own
 _SCALE_PASSES = 3  # clipping and averaging read the weights or their like twice and write them once
 
@@ -188,7 +188,8 @@ def _update(job: Job, settings: Settings) -> tuple[Operation, ...]:
     """An optimizer of the user's own is not called for a prediction; one on the host, or over very many tensors, is as others
     are."""
     tensors = sum(1 for _ in job.model.parameters())
-    if not isinstance(job.optimizer, Spec) or settings.optimizer_offload or tensors > _MANY:
+    many = _MANY_WITHOUT_DATA if is_dataless(job.model) else _MANY  # of a model that is only explained, to be quick
+    if not isinstance(job.optimizer, Spec) or settings.optimizer_offload or tensors > many:
         return _usual_update(job, settings)
     try:
         return _traced_update(job, settings)
