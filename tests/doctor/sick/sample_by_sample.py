@@ -30,7 +30,7 @@ class Model(nn.Module):
 
 model = Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
-for names, labels in DataLoader(Names(), batch_size=48, shuffle=True):
+for names, labels in DataLoader(Names(), batch_size=24, shuffle=True):
     optimizer.zero_grad()
     nn.functional.cross_entropy(model(names), labels).backward()
     optimizer.step()
