@@ -1,4 +1,8 @@
-from flatout.cli.main import main
+import sys
 
 if __name__ == "__main__":
+    try:
+        from flatout.cli.main import main
+    except KeyboardInterrupt:  # nothing has begun
+        sys.exit(130)
     main()

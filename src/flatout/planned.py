@@ -34,7 +34,7 @@ from flatout.plan.choose import choose, situation_of
 from flatout.plan.knobs.all import KNOBS
 from flatout.plan.knobs.knob import Knob
 from flatout.plan.knobs.untried import PRICED
-from flatout.plan.layouts.here import why_not_here
+from flatout.plan.layouts.fitting import why_not_here
 from flatout.plan.options import LIMIT_S, Terms
 from flatout.plan.plan import Plan, Prediction
 from flatout.plan.planning import steps_to_come, with_receipt

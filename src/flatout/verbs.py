@@ -33,8 +33,7 @@ from flatout.measure.receipt import Receipt
 from flatout.models.dataless import WeightsBudget
 from flatout.models.residual import narrow_residual
 from flatout.plan.explain import explain as explain_plan
-from flatout.plan.layouts.here import why_not_here
-from flatout.plan.layouts.jobs import explain_job_layouts
+from flatout.plan.layouts.fitting import why_not_here
 from flatout.plan.plan import Plan
 from flatout.planned import checked_plan, label_of
 from flatout.reading import read_recipe, recipe_from
@@ -171,6 +170,8 @@ def explain_layouts(
 
     None of these devices has to be here. `compile=on` in the recipe's settings counts as it would there.
     """
+    from flatout.plan.layouts.jobs import explain_job_layouts  # a run has no use for it, and starts sooner without it
+
     cache = _folder(cache)
     job = build_job(recipe, cache, weights_budget=WeightsBudget())
     pins, _ = parse_pins(recipe.settings)

@@ -12,7 +12,7 @@ from worlds import together
 
 import flatout as fo
 from flatout.building import build_job
-from flatout.plan.layouts.here import LayoutChoice
+from flatout.plan.layouts.fitting import LayoutChoice
 from flatout.reading import read_recipe
 from flatout.running.layout_trials import chosen, why_untried
 

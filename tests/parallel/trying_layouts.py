@@ -11,7 +11,7 @@ import torch
 
 from flatout.building import build_job
 from flatout.machine.joining import join
-from flatout.plan.layouts.here import LayoutChoice
+from flatout.plan.layouts.fitting import LayoutChoice
 from flatout.reading import read_recipe
 from flatout.running.layout_trials import fastest
 

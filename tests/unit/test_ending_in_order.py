@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -52,15 +53,18 @@ def test_below_nohup_a_hangup_stays_ignored() -> None:
         os.kill(os.getpid(), signal.SIGHUP)
 
 
-def test_an_import_is_not_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "ended"), [("SIGTERM", Ended), ("SIGHUP", Ended), ("SIGINT", KeyboardInterrupt)])
+def test_an_import_is_not_interrupted(
+    name: str, ended: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """C++ that is being imported can't stand an error out of nowhere: the signal counts when the import is over."""
-    lines = "import os, signal, time", "os.kill(os.getpid(), signal.SIGTERM)", "time.sleep(0.2)", "whole = True"
-    (tmp_path / "slowly_imported.py").write_text("\n".join(lines))
+    lines = "import os, signal, time", f"os.kill(os.getpid(), signal.{name})", "time.sleep(0.2)", "whole = True"
+    (tmp_path / f"imported_{name}.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(Ended), ends_in_order():
-        import slowly_imported  # type: ignore[import-not-found]
-
-        assert slowly_imported.whole
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(ended), ends_in_order():
+        imported = importlib.import_module(f"imported_{name}")
+        assert imported.whole
         time.sleep(5)
         raise AssertionError("nobody ended this")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flatout.machine.watch import SPLIT_FORWARD, NoWatch, Watch
+from flatout.machine.watch import SPLIT_FORWARD, NoWatch
 from flatout.machine.watch.blame import from_exchange
 from flatout.machine.watch.inquiry import Answer, Neighbour, Question, answer
 from flatout.machine.watch.limits import LEAST_S, PATIENT_S, UNKNOWN_S, Limits
@@ -22,6 +22,7 @@ from flatout.machine.watch.roster import Roster
 from flatout.machine.watch.stacks import Frame, Stack, parse_dump, stack_of
 from flatout.machine.watch.stragglers import BLOCKS, Block, Stragglers, find_stragglers
 from flatout.machine.watch.verdict import Sight, judge
+from flatout.machine.watch.watch import Watch
 
 TORCH = "/env/torch"
 C10D = f"{TORCH}/distributed/distributed_c10d.py"

@@ -27,14 +27,16 @@ class Ended(SystemExit):
 def ends_in_order() -> Iterator[None]:
     """SIGTERM and SIGHUP end a command as an error does: processes that it started end, temporary folders are removed.
 
-    A run has handlers of its own while it trains. What the shell ignores for us, as `nohup` does, stays ignored.
+    None of them, nor Ctrl-C, interrupts an import. A run has handlers of its own while it trains. What the shell ignores for
+    us, as `nohup` does, stays ignored.
     """
     asked = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    interrupts = [number for number in (signal.SIGINT,) if signal.getsignal(number) is signal.default_int_handler]
     owner, put_off = os.getpid(), 0
 
     def end(number: int, frame: FrameType | None) -> None:
         if os.getpid() != owner:  # of a process that was forked off, such as a loader's worker: as if we were not there
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, before[signal.Signals(number)])
             os.kill(os.getpid(), number)
             return
         nonlocal put_off
@@ -44,11 +46,13 @@ def ends_in_order() -> Iterator[None]:
             again.daemon = True
             again.start()
             return
+        if number in interrupts:
+            signal.default_int_handler(number, frame)
         for one in asked:
             signal.signal(one, signal.SIG_IGN)  # once is enough: what tidies up is not to be interrupted
         raise Ended(number)
 
-    before: dict[signal.Signals, Any] = {number: signal.signal(number, end) for number in asked}
+    before: dict[signal.Signals, Any] = {number: signal.signal(number, end) for number in (*asked, *interrupts)}
     try:
         yield
     finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,12 +36,15 @@ from flatout.engine.state import finite
 from flatout.engine.sync import sync_point
 from flatout.engine.together import Together, together
 from flatout.engine.uncompiled import compiler_left_out
-from flatout.machine.watch import SPLIT_FORWARD, NoWatch, Watch
+from flatout.machine.watch import SPLIT_FORWARD, NoWatch
 from flatout.machine.world import World
 from flatout.measure.clock import synchronize
 from flatout.measure.ledger import Ledger
 from flatout.store.checkpoints import fits_the_run
 from flatout.store.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from flatout.machine.watch.watch import Watch
 
 MAX_ROLLBACKS = 3
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flatout.base.errors import Stopped
 from flatout.engine.signals import StopRequest
-from flatout.machine.watch import NoWatch, Watch
+from flatout.machine.watch import NoWatch
 from flatout.machine.world import World
+
+if TYPE_CHECKING:
+    from flatout.machine.watch.watch import Watch
 
 HEAR_EVERY_S = 0.5
 _met = itertools.count()  # a process may train several times, with the same others and the same store

@@ -29,7 +29,7 @@ from flatout.machine.agreement import by_first
 from flatout.machine.joining import environment_beside, own_place
 from flatout.machine.world import World
 from flatout.measure.stats import compare
-from flatout.plan.layouts.here import LayoutChoice
+from flatout.plan.layouts.fitting import LayoutChoice
 from flatout.plan.situation import total_steps
 from flatout.recipe import Recipe
 from flatout.store.run_folder import all_runs

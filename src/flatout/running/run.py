@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,10 +31,10 @@ from flatout.engine.parallel.mesh import parse_mesh
 from flatout.machine.agreement import by_first, check_same, on_all, reason_of
 from flatout.machine.device import pick_device
 from flatout.machine.joining import join
-from flatout.machine.watch import Failed, Lost, News, NoWatch, StoreLost, Watch
+from flatout.machine.watch import Failed, Lost, News, NoWatch, StoreLost
 from flatout.machine.world import World
 from flatout.measure.receipt import Receipt
-from flatout.plan.layouts.here import LayoutChoice
+from flatout.plan.layouts.fitting import LayoutChoice
 from flatout.plan.plan import Plan
 from flatout.planned import checked_plan, plan_of_share
 from flatout.recipe import Recipe
@@ -44,6 +44,9 @@ from flatout.running.sharing import as_shared_now, choose_layout, not_together, 
 from flatout.running.unlike import left_unfinished
 from flatout.store.lock import StartLock
 from flatout.store.run_folder import RunFolder, check_place, create, find_unfinished
+
+if TYPE_CHECKING:
+    from flatout.machine.watch.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -236,6 +239,8 @@ def watch_over(world: World, events: EventLog, keep_end: Callable[[str, str], No
     """
     if world.size == 1:
         return NoWatch()
+
+    from flatout.machine.watch.watch import Watch
 
     def on_news(news: News) -> None:
         if isinstance(news, Failed | Lost | StoreLost):

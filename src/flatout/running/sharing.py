@@ -18,7 +18,7 @@ from flatout.machine.device import device_name, pick_device
 from flatout.machine.facts import read_facts
 from flatout.machine.links import measure_links
 from flatout.machine.world import World
-from flatout.plan.layouts.here import LayoutChoice, cluster_of, suggest, surely_fits
+from flatout.plan.layouts.fitting import LayoutChoice, surely_fits
 from flatout.plan.plan import Plan
 from flatout.planned import ceilings_of
 from flatout.recipe import Recipe
@@ -52,6 +52,8 @@ def choose_layout(
     compute_bytes, product = (4, "fp32") if device.type == "cpu" else (2, "bf16")
 
     def estimate() -> dict[str, Any]:
+        from flatout.plan.layouts.here import cluster_of, suggest  # a run of one process starts sooner without it
+
         cluster = cluster_of(device_name(device), memory_bytes, world.local_size, ceilings_of(device, cache), links, product)
         return {"found": [asdict(one) for one in suggest(job, world.size, cluster, compute_bytes=compute_bytes)]}
 

@@ -5,74 +5,27 @@ The same estimates as for devices that are elsewhere, with this machine's own me
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from flatout.base.specs import Spec
 from flatout.base.units import show_bytes
 from flatout.engine.job import Job
-from flatout.engine.settings import Settings
 from flatout.machine.ceilings import Ceilings
-from flatout.machine.device import device_name
 from flatout.machine.links import LinkRate, Links
 from flatout.plan.layouts.collectives import Network
 from flatout.plan.layouts.estimate import Cluster, Estimate, Training
-from flatout.plan.layouts.jobs import STATE_BYTES, shape_of_job
+from flatout.plan.layouts.fitting import LayoutChoice, state_bytes
+from flatout.plan.layouts.jobs import shape_of_job
 from flatout.plan.layouts.kinds import DeviceKind, Link
 from flatout.plan.layouts.search import Found, find_layouts
-from flatout.plan.tier import free_bytes
 
-_SURELY = 0.2  # of a device's memory: the rest is for activations, which a smaller micro-batch makes smaller
 _WORTH_A_TRIAL, _HOPELESS = 3, 0.5  # so many layouts, unless they are estimated to be that much slower than the best
 _NEARLY = 0.95  # of the best rate: copies need no gathering of weights, which an estimate may take to be cheaper than it is
-
-
-@dataclass(frozen=True)
-class LayoutChoice:
-    mesh: str
-    why: str
-    source: str = "default"  # where it came from, as of any choice of a plan
-    settings: Mapping[str, Any] = field(default_factory=dict)  # without which it should not fit
-    step_s: float | None = None  # estimated
-
-
-def held_by_a_copy(job: Job) -> int:
-    """Bytes of weights, gradients and optimizer state."""
-    state = STATE_BYTES.get(job.optimizer.name, 8) if isinstance(job.optimizer, Spec) else 8
-    trained = sum(p.numel() * (p.element_size() * 2 + state) for p in job.model.parameters() if p.requires_grad)
-    frozen = sum(p.numel() * p.element_size() for p in job.model.parameters() if not p.requires_grad)
-    return trained + frozen + (sum(p.numel() * p.element_size() for p in job.model.parameters()) if job.ema else 0)
-
-
-def why_not_here(job: Job, settings: Settings) -> str | None:
-    """In words, where one device can't hold what a step needs whatever its batch; None: it may fit."""
-    device = torch.device(settings.device)
-    held, free = held_by_a_copy(job), free_bytes(device)
-    if settings.optimizer_offload or held <= free:
-        return None
-    return (
-        f"does not fit: weights, gradients and optimizer state take {show_bytes(held)}, and {show_bytes(free)} are free on "
-        f"{device_name(device)}. For several devices: flatout explain RECIPE --devices 64 --device-kind h100"
-    )
-
-
-def surely_fits(job: Job, devices: int, memory_bytes: float) -> LayoutChoice | None:
-    """Copies, without an estimate: nothing is faster where each device can have one. None: not so sure."""
-    held = held_by_a_copy(job)
-    if held > _SURELY * memory_bytes:
-        return None
-    words = f"weights, gradients and optimizer state take {show_bytes(held)} of the {show_bytes(memory_bytes)} of a device"
-    return LayoutChoice(f"data={devices}", f"{words}: each has a copy")
 
 
 def suggest(job: Job, devices: int, cluster: Cluster, *, compute_bytes: int) -> list[LayoutChoice]:
     """`data` and `shard`, which any model can be laid out in; the best first, and no more than are worth a trial."""
     batch = job.data.typical_batch(job.batch)[0]
-    state = STATE_BYTES.get(job.optimizer.name, 8) if isinstance(job.optimizer, Spec) else 8
-    found = find_layouts(shape_of_job(job), Training(batch, state, compute_bytes), cluster, devices)
+    found = find_layouts(shape_of_job(job), Training(batch, state_bytes(job), compute_bytes), cluster, devices)
     usual = [one for one in found.fitting if one.layout.tensor == one.layout.pipeline == 1]
     if not usual:
         return [LayoutChoice(f"shard={devices}", _nothing_fits(found, cluster))]

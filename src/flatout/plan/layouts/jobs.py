@@ -8,16 +8,14 @@ import torch
 from torch import nn
 
 from flatout.base.errors import FlatoutError, ModelError
-from flatout.base.specs import Spec
 from flatout.base.tree import Doc
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings
 from flatout.models.gpt import GPT
 from flatout.plan.layouts.count import count_model
 from flatout.plan.layouts.explain import explain_layouts
+from flatout.plan.layouts.fitting import state_bytes
 from flatout.plan.layouts.shape import Shape
-
-STATE_BYTES = {"adamw": 8, "adam": 8, "sgd": 4}  # of an optimizer, for a weight
 
 
 def explain_job_layouts(
@@ -43,7 +41,7 @@ def explain_job_layouts(
         between=between,
         per_node=per_node,
         compiled=asked.compile != "off",
-        optimizer_bytes=STATE_BYTES.get(job.optimizer.name, 8) if isinstance(job.optimizer, Spec) else 8,
+        optimizer_bytes=state_bytes(job),
     )
 
 
