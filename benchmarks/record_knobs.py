@@ -24,7 +24,7 @@ from torch import nn
 import flatout as fo
 from flatout.building import build_job
 from flatout.engine.job import Job
-from flatout.engine.settings import Settings, conflicts, value_of, with_values
+from flatout.engine.settings import Settings, value_of, with_values
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import device_name, pick_device
 from flatout.machine.operators import with_operators
@@ -32,7 +32,7 @@ from flatout.machine.probe import probe
 from flatout.measure.receipt import KEPT
 from flatout.models.gpt import gpt
 from flatout.plan.choose import choose, choose_in, situation_of
-from flatout.plan.knobs.all import KNOBS
+from flatout.plan.knobs.all import KNOBS, conflicts
 from flatout.plan.options import Terms
 from flatout.plan.prediction import Prediction
 from flatout.plan.search import Search

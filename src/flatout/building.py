@@ -32,6 +32,8 @@ from flatout.engine.job import Job
 from flatout.engine.parallel.rounds import parse_rounds
 from flatout.engine.progress import BudgetMeter
 from flatout.engine.schedules import parse_schedule
+from flatout.engine.setting_values import SettingScope
+from flatout.engine.settings import settings_of
 from flatout.machine.meters import Meters
 from flatout.models.build import build as build_model
 from flatout.models.build import code_text, source_hash
@@ -241,10 +243,6 @@ def _check_metrics(job: Job, metrics: list[str]) -> None:
             raise UsageError(f"{key} waits for {metric}, but nothing is evaluated: set data.holdout and evaluate")
 
 
-# a run goes on however many processes there are then, laid out in any way
-_OF_THE_PROCESSES = ("mesh", "pipeline", "bucket_mb", "reshard")
-
-
 @dataclass(frozen=True)
 class Identity:
     """What makes two runs the same: the recipe, the code it names, the data's content. Not how processes share the work."""
@@ -255,7 +253,8 @@ class Identity:
 
 def identity(recipe: Recipe, job: Job) -> Identity:
     written = recipe.written()
-    written["settings"] = {name: value for name, value in recipe.settings.items() if name not in _OF_THE_PROCESSES}
+    others = settings_of(SettingScope.PROCESSES)  # a run goes on however many processes there are then, laid out in any way
+    written["settings"] = {name: value for name, value in recipe.settings.items() if name not in others}
     asked = json.dumps(written, sort_keys=True, default=lasting_text).encode()
     own = [job.objective.function] if isinstance(job.objective, Custom) else []
     own += [recipe.optimizer] if callable(recipe.optimizer) else []

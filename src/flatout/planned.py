@@ -22,7 +22,7 @@ from flatout.base.trust import private_cache
 from flatout.building import check_job, check_loss_head
 from flatout.data.datasets.iterables import IterableSource
 from flatout.engine.job import Job
-from flatout.engine.settings import Settings, parse_pins
+from flatout.engine.settings import Settings
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import device_name, pick_device
 from flatout.machine.facts import read_facts
@@ -31,9 +31,8 @@ from flatout.measure.counts import Operation
 from flatout.measure.receipt import Receipt
 from flatout.models.build import source_hash
 from flatout.plan.choose import choose, situation_of
-from flatout.plan.knobs.all import KNOBS
+from flatout.plan.knobs.all import KNOBS, PRICED
 from flatout.plan.knobs.knob import Knob
-from flatout.plan.knobs.untried import PRICED
 from flatout.plan.layouts.fitting import why_not_here
 from flatout.plan.options import LIMIT_S, Terms
 from flatout.plan.plan import Plan, Prediction
@@ -88,8 +87,8 @@ def checked_plan(
 
     `analyze` tries what this run would be too short to try. `recall`: no trial is made, those of earlier runs count.
     """
-    pins = _pins(recipe)
-    device = pick_device(str(pins.get("device", "auto")))
+    pins = recipe.pins
+    device = pick_device(pins.get("device", "auto"))
     check_job(job, device)
     if limit_s <= 0:
         plan, _ = _chosen(recipe, job, pins, device, cache)
@@ -130,8 +129,7 @@ def plan_of_share(
 
 
 def default_plan(recipe: Recipe, job: Job, cache: Path | None) -> Plan:
-    pins = _pins(recipe)
-    return _chosen(recipe, job, pins, pick_device(str(pins.get("device", "auto"))), cache)[0]
+    return _chosen(recipe, job, recipe.pins, pick_device(recipe.pins.get("device", "auto")), cache)[0]
 
 
 def ceilings_of(
@@ -239,10 +237,6 @@ def _from_before(at: str, recording: Recording) -> str:
 def knobs_of(recipe: Recipe) -> tuple[Knob, ...]:
     """flatout's, and those that the recipe brings along."""
     return (*KNOBS, *recipe.own_knobs)
-
-
-def _pins(recipe: Recipe) -> dict[str, Any]:
-    return parse_pins(recipe.settings, [knob.name for knob in recipe.own_knobs])[0]
 
 
 @contextmanager

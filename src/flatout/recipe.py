@@ -27,7 +27,7 @@ from flatout.engine.job import EarlyStop
 from flatout.engine.optimizers import check_optimizer
 from flatout.engine.parallel.rounds import parse_rounds
 from flatout.engine.schedules import parse_schedule
-from flatout.engine.settings import Settings, parse_pins
+from flatout.engine.settings import Settings, is_setting, parse_pins
 from flatout.models.build import BUILDERS
 from flatout.models.build import describe as describe_model
 from flatout.objectives.build import build as build_objective
@@ -191,12 +191,18 @@ class Recipe(BaseModel):
     _folder: Path = PrivateAttr(default_factory=Path)
     _source: Path | None = PrivateAttr(default=None)
     _loaded: Data | None = PrivateAttr(default=None)
+    _pins: dict[str, Any] = PrivateAttr(default_factory=dict)
     _given: tuple[tuple[str, ...], dict[str, Any]] = PrivateAttr(default=((), {}))
 
     def __init__(self, /, **given: Any) -> None:
         _validate(self, given)
 
     # ---- parts ----
+
+    @property
+    def pins(self) -> Mapping[str, Any]:
+        """`settings` as values of their types: `on` is True, `1e3` is 1000."""
+        return self._pins
 
     @property
     def own_knobs(self) -> tuple[Any, ...]:
@@ -249,9 +255,9 @@ class Recipe(BaseModel):
         return self._given
 
     def with_share(self, batch: int, pins: Mapping[str, Any]) -> Recipe:
-        """Of a process that has so many rows of each batch; the same for another process that reads its file."""
+        """Of a process that has so many rows of each batch; the same for another process that reads its file. `pins`: typed."""
         share: Recipe = self.model_copy(update={"batch": batch, "settings": dict(pins)})
-        share._given = ((*self._given[0], f"batch={batch}"), dict(pins))
+        share._given, share._pins = ((*self._given[0], f"batch={batch}"), dict(pins)), dict(pins)
         return share
 
     def written(self) -> dict[str, Any]:
@@ -290,12 +296,21 @@ def _validate(recipe: Recipe, given: dict[str, Any]) -> None:
         problems.append(f"data: expected what fo.data.arrays(...) and its like return, or a written form; got {came}")
     if given.get("exchange") is not None and given.get("ema") is not None:
         problems.append("ema: with exchange every process would have an average of its own; leave one of them out")
-    pins, own = given.get("settings"), _own_names(() if stored else given.get("knobs", ()), problems)
-    if isinstance(pins, Mapping) and not stored:
-        problems += parse_pins(pins, own)[1]
+    own = _own_names(() if stored else given.get("knobs", ()), problems)
+    pins = _typed_pins(given.get("settings"), own, problems, stored=stored)
     if problems:
         raise RecipeError(problems, where)
-    recipe._folder = folder
+    recipe._folder, recipe._pins = folder, pins
+
+
+def _typed_pins(written: Any, own: list[str], problems: list[str], *, stored: bool) -> dict[str, Any]:
+    if not isinstance(written, Mapping):
+        return {}  # none, or said by its type
+    if stored:  # checked when its run began, and its knobs may be gone since: any other name was one of theirs
+        return parse_pins(written, [name for name in written if not is_setting(name)])[0]
+    pins, mistakes = parse_pins(written, own)
+    problems += mistakes
+    return pins
 
 
 _WORDS = {

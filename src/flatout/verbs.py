@@ -27,7 +27,7 @@ from flatout.engine.evaluation import evaluate as evaluate_model
 from flatout.engine.job import Job
 from flatout.engine.precision import autocast
 from flatout.engine.prepared_model import PreparedModel
-from flatout.engine.settings import Settings, parse_pins
+from flatout.engine.settings import Settings
 from flatout.machine.device import pick_device
 from flatout.measure.receipt import Receipt
 from flatout.models.dataless import WeightsBudget
@@ -174,8 +174,7 @@ def explain_layouts(
 
     cache = _folder(cache)
     job = build_job(recipe, cache, weights_budget=WeightsBudget())
-    pins, _ = parse_pins(recipe.settings)
-    asked = Settings(compile=pins.get("compile", "off"))
+    asked = Settings(compile=recipe.pins.get("compile", "off"))
     name = label_of(recipe, job)
     return explain_job_layouts(job, devices=devices, device_kind=device_kind, name=name, per_node=per_node, settings=asked)
 

@@ -13,7 +13,7 @@ import flatout as fo
 from flatout.building import build_job
 from flatout.data.serving.feed import PinnedFeed, feed
 from flatout.engine.settings import Settings
-from flatout.plan.knobs.untried import PRICED
+from flatout.plan.knobs.all import PRICED
 from flatout.plan.plan import Prediction
 from flatout.plan.price import prices
 from flatout.plan.situation import Situation

@@ -14,8 +14,9 @@ import flatout as fo
 from flatout.base.errors import RecipeError
 from flatout.engine import assembly
 from flatout.engine.graph import GraphStep
-from flatout.engine.settings import Settings, conflicts
+from flatout.engine.settings import Settings
 from flatout.plan import choose
+from flatout.plan.knobs.all import conflicts
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,14 @@ from flatout.data.serving.evaluation import EvalFeed
 from flatout.data.serving.feed import PinnedFeed
 from flatout.data.serving.tuning import Budget
 from flatout.data.source import Batch, Column, Source
-from flatout.engine.settings import is_setting, off_value, parse_pins, value_of
+from flatout.engine.settings import is_setting, parse_pins, value_of
 from flatout.machine.ceilings import Ceilings, Measured
 from flatout.measure.counts import Operation
 from flatout.plan.choose import choose, situation_of
 from flatout.plan.knobs import evaluation_batch, log_every, prefetch, reader_threads
+from flatout.plan.knobs.all import AFTER, BEFORE, off_value
 from flatout.plan.knobs.evaluation_batch import most_held
-from flatout.plan.knobs.untried import AFTER, BEFORE, Decided
+from flatout.plan.knobs.knob import Decided
 from flatout.plan.plan import Choice, Plan
 from flatout.plan.situation import Situation
 from flatout.testing.knobs import made_up
@@ -67,7 +68,7 @@ def test_off_on_the_command_line(tmp_path: Path) -> None:
     written = tmp_path / "recipe.yaml"
     written.write_text("{data: digits, model: mlp, batch: 16, lr: 0.001, budget: 6 steps}")
     asked = read_asked(written, None, None, [knob.name for knob in DECIDED])
-    assert parse_pins(asked.settings)[0] == {knob.name: knob.off for knob in DECIDED}
+    assert asked.pins == {knob.name: knob.off for knob in DECIDED}
 
 
 @pytest.mark.parametrize("knob", DECIDED, ids=lambda knob: knob.name)

@@ -17,12 +17,13 @@ from flatout.base.budget import Budget
 from flatout.building import build_job
 from flatout.engine import assembly, memory
 from flatout.engine.memory import allocator
-from flatout.engine.settings import Settings, conflicts
+from flatout.engine.settings import Settings
 from flatout.machine.out_of_memory import is_out_of_memory
 from flatout.plan import choose
 from flatout.plan.choose import situation_of
 from flatout.plan.knobs import activation_checkpointing, activation_offload, attention, optimizer_offload, precision
 from flatout.plan.knobs import allocator as allocator_knob
+from flatout.plan.knobs.all import conflicts
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
 from flatout.testing.knobs import KnobConformance, made_up

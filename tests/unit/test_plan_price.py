@@ -12,7 +12,7 @@ import flatout as fo
 from flatout.building import build_job
 from flatout.engine.settings import Settings
 from flatout.measure.receipt import REJECTED, Entry
-from flatout.plan.knobs.untried import PRICED
+from flatout.plan.knobs.all import PRICED
 from flatout.plan.plan import Prediction
 from flatout.plan.price import cheap_s, prices
 from flatout.plan.situation import Situation

@@ -15,8 +15,8 @@ from flatout.building import build_job
 from flatout.engine.settings import Settings
 from flatout.measure.receipt import KEPT, REJECTED, UNTRIED, Receipt
 from flatout.plan.knobs import channels_last, compile, fused_optimizer, precision
+from flatout.plan.knobs.all import PRICED
 from flatout.plan.knobs.knob import Candidate, Knob
-from flatout.plan.knobs.untried import PRICED
 from flatout.plan.options import Terms
 from flatout.plan.plan import Prediction
 from flatout.plan.search import Search

@@ -16,11 +16,12 @@ from flatout.base.errors import RecipeError
 from flatout.building import build_job
 from flatout.engine.job import Job
 from flatout.engine.making import make_step
-from flatout.engine.settings import Settings, conflicts
+from flatout.engine.settings import Settings
 from flatout.measure.groups import ATTENTION
 from flatout.models.gpt import gpt
 from flatout.models.residual import can_narrow, narrow_residual
 from flatout.plan.knobs import residual
+from flatout.plan.knobs.all import conflicts
 from flatout.plan.plan import Prediction
 from flatout.plan.prediction import COMPUTE, Group
 from flatout.plan.situation import Situation

@@ -36,7 +36,7 @@ def run_on_ray(work: Work, asked: Recipe, workers: str, runs: Path, quiet: bool)
     from flatout.cli.progress import progress_view
     from flatout.fleet.ray import Workers, launch
 
-    device = str(asked.settings.get("device", "auto"))
+    device = asked.pins.get("device", "auto")
     gpus = None if device == "auto" else device.startswith("cuda")
     with progress_view(quiet) as observers:
         folder = launch(work, Workers.parse(workers), runs, address=ray_address(), gpus=gpus, observers=observers)

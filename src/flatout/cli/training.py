@@ -284,18 +284,24 @@ def read_asked(path: Path, overrides: list[str] | None, sets: list[str] | None, 
         pins[name] = value
     _import_from(path.resolve().parent)
 
-    from flatout.engine.settings import is_setting, off_value, parse_pins
+    from flatout.engine.settings import is_setting
     from flatout.reading import read_recipe
 
-    pins.update({name: off_value(name) for name in offs or [] if is_setting(name)})
+    pins.update({name: _off_value(name) for name in offs or [] if is_setting(name)})
     recipe = read_recipe(path, overrides or (), pins)
     if others := [name for name in offs or [] if not is_setting(name)]:
         own = {knob.name: knob.off for knob in recipe.own_knobs}
-        pins.update({name: own[name] if name in own else off_value(name) for name in others})
+        pins.update({name: own[name] if name in own else _off_value(name) for name in others})
         recipe = read_recipe(path, overrides or (), pins)
-    if parse_pins(recipe.settings)[0].get("deterministic"):
+    if recipe.pins.get("deterministic"):
         allow_deterministic_cuda()
     return recipe
+
+
+def _off_value(name: str) -> Any:
+    from flatout.plan.knobs.all import off_value  # a command without --off need not wait for it
+
+    return off_value(name)
 
 
 def _file_or_columns(text: str) -> str | dict[str, str]:

@@ -9,12 +9,11 @@ from typing import Any
 
 from flatout.base.errors import RecipeError
 from flatout.engine.job import Job
-from flatout.engine.settings import Settings, conflicts, with_values
+from flatout.engine.settings import Settings, with_values
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import device_name, pick_device
-from flatout.plan.knobs.all import KNOBS
+from flatout.plan.knobs.all import AFTER, BEFORE, KNOBS, conflicts
 from flatout.plan.knobs.knob import Decisions, Knob
-from flatout.plan.knobs.untried import AFTER, BEFORE
 from flatout.plan.plan import Choice, Plan, Prediction, Rejected
 from flatout.plan.situation import Situation
 

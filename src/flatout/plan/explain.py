@@ -9,20 +9,12 @@ from flatout.base.tree import Cell, Column, Doc, Fields, Line, Node, Table
 from flatout.base.units import show_flops, show_gain, show_rate, show_seconds, show_share, show_value
 from flatout.engine.settings import Settings
 from flatout.measure.receipt import UNTRIED, Receipt
+from flatout.plan.knobs.all import rules_of
 from flatout.plan.plan import Choice, Plan
 from flatout.plan.roofline import roofline
 
-_HEAVY = (
-    "device", "tier", "cache_compression", "precision", "compile", "graph", "fused_optimizer", "channels_last",
-    "deterministic", "micro_batch",
-)  # fmt: skip
 _NAMED = 6  # settings at their default that are named one by one
-_ZERO = {
-    "micro_batch": "whole", "evaluation_batch": "as training", "log_every": "auto", "reader_threads": "auto",
-    "prefetch": "auto", "vocabulary_padding": "off",
-}  # fmt: skip
 _PLAIN = Settings()
-_READING = ("reader_threads", "prefetch")
 
 
 def explain(
@@ -40,7 +32,7 @@ def explain(
     measured = (result or {}).get("samples_per_s")
     rate = measured or predicted
     share = _share(plan, rate)
-    shown = [c for c in plan.choices if c.name in _HEAVY or c.source == "pinned" or _matters(c, plan)]
+    shown = [c for c in plan.choices if c.source == "pinned" or _matters(c, plan)]
     folded = [c for c in plan.choices if c not in shown]
     return Doc(
         (
@@ -66,9 +58,9 @@ def _short_of_memory(why: str | None) -> list[Node]:
 
 
 def _matters(choice: Choice, plan: Plan) -> bool:
-    """Of settings that mostly don't: whether this one changes something here."""
-    if choice.name in _READING:
-        return plan.settings.tier != "resident"
+    """Whether it has a row; else it is folded with the others at their default."""
+    if (shown := rules_of(choice.name).shown) is not None:
+        return shown(plan.settings)
     return bool(choice.value != vars(_PLAIN).get(choice.name, choice.value))
 
 
@@ -136,7 +128,7 @@ def _roofline(plan: Plan) -> list[Node]:
 
 
 def _shown_value(choice: Choice) -> str:
-    return _ZERO[choice.name] if choice.value == 0 and choice.name in _ZERO else show_value(choice.value)
+    return (rules_of(choice.name).zero if choice.value == 0 else "") or show_value(choice.value)
 
 
 def _names(choices: list[Choice]) -> str:

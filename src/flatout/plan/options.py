@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from flatout.base.units import show_seconds, show_value
-from flatout.engine.settings import Settings, conflicts, value_of, with_values
+from flatout.engine.settings import Settings, value_of, with_values
+from flatout.plan.knobs.all import conflicts
 from flatout.plan.knobs.knob import Candidate, Knob
 from flatout.plan.situation import Situation
 

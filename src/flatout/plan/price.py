@@ -5,38 +5,21 @@ That is never kept, whatever it gains. But whoever wants the promise, or could d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
-from flatout.engine.settings import Settings, conflicts, value_of, with_values
+from flatout.engine.settings import Settings, value_of, with_values
 from flatout.measure.receipt import REJECTED, Entry
 from flatout.measure.stats import Comparison, compare, compare_paired
-from flatout.plan.knobs.knob import Candidate
+from flatout.plan.knobs.all import conflicts
+from flatout.plan.knobs.knob import Candidate, Priced
 from flatout.plan.options import MARGIN, MEASURE_S, STEPS_LOOKED_AT
 from flatout.plan.situation import Situation
 from flatout.plan.trials.reports import NOT_RECORDED, Ask, Report, Tries
 
 _PATIENCE_S, _PATIENCE = 20.0, 4.0  # some time, and so many times what it should take
 _OF_PLANNING, _OF_THE_RUN = 0.03, 0.01  # the most that a price may cost to know, unless somebody asks for it
-
-
-class Priced(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def priced(self) -> bool: ...
-
-    def candidates(self, s: Situation, now: Settings) -> Iterator[Candidate]: ...
-
-    def price(self, value: Any, found: Comparison) -> str:
-        """In words. `found`: seconds with `value` over seconds as it stands."""
-        ...
-
-    def unpriced(self, why: str) -> str:
-        """Why there is no price, from what the trial failed with."""
-        ...
 
 
 def cheap_s(limit_s: float, run_s: float) -> float:

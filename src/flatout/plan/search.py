@@ -12,12 +12,13 @@ from statistics import median
 from typing import Any
 
 from flatout.base.units import show_gain, show_seconds
-from flatout.engine.settings import Settings, conflicts, value_of, with_values
+from flatout.engine.settings import Settings, value_of, with_values
 from flatout.measure.receipt import KEPT, REJECTED, UNTRIED, Entry, Receipt
 from flatout.measure.stats import Comparison, compare, compare_paired
-from flatout.plan.knobs.knob import Knob
+from flatout.plan.knobs.all import conflicts
+from flatout.plan.knobs.knob import Knob, Priced
 from flatout.plan.options import MARGIN, MEASURE_S, STEPS_LOOKED_AT, Option, Options, Standing, Terms
-from flatout.plan.price import Priced, cheap_s, prices
+from flatout.plan.price import cheap_s, prices
 from flatout.plan.side_by_side import SideBySide
 from flatout.plan.situation import Situation
 from flatout.plan.trials.reports import (

@@ -166,7 +166,7 @@ def _arguments(recipe: Recipe, option: LayoutChoice, runs: Path) -> list[str]:
     assert recipe.source is not None
     overrides, pins = recipe.given
     often = {"log_every": 1, "checkpoint_every": "end"}
-    wanted = {name: value for name, value in option.settings.items() if name not in recipe.settings}  # as the run will have it
+    wanted = {name: value for name, value in option.settings.items() if name not in recipe.pins}  # as the run will have it
     settings = {**wanted, **pins, **often, "mesh": option.mesh}
     steps = _WARM + min(_MOST, max(_LEAST, round(_MEASURE_S / (option.step_s or _MEASURE_S))))
     asked = ["run", str(recipe.source.resolve()), *overrides, f"budget={steps} steps", "evaluate=null"]

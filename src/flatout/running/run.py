@@ -28,19 +28,21 @@ from flatout.engine.job import Job
 from flatout.engine.loop import train
 from flatout.engine.parallel.fitting import check_fits
 from flatout.engine.parallel.mesh import parse_mesh
+from flatout.engine.settings import Settings
 from flatout.machine.agreement import by_first, check_same, on_all, reason_of
 from flatout.machine.device import pick_device
 from flatout.machine.joining import join
 from flatout.machine.watch import Failed, Lost, News, NoWatch, StoreLost
 from flatout.machine.world import World
 from flatout.measure.receipt import Receipt
+from flatout.plan.knobs.all import off_when_shared
 from flatout.plan.layouts.fitting import LayoutChoice
 from flatout.plan.plan import Plan
 from flatout.planned import checked_plan, plan_of_share
 from flatout.recipe import Recipe
 from flatout.running.layout_trials import fastest
 from flatout.running.record import said_in_words, so_far, status_after, status_of, write_beginning, write_result
-from flatout.running.sharing import as_shared_now, choose_layout, not_together, why_not_together
+from flatout.running.sharing import as_shared_now, choose_layout, why_not_shared
 from flatout.running.unlike import left_unfinished
 from flatout.store.lock import StartLock
 from flatout.store.run_folder import RunFolder, check_place, create, find_unfinished
@@ -68,7 +70,7 @@ class Asked:
 @contextmanager
 def joined(recipe: Recipe) -> Iterator[World]:
     """The processes that a launcher has started; this one by itself, where there is none."""
-    world = join(pick_device(str(recipe.settings.get("device", "auto"))))
+    world = join(pick_device(recipe.pins.get("device", "auto")))
     try:
         yield world
     finally:
@@ -77,9 +79,9 @@ def joined(recipe: Recipe) -> Iterator[World]:
 
 def run_in(world: World, recipe: Recipe, asked: Asked) -> RunFolder:
     """Every process of the world calls it. The folder holds the result when it returns."""
-    axes = on_all(world, lambda: parse_mesh(str(recipe.settings.get("mesh", "")), world.size))
+    axes = on_all(world, lambda: parse_mesh(recipe.pins.get("mesh", ""), world.size))
     job = _built(world, recipe, asked.cache)
-    on_all(world, lambda: check_fits(job.model, axes, job.tensor_plan, str(recipe.settings.get("pipeline", "1f1b"))))
+    on_all(world, lambda: check_fits(job.model, axes, job.tensor_plan, recipe.pins.get("pipeline", Settings.pipeline)))
     own = identity(recipe, job)
     code = code_of(recipe, job) if world.size > 1 else ""
     about_code = hashlib.sha256(f"{own.whole} {code}".encode()).hexdigest()
@@ -121,7 +123,7 @@ def run_in(world: World, recipe: Recipe, asked: Asked) -> RunFolder:
         if begun["left"] is not None:
             events.emit("not_resumed", **begun["left"])
         for name, value in off.items():
-            events.emit("degraded", what=name, value=value, why=why_not_together(name, world.size, layout.mesh))
+            events.emit("degraded", what=name, value=value, why=why_not_shared(name, world.size, layout.mesh))
         with said_in_words(folder):
             _train(world, job, shared, folder, events, asked.cache)
     return folder
@@ -165,19 +167,19 @@ def _planned(world: World, layout: LayoutChoice, recipe: Recipe, job: Job, asked
     say = asked.say
     if world.size == 1:
         return checked_plan(recipe, job, asked.cache, limit_s=asked.planning_s, say=say)
-    if str(recipe.settings.get("graph", "off")).lower() in ("on", "true", "yes", "1"):
+    if recipe.pins.get("graph"):
         raise UsageError(f"graph=on is for one process, and there are {world.size}: --off graph")
     axes = parse_mesh(layout.mesh, world.size)
     split = [name for name, size in axes.items() if size > 1 and name != "data"]
     if split and asked.planning_s > 0:
         say(f"a model split by {' and '.join(split)}: settings are chosen by prediction, none is tried")
-    off = not_together(world.size, layout.mesh)
-    pins = {**off, **layout.settings, **recipe.settings, "graph": False, "mesh": layout.mesh}
+    off = off_when_shared(world.size, layout.mesh)
+    pins = {**off, **layout.settings, **recipe.pins, "graph": False, "mesh": layout.mesh}
     limit_s = 0.0 if split else asked.planning_s
     shares = axes["data"] * axes["shard"]
     plan, receipt = plan_of_share(recipe, pins, job, shares, asked.cache, limit_s=limit_s, say=say)
-    ours = {name: why_not_together(name, world.size, layout.mesh) for name in off if name not in recipe.settings}
-    ours |= {name: f"without it, {layout.mesh} should not fit" for name in layout.settings if name not in recipe.settings}
+    ours = {name: why_not_shared(name, world.size, layout.mesh) for name in off if name not in recipe.pins}
+    ours |= {name: f"without it, {layout.mesh} should not fit" for name in layout.settings if name not in recipe.pins}
     reasons = {"mesh": (layout.why, layout.source), **{name: (why, "default") for name, why in ours.items()}}
     choices = []
     for choice in plan.choices:

@@ -12,12 +12,13 @@ import torch
 from flatout.base.errors import UsageError
 from flatout.engine.job import Job
 from flatout.engine.parallel.mesh import parse_mesh
-from flatout.engine.settings import conflicts
+from flatout.engine.settings import value_of
 from flatout.machine.agreement import by_first
 from flatout.machine.device import device_name, pick_device
 from flatout.machine.facts import read_facts
 from flatout.machine.links import measure_links
 from flatout.machine.world import World
+from flatout.plan.knobs.all import conflicts, off_when_shared, rules_of
 from flatout.plan.layouts.fitting import LayoutChoice, surely_fits
 from flatout.plan.plan import Plan
 from flatout.planned import ceilings_of
@@ -36,14 +37,14 @@ def choose_layout(
 
     `begun`: the mesh of a run that goes on, which as many processes keep.
     """
-    asked = str(recipe.settings.get("mesh", ""))
+    asked = recipe.pins.get("mesh", "")
     if asked or world.size == 1:
         return LayoutChoice(asked, "pinned by you", "pinned")
     if begun and _fits(begun, world.size):
         return LayoutChoice(begun, "as the run was begun")
     if job.exchange is not None:
         return LayoutChoice(f"data={world.size}", "processes that train by themselves for a while have all weights")
-    planned = str(pick_device(str(recipe.settings.get("device", "auto"))))
+    planned = str(pick_device(recipe.pins.get("device", "auto")))
     device = torch.device(_device_of(world, planned))
     memory_bytes = min(world.gather(_memory_bytes(device, world)))
     if (sure := surely_fits(job, world.size, memory_bytes)) is not None:
@@ -81,8 +82,8 @@ def as_shared_now(world: World, recipe: Recipe, layout: LayoutChoice, plan: Plan
     settings = replace(plan.settings, mesh=layout.mesh)
     off = {
         name: value
-        for name, value in not_together(world.size, layout.mesh).items()
-        if getattr(settings, name) != value and (name == "graph" or name not in recipe.settings)
+        for name, value in off_when_shared(world.size, layout.mesh).items()
+        if value_of(settings, name) != value and (rules_of(name).one_process or name not in recipe.pins)
     }
     if world.size > 1:
         settings = replace(settings, device=_device_of(world, settings.device), **off)
@@ -94,16 +95,8 @@ def as_shared_now(world: World, recipe: Recipe, layout: LayoutChoice, plan: Plan
     return replace(plan, settings=settings), off
 
 
-def not_together(processes: int, mesh: str) -> dict[str, Any]:
-    """What a plan for one process may choose, and several, or a model split over them, can't have."""
-    off: dict[str, Any] = {} if processes == 1 else {"graph": False}
-    if "tensor" in mesh or "pipeline" in mesh:
-        off |= {"loss_head": "plain", "vocabulary_padding": 0}
-    return off | ({"compile": "off"} if "pipeline" in mesh else {})
-
-
-def why_not_together(name: str, processes: int, mesh: str) -> str:
-    return f"{processes} processes can't have it" if name == "graph" else f"weights split as {mesh} can't have it"
+def why_not_shared(name: str, processes: int, mesh: str) -> str:
+    return f"{processes} processes can't have it" if rules_of(name).one_process else f"weights split as {mesh} can't have it"
 
 
 def _device_of(world: World, planned: str) -> str:

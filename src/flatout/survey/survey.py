@@ -18,7 +18,6 @@ from flatout.building import build_job
 from flatout.data.data import Data
 from flatout.data.datasets.iterables import IterableSource
 from flatout.data.serving.tuning import Budget
-from flatout.engine.settings import parse_pins
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import device_name, pick_device
 from flatout.machine.host import free_host_bytes
@@ -65,7 +64,7 @@ def survey(recipe: Recipe, *, seconds: float = 5.0, cache: Path | None = verbs.C
     """Measuring takes about `seconds`; reading the files and probing the machine for the first time come on top."""
     with Stopwatch() as opening:
         data = recipe.load_data(cache)
-    device = pick_device(str(parse_pins(recipe.settings)[0].get("device", "auto")))
+    device = pick_device(recipe.pins.get("device", "auto"))
     plan, no_plan = _plan(recipe, cache)
     tier = _tier(plan, no_plan)
     in_memory = data.train.in_memory or data.tokens_per_row > 1  # windows of text are cut out of a stream in memory

@@ -13,10 +13,10 @@ from torch import nn
 
 import flatout as fo
 from flatout.building import build_job
-from flatout.engine.settings import Settings, conflicts, value_of, with_values
+from flatout.engine.settings import Settings, value_of, with_values
 from flatout.machine.ceilings import Ceilings, Measured
 from flatout.plan.choose import choose, situation_of
-from flatout.plan.knobs.all import KNOBS
+from flatout.plan.knobs.all import KNOBS, conflicts
 from flatout.plan.knobs.knob import Knob
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation

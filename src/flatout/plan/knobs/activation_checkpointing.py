@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flatout.engine.settings import Settings
-from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
 
@@ -25,3 +25,6 @@ def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     """Only where memory is short: a split batch may become whole."""
     if now.micro_batch and not now.activation_checkpointing:
         yield Candidate(True, "memory is short: it may buy a larger micro-batch", 1.05)
+
+
+rules = SettingRules()

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flatout.engine.settings import Settings
-from flatout.plan.knobs.knob import Candidate, Decisions
-from flatout.plan.knobs.short_memory import is_short, left_off
+from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules
+from flatout.plan.knobs.short_memory import is_short, left_off, offload_conflicts
 from flatout.plan.situation import Situation
 
 name = "activation_offload"
@@ -27,3 +27,15 @@ def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     """Only where memory is short, and after blocks that compute again: those cost less."""
     if is_short(now) and not now.activation_offload and not now.graph and s.device.type == "cuda":
         yield Candidate(True, "memory is short: it may buy a larger micro-batch, for the way to the host and back", _FACTOR)
+
+
+def _conflicts(now: Settings) -> Iterator[str]:
+    if now.activation_offload:
+        yield from offload_conflicts(name, now)
+        if now.compile == "reduce-overhead":
+            yield (
+                "activation_offload=on hands out memory that the graphs of compile=reduce-overhead can't know: --set compile=on"
+            )
+
+
+rules = SettingRules(_conflicts)

@@ -7,7 +7,7 @@ from typing import Any
 
 from flatout.engine.memory import allocator_settings
 from flatout.engine.settings import Settings
-from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
 
@@ -33,3 +33,11 @@ def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     """Where memory is short: fewer holes can be seen in what fits, not in the time of a step."""
     if s.device.type == "cuda" and now.micro_batch > 0 and now.allocator == "default" and not allocator_settings(s.device):
         yield Candidate("expandable", "memory is short: segments that grow leave fewer holes", 1.0, unless_slower=True)
+
+
+def _conflicts(now: Settings) -> Iterator[str]:
+    if now.allocator == "expandable" and now.device_kind != "cuda":
+        yield f"allocator=expandable is of CUDA devices and the run is on {now.device_kind}: --off allocator"
+
+
+rules = SettingRules(_conflicts)

@@ -8,7 +8,7 @@ from typing import Any
 from flatout.engine.attention import offers_hook
 from flatout.engine.settings import MIXED, Settings
 from flatout.models.facts import has_dropout
-from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
 
@@ -47,3 +47,15 @@ def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
 
 def _attends(s: Situation) -> bool:
     return any(group.name == "attention" for group in s.plain.groups)
+
+
+def _conflicts(now: Settings) -> Iterator[str]:
+    if now.attention in ("cudnn", "efficient") and now.device_kind == "cpu":
+        yield f"attention={now.attention} is a kernel of GPUs and the run is on a CPU: --off attention"
+    if now.attention == "flex" and now.compile == "off":
+        yield "attention=flex is fast only where it is compiled: --set compile=on, or --off attention"
+    if now.attention == "flex" and "context" in now.mesh:
+        yield "attention=flex is not for sequences split by context: --off attention"
+
+
+rules = SettingRules(_conflicts)

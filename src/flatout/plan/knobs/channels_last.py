@@ -7,7 +7,7 @@ from typing import Any
 
 from flatout.engine.settings import Settings
 from flatout.models.facts import has_convolution
-from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules, always
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
 
@@ -35,3 +35,6 @@ def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
 def _applies(s: Situation) -> bool:
     images = any(len(column.shape) in (2, 3) for column in s.job.data.schema().values())
     return has_convolution(s.job.model) and images
+
+
+rules = SettingRules(shown=always)

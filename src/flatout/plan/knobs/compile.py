@@ -7,7 +7,7 @@ from typing import Any
 
 from flatout.base.units import show_seconds
 from flatout.engine.settings import Settings
-from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules, always
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
 
@@ -41,3 +41,11 @@ def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
         yield Candidate("on", f"costs about {cost_s:.0f} s once", factor, cost_s)
     elif now.compile == "on" and s.device.type == "cuda":
         yield Candidate("max-autotune", "tries more kernels for each product", _AUTOTUNE_FACTOR, _AUTOTUNE_COST_S)
+
+
+def _conflicts(now: Settings) -> Iterator[str]:
+    if now.compile == "reduce-overhead" and now.graph:
+        yield "compile=reduce-overhead makes CUDA graphs of its own, which can't be inside of graph=on: --set compile=on"
+
+
+rules = SettingRules(_conflicts, not_split_by=("pipeline",), shown=always)

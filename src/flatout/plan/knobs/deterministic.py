@@ -7,7 +7,7 @@ from typing import Any
 
 from flatout.engine.settings import Settings
 from flatout.measure.stats import Comparison
-from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules, always
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
 
@@ -45,3 +45,6 @@ def unpriced(why: str) -> str:
 
 def _doubtful(found: Comparison) -> str:
     return ", which is within the noise" if found.better is None else ""
+
+
+rules = SettingRules(shown=always)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flatout.machine.device import device_name
-from flatout.plan.knobs.knob import Decisions
+from flatout.plan.knobs.knob import Decisions, SettingRules, always
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
 
@@ -18,3 +18,6 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
     pinned = s.pins.get(name, "auto") != "auto"
     why = "pinned by you" if pinned else "no accelerator here" if s.device.type == "cpu" else f"found {device_name(s.device)}"
     yield Choice(name, str(s.device), why, "pinned" if pinned else "default")
+
+
+rules = SettingRules(shown=always)

@@ -14,7 +14,7 @@ from flatout.engine.settings import Settings, with_values
 from flatout.machine.ceilings import Ceilings
 from flatout.measure.counts import Operation
 from flatout.plan.costs import Rates
-from flatout.plan.knobs.knob import Decisions
+from flatout.plan.knobs.knob import Decisions, SettingRules
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
 from flatout.plan.tier import free_bytes
@@ -118,3 +118,6 @@ def most_held(operations: Iterable[Operation]) -> int:
         most = max(most, sum(held.values()))
         held = {number: size for number, size in held.items() if last[number] > place}
     return most
+
+
+rules = SettingRules(zero="as training")

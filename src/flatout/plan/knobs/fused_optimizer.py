@@ -8,7 +8,7 @@ from typing import Any
 from flatout.base.units import show_count
 from flatout.engine.settings import Settings
 from flatout.models.facts import parameter_count
-from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules, always
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
 
@@ -37,3 +37,6 @@ def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
             _FACTOR,
             unless_slower=True,
         )
+
+
+rules = SettingRules(shown=always)

@@ -12,7 +12,8 @@ from typing import Any
 from flatout.data.datasets.iterables import IterableSource
 from flatout.data.stores.device import filled_by
 from flatout.engine.settings import Settings, with_values
-from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules, always
+from flatout.plan.knobs.splitting import SPLITS, split_conflict
 from flatout.plan.plan import Choice
 from flatout.plan.prediction import LAUNCH, Prediction
 from flatout.plan.situation import Situation
@@ -78,3 +79,13 @@ def _is_decoded_beside(s: Situation, tier: str) -> bool:
     if getattr(train, "piece_rows", None) is None:
         return False
     return tier != "resident" or filled_by(train, s.device) is not None
+
+
+def _conflicts(now: Settings) -> Iterator[str]:
+    if now.graph and now.device_kind != "cuda":
+        yield f"graph=on needs a CUDA device and the run is on {now.device_kind}: --off graph"
+    if now.graph:
+        yield from split_conflict(now, name, SPLITS, "off")
+
+
+rules = SettingRules(_conflicts, one_process=True, shown=always)

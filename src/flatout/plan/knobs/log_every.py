@@ -8,7 +8,7 @@ from typing import Any
 from flatout.base.units import show_seconds
 from flatout.engine.logbook import INTERVAL_S
 from flatout.engine.settings import LOG_SLOTS, Settings, with_values
-from flatout.plan.knobs.knob import Decisions
+from flatout.plan.knobs.knob import Decisions, SettingRules
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
 
@@ -29,3 +29,6 @@ def _in_steps(s: Situation, values: Mapping[str, Any]) -> str:
         return f", and at the end: the run should be over by then, by the {show_seconds(step_s)} that a step should take"
     often = "every step" if steps == 1 else f"every {steps} steps or so"
     return f": {often}, by the {show_seconds(step_s)} that one should take"
+
+
+rules = SettingRules(zero="auto")

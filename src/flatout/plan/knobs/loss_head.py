@@ -10,7 +10,7 @@ from flatout.base.units import show_bytes
 from flatout.engine.settings import MIXED, Settings
 from flatout.objectives.next_token import NextToken
 from flatout.objectives.token_loss import LARGE
-from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules
 from flatout.plan.plan import Choice, Rejected
 from flatout.plan.situation import Situation
 
@@ -77,3 +77,6 @@ def _vocabulary(s: Situation) -> int:
 def _logits_bytes(s: Situation, now: Settings) -> int:
     size = 2 if now.precision in MIXED else 4
     return round(now.micro_batch * s.job.data.tokens_per_row * _vocabulary(s) * size)
+
+
+rules = SettingRules(not_split_by=("tensor", "pipeline"))

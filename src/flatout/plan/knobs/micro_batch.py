@@ -7,7 +7,7 @@ from typing import Any
 
 from flatout.engine.settings import Settings
 from flatout.models.facts import has_batch_norm, has_dropout
-from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules, always
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
 
@@ -40,3 +40,6 @@ def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     whole = now.micro_batch or s.job.batch
     if whole % 2 == 0 and whole >= 32:
         yield Candidate(whole // 2, "half as many at once", _FACTOR)
+
+
+rules = SettingRules(shown=always, zero="whole")

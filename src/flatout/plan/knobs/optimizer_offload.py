@@ -8,8 +8,9 @@ from typing import Any
 from flatout.base.units import show_bytes
 from flatout.engine.settings import Settings
 from flatout.models.facts import parameter_count
-from flatout.plan.knobs.knob import Candidate, Decisions
-from flatout.plan.knobs.short_memory import is_short, left_off
+from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules
+from flatout.plan.knobs.short_memory import is_short, left_off, offload_conflicts
+from flatout.plan.knobs.splitting import SPLITS, split_conflict
 from flatout.plan.situation import Situation
 
 name = "optimizer_offload"
@@ -31,3 +32,12 @@ def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     if is_short(now) and possible and not now.optimizer_offload:
         held = show_bytes(8 * parameter_count(s.job.model))  # two float32 for each weight, as Adam keeps them
         yield Candidate(True, f"memory is short: frees up to {held} of the device, and the host does the update", _FACTOR)
+
+
+def _conflicts(now: Settings) -> Iterator[str]:
+    if now.optimizer_offload:
+        yield from offload_conflicts(name, now)
+        yield from split_conflict(now, name, SPLITS, "off")
+
+
+rules = SettingRules(_conflicts)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from flatout.engine.settings import Settings
-from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules, always
+from flatout.plan.knobs.splitting import SPLITS, split_conflict
 from flatout.plan.plan import Choice, Rejected
 from flatout.plan.situation import Situation
 
@@ -62,3 +63,20 @@ def _measured(s: Situation, value: str) -> str:
     if gain < 1:
         return f"{1 / gain:,.3g} times slower than fp32 in matrix products, as measured here"
     return f"measured {gain:.3g}x fp32 in matrix products here"
+
+
+def _conflicts(now: Settings) -> Iterator[str]:
+    on = now.device_kind
+    if now.precision == "fp16" and not now.fused_optimizer:
+        yield "fp16 needs a fused optimizer, which can skip a step that overflowed: --set precision=bf16"
+    if now.precision == "tf32" and on == "cpu":
+        yield "tf32 is a format of GPUs, and on a CPU it would be fp32: --off precision"
+    if now.precision == "fp8" and on != "cuda":
+        yield f"fp8 needs a CUDA device and the run is on {on}: --off precision"
+    if now.precision == "fp16" and now.optimizer_offload:
+        yield "fp16 scales the loss on the device, where optimizer_offload=on has no optimizer: --set precision=bf16"
+    if now.precision in ("fp8", "fp16"):
+        yield from split_conflict(now, name, SPLITS, "bf16")
+
+
+rules = SettingRules(_conflicts, shown=always)

@@ -7,7 +7,7 @@ from typing import Any
 
 from flatout.data.datasets.iterables import IterableSource
 from flatout.data.serving.tuning import SPARE, depth_for
-from flatout.plan.knobs.knob import Decisions
+from flatout.plan.knobs.knob import Decisions, SettingRules
 from flatout.plan.knobs.reader_threads import nothing_to_read, threads_to_begin_with
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
@@ -28,3 +28,6 @@ def _ahead(s: Situation) -> str:
     if s.pins.get("reader_threads"):
         return f"{depth_for(threads)}: one for each of {many} and {SPARE} that are ready"
     return f"starts with {depth_for(threads)} for {many}, more where batches come in bursts, as far as memory is free"
+
+
+rules = SettingRules(shown=lambda settings: settings.tier != "resident", zero="auto")

@@ -10,7 +10,7 @@ from flatout.data.serving.pinned import first_threads, fixed_threads
 from flatout.data.serving.tuning import Budget
 from flatout.data.stores.device import filled_by
 from flatout.data.texts.sequence_source import SequenceSource
-from flatout.plan.knobs.knob import Decisions
+from flatout.plan.knobs.knob import Decisions, SettingRules
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
 
@@ -55,3 +55,6 @@ def _starts_with(s: Situation) -> str:
     if threads == cores:
         return f"starts with {threads}, one a core; fewer once they are idle"
     return f"starts with {threads} beside {cores} cores, more while the loop waits for data"
+
+
+rules = SettingRules(shown=lambda settings: settings.tier != "resident", zero="auto")

@@ -14,7 +14,7 @@ from flatout.base.errors import RecipeError
 from flatout.engine.settings import MIXED, Settings
 from flatout.measure.groups import ATTENTION
 from flatout.models.residual import can_narrow
-from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
 
@@ -42,3 +42,11 @@ def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     if now.residual == off and now.precision in MIXED and attends and can_narrow(s.job.model):
         to_compile = s.device.type != "cpu" and now.compile == "off" and s.pins.get("compile") != "off"
         yield Candidate("autocast", "half as much to move between the blocks", _FACTOR, unless_slower=to_compile)
+
+
+def _conflicts(now: Settings) -> Iterator[str]:
+    if now.residual == "autocast" and now.precision not in MIXED:
+        yield f"residual=autocast is a matter of mixed precision and precision={now.precision} is none: --off residual"
+
+
+rules = SettingRules(_conflicts)

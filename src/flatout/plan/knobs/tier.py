@@ -7,7 +7,7 @@ from typing import Any
 
 from flatout.data.datasets.iterables import IterableSource
 from flatout.data.stores.tiers import choose_tier
-from flatout.plan.knobs.knob import Decisions
+from flatout.plan.knobs.knob import Decisions, SettingRules, always
 from flatout.plan.plan import Choice, Rejected
 from flatout.plan.situation import Situation
 from flatout.plan.tier import compression_of, surroundings
@@ -42,3 +42,6 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
     if writes and s.cache is not None and "cache_compression" not in s.pins:
         threads = int(s.pins.get("reader_threads", 0))
         yield Choice("cache_compression", *compression_of(train, around, s.cache, threads))
+
+
+rules = SettingRules(shown=always)

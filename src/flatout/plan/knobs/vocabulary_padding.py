@@ -8,7 +8,7 @@ from typing import Any
 from flatout.base.errors import RecipeError
 from flatout.engine.settings import Settings
 from flatout.models.head import can_pad
-from flatout.plan.knobs.knob import Candidate, Decisions
+from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
 
@@ -42,3 +42,6 @@ def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     tokens = s.job.data.vocabulary or 0
     if s.device.type == "cuda" and not now.vocabulary_padding and tokens % MULTIPLE and can_pad(s.job.model):
         yield Candidate(MULTIPLE, f"{tokens:,} tokens are no multiple of {MULTIPLE}, which kernels want", _FACTOR)
+
+
+rules = SettingRules(not_split_by=("tensor", "pipeline"), zero="off")

@@ -12,16 +12,11 @@ from typing import Any
 
 from flatout.base.files import write_bytes
 from flatout.base.trust import private_cache
-from flatout.engine.settings import Settings
+from flatout.engine.setting_values import SettingScope
+from flatout.engine.settings import Settings, settings_of
 from flatout.plan.trials.reports import CRASHED, HUNG, INTERRUPTED, NOT_RECORDED, Ask, Held, Losses, Report
 
 _FORMAT = 1
-_NOT_OF_THE_STEP = frozenset(
-    {
-        "tier", "reader_threads", "prefetch", "disk_budget", "cache_compression", "log_every", "evaluation_batch",
-        "checkpoint_every", "failure_every", "keep_checkpoints", "nonfinite_limit", "grace",
-    }
-)  # fmt: skip
 _PASSING = (CRASHED, HUNG, INTERRUPTED)  # of that moment, as a kill from outside: asked again, it may go otherwise
 
 
@@ -133,6 +128,6 @@ class Trove:
 
 def shown(settings: Mapping[str, Any]) -> str:
     """Settings in words: those that an arm can tell apart, where they are not the plain ones."""
-    plain = vars(Settings())
-    told = {name: value for name, value in settings.items() if name not in _NOT_OF_THE_STEP and plain.get(name) != value}
+    plain, around = vars(Settings()), settings_of(SettingScope.AROUND_THE_STEP)
+    told = {name: value for name, value in settings.items() if name not in around and plain.get(name) != value}
     return ", ".join(f"{name}={value}" for name, value in sorted(told.items())) or "plain"
