@@ -29,6 +29,7 @@ from flatout.machine.facts import read_facts
 from flatout.machine.probe import probe
 from flatout.measure.counts import Operation
 from flatout.measure.receipt import Receipt
+from flatout.measure.recording import Trove
 from flatout.models.build import source_hash
 from flatout.plan.choose import choose, situation_of
 from flatout.plan.knobs.all import KNOBS, PRICED
@@ -37,12 +38,12 @@ from flatout.plan.layouts.fitting import why_not_here
 from flatout.plan.options import LIMIT_S, Terms
 from flatout.plan.plan import Plan, Prediction
 from flatout.plan.planning import steps_to_come, with_receipt
-from flatout.plan.search import Search
+from flatout.plan.search import KnobSearch
 from flatout.plan.situation import Situation
 from flatout.plan.traces import Traces
 from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.process import TRIAL_LIMIT_S, TrialProcess
-from flatout.plan.trials.recording import Recording, Trove
+from flatout.plan.trials.recording import Recording
 from flatout.plan.trials.reports import Tries
 from flatout.plan.work import keep_traces, work_of
 from flatout.recipe import Recipe
@@ -204,9 +205,9 @@ def _tried_plan(
         asked.say(f"what was measured at {trove.at} need not be measured again")
     began_s = time.monotonic()
 
-    def search(recording: Recording, *, free: bool) -> Search:
+    def search(recording: Recording, *, free: bool) -> KnobSearch:
         terms = Terms(steps, asked.limit_s, isolated, asked.analyze, free)
-        return Search(s, plan.settings, knobs, recording, terms, priced=PRICED, clock=recording.clock, say=asked.say)
+        return KnobSearch(s, plan.settings, knobs, recording, terms, priced=PRICED, clock=recording.clock, say=asked.say)
 
     recording = Recording(kept, None if asked.recall else live)
     made = search(recording, free=asked.recall)
@@ -215,7 +216,7 @@ def _tried_plan(
         made = search(recording, free=True)
     receipt = made.run()
     if recording.asked_live:
-        trove.write(recording)
+        trove.write(recording.to_dict())
     receipt = replace(
         receipt,
         took_s=time.monotonic() - began_s,

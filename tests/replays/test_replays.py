@@ -22,7 +22,7 @@ from flatout.plan.choose import choose_in
 from flatout.plan.knobs.all import KNOBS
 from flatout.plan.options import Terms
 from flatout.plan.prediction import Group, Prediction
-from flatout.plan.search import Search
+from flatout.plan.search import KnobSearch
 from flatout.plan.situation import Situation
 from flatout.plan.trials.recording import Recording
 
@@ -80,7 +80,7 @@ def replay(path: Path, recording: dict[str, Any] | None = None, *, steps: float 
     found = recorded(path)
     terms = Terms(found["steps_left"], found["limit_s"], analyze=True) if steps is None else Terms(steps, limit_s=1e9)
     start = choose_in(situation(path, **pins), path.stem).settings
-    return Search(situation(path, **pins), start, KNOBS, Recording(recording or found["recording"]), terms).run()
+    return KnobSearch(situation(path, **pins), start, KNOBS, Recording(recording or found["recording"]), terms).run()
 
 
 def has(words: str, name: str, value: Any) -> bool:
@@ -161,5 +161,5 @@ def test_compiling_must_pay_for_itself(path: Path) -> None:
     assert pays_in < recorded(path)["steps_left"]
     found = recorded(path)["recording"]
     start = choose_in(situation(path), path.stem).settings
-    few = Search(situation(path), start, KNOBS, Recording(found), Terms(pays_in / 2, limit_s=1e9, free=True)).run()
+    few = KnobSearch(situation(path), start, KNOBS, Recording(found), Terms(pays_in / 2, limit_s=1e9, free=True)).run()
     assert few.settings["compile"] != entry.value

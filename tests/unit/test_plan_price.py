@@ -12,11 +12,12 @@ import flatout as fo
 from flatout.building import build_job
 from flatout.engine.settings import Settings
 from flatout.measure.receipt import REJECTED, Entry
+from flatout.measure.recording import NOT_RECORDED
 from flatout.plan.knobs.all import PRICED
 from flatout.plan.plan import Prediction
 from flatout.plan.price import cheap_s, prices
 from flatout.plan.situation import Situation
-from flatout.plan.trials.reports import FAILED, NOT_RECORDED, Ask, Held, Losses, Report
+from flatout.plan.trials.reports import FAILED, Ask, Held, Losses, Report
 
 NOISE = (0.0, 0.004, -0.003, 0.002, -0.002, 0.001, -0.001, 0.003)
 FINE = {"passed": True, "why": "gradients agree", "figures": {}}

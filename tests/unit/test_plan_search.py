@@ -14,15 +14,16 @@ import flatout as fo
 from flatout.building import build_job
 from flatout.engine.settings import Settings
 from flatout.measure.receipt import KEPT, REJECTED, UNTRIED, Receipt
+from flatout.measure.recording import NOT_RECORDED
 from flatout.plan.knobs import channels_last, compile, fused_optimizer, precision
 from flatout.plan.knobs.all import PRICED
 from flatout.plan.knobs.knob import Candidate, Knob
 from flatout.plan.options import Terms
 from flatout.plan.plan import Prediction
-from flatout.plan.search import Search
+from flatout.plan.search import KnobSearch
 from flatout.plan.situation import Situation
 from flatout.plan.trials.recording import Recording
-from flatout.plan.trials.reports import CRASHED, HUNG, NOT_RECORDED, OUT_OF_MEMORY, Ask, Held, Losses, Report
+from flatout.plan.trials.reports import CRASHED, HUNG, OUT_OF_MEMORY, Ask, Held, Losses, Report
 
 STEP_S = 0.01
 NOISE = (0.0, 0.004, -0.003, 0.002, -0.002, 0.001, -0.001, 0.003)
@@ -88,7 +89,7 @@ def search(machine: Any, knobs: list[Knob], steps: float = 1e5, **given: Any) ->
     pins = given.pop("pins", {})
     start = Settings(**{"fused_optimizer": False, **pins})
     around = {name: given.pop(name) for name in ("priced", "clock", "say") if name in given}
-    return Search(situation(**pins), start, knobs, machine, Terms(steps, **given), **around).run()
+    return KnobSearch(situation(**pins), start, knobs, machine, Terms(steps, **given), **around).run()
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_a_batch_that_could_not_be_looked_at_is_said(failure: str, words: str) -
             return Held(rows, 0, 0, failure, "80 GB are not enough")
 
     on_a_device = replace(situation(), device=torch.device("cuda"))
-    receipt = Search(on_a_device, Settings(device="cuda", fused_optimizer=False), [FUSED], Small(times()), Terms(1e5)).run()
+    receipt = KnobSearch(on_a_device, Settings(device="cuda", fused_optimizer=False), [FUSED], Small(times()), Terms(1e5)).run()
     assert receipt.stopped == words and receipt.step_s is None
 
 
@@ -197,7 +198,7 @@ def test_on_a_device_nobody_is_left_slower_by_what_could_not_be_seen_one_by_one(
         knobs = [Turn(name, True, 1.1, unless_slower=True) for name in ("fused_optimizer", "channels_last")]
         s = replace(situation(), device=torch.device("cuda"))
         start = Settings(device="cuda", fused_optimizer=False)
-        return Search(s, start, knobs, OnADevice(times(**factors)), Terms(1e5)).run()
+        return KnobSearch(s, start, knobs, OnADevice(times(**factors)), Terms(1e5)).run()
 
     one = receipt(fused_optimizer=0.992)
     assert set(verdicts(one).values()) == {KEPT} and one.settings["fused_optimizer"] is True
@@ -380,7 +381,7 @@ def test_interrupted_what_was_not_tried_yet_is_as_by_default() -> None:
     machine = Machine(times(fused_optimizer=1.2, channels_last=1.3), interrupt_at=3)
     start = Settings(fused_optimizer=True, channels_last=True)
     fused, last = Turn("fused_optimizer", True, 1.1), Turn("channels_last", True, 1.3)
-    receipt = Search(situation(), start, [fused, last], machine, Terms(1e5, analyze=True)).run()
+    receipt = KnobSearch(situation(), start, [fused, last], machine, Terms(1e5, analyze=True)).run()
     assert verdicts(receipt) == {("channels_last", True): KEPT, ("fused_optimizer", True): UNTRIED}
     assert receipt.settings["channels_last"] is True and receipt.settings["fused_optimizer"] is True
     assert "as by default" in receipt.entries[-1].why
@@ -389,7 +390,7 @@ def test_interrupted_what_was_not_tried_yet_is_as_by_default() -> None:
 def test_what_would_be_taken_untried_is_tried_even_if_its_trial_does_not_pay() -> None:
     machine = Machine(times(fused_optimizer=0.8, precision=3.0))
     big = Turn("precision", "bf16", 3.0, off="fp32")
-    receipt = Search(situation(), Settings(fused_optimizer=True), [FUSED, big], machine, Terms(2000)).run()
+    receipt = KnobSearch(situation(), Settings(fused_optimizer=True), [FUSED, big], machine, Terms(2000)).run()
     assert receipt.settings["fused_optimizer"] is False and receipt.settings["precision"] == "bf16"
 
 

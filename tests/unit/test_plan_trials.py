@@ -19,11 +19,12 @@ from torch import Tensor, nn
 import flatout as fo
 from flatout.building import build_job
 from flatout.engine.settings import Settings
+from flatout.measure.recording import Trove
 from flatout.plan.trials import bench as benches
 from flatout.plan.trials.arm import Arm
 from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.process import TrialProcess
-from flatout.plan.trials.recording import Recording, Trove, shown
+from flatout.plan.trials.recording import Recording, shown
 from flatout.plan.trials.reports import CRASHED, FAILED, HUNG, SLOW, Ask, Held, Report, fitting_rows
 
 PLAIN = Settings(device="cpu", fused_optimizer=False, deterministic=True)
@@ -337,7 +338,7 @@ def test_a_trial_that_is_killed_from_outside_is_a_rejection(process: TrialProces
 def test_measurements_of_other_versions_are_not_used_and_that_is_said(tmp_path: Path) -> None:
     recording = Recording(None, _Answers())
     recording.attempt(ask(FUSED))
-    Trove(tmp_path, "key", {"torch": "2.11", "flatout": "1"}).write(recording)
+    Trove(tmp_path, "key", {"torch": "2.11", "flatout": "1"}).write(recording.to_dict())
     same = Trove(tmp_path, "key", {"torch": "2.11", "flatout": "1"})
     kept = same.kept
     assert kept is not None and Recording(kept).attempt(ask(FUSED)).steps_s == (1.0,) and same.note == ""

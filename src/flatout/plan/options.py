@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from statistics import median
+from typing import Any
 
 from flatout.base.units import show_seconds, show_value
 from flatout.engine.settings import Settings, value_of, with_values
+from flatout.measure.standing import Standing
 from flatout.plan.knobs.all import conflicts
 from flatout.plan.knobs.knob import Candidate, Knob
 from flatout.plan.situation import Situation
+from flatout.plan.trials.reports import Report
 
 MEASURE_S = 2.0
 STEPS_LOOKED_AT = 8  # that a trial takes beside those that are timed
@@ -35,25 +37,25 @@ class Terms:
     free: bool = False  # trials are replayed and measure nothing, so that no run is too short for them
 
 
-@dataclass
-class Standing:
-    """Where a search is: settings that were measured and proven on one step."""
-
-    settings: Settings
-    steps_s: tuple[float, ...]
-
-    @property
-    def step_s(self) -> float:
-        return median(self.steps_s)
+SettingsStanding = Standing[Settings, Report]
 
 
 @dataclass(frozen=True)
-class Option:
+class KnobOption:
     knob: Knob
     candidate: Candidate
-    settings: Settings
-    factor: float
+    state: Settings  # with it
+    instead_of: Any
+    predicted: float
     cost_s: float
+
+    @property
+    def name(self) -> str:
+        return self.knob.name
+
+    @property
+    def value(self) -> Any:
+        return self.candidate.value
 
     @property
     def key(self) -> Key:
@@ -69,18 +71,19 @@ class Options:
         self._s, self._start, self._knobs, self._terms = s, start, knobs, terms
         self.compiling_s = 0.0  # as it was seen here: most other knobs have to be compiled anew once that is on
 
-    def left(self, standing: Standing, done: Collection[Key]) -> list[Option]:
+    def left(self, standing: SettingsStanding, done: Collection[Key]) -> list[KnobOption]:
         found = []
         for knob in self._knobs:
-            for candidate in knob.candidates(self._s, standing.settings):
-                settings = with_values(standing.settings, {knob.name: candidate.value})
+            for candidate in knob.candidates(self._s, standing.state):
+                settings = with_values(standing.state, {knob.name: candidate.value})
                 if (knob.name, str(candidate.value)) in done or conflicts(settings):
                     continue
-                factor = candidate.factor or self._predicted_factor(standing.settings, settings)
-                again_s = self.compiling_s if standing.settings.compile != "off" and candidate.compiles_anew else 0.0
+                factor = candidate.factor or self._predicted_factor(standing.state, settings)
+                again_s = self.compiling_s if standing.state.compile != "off" and candidate.compiles_anew else 0.0
                 measuring_s = 0.0 if self._terms.free else MEASURE_S + STEPS_LOOKED_AT * standing.step_s
                 cost_s = candidate.cost_s + again_s + measuring_s
-                found.append(Option(knob, candidate, settings, factor, cost_s))
+                stands = value_of(standing.state, knob.name)
+                found.append(KnobOption(knob, candidate, settings, stands, factor, cost_s))
         return found
 
     def _predicted_factor(self, now: Settings, then: Settings) -> float:
@@ -88,12 +91,12 @@ class Options:
         now_s, then_s = (self._s.predicted(settings).step_s for settings in (now, then))
         return now_s / then_s if now_s and then_s else _UNKNOWN_FACTOR
 
-    def best_first(self, standing: Standing, done: Collection[Key]) -> list[Option]:
+    def best_first(self, standing: SettingsStanding, done: Collection[Key]) -> list[KnobOption]:
         """What is worth a trial. What pays back soonest comes first: so the compiler comes late, and compiles what was found
         before it. What would be taken untried comes before the rest that does not pay.
         """
 
-        def rank(one: Option) -> tuple[bool, float]:
+        def rank(one: KnobOption) -> tuple[bool, float]:
             saves_s = self.saves_s(one, standing)
             pays = saves_s > one.cost_s
             return pays, saves_s / max(one.cost_s, 1e-9) if pays else saves_s - one.cost_s
@@ -101,19 +104,23 @@ class Options:
         worth = [one for one in self.left(standing, done) if self._is_worth_it(one, standing)]
         return sorted(worth, key=rank, reverse=True)
 
-    def saves_s(self, option: Option, standing: Standing) -> float:
-        return self._terms.steps_left * standing.step_s * (1 - 1 / option.factor)
+    def saves_s(self, option: KnobOption, standing: SettingsStanding) -> float:
+        return self._terms.steps_left * standing.step_s * (1 - 1 / option.predicted)
 
-    def is_default(self, option: Option) -> bool:
+    def is_default(self, option: KnobOption) -> bool:
         """Without a trial it would be taken: so it is always tried."""
         return bool(value_of(self._start, option.knob.name) == option.candidate.value)
 
     def why_none(self) -> str | None:
-        """Why trials could not save what their process costs, over what would be taken without any; None: they could."""
+        """Why trials could not save what their process costs, over what would be taken without any; None: they could, or need
+        not, since somebody asked for them or they are replayed."""
+        if self._terms.analyze or self._terms.free:
+            return None
         if not self._knobs:
             return "every knob is pinned"
         start_s = self._s.predicted(self._start).step_s if self._s.plain.step_s else None
-        standing = Standing(self._start, (start_s or self._s.plain.step_s or _UNKNOWN_STEP_S,))
+        step_s = start_s or self._s.plain.step_s or _UNKNOWN_STEP_S
+        standing = Standing(self._start, Report(self._start.to_dict(), steps_s=(step_s,)))
         cost_s = _START_S.get(self._s.device.type, _START_S["cuda"]) + MEASURE_S
         whole_s = self._terms.steps_left * standing.step_s
         if whole_s <= cost_s:
@@ -123,8 +130,8 @@ class Options:
             return None
         return f"trials could save {show_seconds(best)} of this run and would cost {show_seconds(cost_s)} or more"
 
-    def _is_worth_it(self, option: Option, standing: Standing) -> bool:
+    def _is_worth_it(self, option: KnobOption, standing: SettingsStanding) -> bool:
         if self.is_default(option):
             return True
-        looked_at = self._terms.analyze and option.factor > 1 + MARGIN
+        looked_at = self._terms.analyze and option.predicted > 1 + MARGIN
         return looked_at or self.saves_s(option, standing) > option.cost_s

@@ -10,13 +10,15 @@ from statistics import median
 from typing import Any
 
 from flatout.engine.settings import Settings, value_of, with_values
-from flatout.measure.receipt import REJECTED, Entry
-from flatout.measure.stats import Comparison, compare, compare_paired
+from flatout.measure.judging import Judgement, Rejection, speed_up, time_ratio, times_of
+from flatout.measure.receipt import Entry
+from flatout.measure.recording import NOT_RECORDED
+from flatout.measure.trial_record import entry_of
 from flatout.plan.knobs.all import conflicts
 from flatout.plan.knobs.knob import Candidate, Priced
 from flatout.plan.options import MARGIN, MEASURE_S, STEPS_LOOKED_AT
 from flatout.plan.situation import Situation
-from flatout.plan.trials.reports import NOT_RECORDED, Ask, Report, Tries
+from flatout.plan.trials.reports import Ask, Report, Tries
 
 _PATIENCE_S, _PATIENCE = 20.0, 4.0  # some time, and so many times what it should take
 _OF_PLANNING, _OF_THE_RUN = 0.03, 0.01  # the most that a price may cost to know, unless somebody asks for it
@@ -57,40 +59,19 @@ def prices(
                 arms = (turned.to_dict(), settings.to_dict(), reference.to_dict())
                 report = tries.attempt(Ask(*arms, MEASURE_S, patience_s=_PATIENCE_S + _PATIENCE * expected_s))
                 if report.failure != NOT_RECORDED:
-                    found.append(entry_of(knob, candidate, value_of(settings, knob.name), report, steps_s))
+                    found.append(_entry(knob, candidate, value_of(settings, knob.name), report, steps_s))
     except KeyboardInterrupt:
         interrupted()
     return found
 
 
-def entry_of(knob: Priced, candidate: Candidate, stands: Any, report: Report, steps_s: Sequence[float]) -> Entry:
+def _entry(knob: Priced, candidate: Candidate, stands: Any, report: Report, steps_s: Sequence[float]) -> Entry:
     if not report.ran:
-        why = knob.unpriced(f"{report.failure}: {report.why}")
-        return Entry(knob.name, candidate.value, stands, REJECTED, why, took_s=report.took_s)
-    found = _compared(report, steps_s)
-    why = knob.price(candidate.value, found)
+        found = Judgement(Rejection.FAILED, knob.unpriced(f"{report.failure}: {report.why}"))
+        return entry_of(knob.name, candidate.value, stands, report, found)
+    times = times_of(report, Report(report.settings, steps_s=tuple(steps_s)))
+    why = knob.price(candidate.value, time_ratio(times, MARGIN))
     if report.check is not None and not report.check["passed"]:
         why = f"not the same: {report.check['why']}; {why}"
-    return Entry(
-        name=knob.name,
-        value=candidate.value,
-        instead_of=stands,
-        verdict=REJECTED,
-        why=why,
-        measured=1 / found.ratio,
-        low=1 / found.high,
-        high=1 / found.low,
-        n=found.n,
-        step_s=median(report.steps_s),
-        against_s=median(report.against_s) if report.against_s else None,
-        first_s=report.first_s,
-        peak_bytes=report.peak_bytes,
-        check=report.check,
-        took_s=report.took_s,
-    )
-
-
-def _compared(report: Report, steps_s: Sequence[float]) -> Comparison:
-    if report.against_s:
-        return compare_paired(report.steps_s, report.against_s, prefer="min", margin=MARGIN)
-    return compare(report.steps_s, steps_s, prefer="min", margin=MARGIN)
+    found = Judgement(Rejection.NOT_REPAID, why, speed_up(times, MARGIN))  # a promise is kept, whatever it costs
+    return entry_of(knob.name, candidate.value, stands, report, found)

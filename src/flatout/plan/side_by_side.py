@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from math import ceil
+from collections.abc import Callable
 from typing import Any
 
 from flatout.engine.settings import Settings
-from flatout.measure.paired import NOT_ENOUGH, check_losses
+from flatout.measure.loss_proof import LossVerdict, compare_losses, with_more_steps
 from flatout.plan.trials.recording import shown
 from flatout.plan.trials.reports import Losses, Tries
 
@@ -27,35 +26,35 @@ class SideBySide:
         self._parts = 1
         self._known: dict[tuple[str, int, int], Losses] = {}
 
-    def verdict(self, settings: Settings, step_s: float, most_s: float, say: Callable[[str], None]) -> dict[str, Any]:
+    def verdict(self, settings: Settings, step_s: float, most_s: float, say: Callable[[str], None]) -> LossVerdict:
         """`passed` and `why`; where both could be trained, the test with its figures and the losses of all arms.
 
         Where noise leaves it open, both train from the start again, on the batches that follow, as often as it takes to tell
         and `most_s` allow; those that are asked about later do, too. To go on instead would tell less: what rounding does to
-        a step grows from step to step. Whether to go on is for the noise to say, not for the difference that was seen, or
-        chance would get one more look with each.
+        a step grows from step to step.
         """
-        found = self._compared(settings, self._parts)
-        while parts := self._parts_to_tell(found, step_s, most_s):
+
+        def takes_s(steps: int) -> float:
+            return (steps - self._parts * self._steps) * (self._repeats * self._step_s + step_s)
+
+        def fits(steps: int) -> bool:
+            return steps <= _MOST_PARTS * self._steps and takes_s(steps) <= most_s
+
+        def longer(steps: int) -> LossVerdict:
+            nonlocal most_s
+            parts = steps // self._steps
             say(
                 f"  its losses can't be told from noise: {parts - self._parts} times {self._steps} steps more, on other batches"
             )
-            longer = self._compared(settings, parts)
-            if "figures" not in longer:  # not all of them could be trained: what was found stands
-                break
-            most_s -= self._takes_s(parts, step_s)
-            found, self._parts = longer, parts
-        return found
+            found = self._compared(settings, parts)
+            if "figures" in found:  # all of them could be trained
+                most_s -= takes_s(steps)
+                self._parts = parts
+            return found
 
-    def _parts_to_tell(self, found: Mapping[str, Any], step_s: float, most_s: float) -> int:
-        """0 where more would not tell, or would take too long."""
-        if found["passed"] or not found["why"].startswith(NOT_ENOUGH) or not found.get("figures"):
-            return 0
-        parts = ceil(_AMPLE * found["figures"]["steps_needed"] / self._steps)
-        return parts if self._parts < parts <= _MOST_PARTS and self._takes_s(parts, step_s) <= most_s else 0
-
-    def _takes_s(self, parts: int, step_s: float) -> float:
-        return (parts - self._parts) * self._steps * (self._repeats * self._step_s + step_s)
+        found = self._compared(settings, self._parts)
+        already = self._parts * self._steps
+        return with_more_steps(found, already, longer, ample=_AMPLE, fits=fits, in_parts_of=self._steps)
 
     def _compared(self, settings: Settings, parts: int) -> dict[str, Any]:
         found = self._trained(settings, parts, _SEED)
@@ -64,14 +63,8 @@ class SideBySide:
             return {"passed": False, "why": f"the reference could not be trained: {failed[0].failure}: {failed[0].why}"}
         if found.failure:
             return {"passed": False, "why": f"could not be trained: {found.failure}: {found.why}"}
-        # part by part, as they are independent of each other; and step by step, where all of them may drift away at their ends
-        looks = [check_losses([order(arm.losses) for arm in arms], order(found.losses)) for order in (tuple, self._by_step)]
-        verdict = next((look for look in looks if not look.passed), looks[0])
-        return vars(verdict) | {"reference": [list(arm.losses) for arm in arms], "losses": list(found.losses)}
-
-    def _by_step(self, losses: Sequence[float]) -> tuple[float, ...]:
-        """The first steps of all parts, then their second ones, and so on."""
-        return tuple(loss for step in range(self._steps) for loss in losses[step :: self._steps])
+        verdict = compare_losses([arm.losses for arm in arms], found.losses, part_steps=self._steps)
+        return verdict | {"reference": [list(arm.losses) for arm in arms], "losses": list(found.losses)}
 
     def _trained(self, settings: Settings, parts: int, seed: int) -> Losses:
         """All parts one after the other, or the first that failed."""

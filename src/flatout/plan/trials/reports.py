@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-OUT_OF_MEMORY, CRASHED, HUNG, SLOW, FAILED, INTERRUPTED, NOT_RECORDED = (
-    "out of memory", "crashed", "hung", "too slow", "failed", "interrupted", "not recorded",
-)  # fmt: skip
+OUT_OF_MEMORY, CRASHED, HUNG, SLOW, FAILED = "out of memory", "crashed", "hung", "too slow", "failed"
 CTRL_C = "Ctrl-C: "  # how the line begins that says what comes of it
 
 

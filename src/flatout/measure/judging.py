@@ -1,0 +1,86 @@
+"""Is a trial faster than what it is compared with, by more than the noise, and does its first step compute the same?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from flatout.base.units import show_gain
+from flatout.measure.standing import TrialResult
+from flatout.measure.stats import Comparison, compare, compare_paired
+
+HARMLESS = 0.02  # a change that is good for something else may seem to cost so much, within the noise
+
+
+class Rejection(Enum):
+    """Why a change was not kept. Decisions ask for this, never for the words."""
+
+    FAILED = auto()  # the trial crashed, ran out of memory, took too long
+    TOO_FEW = auto()  # times, to tell anything
+    DIFFERENT = auto()  # the first step does not compute the same
+    SLOWER = auto()
+    NO_GAIN = auto()  # above the noise
+    NOT_REPAID = auto()  # what it costs once is more than it saves
+    UNPROVEN = auto()  # its losses are worse, or can't be told from noise
+
+
+COMPUTES_THE_SAME = frozenset({Rejection.SLOWER, Rejection.NO_GAIN, Rejection.NOT_REPAID})
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a trial, and of what it is compared with. `paired`: taken by turns, so that both share each minute."""
+
+    now_s: Sequence[float]
+    was_s: Sequence[float]
+    paired: bool
+
+
+def times_of(trial: TrialResult, stands: TrialResult) -> Times:
+    """Compared with what was timed by turns with it, where there is such a thing; else with what stands."""
+    if trial.against_s:
+        return Times(trial.steps_s, trial.against_s, len(trial.against_s) == len(trial.steps_s))
+    return Times(trial.steps_s, stands.steps_s, paired=False)
+
+
+def time_ratio(times: Times, margin: float) -> Comparison:
+    """Of seconds: below 1 is faster."""
+    how = compare_paired if times.paired else compare
+    return how(times.now_s, times.was_s, prefer="min", margin=margin)
+
+
+def speed_up(times: Times, margin: float) -> Comparison:
+    """Of rates: 2 is twice as fast."""
+    found = time_ratio(times, margin)
+    return Comparison(1 / found.ratio, 1 / found.high, 1 / found.low, found.better, found.n)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """`rejection`: None where the change is to be kept. `speed`: None where nothing could be timed."""
+
+    rejection: Rejection | None
+    why: str
+    speed: Comparison | None = None
+
+    @property
+    def kept(self) -> bool:
+        return self.rejection is None
+
+
+def judge(trial: TrialResult, times: Times, *, margin: float, unless_slower: bool = False) -> Judgement:
+    """Kept, if it is faster by more than `margin` and the noise; with `unless_slower` also if no difference can be told."""
+    if trial.failure:
+        return Judgement(Rejection.FAILED, f"{trial.failure}: {trial.why}")
+    speed = speed_up(times, margin)
+    if trial.check is None or not trial.check["passed"]:
+        why = trial.check["why"] if trial.check else "the step was not compared"
+        return Judgement(Rejection.DIFFERENT, f"not the same: {why}", speed)
+    if speed.better is False:
+        gain = f"slower: {speed.ratio:.2f}x" if speed.ratio >= 0.1 else show_gain(speed.ratio)
+        return Judgement(Rejection.SLOWER, gain, speed)
+    if speed.better is None and not (unless_slower and speed.ratio > 1 - HARMLESS):
+        interval = f"[{speed.low:.2f}, {speed.high:.2f}], n={speed.n}"
+        return Judgement(Rejection.NO_GAIN, f"no gain above the noise: {show_gain(speed.ratio)} {interval}", speed)
+    return Judgement(None, "", speed)

@@ -1,0 +1,269 @@
+"""The one search: try a change, prove that the result is the same, keep it if it is faster; then the next, from there.
+
+    baseline ──► next option ──► attempt ──► judged ──► proven ──► kept: the search stands there now
+                     ▲                          │          │
+                     └──────── rejected ◄───────┴──────────┘
+    at the end: what was kept in vain goes, and all that was kept is timed together against the baseline.
+
+A client says three things, each a protocol below: what to try (`WhatToTry`), how to run a trial (`HowToRun`) and how to prove
+it (`HowToProve`). What it shows to people and notes in the record meanwhile is `WhatIsTold`. A state is the client's own
+(settings, remedies, a layout): the search compares states and hands them on. The rest of the mechanism is here and in the
+modules beside this one: the time limit, the standing, the judgement of a trial (`judging`), the record of what was tried
+(`trial_record`), the proof by losses, with more steps where noise leaves it open (`loss_proof`), taking back (`taking_back`),
+the receipt, and recordings that replay (`recording`). Ctrl-C ends a search with what was proven until then, unless the
+client would rather end itself.
+
+What holds for every client: a trial that failed is rejected and the search goes on; what does not compute the same is rejected
+whatever its speed; "not enough evidence" is a rejection; nobody is left slower than the baseline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, Generic, Protocol, TypeVar
+
+from flatout.measure.judging import Judgement, Rejection
+from flatout.measure.loss_proof import LossVerdict
+from flatout.measure.receipt import Entry, Receipt
+from flatout.measure.standing import ResultT, Standing, StateT
+from flatout.measure.stats import Comparison
+from flatout.measure.taking_back import NOT_PROVEN, TakingBack
+from flatout.measure.time_limit import TimeLimit
+from flatout.measure.trial_record import TrialRecord
+
+INTERRUPTED = "interrupted"
+
+StateOut = TypeVar("StateOut", covariant=True)
+
+
+class Option(Protocol[StateOut]):
+    """A change to try."""
+
+    @property
+    def state(self) -> StateOut: ...  # with it
+
+
+OptionT = TypeVar("OptionT", bound=Option[Any])
+OfferedT = TypeVar("OfferedT", bound=Option[Any], covariant=True)
+TriedT = TypeVar("TriedT", bound=Option[Any], contravariant=True)
+
+
+@dataclass(frozen=True)
+class Attempt(Generic[StateT, ResultT]):
+    """`standing`: what it was judged against, measured again where that was due. `proof`: by losses, where there is one."""
+
+    judgement: Judgement
+    result: ResultT
+    standing: Standing[StateT, ResultT]
+    proof: LossVerdict | None = None
+
+    def rejected(self, rejection: Rejection, why: str) -> Attempt[StateT, ResultT]:
+        return replace(self, judgement=replace(self.judgement, rejection=rejection, why=why))
+
+
+@dataclass(frozen=True)
+class Together(Generic[ResultT]):
+    """All that was kept, timed against the baseline. `failure`: why it could not be, in words."""
+
+    result: ResultT
+    baseline: ResultT
+    speed: Comparison | None = None
+    failure: str = ""
+
+    @property
+    def is_clear(self) -> bool:
+        return bool(self.failure) or self.speed is None or self.speed.better is not None
+
+
+@dataclass(frozen=True)
+class NoBaseline:
+    """Why there is nothing to search."""
+
+    why: str
+    reference_step_s: float | None = None
+    step_s: float | None = None
+
+
+class WhatToTry(Protocol[StateT, ResultT, OfferedT]):
+    def next_option(self, standing: Standing[StateT, ResultT]) -> OfferedT | None:
+        """The one that is worth most from here, if any is worth a trial and there is time for it."""
+        ...
+
+    def why_no_more(self, standing: Standing[StateT, ResultT]) -> str: ...
+
+    def untried(self, standing: Standing[StateT, ResultT]) -> Iterable[Entry]:
+        """What is left when the search ends, each with its reason."""
+        ...
+
+
+class HowToRun(Protocol[StateT, ResultT, TriedT]):
+    def baseline(self) -> Standing[StateT, ResultT] | NoBaseline: ...
+
+    def attempt(self, option: TriedT, standing: Standing[StateT, ResultT]) -> Attempt[StateT, ResultT] | None:
+        """Run and judged. None: nobody can run it here, and it leaves no trace in the receipt."""
+        ...
+
+    def together(
+        self, standing: Standing[StateT, ResultT], baseline: Standing[StateT, ResultT], *, may_measure: bool
+    ) -> Iterator[Together[ResultT]]:
+        """`standing` against `baseline`, with more times in each round, until it is clear. Without `may_measure` (after Ctrl-C)
+        only what is known."""
+        ...
+
+
+class HowToProve(Protocol[StateT, ResultT, TriedT]):
+    def prove(
+        self, option: TriedT, attempt: Attempt[StateT, ResultT], proven: Standing[StateT, ResultT]
+    ) -> Attempt[StateT, ResultT]:
+        """With a `proof`, and rejected where that fails; as it came, where the check of its first step is proof enough.
+        `proven`: the last that has such a proof."""
+        ...
+
+
+class WhatIsTold(Protocol[StateT, ResultT, TriedT]):
+    def note(self, option: TriedT, attempt: Attempt[StateT, ResultT]) -> None:
+        """It was tried: for the record."""
+        ...
+
+    def note_together(self, together: Together[ResultT], stays: bool) -> None: ...
+
+    def interrupted(self) -> None:
+        """By Ctrl-C. The search ends with what was proven, unless this raises."""
+        ...
+
+
+class Search(Generic[StateT, ResultT, OptionT]):
+    def __init__(
+        self,
+        options: WhatToTry[StateT, ResultT, OptionT],
+        arms: HowToRun[StateT, ResultT, OptionT],
+        proof: HowToProve[StateT, ResultT, OptionT],
+        told: WhatIsTold[StateT, ResultT, OptionT],
+        record: TrialRecord,
+        time_limit: TimeLimit,
+        *,
+        must_gain: bool,
+        taking_back: TakingBack[StateT, ResultT] | None = None,
+    ) -> None:
+        """`must_gain`: all that was kept has to be faster than the baseline; else it is enough not to be slower. Without
+        `taking_back` each change is proven before it is kept, and stays."""
+        self._options, self._arms, self._proof, self._told = options, arms, proof, told
+        self._record, self._time_limit = record, time_limit
+        self._must_gain, self._taking_back = must_gain, taking_back
+        self.is_interrupted = False
+        self._paired: LossVerdict | None = None
+        self._standing: Standing[StateT, ResultT] | None = None
+
+    @property
+    def standing(self) -> Standing[StateT, ResultT] | None:
+        """Where it ended; None before there is a baseline."""
+        return self._standing
+
+    def run(self) -> Receipt:
+        try:
+            baseline = self._arms.baseline()
+        except KeyboardInterrupt:
+            self._interrupted()
+            return self._receipt(f"{INTERRUPTED} before anything was proven")
+        if isinstance(baseline, NoBaseline):
+            return self._receipt(baseline.why, baseline.reference_step_s, baseline.step_s)
+        standing, stopped = self._greedy(baseline)
+        baseline, self._standing = self._confirmed(standing, baseline)
+        if self._standing.state == baseline.state:
+            self._paired = None
+        return self._receipt(stopped, _median(baseline.result), _median(self._standing.result))
+
+    def _interrupted(self) -> None:
+        self.is_interrupted = True
+        self._told.interrupted()
+
+    # ---- the loop ----
+
+    def _greedy(self, standing: Standing[StateT, ResultT]) -> tuple[Standing[StateT, ResultT], str]:
+        proven = standing
+        try:
+            while (option := self._options.next_option(standing)) is not None:
+                standing, proven = self._tried(option, standing, proven)
+            stopped = self._options.why_no_more(standing)
+            self._leave_untried(standing)
+            if self._taking_back is not None:
+                standing, proof = self._taking_back.without_idle(standing, proven)
+                self._paired = proof or self._paired
+        except KeyboardInterrupt:
+            self._interrupted()
+            self._leave_untried(standing)
+            stopped = f"{INTERRUPTED}: what was proven until then is kept"
+        return standing, stopped
+
+    def _tried(
+        self, option: OptionT, standing: Standing[StateT, ResultT], proven: Standing[StateT, ResultT]
+    ) -> tuple[Standing[StateT, ResultT], Standing[StateT, ResultT]]:
+        """Where it stands after that, and what of it is proven by losses."""
+        attempt = self._arms.attempt(option, standing)
+        if attempt is None:
+            return standing, proven
+        if attempt.judgement.kept:
+            try:
+                attempt = self._proof.prove(option, attempt, proven)
+            except KeyboardInterrupt:
+                self._told.note(option, attempt.rejected(Rejection.UNPROVEN, NOT_PROVEN))
+                raise
+        self._told.note(option, attempt)
+        if attempt.judgement.kept:
+            standing = Standing(option.state, attempt.result)
+            if attempt.proof is not None:
+                proven, self._paired = standing, attempt.proof
+            return standing, proven
+        standing = attempt.standing
+        if attempt.judgement.rejection is Rejection.UNPROVEN and self._taking_back is not None:
+            # was it the change, or something that was kept since the last proof?
+            standing, proof = self._taking_back.proven(standing, proven)
+            proven, self._paired = standing, proof or self._paired
+        return standing, proven
+
+    def _leave_untried(self, standing: Standing[StateT, ResultT]) -> None:
+        for entry in self._options.untried(standing):
+            self._record.add(entry)
+
+    # ---- all together ----
+
+    def _confirmed(
+        self, standing: Standing[StateT, ResultT], baseline: Standing[StateT, ResultT]
+    ) -> tuple[Standing[StateT, ResultT], Standing[StateT, ResultT]]:
+        """Baseline and standing, by both their last times. Nobody is left slower than where they started."""
+        if standing.state == baseline.state:
+            return baseline, standing
+        together: Together[ResultT] | None = None
+        try:
+            for together in self._arms.together(standing, baseline, may_measure=not self.is_interrupted):
+                if together.is_clear:
+                    break
+        except KeyboardInterrupt:
+            self._interrupted()
+            return baseline, standing
+        if together is None:
+            return baseline, standing
+        better = False if together.failure or together.speed is None else together.speed.better
+        stays = better is True if self._must_gain else better is not False
+        self._told.note_together(together, stays)
+        baseline = Standing(baseline.state, together.baseline)
+        return baseline, Standing(standing.state, together.result) if stays else baseline
+
+    def _receipt(self, stopped: str, reference_step_s: float | None = None, step_s: float | None = None) -> Receipt:
+        """What only the client knows (settings, machine, versions) it fills in itself."""
+        return Receipt(
+            reference={},
+            settings={},
+            entries=self._record.entries,
+            reference_step_s=reference_step_s,
+            step_s=step_s,
+            paired=self._paired,
+            stopped=stopped,
+            took_s=self._time_limit.spent_s,
+        )
+
+
+def _median(result: Any) -> float | None:
+    return median(result.steps_s) if result.steps_s else None

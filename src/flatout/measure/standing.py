@@ -1,0 +1,45 @@
+"""Where a search stands: a state of the client's (settings, remedies, a model), and the trial that measured it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Generic, Protocol, TypeVar
+
+
+class TrialResult(Protocol):
+    """What every trial tells. `failure` is empty, or a word for what went wrong; `why` has its details."""
+
+    @property
+    def failure(self) -> str: ...
+    @property
+    def why(self) -> str: ...
+    @property
+    def first_s(self) -> float | None: ...  # until the first step is done: building, compiling
+    @property
+    def steps_s(self) -> tuple[float, ...]: ...  # seconds of a step, repeat by repeat
+    @property
+    def against_s(self) -> tuple[float, ...]: ...  # of what it is compared with, timed by turns; empty: not by turns
+    @property
+    def peak_bytes(self) -> int | None: ...
+    @property
+    def check(self) -> Mapping[str, Any] | None: ...  # of its first step against the baseline's: `passed`, `why`
+    @property
+    def took_s(self) -> float: ...
+
+
+StateT = TypeVar("StateT")
+ResultT = TypeVar("ResultT", bound=TrialResult)
+
+
+@dataclass(frozen=True)
+class Standing(Generic[StateT, ResultT]):
+    state: StateT
+    result: ResultT
+    at_s: float = field(default_factory=time.monotonic)  # when it was measured
+
+    @property
+    def step_s(self) -> float:
+        return median(self.result.steps_s)

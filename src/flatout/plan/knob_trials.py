@@ -1,0 +1,176 @@
+"""How a knob is tried and proven: against the settings where the search stands, by one step, and by training where due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from statistics import median
+
+from flatout.base.units import show_gain, show_seconds
+from flatout.engine.settings import Settings, value_of, with_values
+from flatout.measure.judging import Judgement, Rejection, judge, speed_up, times_of
+from flatout.measure.loss_proof import LossVerdict
+from flatout.measure.receipt import Entry
+from flatout.measure.recording import NOT_RECORDED
+from flatout.measure.search import Attempt, NoBaseline, Together
+from flatout.measure.standing import Standing
+from flatout.measure.time_limit import TimeLimit
+from flatout.plan.options import MARGIN, MEASURE_S, STEPS_LOOKED_AT, KnobOption, Options, SettingsStanding, Terms
+from flatout.plan.side_by_side import SideBySide
+from flatout.plan.situation import Situation
+from flatout.plan.trials.reports import OUT_OF_MEMORY, Ask, Report, Tries, fitting_rows
+
+_SLOWER = 3.0
+_PATIENCE_S, _PATIENCE = 20.0, 4.0  # with a trial: some time, and so many times what it should take
+
+KnobAttempt = Attempt[Settings, Report]
+
+
+class KnobTrials:
+    def __init__(
+        self,
+        s: Situation,
+        reference: Settings,
+        options: Options,
+        tries: Tries,
+        terms: Terms,
+        time_limit: TimeLimit,
+        say: Callable[[str], None],
+        names: Collection[str],
+    ) -> None:
+        """`names`: the knobs that may be turned."""
+        self._s, self._options, self._tries, self._terms = s, options, tries, terms
+        self._time_limit, self._say, self._names = time_limit, say, names
+        self.reference = reference  # every knob off; the batch split, if all of it does not fit
+        self._reference_s = 0.0
+        self._training: SideBySide | None = None
+
+    # ---- how to run it ----
+
+    def baseline(self) -> SettingsStanding | NoBaseline:
+        if (why := self._options.why_none()) is not None:
+            return NoBaseline(why)
+        if (why := self._fit()) is not None:
+            return NoBaseline(why)
+        first = self._measured(self.reference)
+        if first.failure == NOT_RECORDED:
+            return NoBaseline("no trial of this model was made on this machine yet")
+        if not first.ran:
+            return NoBaseline(f"the reference could not be measured: {first.failure}: {first.why}")
+        if first.check is not None and not first.check["passed"]:
+            why = f"nothing can be proven here: {first.check['why']}"
+            return NoBaseline(why, median(first.steps_s) if first.steps_s else None)
+        standing = Standing(self.reference, first)
+        self._reference_s = standing.step_s
+        self._training = SideBySide(self._tries, self.reference, standing.step_s, draws=first.draws)
+        return standing
+
+    def _fit(self) -> str | None:
+        """On a device: split the batch of the reference, if all of it would not fit. Says why, if no split does."""
+        if self._s.device.type == "cpu" or self.reference.micro_batch:
+            return None
+        batch = self._s.job.batch
+        few = max(1, batch // 16)
+        vary = self._s.job.data.train.shapes_vary  # then the worst batches are looked at, whole: there is nothing to fit
+        asked = [batch] if vary else sorted({few, min(batch, 2 * few)})
+        probes = [self._tries.held(self.reference.to_dict(), rows) for rows in asked]
+        if any(probe.failure == NOT_RECORDED for probe in probes):
+            return None
+        if failed := [probe for probe in probes if probe.failure]:
+            what = "the longest and the largest batch" if vary else f"{failed[0].rows} samples at a time"
+            how = "do not fit" if failed[0].failure == OUT_OF_MEMORY else "could not be tried"
+            return f"{what} {how}: {failed[0].failure}: {failed[0].why}"
+        rows = batch if vary else fitting_rows(probes, batch)
+        if rows < batch and "micro_batch" in self._names:
+            self._say(f"{batch} samples at once would not fit in float32: the reference takes {rows} at a time")
+            self.reference = replace(self.reference, micro_batch=rows)
+        return None
+
+    def _measured(self, settings: Settings, against: Settings | None = None) -> Report:
+        beside = None if against is None else against.to_dict()
+        return self._tries.attempt(Ask(settings.to_dict(), beside, self.reference.to_dict(), MEASURE_S))
+
+    def attempt(self, option: KnobOption, standing: SettingsStanding) -> KnobAttempt | None:
+        self._say(f"trying {option.named}: should be {show_gain(option.predicted)}")
+        slowest_s = _SLOWER * max(standing.step_s, self._reference_s)
+        is_compiled = option.state.compile != "off"
+        compiling_s = self._options.compiling_s if is_compiled else 0.0  # what is kept of it may be gone
+        patience_s = _PATIENCE_S + _PATIENCE * max(option.cost_s, compiling_s) + STEPS_LOOKED_AT * slowest_s
+        arms = (option.state.to_dict(), standing.state.to_dict(), self.reference.to_dict())
+        report = self._tries.attempt(Ask(*arms, MEASURE_S, slowest_s, patience_s))
+        if report.failure == NOT_RECORDED:
+            return None
+        if is_compiled:
+            self._options.compiling_s = max(self._options.compiling_s, report.first_s or 0.0)
+        times = times_of(report, standing.result)
+        found = judge(report, times, margin=MARGIN, unless_slower=option.candidate.unless_slower)
+        if found.kept:
+            found = self._weighed(option, report, standing, found)
+        return Attempt(found, report, standing)
+
+    def _weighed(self, option: KnobOption, report: Report, standing: SettingsStanding, found: Judgement) -> Judgement:
+        """What it gains against what it costs once. What a trial can't see, it can't weigh against a cost either."""
+        assert found.speed is not None
+        gained = f"{found.speed.ratio:.2f}x what stood before; gradients agree"
+        if not found.speed.better or not option.candidate.cost_s:
+            return replace(found, why=gained)
+        saved_s = (median(report.against_s) if report.against_s else standing.step_s) - median(report.steps_s)  # a step
+        in_all_s = self._terms.steps_left * saved_s
+        # where all is compiled either way, what its first step took is for the most part no cost of it
+        its_own = option.state.compile == "off" or option.candidate.compiles_anew
+        once_s = report.first_s or 0.0 if its_own else option.candidate.cost_s
+        if in_all_s < once_s:
+            costs = f"it costs {show_seconds(once_s)} once and saves {show_seconds(max(0.0, in_all_s))}"
+            return replace(found, rejection=Rejection.NOT_REPAID, why=f"{show_gain(found.speed.ratio)}, but {costs}")
+        if its_own and once_s and saved_s > 0:
+            gained += f"; costs {show_seconds(once_s)} once, pays in {once_s / saved_s:,.0f} steps"
+        return replace(found, why=gained)
+
+    def together(
+        self, standing: SettingsStanding, baseline: SettingsStanding, *, may_measure: bool
+    ) -> Iterator[Together[Report]]:
+        """By turns on a CPU. On a device the arms' own clocks are enough: what stays unless it is slower may be so by less than
+        can be told, and all of it together by more."""
+        if self._s.device.type != "cpu":
+            speed = speed_up(times_of(replace(standing.result, against_s=()), baseline.result), MARGIN)
+            yield Together(standing.result, baseline.result, speed)
+        elif may_measure:
+            self._say("all of it beside the plain step")
+            whole = self._measured(standing.state, self.reference)
+            if whole.ran and whole.against_s:
+                plain = replace(baseline.result, steps_s=whole.against_s)
+                yield Together(whole, plain, speed_up(times_of(whole, plain), MARGIN))
+
+    # ---- how to prove it ----
+
+    def prove(self, option: KnobOption, attempt: KnobAttempt, proven: SettingsStanding) -> KnobAttempt:
+        """A knob that is not lossy is proven by its one step."""
+        if not option.knob.lossy:
+            return attempt
+        unseen = option.predicted if option.candidate.unless_slower else 1.0
+        verdict = self._trained(Standing(option.state, attempt.result), proven, unseen)
+        if not verdict["passed"]:
+            return attempt.rejected(Rejection.UNPROVEN, verdict["why"])
+        return replace(attempt, proof=verdict)
+
+    def _trained(self, standing: SettingsStanding, proven: SettingsStanding, unseen: float = 1.0) -> LossVerdict:
+        """Both arms on the same data. `unseen`: by which factor the run should be shorter, though no trial showed it yet."""
+        assert self._training is not None
+        most_s = self._time_limit.left_s  # no longer than there is time, and than the run is shorter for it
+        if not self._terms.analyze:
+            saved_s = proven.step_s - standing.step_s + standing.step_s * (1 - 1 / unseen)
+            most_s = min(most_s, self._terms.steps_left * saved_s)
+        return self._training.verdict(standing.state, standing.step_s, most_s, self._say)
+
+    # ---- how to take it back ----
+
+    def is_in(self, entry: Entry, state: Settings) -> bool:
+        return bool(value_of(state, entry.name) == entry.value)
+
+    def without(self, entry: Entry, standing: SettingsStanding) -> SettingsStanding:
+        settings = with_values(standing.state, {entry.name: entry.instead_of})
+        report = self._measured(settings)
+        return Standing(settings, report if report.steps_s else replace(standing.result, settings=settings.to_dict()))
+
+    def prove_state(self, standing: SettingsStanding, proven: SettingsStanding) -> LossVerdict:
+        return self._trained(standing, proven)
