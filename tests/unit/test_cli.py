@@ -506,11 +506,18 @@ def test_json_is_strict(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == {"auc": None, "values": [1.0, None], "path": "a", "3": [True, None]}
 
 
-def test_time_left() -> None:
+@pytest.mark.parametrize("may_end_early, words", [(False, " · 30 s left"), (True, " · at most 30 s left")])
+def test_time_left(may_end_early: bool, words: str) -> None:
     from flatout.cli.progress import time_left
+    from flatout.measure.time_left import TimeLeft
 
-    assert time_left({"done": 0.25, "elapsed_s": 10.0}) == " · 30 s left"
-    assert time_left({"done": 0.0, "elapsed_s": 10.0}) == time_left({"done": 1.0, "elapsed_s": 10.0}) == ""
+    left = TimeLeft()
+    left({"kind": "started", "t": 0.0, "total_samples": 400, "may_end_early": may_end_early})
+    assert time_left(left) == ""
+    left({"kind": "step", "t": 10.0, "step": 10, "samples": 100, "done": 0.25})
+    assert time_left(left) == words
+    left({"kind": "step", "t": 40.0, "step": 40, "samples": 400, "done": 1.0})
+    assert time_left(left) == ""
 
 
 # ---- demo ----

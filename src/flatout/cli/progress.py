@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from flatout.base.events import Event, Observer
 from flatout.base.units import show_bytes, show_count, show_metric, show_rate, show_seconds, show_share
+from flatout.measure.time_left import TimeLeft
 from flatout.plan.trials.reports import CTRL_C
 
 _PLAIN_EVERY_S = 2.0
@@ -72,7 +72,7 @@ class LiveLine:
     """For a terminal: one line that moves, notices above it."""
 
     def __init__(self, console: Console) -> None:
-        self._view = View()
+        self._view, self._left = View(), TimeLeft()
         wide = console.width >= _BAR_FROM_COLUMNS
         self._room = console.width - (_BAR_COLUMNS + 1 if wide else 0) - len("100%  ")
         bar = [BarColumn(bar_width=_BAR_COLUMNS)] if wide else []
@@ -83,10 +83,11 @@ class LiveLine:
         self._progress.start()
 
     def __call__(self, event: Event) -> None:
+        self._left(event)
         if (line := self._view.notice(event)) is not None:
             self._progress.console.print(line, highlight=False, markup=False)
         if event["kind"] == "step":
-            left = time_left(event)
+            left = time_left(self._left)
             shown = fitting(self._view.step_parts(event), self._room - len(left)) + left
             self._progress.update(self._task, description=escape(shown), completed=event["done"])
 
@@ -98,16 +99,17 @@ class PlainLines:
     """For a log file: a line now and then."""
 
     def __init__(self) -> None:
-        self._view = View()
+        self._view, self._left = View(), TimeLeft()
         self._last_s = -_PLAIN_EVERY_S
 
     def __call__(self, event: Event) -> None:
+        self._left(event)
         if (line := self._view.notice(event)) is not None:
             self._print(line)
         now_s = time.monotonic()
         if event["kind"] == "step" and (now_s - self._last_s >= _PLAIN_EVERY_S or event["done"] >= 1):
             self._last_s = now_s
-            self._print(f"{event['done']:4.0%}  {fitting(self._view.step_parts(event))}{time_left(event)}")
+            self._print(f"{event['done']:4.0%}  {fitting(self._view.step_parts(event))}{time_left(self._left)}")
 
     def _print(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -119,11 +121,10 @@ def _answer_to_ctrl_c(event: Event) -> None:
         print(event["line"], file=sys.stderr, flush=True)
 
 
-def time_left(event: Event) -> str:
-    done: Any = event["done"]
-    if not 0 < done < 1:
+def time_left(left: TimeLeft) -> str:
+    if left.seconds is None:
         return ""
-    return f" · {show_seconds(event['elapsed_s'] * (1 - done) / done)} left"
+    return f" · {'at most ' if left.may_end_early else ''}{show_seconds(left.seconds)} left"
 
 
 def fitting(parts: Sequence[str], columns: int | None = None) -> str:

@@ -115,10 +115,9 @@ class Loop:
         self.ledger.lap("compile" if self.parts.step.compiled else "setup")
         self.parts.budget.begin(self.progress)
         self.log.start_at(self.progress)
-        budget = self.parts.budget
         self.ledger.lap("setup")
         if found is None:
-            self.events.emit("started", total_steps=budget.total_steps, total_samples=budget.total_samples)
+            self.events.emit("started", **self.to_come())
             self.save()  # there is always a checkpoint to go back to, and what a save takes is known from the start
         else:
             with self.fits():
@@ -130,7 +129,7 @@ class Loop:
             was, now = found.get("made_by", ""), self.parts.state.made_by
             if was != now:
                 self.events.emit("degraded", what="data", why=f"rows are made by {now} from here on, until here by {was}")
-            self.events.emit("resumed", step=self.progress.step, samples=self.progress.samples, swept=swept)
+            self.events.emit("resumed", step=self.progress.step, samples=self.progress.samples, swept=swept, **self.to_come())
 
     def run(self) -> None:
         parts, budget, ledger, first = self.parts, self.parts.budget, self.ledger, True
@@ -250,6 +249,17 @@ class Loop:
     def is_finite(self) -> bool:
         with sync_point():
             return not self.world.any(not finite(self.parts.state.model))
+
+    def to_come(self) -> dict[str, Any]:
+        """What the whole run has to do: whoever shows the time left counts with it."""
+        budget, validation = self.parts.budget, self.job.data.validation
+        return {
+            "total_steps": budget.total_steps,
+            "total_samples": budget.total_samples,
+            "evaluate_every_samples": self.evaluate_every,
+            "evaluation_rows": 0 if validation is None else len(validation),
+            "may_end_early": self.job.budget.target is not None or self.job.early_stop is not None,
+        }
 
     def evaluation_due(self) -> bool:
         return self.evaluate_every is not None and self.progress.samples >= self.progress.next_evaluation
