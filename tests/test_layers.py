@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -39,24 +42,80 @@ LAYERS = {
 FREE = {"__init__", "__main__"}  # the package's front door hands out names; it holds no code
 
 
+@dataclass(frozen=True)
+class Import:
+    """`name` is the module that is reached, as exactly as the statement says it."""
+
+    line: int
+    name: str
+    for_types: bool  # below `if TYPE_CHECKING`: never executed
+
+
 def unit_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def imports_of(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: relative imports hide which layer they reach"
-            if node.module == "flatout":
-                yield from ((node.lineno, f"flatout.{alias.name}") for alias in node.names)
-            else:
-                yield node.lineno, node.module or ""
+def module_name(path: Path, source: Path = SOURCE) -> str:
+    parts = path.relative_to(source.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def modules() -> list[Path]:
-    return sorted(SOURCE.rglob("*.py"))
+@cache
+def modules(source: Path = SOURCE) -> tuple[Path, ...]:
+    return tuple(sorted(source.rglob("*.py")))
+
+
+@cache
+def known(source: Path = SOURCE) -> frozenset[str]:
+    return frozenset(module_name(path, source) for path in modules(source))
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def imports_of(path: Path, source: Path = SOURCE) -> tuple[Import, ...]:
+    """Every import of a module: at its top, inside of functions and classes, in any branch."""
+    return tuple(_imports_below(tree_of(path), path, source, for_types=False))
+
+
+def _imports_below(node: ast.AST, path: Path, source: Path, for_types: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(child.lineno, alias.name, for_types) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, f"{path}:{child.lineno}: relative imports hide which layer they reach"
+            package = child.module or ""
+            for alias in child.names:
+                # `from package import module` reaches the module; `from module import name` the module that has the name
+                inner = f"{package}.{alias.name}"
+                yield Import(child.lineno, inner if inner in known(source) else package, for_types)
+        elif isinstance(child, ast.If) and ast.unparse(child.test).split(".")[-1] == "TYPE_CHECKING":
+            for statement in child.body:
+                yield from _imports_below(ast.Module([statement], []), path, source, for_types=True)
+            yield from _imports_below(ast.Module(child.orelse, []), path, source, for_types)
+        else:
+            yield from _imports_below(child, path, source, for_types)
+
+
+def cycle_among(source: Path = SOURCE) -> list[str] | None:
+    """The modules of an import cycle in order, if there is one.
+
+    Imports for types alone count for layers, since they say what a module has to know, and for cycles as well, except those
+    of a package's front door (`__init__`): it names what it hands out for type checkers, and loads it when it is asked for.
+    """
+    edges: dict[str, list[str]] = {}
+    for path in modules(source):
+        is_door = path.name == "__init__.py"
+        reached = {found.name for found in imports_of(path, source) if not (is_door and found.for_types)}
+        edges[module_name(path, source)] = sorted(reached & known(source) - {module_name(path, source)})
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as found:
+        return list(found.args[1])
+    return None
 
 
 def test_every_module_has_a_layer() -> None:
@@ -68,26 +127,26 @@ def test_imports_point_downward(path: Path) -> None:
     unit = unit_of(path)
     if unit in FREE:
         return
-    for line, name in imports_of(path):
-        parts = name.split(".")
-        if parts[0] != "flatout" or len(parts) == 1 or parts[1] == "__version__":
+    for found in imports_of(path):
+        parts = found.name.split(".")
+        if parts[0] != "flatout" or len(parts) == 1:
             continue
         reached = parts[1]
         assert reached == unit or LAYERS[reached] < LAYERS[unit], (
-            f"{path}:{line}: {unit} imports {reached}, which is not below it"
+            f"{path}:{found.line}: {unit} imports {reached}, which is not below it"
         )
 
 
 def test_nobody_imports_testing() -> None:
     for path in modules():
         if unit_of(path) != "testing":
-            assert all(not name.startswith("flatout.testing") for _, name in imports_of(path)), path
+            assert all(not found.name.startswith("flatout.testing") for found in imports_of(path)), path
 
 
 def test_base_needs_no_torch() -> None:
     for path in modules():
         if unit_of(path) == "base":
-            assert all(name.split(".")[0] not in ("torch", "numpy") for _, name in imports_of(path)), path
+            assert all(found.name.split(".")[0] not in ("torch", "numpy") for found in imports_of(path)), path
 
 
 def test_only_the_cli_reads_environment_variables_and_arguments() -> None:
@@ -97,7 +156,7 @@ def test_only_the_cli_reads_environment_variables_and_arguments() -> None:
     for path in modules():
         if unit_of(path) in ("cli", "testing") or path in launched:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Attribute):
                 assert not (node.attr in ("environ", "getenv", "argv") and isinstance(node.value, ast.Name)), (
                     f"{path}:{node.lineno}"
@@ -105,19 +164,49 @@ def test_only_the_cli_reads_environment_variables_and_arguments() -> None:
 
 
 def test_no_import_cycles_between_modules() -> None:
-    names = {".".join(("flatout", *path.relative_to(SOURCE).with_suffix("").parts)): path for path in modules()}
-    edges: dict[str, set[str]] = {}
-    for name, path in names.items():
-        wanted = {target for _, target in imports_of(path)}
-        edges[name] = {n for n in names if n != name and n in wanted}
-    done: set[str] = set()
+    found = cycle_among()
+    assert found is None, f"import cycle: {' -> '.join(found)}"
 
-    def visit(name: str, trail: tuple[str, ...]) -> None:
-        assert name not in trail, f"import cycle: {' -> '.join((*trail[trail.index(name) :], name))}"
-        if name not in done:
-            for other in edges[name]:
-                visit(other, (*trail, name))
-            done.add(name)
 
-    for name in names:
-        visit(name, ())
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import house.c",
+        "import house.c as c",
+        "from house import c",
+        "from house import d, c as e",
+        "from house.c import VALUE",
+        "def later():\n    from house import c",
+        "class Part:\n    def make(self):\n        import house.c",
+        "try:\n    from house import c\nexcept ImportError:\n    c = None",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from house import c",
+        "import typing\nif typing.TYPE_CHECKING:\n    from house.c import VALUE",
+    ],
+)
+def test_a_cycle_is_found_in_every_form_of_import(statement: str, tmp_path: Path) -> None:
+    house = tmp_path / "house"
+    house.mkdir()
+    for name, text in (("__init__", ""), ("d", ""), ("a", statement), ("b", "from house import a"), ("c", "import house.b")):
+        (house / f"{name}.py").write_text(text)
+    found = cycle_among(house)
+    assert found is not None and set(found) == {"house.a", "house.b", "house.c"}
+    (house / "a.py").write_text("import json")
+    assert _cycle_now(house) is None
+
+
+def test_a_front_door_that_names_its_rooms_for_types_is_no_cycle(tmp_path: Path) -> None:
+    house = tmp_path / "house"
+    house.mkdir()
+    door = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from house.a import VALUE\nVERSION = 1\n"
+    (house / "__init__.py").write_text(door)
+    (house / "a.py").write_text("from house import VERSION\nVALUE = VERSION")
+    assert cycle_among(house) is None
+    (house / "__init__.py").write_text("from house.a import VALUE\nVERSION = 1\n")
+    assert _cycle_now(house) is not None
+
+
+def _cycle_now(source: Path) -> list[str] | None:
+    """After a file has changed."""
+    for kept in (tree_of, imports_of):
+        kept.cache_clear()
+    return cycle_among(source)

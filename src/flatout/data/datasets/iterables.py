@@ -27,8 +27,7 @@ from flatout.data.transforms import Transform, apply
 from flatout.data.workers import nursery
 from flatout.data.workers.arena import Layout, Memory
 from flatout.data.workers.failures import SampleFailed, WorkerTraceback, error_of
-from flatout.data.workers.parcel import packed
-from flatout.data.workers.watched import ProcessWorker, ThreadWorker, WontStart, Worker
+from flatout.data.workers.watched import ProcessWorker, ThreadWorker, WontStart, Worker, packed
 
 _DEPTH = 3
 _GATHER_ROWS = 256

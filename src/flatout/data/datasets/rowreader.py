@@ -19,9 +19,9 @@ from flatout.data.source import Batch
 from flatout.data.workers import nursery
 from flatout.data.workers.arena import Layout, Memory
 from flatout.data.workers.failures import Failure, SampleFailed, Unusable, WorkerTraceback, error_of
-from flatout.data.workers.parcel import Parcel, packed
+from flatout.data.workers.parcel import Parcel
 from flatout.data.workers.pool import Errand, Pool
-from flatout.data.workers.watched import ProcessWorker, ThreadWorker, WontStart, Worker
+from flatout.data.workers.watched import ProcessWorker, ThreadWorker, WontStart, Worker, packed
 from flatout.machine import host
 
 _START_S = 2.0  # what workers take to start: where all samples are read sooner, a thread does that

@@ -15,7 +15,6 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.data.workers import nursery
 from flatout.data.workers.arena import aligned, open_memory
 from flatout.data.workers.definitions import needed_code
 
@@ -91,18 +89,6 @@ class Parcel:
             for (start, size), piece in zip(spans, self._pieces, strict=True):
                 memory[start : start + size] = piece.cast("B")
         return descriptor, Contents(end, tuple(spans), self._main, self._recipe)
-
-
-def packed(task: object, say: Callable[[str], None]) -> Parcel | None:
-    """Ready for a process of its own; None, and `say` is told why, where it has to stay in this one."""
-    why = nursery.can_start()
-    if why is None:
-        try:
-            return Parcel(task)
-        except Unpackable as error:
-            why = str(error)
-    say(why)
-    return None
 
 
 def unpack(descriptor: int, contents: Contents) -> Any:

@@ -23,8 +23,8 @@ from typing import Any, Protocol
 from flatout.base.errors import DataError
 from flatout.data.workers.arena import Layout, Memory, open_memory
 from flatout.data.workers.failures import Failure, SampleFailed, WorkerTraceback, own_line
-from flatout.data.workers.nursery import Process, start_worker
-from flatout.data.workers.parcel import Parcel
+from flatout.data.workers.nursery import Process, can_start, start_worker
+from flatout.data.workers.parcel import Parcel, Unpackable
 from flatout.data.workers.seeding import borrowed_generators
 from flatout.data.workers.worker import Answer, Broken, Done, Refused, Setup, Task, do
 
@@ -36,6 +36,18 @@ _TRACE_BYTES = 1 << 16
 
 class WontStart(Exception):
     """Processes can't be had here; the message says why."""
+
+
+def packed(task: object, say: Callable[[str], None]) -> Parcel | None:
+    """Ready for a process of its own; None, and `say` is told why, where it has to stay in this one."""
+    why = can_start()
+    if why is None:
+        try:
+            return Parcel(task)
+        except Unpackable as error:
+            why = str(error)
+    say(why)
+    return None
 
 
 class Worker(Protocol):
