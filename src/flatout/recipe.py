@@ -191,7 +191,7 @@ class Recipe(BaseModel):
     _folder: Path = PrivateAttr(default_factory=Path)
     _source: Path | None = PrivateAttr(default=None)
     _loaded: Data | None = PrivateAttr(default=None)
-    _pins: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _pins: tuple[dict[str, Any], dict[str, Any]] = PrivateAttr(default=({}, {}))  # as written, typed
     _given: tuple[tuple[str, ...], dict[str, Any]] = PrivateAttr(default=((), {}))
 
     def __init__(self, /, **given: Any) -> None:
@@ -201,8 +201,15 @@ class Recipe(BaseModel):
 
     @property
     def pins(self) -> Mapping[str, Any]:
-        """`settings` as values of their types: `on` is True, `1e3` is 1000."""
-        return self._pins
+        """`settings` as values of their types: `on` is True, `1e3` is 1000. Typed once, as long as nobody changes that dict."""
+        written, typed = self._pins
+        if written != self.settings:
+            problems: list[str] = []
+            typed = _typed_pins(self.settings, _own_names(self.knobs, problems), problems)
+            if problems:
+                raise RecipeError(problems)
+            self._pins = dict(self.settings), typed
+        return typed
 
     @property
     def own_knobs(self) -> tuple[Any, ...]:
@@ -255,9 +262,9 @@ class Recipe(BaseModel):
         return self._given
 
     def with_share(self, batch: int, pins: Mapping[str, Any]) -> Recipe:
-        """Of a process that has so many rows of each batch; the same for another process that reads its file. `pins`: typed."""
+        """Of a process that has so many rows of each batch; the same for another process that reads its file."""
         share: Recipe = self.model_copy(update={"batch": batch, "settings": dict(pins)})
-        share._given, share._pins = ((*self._given[0], f"batch={batch}"), dict(pins)), dict(pins)
+        share._given = ((*self._given[0], f"batch={batch}"), dict(pins))
         return share
 
     def written(self) -> dict[str, Any]:
@@ -297,20 +304,23 @@ def _validate(recipe: Recipe, given: dict[str, Any]) -> None:
     if given.get("exchange") is not None and given.get("ema") is not None:
         problems.append("ema: with exchange every process would have an average of its own; leave one of them out")
     own = _own_names(() if stored else given.get("knobs", ()), problems)
-    pins = _typed_pins(given.get("settings"), own, problems, stored=stored)
+    pins = _stored_pins(given.get("settings")) if stored else _typed_pins(given.get("settings"), own, problems)
     if problems:
         raise RecipeError(problems, where)
-    recipe._folder, recipe._pins = folder, pins
+    recipe._folder, recipe._pins = folder, (dict(recipe.settings), pins)
 
 
-def _typed_pins(written: Any, own: list[str], problems: list[str], *, stored: bool) -> dict[str, Any]:
+def _typed_pins(written: Any, own: list[str], problems: list[str]) -> dict[str, Any]:
     if not isinstance(written, Mapping):
         return {}  # none, or said by its type
-    if stored:  # checked when its run began, and its knobs may be gone since: any other name was one of theirs
-        return parse_pins(written, [name for name in written if not is_setting(name)])[0]
     pins, mistakes = parse_pins(written, own)
     problems += mistakes
     return pins
+
+
+def _stored_pins(written: Any) -> dict[str, Any]:
+    """Checked when the run began, and its knobs may be gone since: a name that is no setting was one of theirs."""
+    return parse_pins(written, [name for name in written if not is_setting(name)])[0] if isinstance(written, Mapping) else {}
 
 
 _WORDS = {

@@ -81,6 +81,15 @@ def test_a_recipe_has_its_pins_typed_and_its_settings_as_written() -> None:
     assert fo.Recipe(**ASKED).pins == {}
 
 
+def test_a_pin_that_is_added_later_counts_and_is_checked() -> None:
+    recipe = fo.Recipe(**ASKED, settings={"graph": "off"})
+    recipe.settings.update({"log_every": "7"})
+    assert recipe.pins == {"graph": False, "log_every": 7}
+    recipe.settings["tiers"] = "resident"
+    with pytest.raises(RecipeError, match="tiers: no such setting; did you mean 'tier'"):
+        _ = recipe.pins
+
+
 def test_all_mistakes_in_pins_come_with_the_others() -> None:
     with pytest.raises(RecipeError) as error:
         fo.Recipe(**ASKED | {"batch": 0}, settings={"graph": "maybe", "tiers": "resident"}, knobs=["nowhere:Mine"])

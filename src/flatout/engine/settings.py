@@ -5,12 +5,12 @@ be written. The file has the rest: when it is chosen and why, values worth a tri
 can't go with, its words in `explain`. A setting that is only ever pinned needs no file.
 """
 
-from __future__ import annotations
+# no annotations from __future__ here: the types of the fields are read, and as text they would have to be evaluated first
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 from flatout.base.errors import UsageError, did_you_mean
 from flatout.engine.setting_values import INTERVAL, SIZE, TIME, NumberRange, SettingScope, is_of, typed, untyped
@@ -76,19 +76,19 @@ class Settings:
         return asdict(self)
 
 
-SETTING_NAMES = tuple(one.name for one in fields(Settings) if one.name != "own")
+_TYPES: dict[str, Any] = {one.name: one.type for one in fields(Settings) if one.name != "own"}
+SETTING_NAMES = tuple(_TYPES)
 
 
 def is_setting(name: str) -> bool:
-    return name in SETTING_NAMES
+    return name in _TYPES
 
 
 @cache
 def settings_of(scope: SettingScope) -> frozenset[str]:
-    return frozenset(name for name, hint in _hints().items() if is_of(hint, scope))
+    return frozenset(name for name, kind in _TYPES.items() if is_of(kind, scope))
 
 
-@cache
 def is_switch(name: str) -> bool:
     return isinstance(value_of(Settings(), name), bool)
 
@@ -116,13 +116,7 @@ def parse_pins(pins: Mapping[str, object], own: Collection[str] = ()) -> tuple[d
             problems.append(f"settings.{name}: no such setting; {did_you_mean(name, SETTING_NAMES)}")
             continue
         try:
-            parsed[name] = typed(_hints()[name], written)
+            parsed[name] = typed(_TYPES[name], written)
         except UsageError as error:
             problems.append(f"settings.{name}: {error}")
     return parsed, problems
-
-
-@cache
-def _hints() -> dict[str, Any]:
-    """With Annotated; made when it is first asked for: most who import settings have no use for it."""
-    return {name: hint for name, hint in get_type_hints(Settings, include_extras=True).items() if name != "own"}
