@@ -267,8 +267,8 @@ def test_a_schedule_that_begins_with_a_rate_of_zero_is_proven_by_its_first_step_
 def test_two_trials_take_turns(by_hand: dict[str, Told]) -> None:
     """Each turn of one has one of the other to be held against, and data in memory is faster than what takes its time."""
     told = by_hand["without_optimizer"]
-    assert len(told.steps_s) == len(told.beside_s) >= 15
-    assert sum(told.steps_s) < sum(told.beside_s)
+    assert len(told.steps_s) == len(told.against_s) >= 15
+    assert sum(told.steps_s) < sum(told.against_s)
 
 
 def test_both_make_the_same_steps_in_a_turn(by_turns: dict[str, Any]) -> None:
@@ -279,13 +279,13 @@ def test_both_make_the_same_steps_in_a_turn(by_turns: dict[str, Any]) -> None:
 
 def test_where_two_of_a_script_cannot_run_at_once_they_run_one_after_the_other(by_hand: dict[str, Told]) -> None:
     told = by_hand["holds_a_port"]
-    assert not told.failure and told.steps_s and not told.beside_s, told
+    assert not told.failure and told.steps_s and not told.against_s, told
     assert told.check is not None and told.check["passed"]
 
 
 def test_scripts_that_do_not_end_together_are_held_against_each_other_all_the_same(by_hand: dict[str, Told]) -> None:
     told = by_hand["ends_at_will"]
-    assert not told.failure and len(told.steps_s) == len(told.beside_s) > 0, told
+    assert not told.failure and len(told.steps_s) == len(told.against_s) > 0, told
 
 
 def test_a_script_that_trains_nothing_is_run_as_it_is(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from flatout.boost.remedies.remedy import Offer
-from flatout.boost.search import Search
+from flatout.boost.search import RemedySearch
 from flatout.boost.trial import Told
 from flatout.measure.receipt import Receipt
 
@@ -38,8 +38,8 @@ class Made:
         return Told(steps_s=steps_s, losses=losses, check=None if how.get("keep") else GOOD)
 
 
-def searched(made: Made, *offers: str) -> tuple[Search, Receipt]:
-    search = Search(made, [Offer(name, "on", "off", 2.0 - 0.1 * at) for at, name in enumerate(offers)], lambda line: None)
+def searched(made: Made, *offers: str) -> tuple[RemedySearch, Receipt]:
+    search = RemedySearch(made, [Offer(name, "on", "off", 2.0 - 0.1 * at) for at, name in enumerate(offers)], lambda line: None)
     return search, search.run("a machine", {}, "today")
 
 
@@ -76,7 +76,7 @@ def test_what_learns_worse_is_rejected_however_fast() -> None:
 
 def test_nothing_is_begun_that_can_not_be_told_in_time() -> None:
     made = Made({"compile": 0.5})
-    search = Search(made, [Offer("compile", "on", "off", 2.0)], lambda line: None, within_s=100.0, trial_s=40.0)
+    search = RemedySearch(made, [Offer("compile", "on", "off", 2.0)], lambda line: None, within_s=100.0, trial_s=40.0)
     receipt = search.run("a machine", {}, "today")
     assert not made.asked and not search.kept and receipt.gain is None
     assert "40 s" in receipt.stopped and "more than the 1 min 40 s of --within" in receipt.stopped
@@ -202,7 +202,7 @@ class ByTurns(Made):
         told = replace(told, steps_s=tuple(steps_s), first_s=first_s)
         if (against := how.get("against")) is None:
             return told
-        return replace(told, beside_s=tuple(minute * seconds for seconds in super().attempt(against).steps_s))
+        return replace(told, against_s=tuple(minute * seconds for seconds in super().attempt(against).steps_s))
 
 
 def test_by_turns_a_small_gain_shows_on_a_machine_that_is_never_the_same() -> None:
@@ -225,7 +225,7 @@ def test_what_a_remedy_takes_before_the_first_step_is_told() -> None:
 
 def test_what_a_run_is_too_short_to_bring_in_is_rejected() -> None:
     made = ByTurns({"resident_data": 0.5}, first_s={"resident_data": 30.0})
-    search = Search(made, [Offer("resident_data", "on", "off", 2.0)], lambda line: None, lasts_s=20.0)
+    search = RemedySearch(made, [Offer("resident_data", "on", "off", 2.0)], lambda line: None, lasts_s=20.0)
     receipt = search.run("a machine", {}, "today")
     assert search.kept == [] and receipt.entries[0].why.endswith(", and a run is taken to last 20 s")
 
@@ -236,7 +236,7 @@ def test_steps_are_never_held_against_evaluations() -> None:
     class Evaluating(ByTurns):
         def attempt(self, remedies: Sequence[tuple[str, Any]], **how: Any) -> Told:
             told = super().attempt(remedies, **how)
-            return replace(told, beside_s=(), evaluations_s=(9.0,) * 9, beside_evaluations_s=(9.0,) * 9)
+            return replace(told, against_s=(), evaluations_s=(9.0,) * 9, against_evaluations_s=(9.0,) * 9)
 
     _, receipt = searched(Evaluating({"compile": 0.5}), "compile")
     assert receipt.entries[0].measured is not None and receipt.entries[0].measured < 20
@@ -245,7 +245,7 @@ def test_steps_are_never_held_against_evaluations() -> None:
 def test_what_feeds_a_step_is_tried_before_what_makes_it_wait_more() -> None:
     made = Made({"resident_data": 0.3, "compile": 0.8})
     offers = [Offer("compile", "on", "off", 3.0), Offer("resident_data", "on", "off", 1.5)]
-    Search(made, offers, lambda line: None).run("a machine", {}, "today")
+    RemedySearch(made, offers, lambda line: None).run("a machine", {}, "today")
     assert next(names for names in made.asked if names) == ("resident_data",)
 
 
@@ -270,13 +270,13 @@ def test_what_gained_nothing_is_tried_again_once_steps_are_shorter() -> None:
 def test_shorter_computing_is_not_tried_while_the_device_waits() -> None:
     made = Made({"autocast": 0.9, "fused_optimizer": 0.9})
     offers = [Offer("autocast", "on", "off", 2.0), Offer("fused_optimizer", "on", "off", 1.5)]
-    search = Search(made, offers, lambda line: None, computes_s=0.002)  # of a step of 20 ms
+    search = RemedySearch(made, offers, lambda line: None, computes_s=0.002)  # of a step of 20 ms
     receipt = search.run("a machine", {}, "today")
     assert verdicts(receipt)["autocast"] == "untried" and not any("autocast" in names for names in made.asked)
     why = next(entry.why for entry in receipt.entries if entry.name == "autocast")
     assert why.startswith("the device computes for 1") and why.endswith("of a step, and waits for the rest of it")
     made = Made({"autocast": 0.9, "fused_optimizer": 0.2})
-    search = Search(made, offers, lambda line: None, computes_s=0.002)  # which is half of what is left of it
+    search = RemedySearch(made, offers, lambda line: None, computes_s=0.002)  # which is half of what is left of it
     search.run("a machine", {}, "today")
     assert [name for name, _ in search.kept] == ["fused_optimizer", "autocast"]
 
@@ -294,7 +294,7 @@ class SlowHost(Made):
 def test_shorter_computing_that_a_slow_host_hides_is_tried_beside_what_spares_it_the_launches() -> None:
     made = SlowHost({"autocast": 0.5})
     offers = [Offer("autocast", "bf16", "off", 1.4), Offer("cuda_graphs", "on", "off")]
-    search = Search(made, offers, lambda line: None, computes_s=0.019)  # of a step of 20 ms
+    search = RemedySearch(made, offers, lambda line: None, computes_s=0.019)  # of a step of 20 ms
     receipt = search.run("a machine", {}, "today")
     assert [name for name, _ in search.kept] == ["cuda_graphs", "autocast"]
     assert verdicts(receipt) == {"autocast": "kept", "cuda_graphs": "kept", "all together": "kept"}
@@ -306,7 +306,7 @@ def test_shorter_computing_that_a_slow_host_hides_is_tried_beside_what_spares_it
 def test_what_gains_alone_is_not_tried_beside_what_does_not() -> None:
     made = Made({"cuda_graphs": 0.5})
     offers = [Offer("autocast", "bf16", "off", 1.4), Offer("cuda_graphs", "on", "off")]
-    search = Search(made, offers, lambda line: None, computes_s=0.008)
+    search = RemedySearch(made, offers, lambda line: None, computes_s=0.008)
     receipt = search.run("a machine", {}, "today")
     assert search.kept == [("cuda_graphs", "on")]
     assert verdicts(receipt) == {"autocast": "rejected", "cuda_graphs": "kept", "all together": "kept"}
@@ -320,7 +320,7 @@ def test_shorter_computing_is_tried_again_once_launches_are_spared_however_littl
 
     made = Hidden({"autocast": 0.5, "cuda_graphs": 0.9})
     offers = [Offer("autocast", "bf16", "off", 1.4), Offer("cuda_graphs", "on", "off")]
-    search = Search(made, offers, lambda line: None, computes_s=0.016)  # of a step of 20 ms
+    search = RemedySearch(made, offers, lambda line: None, computes_s=0.016)  # of a step of 20 ms
     search.run("a machine", {}, "today")
     assert [name for name, _ in search.kept] == ["cuda_graphs", "autocast"]
 
@@ -328,7 +328,7 @@ def test_shorter_computing_is_tried_again_once_launches_are_spared_however_littl
 def test_what_fails_together_is_not_held_against_either() -> None:
     made = SlowHost({"autocast": 1.0})
     offers = [Offer("autocast", "bf16", "off", 1.4), Offer("cuda_graphs", "on", "off")]
-    receipt = Search(made, offers, lambda line: None, computes_s=0.019).run("a machine", {}, "today")
+    receipt = RemedySearch(made, offers, lambda line: None, computes_s=0.019).run("a machine", {}, "today")
     assert ("cuda_graphs", "autocast") in made.asked
     assert verdicts(receipt) == {"autocast": "rejected", "cuda_graphs": "untried"}
 
@@ -337,16 +337,16 @@ def test_what_promises_little_or_is_much_slower_is_not_tried_beside_anything() -
     for gain, factor in ((1.1, 1.0), (1.4, 1.4)):
         made = Made({"autocast": factor})
         offers = [Offer("autocast", "bf16", "off", gain), Offer("cuda_graphs", "on", "off")]
-        Search(made, offers, lambda line: None, computes_s=0.019).run("a machine", {}, "today")
+        RemedySearch(made, offers, lambda line: None, computes_s=0.019).run("a machine", {}, "today")
         assert not any({"cuda_graphs", "autocast"} <= set(names) for names in made.asked)
 
 
 def test_what_spares_launches_is_not_tried_while_the_device_computes_all_the_time() -> None:
     made = Made({"cuda_graphs": 0.9})
     offers = [Offer("cuda_graphs", "on", "off")]
-    receipt = Search(made, offers, lambda line: None, computes_s=0.019).run("a machine", {}, "today")
+    receipt = RemedySearch(made, offers, lambda line: None, computes_s=0.019).run("a machine", {}, "today")
     assert verdicts(receipt) == {"cuda_graphs": "untried"} and ("cuda_graphs",) not in made.asked
-    search = Search(Made({"cuda_graphs": 0.9}), offers, lambda line: None, computes_s=0.012)
+    search = RemedySearch(Made({"cuda_graphs": 0.9}), offers, lambda line: None, computes_s=0.012)
     search.run("a machine", {}, "today")
     assert search.kept == [("cuda_graphs", "on")]
 
@@ -358,7 +358,7 @@ def test_when_the_time_for_trials_is_over_what_was_kept_is_kept() -> None:
             return super().attempt(remedies, **how)
 
     offers = [Offer("compile", "on", "off", 2.0), Offer("fused_optimizer", "on", "off", 1.5)]
-    search = Search(Slow({"compile": 0.5, "fused_optimizer": 0.5}), offers, lambda line: None, within_s=0.15)
+    search = RemedySearch(Slow({"compile": 0.5, "fused_optimizer": 0.5}), offers, lambda line: None, within_s=0.15)
     receipt = search.run("a machine", {}, "today")
     assert [name for name, _ in search.kept] == ["compile"]
     assert verdicts(receipt) == {"compile": "kept", "fused_optimizer": "untried", "all together": "kept"}

@@ -24,7 +24,7 @@ from flatout.boost.protection import protecting
 from flatout.boost.protection.protecting import Protection
 from flatout.boost.remedies.compile import Compile
 from flatout.boost.remedies.no_grad import NoGrad, evaluating_lines
-from flatout.boost.search import Search, shown
+from flatout.boost.search import RemedySearch, shown
 from flatout.boost.trial import Asked, attempt
 from flatout.boost.trying import Trials
 from flatout.boost.writing import written
@@ -96,7 +96,7 @@ def tried(
         say(f"a trial of {steps} steps takes about {show_seconds(trial_s)}, and there are several: --within says when to stop")
     evaluates = [pair for one in looked.offers if one.name == NoGrad.name for pair in evaluating_lines(one.value)]
     trials = Trials(forks, script, work, steps, protection.kind, evaluates=evaluates, device=looked.device, within_s=within_s)
-    search = Search(trials, looked.offers, say, looked.computes_s, within_s, lasts_s, trial_s)
+    search = RemedySearch(trials, looked.offers, say, looked.computes_s, within_s, lasts_s, trial_s)
     versions = {"torch": str(torch.__version__), "python": sys.version.split()[0]}
     receipt = search.run(looked.machine, versions, time.strftime("%Y-%m-%d %H:%M:%S"))
     say("running the patched script for the steps of a trial") if search.kept else None

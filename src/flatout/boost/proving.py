@@ -5,18 +5,17 @@ Where that leaves it open, both run without dropout and with deterministic kerne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from flatout.boost.trial import Told
-from flatout.measure.paired import MIN_STEPS, NOT_ENOUGH, check_losses
+from flatout.measure.loss_proof import LossVerdict, compare_losses, is_open
 from flatout.measure.stats import summarize
 
 _PROOF_S, _MOST_STEPS = 20.0, 3000  # as long as this a trial may take to tell losses apart
 
 
-class Tries(Protocol):
+class ScriptTrials(Protocol):
     steps: int
     by_turns: bool  # a trial comes with the times of what it is held `against`, taken in the same minute
 
@@ -34,12 +33,16 @@ class Tries(Protocol):
 
 
 class Proof:
-    def __init__(self, tries: Tries, say: Callable[[str], None]) -> None:
+    def __init__(self, tries: ScriptTrials, say: Callable[[str], None]) -> None:
         self._tries, self._say = tries, say
         self.reference = self.again = Told()  # the plain script
         self._exact: tuple[Told, Told] | None = None  # the same without what makes losses differ, where they do
         self._tried_exactly = False
         self._exactly: dict[tuple[tuple[str, Any], ...], Told] = {}
+
+    @property
+    def most_steps(self) -> float:
+        return _most_steps(self.reference)
 
     def twice(self) -> tuple[Told, Told]:
         reference = self._tries.attempt((), keep=True)
@@ -55,10 +58,13 @@ class Proof:
                 self._exact = first, second
         return self._exact
 
-    def losses(self, told: Told, remedies: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-        """`passed`, `why` and the figures of the test."""
-        found = _paired(self.reference, self.again, told)
-        if not _is_open(found) or (exact := self.twice_exactly()) is None:
+    def plain_losses(self, told: Told) -> LossVerdict:
+        """As they are, with dropout and any kernels."""
+        return _paired(self.reference, self.again, told)
+
+    def losses(self, told: Told, remedies: Sequence[tuple[str, Any]]) -> LossVerdict:
+        found = self.plain_losses(told)
+        if not is_open(found) or (exact := self.twice_exactly()) is None:
             return found
         key = tuple(remedies)
         exactly = self._exactly[key] = self._exactly.get(key) or self._tries.attempt(remedies, exact=True)
@@ -74,28 +80,19 @@ class Proof:
             return told.why or told.failure
         if told.check is None or not told.check["passed"]:
             return str((told.check or {}).get("why", "its first step can't be compared"))
-        found = _paired(self.reference, self.again, told)
-        if _is_open(found) and (exact := self.twice_exactly()) is not None:
+        found = self.plain_losses(told)
+        if is_open(found) and (exact := self.twice_exactly()) is not None:
             told = self._tries.attempt(remedies, patched=patched, exact=True)
             found = _paired(*exact, told) if not told.failure else {"passed": False, "why": told.why}
         return "" if found["passed"] else str(found["why"])
 
-    def more_steps(self, told: Told) -> int:
-        """How many would do, where losses could not be told; 0 where they take too long."""
-        found = _paired(self.reference, self.again, told)
-        if not _is_open(found) or "figures" not in found:
-            return 0
-        wanted = 1.5 * float(found["figures"]["steps_needed"])
-        return int(wanted) if self._tries.steps < wanted <= _most_steps(self.reference) else 0
-
 
 def steps_needed(reference: Told, again: Told) -> int:
     """So many that the script would be found to be as good as itself; no more than some seconds' worth."""
-    n = min(len(reference.losses), len(again.losses))
-    if again.failure or n < MIN_STEPS or not reference.steps_s:
+    if again.failure or not reference.steps_s:
         return 0
-    found = check_losses([reference.losses[:n]], again.losses[:n])
-    wanted = 2 * found.figures.get("steps_needed", 0.0)  # a remedy's own rounding is one more draw of the noise
+    figures = compare_losses([reference.losses], again.losses).get("figures", {})
+    wanted = 2 * figures.get("steps_needed", 0.0)  # a remedy's own rounding is one more draw of the noise
     return int(min(wanted, _most_steps(reference)))
 
 
@@ -103,12 +100,5 @@ def _most_steps(reference: Told) -> float:
     return min(_PROOF_S / summarize(reference.steps_s).median, _MOST_STEPS)
 
 
-def _paired(reference: Told, again: Told, told: Told) -> dict[str, Any]:
-    n = min(len(reference.losses), len(again.losses), len(told.losses))
-    if n < MIN_STEPS:
-        return {"passed": False, "why": f"{NOT_ENOUGH}: {n} paired steps, {MIN_STEPS} are asked for"}
-    return asdict(check_losses([reference.losses[:n], again.losses[:n]], told.losses[:n]))
-
-
-def _is_open(losses: Mapping[str, Any]) -> bool:
-    return not losses["passed"] and str(losses["why"]).startswith(NOT_ENOUGH)
+def _paired(reference: Told, again: Told, told: Told) -> LossVerdict:
+    return compare_losses([reference.losses, again.losses], told.losses)

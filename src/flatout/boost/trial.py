@@ -97,9 +97,9 @@ class Told:
     why: str = ""
     steps_s: tuple[float, ...] = ()  # by turns: the mean of each turn
     evaluations_s: tuple[float, ...] = ()  # calls of models between steps that do not train
-    beside_s: tuple[float, ...] = ()  # by turns: what it was held against, in the same minute
-    beside_evaluations_s: tuple[float, ...] = ()
-    beside_first_s: float | None = None
+    against_s: tuple[float, ...] = ()  # by turns: what it was held against, in the same minute
+    against_evaluations_s: tuple[float, ...] = ()
+    against_first_s: float | None = None
     steps_done: int = 0
     processes: int = 1  # whose times these are
     losses: tuple[float, ...] = ()

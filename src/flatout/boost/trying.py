@@ -18,7 +18,8 @@ from flatout.boost.forks import PAUSED, Forks
 from flatout.boost.protection import protecting
 from flatout.boost.trial import SLOWER, WARM_UP, Asked, Told
 from flatout.doctor.script import Script
-from flatout.measure.stats import compare_paired, summarize
+from flatout.measure.judging import Times, speed_up
+from flatout.measure.stats import summarize
 
 HUNG, CRASHED = "hung", "crashed"
 BESIDE = "the trial beside it did not end"
@@ -190,9 +191,9 @@ class Trials:
         return replace(
             told,
             steps_s=told.steps_s[:pairs],
-            beside_s=beside.steps_s[:pairs],
-            beside_evaluations_s=beside.evaluations_s,
-            beside_first_s=beside.first_s,
+            against_s=beside.steps_s[:pairs],
+            against_evaluations_s=beside.evaluations_s,
+            against_first_s=beside.first_s,
             took_s=time.monotonic() - began_s,
         )
 
@@ -266,7 +267,7 @@ class Trials:
         if not is_due and took_s < longest_s:
             return False
         was, now = ([step_s for step_s, _ in one[:turns]] for one in (beside, mine))
-        found = compare_paired(was, now, prefer="max")
+        found = speed_up(Times(now, was, paired=True), margin=0.0)
         hopeless = found.ratio < 1 + WORTH / 2 and (self._on_device or found.high < 1 + 3 * WORTH)
         is_known = found.high - found.low < precise * found.ratio
         if is_due and is_known and (found.low > 1 + WORTH or found.high < 1 + WORTH or hopeless):

@@ -69,12 +69,15 @@ class Judgement:
         return self.rejection is None
 
 
-def judge(trial: TrialResult, times: Times, *, margin: float, unless_slower: bool = False) -> Judgement:
-    """Kept, if it is faster by more than `margin` and the noise; with `unless_slower` also if no difference can be told."""
+def judge(
+    trial: TrialResult, times: Times, *, margin: float, unless_slower: bool = False, is_checked: bool = True
+) -> Judgement:
+    """Kept, if it is faster by more than `margin` and the noise; with `unless_slower` also if no difference can be told.
+    `is_checked`: only with a check of its first step that passed."""
     if trial.failure:
         return Judgement(Rejection.FAILED, f"{trial.failure}: {trial.why}")
     speed = speed_up(times, margin)
-    if trial.check is None or not trial.check["passed"]:
+    if is_checked and (trial.check is None or not trial.check["passed"]):
         why = trial.check["why"] if trial.check else "the step was not compared"
         return Judgement(Rejection.DIFFERENT, f"not the same: {why}", speed)
     if speed.better is False:

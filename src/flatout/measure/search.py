@@ -6,12 +6,12 @@
     at the end: what was kept in vain goes, and all that was kept is timed together against the baseline.
 
 A client says three things, each a protocol below: what to try (`WhatToTry`), how to run a trial (`HowToRun`) and how to prove
-it (`HowToProve`). What it shows to people and notes in the record meanwhile is `WhatIsTold`. A state is the client's own
-(settings, remedies, a layout): the search compares states and hands them on. The rest of the mechanism is here and in the
-modules beside this one: the time limit, the standing, the judgement of a trial (`judging`), the record of what was tried
-(`trial_record`), the proof by losses, with more steps where noise leaves it open (`loss_proof`), taking back (`taking_back`),
-the receipt, and recordings that replay (`recording`). Ctrl-C ends a search with what was proven until then, unless the
-client would rather end itself.
+it (`HowToProve` for a change, `HowToConfirm` for all of them together). What it notes in the record and says to people
+meanwhile is `WhatIsTold`. A state is the client's own (settings, remedies, a layout): the search compares states and hands
+them on. The rest of the mechanism is here and in the modules beside this one: the time limit, the standing, the judgement of
+a trial (`judging`), the record of what was tried (`trial_record`), the proof by losses, with more steps where noise leaves it
+open (`loss_proof`), taking back (`taking_back`), the receipt, and recordings that replay (`recording`). Ctrl-C ends a search
+with what was proven until then, unless the client would rather end itself.
 
 What holds for every client: a trial that failed is rejected and the search goes on; what does not compute the same is rejected
 whatever its speed; "not enough evidence" is a rejection; nobody is left slower than the baseline.
@@ -21,13 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any, Generic, Protocol, TypeVar
 
 from flatout.measure.judging import Judgement, Rejection
 from flatout.measure.loss_proof import LossVerdict
 from flatout.measure.receipt import Entry, Receipt
-from flatout.measure.standing import ResultT, Standing, StateT
+from flatout.measure.standing import ResultT, Standing, StateT, median_s
 from flatout.measure.stats import Comparison
 from flatout.measure.taking_back import NOT_PROVEN, TakingBack
 from flatout.measure.time_limit import TimeLimit
@@ -105,13 +104,6 @@ class HowToRun(Protocol[StateT, ResultT, TriedT]):
         """Run and judged. None: nobody can run it here, and it leaves no trace in the receipt."""
         ...
 
-    def together(
-        self, standing: Standing[StateT, ResultT], baseline: Standing[StateT, ResultT], *, may_measure: bool
-    ) -> Iterator[Together[ResultT]]:
-        """`standing` against `baseline`, with more times in each round, until it is clear. Without `may_measure` (after Ctrl-C)
-        only what is known."""
-        ...
-
 
 class HowToProve(Protocol[StateT, ResultT, TriedT]):
     def prove(
@@ -122,12 +114,21 @@ class HowToProve(Protocol[StateT, ResultT, TriedT]):
         ...
 
 
+class HowToConfirm(Protocol[StateT, ResultT]):
+    def together(
+        self, standing: Standing[StateT, ResultT], baseline: Standing[StateT, ResultT], *, may_measure: bool
+    ) -> Iterator[Together[ResultT]]:
+        """`standing` against `baseline`, with more times in each round, until it is clear. Without `may_measure` (after Ctrl-C)
+        only what is known."""
+        ...
+
+    def note_together(self, together: Together[ResultT], stays: bool) -> None: ...
+
+
 class WhatIsTold(Protocol[StateT, ResultT, TriedT]):
     def note(self, option: TriedT, attempt: Attempt[StateT, ResultT]) -> None:
         """It was tried: for the record."""
         ...
-
-    def note_together(self, together: Together[ResultT], stays: bool) -> None: ...
 
     def interrupted(self) -> None:
         """By Ctrl-C. The search ends with what was proven, unless this raises."""
@@ -139,19 +140,21 @@ class Search(Generic[StateT, ResultT, OptionT]):
         self,
         options: WhatToTry[StateT, ResultT, OptionT],
         arms: HowToRun[StateT, ResultT, OptionT],
-        proof: HowToProve[StateT, ResultT, OptionT],
         told: WhatIsTold[StateT, ResultT, OptionT],
         record: TrialRecord,
         time_limit: TimeLimit,
         *,
-        must_gain: bool,
+        proof: HowToProve[StateT, ResultT, OptionT] | None = None,
+        confirming: HowToConfirm[StateT, ResultT] | None = None,
+        must_gain: bool = False,
         taking_back: TakingBack[StateT, ResultT] | None = None,
     ) -> None:
-        """`must_gain`: all that was kept has to be faster than the baseline; else it is enough not to be slower. Without
-        `taking_back` each change is proven before it is kept, and stays."""
+        """Without `proof`: the judgement of a trial is enough. Without `confirming`: changes replace each other, so that what
+        stands was timed. `must_gain`: all that was kept has to be faster than the baseline; else it is enough not to be slower.
+        Without `taking_back` each change is proven before it is kept, and stays."""
         self._options, self._arms, self._proof, self._told = options, arms, proof, told
         self._record, self._time_limit = record, time_limit
-        self._must_gain, self._taking_back = must_gain, taking_back
+        self._confirming, self._must_gain, self._taking_back = confirming, must_gain, taking_back
         self.is_interrupted = False
         self._paired: LossVerdict | None = None
         self._standing: Standing[StateT, ResultT] | None = None
@@ -171,9 +174,9 @@ class Search(Generic[StateT, ResultT, OptionT]):
             return self._receipt(baseline.why, baseline.reference_step_s, baseline.step_s)
         standing, stopped = self._greedy(baseline)
         baseline, self._standing = self._confirmed(standing, baseline)
-        if self._standing.state == baseline.state:
-            self._paired = None
-        return self._receipt(stopped, _median(baseline.result), _median(self._standing.result))
+        if self._standing.state == baseline.state:  # nothing is kept
+            self._standing, self._paired = baseline, None
+        return self._receipt(stopped, median_s(baseline.result.steps_s), median_s(self._standing.result.steps_s))
 
     def _interrupted(self) -> None:
         self.is_interrupted = True
@@ -204,7 +207,7 @@ class Search(Generic[StateT, ResultT, OptionT]):
         attempt = self._arms.attempt(option, standing)
         if attempt is None:
             return standing, proven
-        if attempt.judgement.kept:
+        if attempt.judgement.kept and self._proof is not None:
             try:
                 attempt = self._proof.prove(option, attempt, proven)
             except KeyboardInterrupt:
@@ -233,11 +236,11 @@ class Search(Generic[StateT, ResultT, OptionT]):
         self, standing: Standing[StateT, ResultT], baseline: Standing[StateT, ResultT]
     ) -> tuple[Standing[StateT, ResultT], Standing[StateT, ResultT]]:
         """Baseline and standing, by both their last times. Nobody is left slower than where they started."""
-        if standing.state == baseline.state:
+        if standing.state == baseline.state or self._confirming is None:
             return baseline, standing
         together: Together[ResultT] | None = None
         try:
-            for together in self._arms.together(standing, baseline, may_measure=not self.is_interrupted):
+            for together in self._confirming.together(standing, baseline, may_measure=not self.is_interrupted):
                 if together.is_clear:
                     break
         except KeyboardInterrupt:
@@ -247,7 +250,7 @@ class Search(Generic[StateT, ResultT, OptionT]):
             return baseline, standing
         better = False if together.failure or together.speed is None else together.speed.better
         stays = better is True if self._must_gain else better is not False
-        self._told.note_together(together, stays)
+        self._confirming.note_together(together, stays)
         baseline = Standing(baseline.state, together.baseline)
         return baseline, Standing(standing.state, together.result) if stays else baseline
 
@@ -263,7 +266,3 @@ class Search(Generic[StateT, ResultT, OptionT]):
             stopped=stopped,
             took_s=self._time_limit.spent_s,
         )
-
-
-def _median(result: Any) -> float | None:
-    return median(result.steps_s) if result.steps_s else None

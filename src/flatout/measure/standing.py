@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Generic, Protocol, TypeVar
@@ -43,3 +43,7 @@ class Standing(Generic[StateT, ResultT]):
     @property
     def step_s(self) -> float:
         return median(self.result.steps_s)
+
+
+def median_s(times_s: Sequence[float]) -> float | None:
+    return median(times_s) if times_s else None

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
 from flatout.measure.judging import Judgement, Rejection
 from flatout.measure.receipt import KEPT, REJECTED, Entry
-from flatout.measure.standing import TrialResult
+from flatout.measure.standing import TrialResult, median_s
 
 
 @dataclass(frozen=True)
@@ -99,8 +98,8 @@ def entry_of(
         low=None if speed is None else speed.low,
         high=None if speed is None else speed.high,
         n=0 if speed is None else speed.n,
-        step_s=median(result.steps_s) if result.steps_s else None,
-        against_s=median(result.against_s) if result.against_s else None,
+        step_s=median_s(result.steps_s),
+        against_s=median_s(result.against_s),
         first_s=result.first_s,
         peak_bytes=result.peak_bytes,
         check=result.check,

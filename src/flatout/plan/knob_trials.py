@@ -13,13 +13,15 @@ from flatout.measure.loss_proof import LossVerdict
 from flatout.measure.receipt import Entry
 from flatout.measure.recording import NOT_RECORDED
 from flatout.measure.search import Attempt, NoBaseline, Together
-from flatout.measure.standing import Standing
+from flatout.measure.standing import Standing, median_s
 from flatout.measure.time_limit import TimeLimit
+from flatout.measure.trial_record import TrialRecord
 from flatout.plan.options import MARGIN, MEASURE_S, STEPS_LOOKED_AT, KnobOption, Options, SettingsStanding, Terms
 from flatout.plan.side_by_side import SideBySide
 from flatout.plan.situation import Situation
 from flatout.plan.trials.reports import OUT_OF_MEMORY, Ask, Report, Tries, fitting_rows
 
+_SLOWER_IN_ALL = "together with the others it is slower than the plain step"
 _SLOWER = 3.0
 _PATIENCE_S, _PATIENCE = 20.0, 4.0  # with a trial: some time, and so many times what it should take
 
@@ -34,13 +36,14 @@ class KnobTrials:
         options: Options,
         tries: Tries,
         terms: Terms,
+        record: TrialRecord,
         time_limit: TimeLimit,
         say: Callable[[str], None],
         names: Collection[str],
     ) -> None:
         """`names`: the knobs that may be turned."""
         self._s, self._options, self._tries, self._terms = s, options, tries, terms
-        self._time_limit, self._say, self._names = time_limit, say, names
+        self._record, self._time_limit, self._say, self._names = record, time_limit, say, names
         self.reference = reference  # every knob off; the batch split, if all of it does not fit
         self._reference_s = 0.0
         self._training: SideBySide | None = None
@@ -59,7 +62,7 @@ class KnobTrials:
             return NoBaseline(f"the reference could not be measured: {first.failure}: {first.why}")
         if first.check is not None and not first.check["passed"]:
             why = f"nothing can be proven here: {first.check['why']}"
-            return NoBaseline(why, median(first.steps_s) if first.steps_s else None)
+            return NoBaseline(why, median_s(first.steps_s))
         standing = Standing(self.reference, first)
         self._reference_s = standing.step_s
         self._training = SideBySide(self._tries, self.reference, standing.step_s, draws=first.draws)
@@ -140,6 +143,10 @@ class KnobTrials:
             if whole.ran and whole.against_s:
                 plain = replace(baseline.result, steps_s=whole.against_s)
                 yield Together(whole, plain, speed_up(times_of(whole, plain), MARGIN))
+
+    def note_together(self, together: Together[Report], stays: bool) -> None:
+        if not stays:
+            self._record.take_all_back(_SLOWER_IN_ALL)
 
     # ---- how to prove it ----
 

@@ -13,7 +13,7 @@ from flatout.base.units import show_seconds
 from flatout.engine.settings import Settings, value_of, with_values
 from flatout.measure.judging import Rejection
 from flatout.measure.receipt import KEPT, UNTRIED, Entry, Receipt
-from flatout.measure.search import Search, Together
+from flatout.measure.search import Search
 from flatout.measure.taking_back import TakingBack
 from flatout.measure.time_limit import TimeLimit
 from flatout.measure.trial_record import TrialRecord, entry_of
@@ -24,8 +24,6 @@ from flatout.plan.options import MARGIN, Key, KnobOption, Options, SettingsStand
 from flatout.plan.price import cheap_s, prices
 from flatout.plan.situation import Situation
 from flatout.plan.trials.reports import CTRL_C, Report, Tries
-
-_SLOWER_IN_ALL = "together with the others it is slower than the plain step"
 
 
 class KnobSearch:
@@ -47,7 +45,7 @@ class KnobSearch:
         self._options = Options(s, start, list(self._knobs.values()), terms)
         self._time_limit, self._record = TimeLimit(terms.limit_s, clock), TrialRecord()
         reference = with_values(start, {knob.name: knob.off for knob in self._knobs.values()})
-        self._trials = KnobTrials(s, reference, self._options, tries, terms, self._time_limit, say, self._knobs)
+        self._trials = KnobTrials(s, reference, self._options, tries, terms, self._record, self._time_limit, say, self._knobs)
         self._done: set[Key] = set()
         self._by_default: dict[str, object] = {}  # knobs that nobody had time for, and what they are by default
 
@@ -64,7 +62,14 @@ class KnobSearch:
         needs = {knob.name: knob.meets for knob in self._knobs.values() if knob.lossy}
         back = TakingBack(self._record, self._trials, needs, MARGIN)
         search: Search[Settings, Report, KnobOption] = Search(
-            self, self._trials, self._trials, self, self._record, self._time_limit, must_gain=False, taking_back=back
+            self,
+            self._trials,
+            self,
+            self._record,
+            self._time_limit,
+            proof=self._trials,
+            confirming=self._trials,
+            taking_back=back,
         )
         receipt = search.run()
         if search.standing is not None and not search.is_interrupted:
@@ -134,10 +139,6 @@ class KnobSearch:
     def _was_in_vain(self, key: Key) -> bool:
         """Tried and without gain, once: after a second time it stays so."""
         return [one.rejection for one in self._record.of(*key)] == [Rejection.NO_GAIN]
-
-    def note_together(self, together: Together[Report], stays: bool) -> None:
-        if not stays:
-            self._record.take_all_back(_SLOWER_IN_ALL)
 
     def interrupted(self) -> None:
         """Said at once: whoever pressed Ctrl-C and sees a run begin must know why."""
