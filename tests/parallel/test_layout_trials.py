@@ -14,7 +14,8 @@ import flatout as fo
 from flatout.building import build_job
 from flatout.plan.layouts.fitting import LayoutChoice
 from flatout.reading import read_recipe
-from flatout.running.layout_trials import chosen, why_untried
+from flatout.running.layout_search import LayoutSearch, LayoutTimes
+from flatout.running.layout_trials import why_untried
 
 RECIPE = """
 data: digits
@@ -24,6 +25,13 @@ lr: 0.001
 budget: 100000 steps
 """
 OPTIONS = [LayoutChoice(mesh, "estimated", step_s=60.0) for mesh in ("data=2", "shard=2")]
+
+
+def chosen(steps_s: dict[str, list[float]], failed: dict[str, str]) -> LayoutChoice:
+    def trial(option: LayoutChoice) -> LayoutTimes:
+        return LayoutTimes(tuple(steps_s.get(option.mesh, ())), failed.get(option.mesh, ""))
+
+    return LayoutSearch(OPTIONS, trial, lambda line: None).chosen()
 
 
 @pytest.fixture
@@ -47,18 +55,18 @@ def test_the_fastest_is_taken_and_one_that_fails_is_told(path: Path) -> None:
 
 
 def test_where_nothing_could_be_measured_the_estimate_stands() -> None:
-    found = chosen(OPTIONS, {}, {"data=2": "rank 1: out of memory", "shard=2": "rank 0: it had not ended after 3 min"})
+    found = chosen({}, {"data=2": "rank 1: out of memory", "shard=2": "rank 0: it had not ended after 3 min"})
     assert (found.mesh, found.source) == ("data=2", "default")
     assert found.why.startswith("estimated; data=2 failed: rank 1: out of memory; shard=2 failed: ")
-    alone = chosen(OPTIONS, {"shard=2": [0.25] * 8}, {"data=2": "rank 1: out of memory"})
+    alone = chosen({"shard=2": [0.25] * 8}, {"data=2": "rank 1: out of memory"})
     assert (alone.mesh, alone.why) == ("shard=2", "measured: 250 ms a step; data=2 failed: rank 1: out of memory")
 
 
 def test_another_is_taken_where_it_is_faster_by_more_than_the_noise() -> None:
     slow, fast, noisy = [0.5, 0.51, 0.49, 0.5, 0.52, 0.5], [0.4, 0.41, 0.39, 0.4, 0.42, 0.4], [0.3, 0.7, 0.49, 0.5, 0.9, 0.2]
-    assert chosen(OPTIONS, {"data=2": slow, "shard=2": fast}, {}).why == "measured: 400 ms a step, data=2 500 ms"
-    assert chosen(OPTIONS, {"data=2": slow, "shard=2": noisy}, {}).mesh == "data=2"
-    assert chosen(OPTIONS, {"data=2": fast, "shard=2": slow}, {}).mesh == "data=2"
+    assert chosen({"data=2": slow, "shard=2": fast}, {}).why == "measured: 400 ms a step, data=2 500 ms"
+    assert chosen({"data=2": slow, "shard=2": noisy}, {}).mesh == "data=2"
+    assert chosen({"data=2": fast, "shard=2": slow}, {}).mesh == "data=2"
 
 
 def test_what_is_not_tried(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from flatout.base.events import read_events
@@ -28,10 +26,10 @@ from flatout.engine.job import Job
 from flatout.machine.agreement import by_first
 from flatout.machine.joining import environment_beside, own_place
 from flatout.machine.world import World
-from flatout.measure.stats import compare
 from flatout.plan.layouts.fitting import LayoutChoice
 from flatout.plan.situation import total_steps
 from flatout.recipe import Recipe
+from flatout.running.layout_search import LayoutSearch, LayoutTimes
 from flatout.store.run_folder import all_runs
 
 _WARM, _LEAST, _MOST, _MEASURE_S = (
@@ -73,37 +71,17 @@ def fastest(
     """Of these, as measured; the first, where nothing could be. Every process of the world calls it."""
     if why_untried(recipe, job, options, limit_s) is not None:
         return options[0]
-    steps_s: dict[str, list[float]] = {}
-    failed: dict[str, str] = {}
     with _scratch(world, runs) as folder:
-        for option in options:
-            say(f"trying mesh {option.mesh}")
+
+        def trial(option: LayoutChoice) -> LayoutTimes:
             there = folder / option.mesh
             place = by_first(world, _free_place)
             why = _tried(world, recipe, option, place, there, cache, min(_LIMIT_S, limit_s / len(options)))
             whys = [f"rank {rank}: {one}" for rank, one in enumerate(world.gather(why)) if one]
-            found = None if whys else by_first(world, partial(_timed, there))["steps_s"]
-            if not found:
-                failed[option.mesh] = whys[0] if whys else "it trained too few steps"
-                say(f"  rejected: {failed[option.mesh]}")
-            else:
-                steps_s[option.mesh] = found
-                say(f"  {show_seconds(median(found))} a step")
-    return chosen(options, steps_s, failed)
+            found = [] if whys else by_first(world, partial(_timed, there))["steps_s"]
+            return LayoutTimes(tuple(found)) if found else LayoutTimes(failure=whys[0] if whys else "it trained too few steps")
 
-
-def chosen(options: Sequence[LayoutChoice], steps_s: Mapping[str, Sequence[float]], failed: Mapping[str, str]) -> LayoutChoice:
-    """The first that ran, unless another one is faster by more than the noise."""
-    without = "".join(f"; {mesh} failed: {why}" for mesh, why in failed.items())
-    ran = [option for option in options if option.mesh in steps_s]
-    if not ran:
-        return replace(options[0], why=f"{options[0].why}{without}")
-    best = ran[0]
-    for option in ran[1:]:
-        if compare(steps_s[option.mesh], steps_s[best.mesh]).better:
-            best = option
-    others = "".join(f", {one.mesh} {show_seconds(median(steps_s[one.mesh]))}" for one in ran if one is not best)
-    return replace(best, why=f"measured: {show_seconds(median(steps_s[best.mesh]))} a step{others}{without}", source="measured")
+        return LayoutSearch(options, trial, say).chosen()
 
 
 @contextmanager
