@@ -7,18 +7,18 @@ from dataclasses import replace
 
 from flatout.boost.remedies.remedy import STEPS
 from flatout.boost.trial import Told
-from flatout.measure.judging import Times, times_of
+from flatout.measure.judging import ComparedTimes, times_of
 
 _FEWEST = 5
 
 
-def compared(before: Told, after: Told, kind: str) -> Times:
+def compared(before: Told, after: Told, kind: str) -> ComparedTimes:
     if kind == STEPS:
         return times_of(after, before)
-    return Times(after.evaluations_s, after.against_evaluations_s or before.evaluations_s, paired=False)
+    return ComparedTimes(after.evaluations_s, after.against_evaluations_s or before.evaluations_s, paired=False)
 
 
-def are_too_few(times: Times) -> bool:
+def are_too_few(times: ComparedTimes) -> bool:
     return min(len(times.now_s), len(times.was_s)) < _FEWEST
 
 

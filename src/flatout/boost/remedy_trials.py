@@ -16,7 +16,7 @@ from flatout.boost.trial import Told
 from flatout.boost.trying import WORTH
 from flatout.measure.judging import Judgement, Rejection, judge, speed_up
 from flatout.measure.loss_proof import LossVerdict, is_open, with_more_steps
-from flatout.measure.search import Attempt, NoBaseline, Together
+from flatout.measure.search import Attempt, Confirmation, NoBaseline
 from flatout.measure.standing import Standing, median_s
 from flatout.measure.stats import Comparison, summarize
 from flatout.measure.time_limit import TimeLimit
@@ -177,7 +177,7 @@ class RemedyTrials:
             return standing, again if again.failure else told
         return Standing(standing.state, pooled(standing.result, without)), pooled(told, again)
 
-    def together(self, standing: RemedyStanding) -> Iterator[Together[Told]]:
+    def together(self, standing: RemedyStanding) -> Iterator[Confirmation[Told]]:
         """Once more, the plain script and then all that was kept."""
         self._say("once more: the script as it is, and all that was kept")
         reference = plain = self._proof.reference
@@ -186,7 +186,7 @@ class RemedyTrials:
             boosted = self._tries.attempt(standing.state, against=(), losses=False)
             again = boosted if boosted.against_s else self._tries.attempt(())
             if why := again.why or boosted.why if again.failure or boosted.failure else _why_not_the_same(boosted):
-                yield Together(whole, reference, failure=f"it failed when tried again: {why}")
+                yield Confirmation(whole, reference, failure=f"it failed when tried again: {why}")
                 return
             if boosted.against_s:  # only what was taken beside the plain script counts
                 whole = pooled(whole, boosted) if rounds else boosted
@@ -195,9 +195,9 @@ class RemedyTrials:
                 plain, whole = pooled(plain, again), pooled(whole, boosted)
             times = compared(plain, whole, kind)
             if are_too_few(times):
-                yield Together(whole, reference, failure=f"too few {kind} to tell when it was tried again")
+                yield Confirmation(whole, reference, failure=f"too few {kind} to tell when it was tried again")
                 return
-            yield Together(whole, plain, speed_up(times, WORTH))
+            yield Confirmation(whole, plain, speed_up(times, WORTH))
             if not self._tries.by_turns and whole.took_s >= _CHEAP_S:
                 return
 

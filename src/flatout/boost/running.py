@@ -14,8 +14,8 @@ from typing import Any
 
 from flatout.boost.hooks import Hooks
 from flatout.boost.pace import Pace
-from flatout.boost.recording import Recording
 from flatout.boost.remedies.all import REMEDIES
+from flatout.boost.step_recorder import StepRecorder
 from flatout.doctor.patches import Patches
 from flatout.doctor.script import Script, run_script
 
@@ -69,7 +69,7 @@ def run_with(kept: Kept) -> int:
         Path(kept.told).write_text(why)
         os._exit(LEFT)
 
-    recording = Recording(kept.steps, window_over, step_over)
+    recording = StepRecorder(kept.steps, window_over, step_over)
     recording.keeps_dropout()
     for name, value in kept.remedies:
         REMEDIES[name].apply(value, hooks)

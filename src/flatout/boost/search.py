@@ -14,7 +14,7 @@ from flatout.boost.remedy_trials import CLOSE, Remedies, RemedyAttempt, RemedyOp
 from flatout.boost.trial import Told
 from flatout.measure.judging import COMPUTES_THE_SAME
 from flatout.measure.receipt import ALL_TOGETHER, KEPT, REJECTED, UNTRIED, Entry, Receipt
-from flatout.measure.search import Search, Together
+from flatout.measure.search import Confirmation, Search
 from flatout.measure.standing import Standing, median_s
 from flatout.measure.time_limit import TimeLimit
 from flatout.measure.trial_record import Noted, TrialRecord, entry_of
@@ -180,7 +180,7 @@ class RemedySearch:
             self._record.add_instead(Entry(beside.name, beside.value, beside.instead_of, KEPT, together, beside.predicted))
         self._say(f"{option.named}: {gain}{', ' if gain else ''}{entry.verdict}: {entry.why}")
 
-    def note_together(self, together: Together[Told], stays: bool) -> None:
+    def note_together(self, together: Confirmation[Told], stays: bool) -> None:
         state, speed = self._standing.state, together.speed
         kind = kind_of(state)
         name = ALL_TOGETHER if kind == STEPS else f"{ALL_TOGETHER}: {kind}"
@@ -202,7 +202,9 @@ class RemedySearch:
             self._say(f"all together: {speed.ratio:.2f}x ({speed.low:.2f} to {speed.high:.2f})")
         self._record.add(entry)
 
-    def together(self, standing: RemedyStanding, baseline: RemedyStanding, *, may_measure: bool) -> Iterator[Together[Told]]:
+    def together(
+        self, standing: RemedyStanding, baseline: RemedyStanding, *, may_measure: bool
+    ) -> Iterator[Confirmation[Told]]:
         return self._trials.together(standing) if may_measure else iter(())
 
     def interrupted(self) -> None:

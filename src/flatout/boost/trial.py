@@ -22,8 +22,8 @@ from flatout.boost.forks import end_with_the_parent, pause
 from flatout.boost.hooks import Hooks
 from flatout.boost.placing import begin_on
 from flatout.boost.protection import protecting
-from flatout.boost.recording import Recording
 from flatout.boost.remedies.all import PRECISIONS, REMEDIES
+from flatout.boost.step_recorder import StepRecorder
 from flatout.doctor.patches import Patches
 from flatout.doctor.script import Script, run_script
 from flatout.measure.differences import Snapshot
@@ -187,7 +187,7 @@ def attempt(asked: Asked) -> None:
         sys.stdout.flush()
         os._exit(0)
 
-    recording = Recording(asked.steps, done, step_over, asked.evaluates, asked.losses)
+    recording = StepRecorder(asked.steps, done, step_over, asked.evaluates, asked.losses)
     if asked.exact:
         recording.leaves_dropout_off()
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -210,7 +210,7 @@ def attempt(asked: Asked) -> None:
     answer(Told("failed" if error else "short", error or few, took_s=time.monotonic() - began_s))
 
 
-def _measured(asked: Asked, recording: Recording, turns_s: Sequence[float] | None, began_s: float) -> Told:
+def _measured(asked: Asked, recording: StepRecorder, turns_s: Sequence[float] | None, began_s: float) -> Told:
     snapshot = recording.snapshot()
     if asked.keep is not None:
         torch.save({name: _to_cpu(value) for name, value in vars(snapshot).items()}, asked.keep)

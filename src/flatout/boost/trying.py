@@ -18,7 +18,7 @@ from flatout.boost.forks import PAUSED, Forks
 from flatout.boost.protection import protecting
 from flatout.boost.trial import SLOWER, WARM_UP, Asked, Told
 from flatout.doctor.script import Script
-from flatout.measure.judging import Times, speed_up
+from flatout.measure.judging import ComparedTimes, speed_up
 from flatout.measure.stats import summarize
 
 HUNG, CRASHED = "hung", "crashed"
@@ -267,7 +267,7 @@ class Trials:
         if not is_due and took_s < longest_s:
             return False
         was, now = ([step_s for step_s, _ in one[:turns]] for one in (beside, mine))
-        found = speed_up(Times(now, was, paired=True), margin=0.0)
+        found = speed_up(ComparedTimes(now, was, paired=True), margin=0.0)
         hopeless = found.ratio < 1 + WORTH / 2 and (self._on_device or found.high < 1 + 3 * WORTH)
         is_known = found.high - found.low < precise * found.ratio
         if is_due and is_known and (found.low > 1 + WORTH or found.high < 1 + WORTH or hopeless):

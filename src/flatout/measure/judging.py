@@ -29,7 +29,7 @@ COMPUTES_THE_SAME = frozenset({Rejection.SLOWER, Rejection.NO_GAIN, Rejection.NO
 
 
 @dataclass(frozen=True)
-class Times:
+class ComparedTimes:
     """Seconds of a trial, and of what it is compared with. `paired`: taken by turns, so that both share each minute."""
 
     now_s: Sequence[float]
@@ -37,20 +37,20 @@ class Times:
     paired: bool
 
 
-def times_of(trial: TrialResult, stands: TrialResult) -> Times:
+def times_of(trial: TrialResult, stands: TrialResult) -> ComparedTimes:
     """Compared with what was timed by turns with it, where there is such a thing; else with what stands."""
     if trial.against_s:
-        return Times(trial.steps_s, trial.against_s, len(trial.against_s) == len(trial.steps_s))
-    return Times(trial.steps_s, stands.steps_s, paired=False)
+        return ComparedTimes(trial.steps_s, trial.against_s, len(trial.against_s) == len(trial.steps_s))
+    return ComparedTimes(trial.steps_s, stands.steps_s, paired=False)
 
 
-def time_ratio(times: Times, margin: float) -> Comparison:
+def time_ratio(times: ComparedTimes, margin: float) -> Comparison:
     """Of seconds: below 1 is faster."""
     how = compare_paired if times.paired else compare
     return how(times.now_s, times.was_s, prefer="min", margin=margin)
 
 
-def speed_up(times: Times, margin: float) -> Comparison:
+def speed_up(times: ComparedTimes, margin: float) -> Comparison:
     """Of rates: 2 is twice as fast."""
     found = time_ratio(times, margin)
     return Comparison(1 / found.ratio, 1 / found.high, 1 / found.low, found.better, found.n)
@@ -70,7 +70,7 @@ class Judgement:
 
 
 def judge(
-    trial: TrialResult, times: Times, *, margin: float, unless_slower: bool = False, is_checked: bool = True
+    trial: TrialResult, times: ComparedTimes, *, margin: float, unless_slower: bool = False, is_checked: bool = True
 ) -> Judgement:
     """Kept, if it is faster by more than `margin` and the noise; with `unless_slower` also if no difference can be told.
     `is_checked`: only with a check of its first step that passed."""

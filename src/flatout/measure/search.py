@@ -63,7 +63,7 @@ class Attempt(Generic[StateT, ResultT]):
 
 
 @dataclass(frozen=True)
-class Together(Generic[ResultT]):
+class Confirmation(Generic[ResultT]):
     """All that was kept, timed against the baseline. `failure`: why it could not be, in words."""
 
     result: ResultT
@@ -117,12 +117,12 @@ class HowToProve(Protocol[StateT, ResultT, TriedT]):
 class HowToConfirm(Protocol[StateT, ResultT]):
     def together(
         self, standing: Standing[StateT, ResultT], baseline: Standing[StateT, ResultT], *, may_measure: bool
-    ) -> Iterator[Together[ResultT]]:
+    ) -> Iterator[Confirmation[ResultT]]:
         """`standing` against `baseline`, with more times in each round, until it is clear. Without `may_measure` (after Ctrl-C)
         only what is known."""
         ...
 
-    def note_together(self, together: Together[ResultT], stays: bool) -> None: ...
+    def note_together(self, together: Confirmation[ResultT], stays: bool) -> None: ...
 
 
 class WhatIsTold(Protocol[StateT, ResultT, TriedT]):
@@ -238,7 +238,7 @@ class Search(Generic[StateT, ResultT, OptionT]):
         """Baseline and standing, by both their last times. Nobody is left slower than where they started."""
         if standing.state == baseline.state or self._confirming is None:
             return baseline, standing
-        together: Together[ResultT] | None = None
+        together: Confirmation[ResultT] | None = None
         try:
             for together in self._confirming.together(standing, baseline, may_measure=not self.is_interrupted):
                 if together.is_clear:

@@ -12,7 +12,7 @@ from flatout.measure.judging import Judgement, Rejection, judge, speed_up, times
 from flatout.measure.loss_proof import LossVerdict
 from flatout.measure.receipt import Entry
 from flatout.measure.recording import NOT_RECORDED
-from flatout.measure.search import Attempt, NoBaseline, Together
+from flatout.measure.search import Attempt, Confirmation, NoBaseline
 from flatout.measure.standing import Standing, median_s
 from flatout.measure.time_limit import TimeLimit
 from flatout.measure.trial_record import TrialRecord
@@ -131,20 +131,20 @@ class KnobTrials:
 
     def together(
         self, standing: SettingsStanding, baseline: SettingsStanding, *, may_measure: bool
-    ) -> Iterator[Together[Report]]:
+    ) -> Iterator[Confirmation[Report]]:
         """By turns on a CPU. On a device the arms' own clocks are enough: what stays unless it is slower may be so by less than
         can be told, and all of it together by more."""
         if self._s.device.type != "cpu":
             speed = speed_up(times_of(replace(standing.result, against_s=()), baseline.result), MARGIN)
-            yield Together(standing.result, baseline.result, speed)
+            yield Confirmation(standing.result, baseline.result, speed)
         elif may_measure:
             self._say("all of it beside the plain step")
             whole = self._measured(standing.state, self.reference)
             if whole.ran and whole.against_s:
                 plain = replace(baseline.result, steps_s=whole.against_s)
-                yield Together(whole, plain, speed_up(times_of(whole, plain), MARGIN))
+                yield Confirmation(whole, plain, speed_up(times_of(whole, plain), MARGIN))
 
-    def note_together(self, together: Together[Report], stays: bool) -> None:
+    def note_together(self, together: Confirmation[Report], stays: bool) -> None:
         if not stays:
             self._record.take_all_back(_SLOWER_IN_ALL)
 

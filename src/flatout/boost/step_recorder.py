@@ -42,7 +42,7 @@ class _First:
     before: dict[str, Tensor] = field(default_factory=dict)
 
 
-class Recording:
+class StepRecorder:
     """Calls `when_done` at the end of step number `steps`. Dropout is off until the first step is over: two draws of it would
     hide what the first step has to show."""
 
