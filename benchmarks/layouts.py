@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from _published_layouts import FITTED, GIB, MEMORY_BAR, RATE_BAR, ROWS, Row, foretell
 from evidence import Bar, Report, options
 
 from flatout.measure.stats import summarize
 from flatout.plan.layouts import constants
-from flatout.plan.layouts.published import FITTED, GIB, MEMORY_BAR, RATE_BAR, ROWS, Row, foretell
 from flatout.plan.layouts.timing import Constants
 
 ROUNDS, HALVINGS = 12, 40

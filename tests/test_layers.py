@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -210,3 +212,39 @@ def _cycle_now(source: Path) -> list[str] | None:
     for kept in (tree_of, imports_of):
         kept.cache_clear()
     return cycle_among(source)
+
+
+# what nothing in the package uses is for tests or benchmarks alone, or for nobody
+FOR_OTHERS = {
+    "inside_sync_point": "the loop's tests count waits for the device by it",
+    "rows_on_disk": "the whole of a writer in one call",
+}
+
+
+def test_every_public_function_and_class_is_used_by_the_package() -> None:
+    used: Counter[str] = Counter()
+    unused: dict[str, int] = {}  # how often such a one names itself
+    for path in modules():
+        for node in tree_of(path).body:
+            names = _names_in(node)
+            used.update(names)
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_") or node.name in FOR_OTHERS:
+                continue
+            registered = bool(node.decorator_list) and isinstance(node, ast.FunctionDef)  # a command, an objective
+            if not registered and unit_of(path) != "testing":  # which is for users
+                unused[node.name] = unused.get(node.name, 0) + names[node.name]
+    assert [name for name, by_itself in unused.items() if used[name] == by_itself] == []
+
+
+def _names_in(statement: ast.stmt) -> Counter[str]:
+    """Names that code uses. Words of a string count: front doors find what they hand out by its name."""
+    names: Counter[str] = Counter()
+    for node in ast.walk(statement):
+        kind = type(node)
+        if kind is ast.Name:
+            names[node.id] += 1  # type: ignore[attr-defined]
+        elif kind is ast.Attribute:
+            names[node.attr] += 1  # type: ignore[attr-defined]
+        elif kind is ast.Constant and isinstance(node.value, str) and len(node.value) < 100:  # type: ignore[attr-defined]
+            names.update(re.findall(r"\w+", node.value))  # type: ignore[attr-defined]
+    return names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import flatout.cli
-from flatout.base.tree import to_json, to_text
+from flatout.base.tree import to_data, to_text
 from flatout.building import build_job
 from flatout.machine.ceilings import Ceilings, Measured
 from flatout.measure.counts import Counts, Operation
@@ -86,7 +87,7 @@ def test_the_plan_before_a_run(machine: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_plan_for_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    check("explain_laptop.json", to_json(explain(plan_on("laptop", monkeypatch))))
+    check("explain_laptop.json", json.dumps(to_data(explain(plan_on("laptop", monkeypatch))), indent=2, default=str))
 
 
 def test_the_plan_after_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from test_engine_kit import equal, kinds, quick, recipe, weights
 import flatout as fo
 from flatout import planned
 from flatout.base.errors import RecipeError, Stopped
-from flatout.base.tree import to_json, to_text
+from flatout.base.tree import to_data, to_text
 from flatout.data.serving.feed import feed
 from flatout.data.stores.cache import Cache
 from flatout.data.stores.filling import place
@@ -94,7 +93,7 @@ def test_flatout_data_says_how_rows_would_be_written(tmp_path: Path, photos: Pat
         found = survey(asked(photos), seconds=0.2, cache=tmp_path / "cache")
     said = " ".join(to_text(doc(found)).split())
     assert re.search(r"compression (lz4|zstd): the disk reads 1 MB/s of the", said)
-    assert json.loads(to_json(doc(found)))["cache_compression"]["value"] in ("lz4", "zstd")
+    assert to_data(doc(found))["cache_compression"]["value"] in ("lz4", "zstd")
 
 
 def test_what_fits_into_memory_is_not_compressed_and_nothing_is_tried(tmp_path: Path, photos: Path) -> None:

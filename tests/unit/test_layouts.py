@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,17 +22,20 @@ from flatout.models.blocks import blocks_of
 from flatout.models.gpt import gpt
 from flatout.plan.layouts.collectives import Network
 from flatout.plan.layouts.count import count_model
-from flatout.plan.layouts.described import DESCRIBED, Transformer, build, described, shape_of_transformer
 from flatout.plan.layouts.estimate import Cluster, Training, estimate
 from flatout.plan.layouts.explain import explain_layouts
 from flatout.plan.layouts.jobs import explain_job_layouts, shape_of_job, splits_of
 from flatout.plan.layouts.kinds import LINKS, device_kind
 from flatout.plan.layouts.layout import Layout, cut, problem
 from flatout.plan.layouts.memory import in_flight, memory_of
-from flatout.plan.layouts.published import FITTED, GIB, MEMORY_BAR, RATE_BAR, ROWS, Row, foretell
 from flatout.plan.layouts.search import find_layouts, meshes
 from flatout.plan.layouts.shape import Shape
 from flatout.plan.layouts.timing import times_of
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
+
+from _described_transformers import DESCRIBED, Transformer, build, described, shape_of_transformer
+from _published_layouts import FITTED, GIB, MEMORY_BAR, RATE_BAR, ROWS, Row, foretell
 
 WIDTH, HIDDEN, BLOCKS, CLASSES = 8, 32, 6, 10
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.base.tree import to_data, to_json, to_text
+from flatout.base.tree import to_data, to_text
 from flatout.machine import probe as probing
 from flatout.machine.advice import advise
 from flatout.machine.ceilings import RATES, Ceilings, Measured, measure_ceilings
@@ -204,7 +204,7 @@ def test_a_cpu_is_measured_quickly_and_reads_well(tmp_path: Path, monkeypatch: p
     assert (
         ceilings.launch_s and rows["launch_s"]["value"] == ceilings.launch_s.value and rows["peer_bytes_per_s"]["value"] is None
     )
-    assert json.loads(to_json(doc(probed)))["facts"]["python"] == "3.11.7"
+    assert to_data(doc(probed))["facts"]["python"] == "3.11.7"
 
 
 def test_a_disk_that_cannot_be_written_is_unavailable(tmp_path: Path) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
-
 from flatout.data.serving.ahead import Counters
-from flatout.data.serving.tuning import Budget, Measured, Tuner, analyse
+from flatout.data.serving.tuning import Budget, Tuner
 
 GB = 10**9
 
@@ -172,37 +170,15 @@ def test_a_new_pipe_begins_from_its_own_counters() -> None:
     assert fresh.workers >= 2
 
 
-# the analysis beforehand
+# the budget
 
 
-def test_the_slowest_stage_is_named_with_its_rate_and_ceiling() -> None:
-    photos = Measured(1 / 500, 562_500, copy_bytes_per_s=25e9, transform_rows_per_s=40_000, wanted_rows_per_s=6_685)
-    found = analyse(photos, 256, Budget(16, 100 * GB))
-    assert (found.workers, found.depth) == (15, 17)  # 14.7 with headroom
-    assert found.bottleneck.name == "training"
-    rates = {stage.name: round(stage.rows_per_s) for stage in found.stages}
-    assert rates == {"reading": 7_500, "copying": 44_444, "transforms": 40_000, "training": 6_685}
-    few = analyse(photos, 256, Budget(4, 100 * GB))
-    assert few.workers == 3 and few.bottleneck.name == "reading" and few.bottleneck.rows_per_s == pytest.approx(1_500)
-    assert "3 threads of 500 rows/s each, all that 4 cores allow beside training" in few.words and "more cores" in few.words
-    assert few.to_dict()["bottleneck"] == "reading" and few.to_dict()["words"] == few.words
+def test_memory_bounds_how_many_batches_are_read_ahead_and_never_below_what_it_takes_to_read_at_all() -> None:
+    assert Budget(16, 4 * GB).batches(10**9) == 4
+    assert Budget(16, GB).batches(10**9) == 3
 
 
-def test_memory_bounds_threads_and_says_so() -> None:
-    found = analyse(Measured(0.01, 10**6, wanted_rows_per_s=10_000), 1000, Budget(16, 4 * GB))
-    assert (found.workers, found.depth) == (2, 4)
-    assert "memory for 4 batches of 1 GB" in found.words and "smaller batch" in found.words
-
-
-def test_copying_and_transforms_can_be_the_bottleneck_and_threads_follow_them() -> None:
-    copying = analyse(Measured(1e-6, 10**6, copy_bytes_per_s=10**9), 64, Budget(8, 10 * GB))
-    assert copying.bottleneck.name == "copying" and copying.workers == 1 and "1 MB a row" in copying.words
-    slow = analyse(Measured(1e-3, 100, transform_rows_per_s=2_500), 64, Budget(8, 10 * GB))
-    assert slow.bottleneck.name == "transforms" and slow.workers == 3
-
-
-def test_one_core_still_reads_and_nothing_known_takes_all_threads() -> None:
-    assert analyse(Measured(1.0, 1, wanted_rows_per_s=100), 8, Budget(1, 0)).workers == 1
-    assert analyse(Measured(1.0, 1), 8, Budget(8, GB)).workers == 7
+def test_one_core_still_reads() -> None:
+    assert Budget(1, 0).threads == 1 and Budget(8, GB).threads == 7
     here = Budget.here()
     assert here.cores >= 1 and here.threads >= 1 and here.memory_bytes > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,10 +75,6 @@ def to_data(doc: Doc) -> dict[str, Any]:
             keys = [column.key for column in node.columns]
             data[node.key] = [{key: _value(row.get(key)) for key in keys} for row in (*node.rows, *node.fold)]
     return data
-
-
-def to_json(doc: Doc) -> str:
-    return json.dumps(to_data(doc), indent=2, default=str)
 
 
 def to_text(doc: Doc) -> str:

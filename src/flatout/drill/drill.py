@@ -24,7 +24,6 @@ from flatout.base.units import show_seconds
 from flatout.drill.difference import differing_bits
 from flatout.store.run_folder import RunFolder, all_runs
 
-_START_LIMIT_S = 120.0
 _SILENT_LIMIT_S = 300.0
 
 

@@ -10,8 +10,6 @@ from flatout.base.kinds import check_kinds
 from flatout.engine.settings import Settings
 from flatout.plan.prediction import Prediction as Prediction
 
-SOURCES = ("default", "measured", "pinned", "cached")
-
 
 @dataclass(frozen=True)
 class Choice:

@@ -1,18 +1,14 @@
-"""How many threads read, how far ahead, and which stage bounds the rate.
-
-A pipe is as fast as its slowest stage, and a stage of n threads that each take s seconds a row does n / s rows/s at best.
-`analyse` says so beforehand, from measured times; a `Tuner` watches the pipe while it runs and explains each change.
-"""
+"""How many threads read, and how far ahead: a `Tuner` watches the pipe while it runs and explains each change."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from flatout.base.units import show_bytes, show_count, show_rate
+from flatout.base.units import show_count
 from flatout.data.serving.ahead import Counters
 
 SPARE = 2  # batches beyond those being read: one on its way to the device, one ready
@@ -51,83 +47,9 @@ class Budget:
         return max(1 + SPARE, int(self.memory_bytes / max(1.0, batch_bytes)))
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Of each stage by itself. None: there is no such stage, or it was not measured."""
-
-    read_s_per_row: float  # one thread, decoding included
-    row_bytes: float
-    copy_bytes_per_s: float | None = None
-    transform_rows_per_s: float | None = None
-    wanted_rows_per_s: float | None = None  # what the consumer takes when it never waits
-
-
-@dataclass(frozen=True)
-class Stage:
-    name: str
-    rows_per_s: float
-    ceiling: str  # what sets the rate, in words
-    remedy: str
-
-
-@dataclass(frozen=True)
-class Analysis:
-    workers: int
-    depth: int
-    stages: tuple[Stage, ...]  # in the order that rows pass them
-    bottleneck: Stage
-
-    @property
-    def words(self) -> str:
-        slowest = self.bottleneck
-        return f"{slowest.name} is the slowest stage: {_rows(slowest.rows_per_s)} ({slowest.ceiling}); {slowest.remedy}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "bottleneck": self.bottleneck.name, "words": self.words}
-
-
 def depth_for(workers: int, pieces: int = 1, room: float = math.inf) -> int:
     """How many pieces of work are begun and not yet taken, where a batch is read in so many pieces."""
     return int(min(room, workers + SPARE * pieces))
-
-
-def analyse(measured: Measured, batch: int, budget: Budget) -> Analysis:
-    """Threads enough for the slowest of the other stages, within the budget; then which stage is slowest."""
-    others = _other_stages(measured)
-    room = budget.batches(measured.row_bytes * batch)
-    most = max(1, min(budget.threads, room - SPARE))
-    target = min((stage.rows_per_s for stage in others), default=math.inf)
-    needed = target * measured.read_s_per_row * _HEADROOM
-    workers = most if needed >= most else max(1, math.ceil(needed))
-    each = 1 / max(measured.read_s_per_row, 1e-12)
-    ceiling = f"{_threads(workers)} of {_rows(each)}{' each' if workers > 1 else ''}"
-    remedy = "more threads would be read by nobody"
-    if workers == most < needed:
-        by_memory = most < budget.threads
-        held = f"memory for {room} batches of {show_bytes(measured.row_bytes * batch)} allows"
-        ceiling += f", all that {held if by_memory else f'{_cores(budget.cores)} allow beside training'}"
-        more = "more memory or a smaller batch" if by_memory else "more cores"
-        remedy = f"faster with {more}, less work a row, or rows kept decoded in a faster tier"
-    reading = Stage("reading", workers * each, ceiling, remedy)
-    stages = (reading, *others)
-    bottleneck = min(reversed(stages), key=lambda stage: stage.rows_per_s)  # of equals the last: nobody waits for the others
-    return Analysis(workers, depth_for(workers, room=room), stages, bottleneck)
-
-
-def _other_stages(measured: Measured) -> list[Stage]:
-    stages = []
-    if measured.copy_bytes_per_s is not None:
-        rate, row = measured.copy_bytes_per_s, measured.row_bytes
-        ceiling = f"{show_bytes(rate)}/s to the device at {show_bytes(row)} a row"
-        remedy = "faster with smaller rows (a narrower dtype, a smaller size), or with the data resident on the device"
-        stages.append(Stage("copying", rate / max(1.0, row), ceiling, remedy))
-    if measured.transform_rows_per_s is not None:
-        remedy = "faster with fewer or cheaper transforms"
-        stages.append(Stage("transforms", measured.transform_rows_per_s, "measured by themselves", remedy))
-    if measured.wanted_rows_per_s is not None:
-        ceiling, remedy = "what it takes when it never waits for data", "data keeps up with it"
-        stages.append(Stage("training", measured.wanted_rows_per_s, ceiling, remedy))
-    return stages
 
 
 class Pipe(Protocol):
@@ -325,17 +247,9 @@ class _Tried:
         return seen.waits <= Tuner.WAITS or self.rate == 0 or seen.rate / self.rate - 1 >= wanted
 
 
-def _rows(rate: float) -> str:
-    return show_rate(rate, "rows")
-
-
 def _per_s(rate: float) -> str:
     return f"{show_count(rate)} batches/s"
 
 
 def _threads(count: int) -> str:
     return "1 thread" if count == 1 else f"{count} threads"
-
-
-def _cores(count: int) -> str:
-    return "1 core" if count == 1 else f"{count} cores"

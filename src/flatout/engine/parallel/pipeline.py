@@ -140,11 +140,6 @@ class Pipeline:
             let_go(module)
         return made[: _rows(batch)] if self.is_last else None
 
-    def split_into(self, micro_batches: int) -> None:
-        """From the next batch on, on all processes alike."""
-        self.micro_batches = checked_micro_batches(self._schedule, micro_batches, dist.get_world_size(self._group))
-        self._runners, self._rows = {}, {}
-
     def _ready(self, batch: Batch, *, train: bool) -> tuple[Any, tuple[tuple[Tensor, ...], dict[str, Tensor]]]:
         """What runs batches of this shape, and what it is called with on this process."""
         args, side = self._inputs(batch)

@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-RECOMPUTES = ("none", "selective", "full")
-
 
 @dataclass(frozen=True)
 class Work:

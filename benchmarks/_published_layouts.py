@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from flatout.plan.layouts.described import described, shape_of_transformer
+from _described_transformers import described, shape_of_transformer
+
 from flatout.plan.layouts.estimate import Cluster, Estimate, Training, estimate
 from flatout.plan.layouts.layout import Layout
 from flatout.plan.layouts.timing import Constants
