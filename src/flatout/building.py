@@ -21,12 +21,10 @@ from flatout.base.shapes import Shapes
 from flatout.base.source import lasting_text, source_text
 from flatout.base.specs import Spec
 from flatout.data.data import Data
-from flatout.data.datasets.iterables import IterableSource
 from flatout.data.keyed import Keys
 from flatout.data.serving.bucketed import BucketFeed
 from flatout.data.serving.evaluation import EvalFeed
 from flatout.data.source import Batch, Source
-from flatout.data.texts.sequence_source import SequenceSource
 from flatout.data.transforms import apply, describe_all
 from flatout.engine.job import Job
 from flatout.engine.parallel.rounds import parse_rounds
@@ -184,14 +182,13 @@ def check_loss_head(job: Job, device: torch.device, kind: str) -> None:
 
 
 def _few_rows(data: Data, device: torch.device) -> Batch:
-    if isinstance(data.train, IterableSource) and data.validation is None:  # to read some would take them from the run
+    if data.train.stream is not None and data.validation is None:  # to read some would take them from the run
         columns = data.train.schema.items()
         blank = {name: torch.zeros((2, *column.shape), dtype=column.dtype, device=device) for name, column in columns}
         none = torch.zeros(2, dtype=torch.int64, device=device)
         return apply(data.transforms(), blank, Keys(0, none, none))
-    if isinstance(data.train, SequenceSource) and data.train.shapes_vary:  # the shortest: who counts on one length fails here
-        feed = BucketFeed(data.train, 2, device, transforms=data.transforms())
-        return feed.shortest()
+    if data.train.shapes_vary and (rows := data.train.by_length) is not None:
+        return BucketFeed(rows, 2, device, transforms=data.transforms()).shortest()  # who counts on one length fails here
     source = data.train if data.validation is None else data.validation
     return next(iter(EvalFeed(source, data.prepare, min(2, len(source)), device, tier="pinned")))
 

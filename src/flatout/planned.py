@@ -20,7 +20,6 @@ from flatout.base.budget import Budget
 from flatout.base.source import lasting_text, source_text
 from flatout.base.trust import private_cache
 from flatout.building import check_job, check_loss_head
-from flatout.data.datasets.iterables import IterableSource
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings
 from flatout.machine.ceilings import Ceilings
@@ -196,7 +195,7 @@ def _tried_plan(
     if steps is None:
         return plan, None
     isolated = recipe.source is not None
-    if not isolated and isinstance(s.job.data.train, IterableSource):
+    if not isolated and s.job.data.train.stream is not None:
         return plan, None  # a trial would take samples from the run
     kept = trove.kept
     if asked.recall and kept is None:

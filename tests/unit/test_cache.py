@@ -70,7 +70,7 @@ def opened(source: MadeUp, folder: Path, limit_bytes: int | None = None, **optio
     try:
         yield filling
     finally:
-        filling.close()
+        filling.release()
 
 
 def fill(source: MadeUp, folder: Path, count: int | None = None, **options: Any) -> None:
@@ -216,7 +216,7 @@ source = MadeUp("photos", rows=400)
 reading = filling(source, wait=True)
 for rows in batches(400, seed=0):
     reading.read(rows)
-reading.close()
+reading.release()
 """,
     )
     assert process.stdout is not None
@@ -247,7 +247,7 @@ for epoch in range(3):
         assert equal(reading.read(rows), truth.read(rows))
         time.sleep(0.005)
 assert reading.degraded == [], reading.degraded
-reading.close()
+reading.release()
 print(source.rows_read)
 """
     both = [child(tmp_path, code.replace("{seed}", str(seed))) for seed in (0, 10)]
@@ -264,7 +264,7 @@ def test_who_may_not_write_reads_along_and_takes_over(tmp_path: Path, monkeypatc
     monkeypatch.setattr("flatout.data.stores.mapped._LOOK_AGAIN_S", 0.0)
     first_source, second_source = MadeUp(), MadeUp()
     with opened(second_source, tmp_path) as early:
-        early.close()
+        early.release()
     with opened(first_source, tmp_path) as first, opened(second_source, tmp_path) as second:
         some = torch.arange(120)
         first.read(some)
@@ -275,7 +275,7 @@ def test_who_may_not_write_reads_along_and_takes_over(tmp_path: Path, monkeypatc
         second.read(rest)
         second.store.flush()
         assert not second.store.has(rest).any()  # the first one has the right to fill
-        first.close()
+        first.release()
         second.read(rest)
         second.store.flush()
         assert second.complete and reads_right(second) == 0
@@ -374,7 +374,7 @@ reading = filling(source, wait=True)
 for epoch in range(2):
     for rows in batches(400, seed=epoch):
         assert equal(reading.read(rows), truth.read(rows))
-reading.close()
+reading.release()
 print(len(reading.degraded), reading.degraded[0])
 """,
         )

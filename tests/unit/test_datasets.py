@@ -29,9 +29,10 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from flatout.base.errors import DataError, UsageError
 from flatout.data.datasets import rowreader
 from flatout.data.datasets.dataset import DatasetSource, dataset
-from flatout.data.datasets.iterables import IterableFeed, IterableSource
+from flatout.data.datasets.iterables import IterableSource
 from flatout.data.datasets.samples import Form
 from flatout.data.order import Order
+from flatout.data.serving.streamed import IterableFeed
 from flatout.data.source import ArraySource, Batch, Column
 from flatout.data.workers import nursery, watched
 from flatout.data.workers.arena import Layout

@@ -19,10 +19,10 @@ from torch.utils.data import IterableDataset
 import flatout as fo
 from flatout.base.errors import DataError, Stopped, UsageError
 from flatout.data.datasets import streamtask
-from flatout.data.datasets.iterables import IterableFeed
 from flatout.data.photos.decode import Turbo
 from flatout.data.serving import feed as feeds
 from flatout.data.serving.resident import ResidentFeed
+from flatout.data.serving.streamed import IterableFeed
 from flatout.reading import read_recipe
 from flatout.verbs import Run
 

@@ -54,7 +54,7 @@ def test_reads_as_the_source_does_while_it_fills_and_when_full(name: str, kind: 
     for rows in [*batches(len(truth), seed=3), *batches(len(truth), seed=4, count=3), torch.zeros(0, dtype=torch.int64)]:
         assert equal(filling.read(rows), truth.read(rows))
     assert source.rows_read == read_so_far
-    filling.close()
+    filling.release()
 
 
 @pytest.mark.parametrize("name", STORES)
@@ -64,7 +64,7 @@ def test_passes_on_what_its_source_is(name: str, tmp_path: Path) -> None:
     assert filling.schema == source.schema and len(filling) == len(source) and filling.blocks() == source.blocks()
     assert filling.fingerprint() == source.fingerprint() and filling.stored_bytes == source.stored_bytes
     assert filling.column("y").equal(source.column("y")) and not filling.alone and filling.workers is None
-    filling.close()
+    filling.release()
 
 
 def test_passes_on_what_is_said_of_its_source() -> None:
@@ -105,7 +105,7 @@ def test_writes_to_the_buffers_of_the_caller(name: str, kind: str, tmp_path: Pat
         assert sorted(taken) == sorted((column, len(t)) for column, t in expected.items())
         assert filling.store is not None
         filling.store.flush()
-    filling.close()
+    filling.release()
 
 
 def test_a_buffer_that_is_too_short_is_named() -> None:
@@ -138,7 +138,7 @@ def test_a_full_store_can_become_resident(name: str, kind: str, tmp_path: Path) 
                 assert one.equal(other)
         again = batches(len(source), seed=7)[0]
         assert equal(filling.read(again), source.read(again))  # the store still serves
-        filling.close()
+        filling.release()
 
 
 def test_a_source_that_writes_where_it_is_told_does_so_here_too() -> None:
@@ -203,7 +203,7 @@ def test_threads_read_and_fill_at_once(name: str, kind: str, tmp_path: Path) -> 
     assert filling.store is not None
     filling.store.flush()
     assert wrong == [] and filling.complete
-    filling.close()
+    filling.release()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -293,7 +293,7 @@ def test_stand_ins_are_kept_for_the_run_but_not_in_the_cache(tmp_path: Path) -> 
         filling.store.flush()
         here = filling.store.has(torch.arange(200))
         assert int(here.sum()) == expected and (name == "memory" or not here[7::50].any())
-        filling.close()
+        filling.release()
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_a_source_that_breaks_its_schema_is_found_out(name: str, harm: object, s
     filling = FillingSource(source, make_store(name, source, tmp_path))
     with pytest.raises(DataError, match=said):
         filling.read(torch.tensor([4, 9, 2, 6]))
-    filling.close()
+    filling.release()
 
 
 def test_ragged_columns_need_a_start() -> None:
@@ -343,7 +343,7 @@ def test_place_wraps_what_is_not_in_memory(tmp_path: Path) -> None:
         assert isinstance(placed, FillingSource) and isinstance(placed.store, store)
         for _ in range(2):
             assert equal(placed.read(rows), source.read(rows))
-        placed.close()
+        placed.release()
     with pytest.raises(UsageError, match="did you mean 'mapped'"):
         place(source, "maped")
     with pytest.raises(UsageError, match="tier mapped needs a folder for its cache"):
@@ -385,7 +385,7 @@ def test_a_cache_that_can_not_be_made_is_given_up(tmp_path: Path) -> None:
     assert equal(placed.stored(), source.stored())
     (why,) = placed.degraded
     assert f"the cache in {tmp_path / 'file'} can't be used" in why
-    placed.close()
+    placed.release()
 
 
 GB = 1e9

@@ -60,6 +60,11 @@ class Data:
         """What a training batch goes through."""
         return (*self.prepare, *self.augment) if self.training is None else self.training
 
+    def parts(self) -> dict[str, Source]:
+        """Those of PARTS that there are."""
+        given = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: source for name, source in given.items() if source is not None}
+
     def shapes_x(self) -> tuple[int, ...]:
         return self.schema()["x"].shape
 
@@ -97,8 +102,7 @@ class Data:
 
     def left_out(self) -> tuple[int, str | None]:
         """How many samples were left out so far because they could not be read, and in words which; None where none was."""
-        sources = [source for source in (self.train, self.validation, self.test) if source is not None]
-        every = [*self.bad, *(bad for source in sources if (bad := getattr(source, "bad", None)) is not None)]
+        every = [*self.bad, *(source.bad for source in self.parts().values() if source.bad is not None)]
         distinct = list({id(bad): bad for bad in every}.values())
         words = [said for bad in distinct if (said := bad.summary())]
         return sum(bad.count for bad in distinct), "; ".join(words) or None

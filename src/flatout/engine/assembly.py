@@ -12,8 +12,8 @@ import torch
 
 from flatout.base.events import EventLog
 from flatout.base.units import parse_seconds
-from flatout.data.serving.bucketed import BucketFeed
-from flatout.data.serving.feed import EvalFeed, Feed, IterableFeed, PinnedFeed, ResidentFeed, StoredFeed
+from flatout.data.serving.contract import CapturableFeed, Feed, StepEnds
+from flatout.data.serving.evaluation import EvalFeed
 from flatout.data.serving.feed import feed as make_feed
 from flatout.data.source import Source
 from flatout.data.stores.cache import Cache, disk_bytes
@@ -61,20 +61,18 @@ class Assembly:
         """The whole step as one graph, once the state it starts from is in place. What can't be captured goes without."""
         if not settings.graph:
             return
-        if not isinstance(self.feed, ResidentFeed | PinnedFeed):
-            what = "of a stream are not known ahead" if isinstance(self.feed, IterableFeed) else "of these batches differ"
-            why = f"a graph reads its batch from one place, and the shapes {what}"
-            events.emit("degraded", what="graph", value=False, why=why)
+        if (feed := self.feed.capturable) is None:
+            events.emit("degraded", what="graph", value=False, why=self.feed.why_not_capturable)
             return
         try:
-            self.graph = self._captured(self.feed, job.batch)
+            self.graph = self._captured(feed, job.batch)
         except RuntimeError as error:
             why = str(error).strip().partition("\n")[0]
             events.emit(
                 "degraded", what="graph", value=False, why=f"the step can't be captured, it is launched piece by piece: {why}"
             )
 
-    def _captured(self, feed: ResidentFeed | PinnedFeed, rows: int) -> GraphStep:
+    def _captured(self, feed: CapturableFeed, rows: int) -> GraphStep:
         graph = GraphStep(self.step, feed, rows, LOG_SLOTS)
         try:
             graph.capture(self.state.copies, self.state.put_back)
@@ -88,15 +86,9 @@ class Assembly:
         self.step.go_eager(why)
         return self._captured(feed, rows)
 
-    @property
-    def steps(self) -> BucketFeed | None:
-        """Which step ends where, if batches differ in size."""
-        return self.feed if isinstance(self.feed, BucketFeed) else None
-
     def next_size(self, progress: Progress) -> int:
         """Rows of the next batch."""
-        most = self.budget.next_size(progress)
-        return most if self.steps is None else self.steps.next_size(most)
+        return self.feed.next_size(self.budget.next_size(progress))
 
     def say_degraded(self, events: EventLog) -> None:
         """What has become worse about the data since the last time: each reason once."""
@@ -107,9 +99,7 @@ class Assembly:
 
     def release(self) -> None:
         """Nothing is served any more; what was read into a cache stays there."""
-        self.feed.close()
-        if isinstance(self.feed, StoredFeed):
-            self.feed.release()
+        self.feed.release()
         if self.evaluation is not None:
             self.evaluation.close()
         self.checkpoints.peers.close()
@@ -117,16 +107,15 @@ class Assembly:
 
     def stream_state(self) -> str | None:
         """As JSON; what is not plain data can't be kept, and the stream is then read again up to where it was."""
-        if not isinstance(self.feed, IterableFeed):
-            return None
         try:
-            return json.dumps(self.feed.state_dict())
+            state = self.feed.state_dict()
+            return None if state is None else json.dumps(state)
         except TypeError as error:
             self.lost = f"the state of the dataset can't be kept ({error}): a resumed run reads it again from the start"
             return None
 
     def seek(self, samples: int, stream: str | None = None) -> None:
-        if stream is not None and isinstance(self.feed, IterableFeed):
+        if stream is not None:
             self.feed.load_state_dict(json.loads(stream))
         self.feed.seek(samples)
         if self.graph is not None:
@@ -193,12 +182,12 @@ def _put_together(
         world=world,
         total=budget.total_samples,
     )
-    if isinstance(feed, BucketFeed):
-        budget = budget_of(job, meters, together, feed)
+    if feed.steps is not None:
+        budget = budget_of(job, meters, together, feed.steps)
     evaluation = None
     if job.data.validation is not None:
         rows = settings.evaluation_batch or job.batch
-        served = "pinned" if isinstance(feed, StoredFeed) and feed.moved else settings.tier
+        served = "pinned" if feed.moved else settings.tier
         options: Any = {"keep": True, "cache": kept, "any_order": True}
         options |= {"threads": settings.reader_threads, "prefetch": settings.prefetch}
         shares = is_shared(job.objective.meter(device))
@@ -229,7 +218,7 @@ def _put_together(
     )
 
 
-def budget_of(job: Job, meters: Meters, together: Together, steps: BucketFeed | None = None) -> BudgetMeter:
+def budget_of(job: Job, meters: Meters, together: Together, steps: StepEnds | None = None) -> BudgetMeter:
     return BudgetMeter(
         job.budget,
         epoch_samples=job.epoch_samples(job.budget),

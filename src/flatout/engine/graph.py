@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from flatout.data.permutations import to_device
-from flatout.data.serving.pinned import PinnedFeed
-from flatout.data.serving.resident import ResidentFeed
+from flatout.data.serving.contract import CapturableFeed
 from flatout.engine.records import GraphRecords, Records
 from flatout.engine.step import Step
 from flatout.machine.capture import captured
@@ -26,7 +25,7 @@ _RATES_AHEAD = 512
 
 
 class GraphStep:
-    def __init__(self, step: Step, feed: ResidentFeed | PinnedFeed, rows: int, slots: int) -> None:
+    def __init__(self, step: Step, feed: CapturableFeed, rows: int, slots: int) -> None:
         self.step = step
         self.feed = feed
         self.rows = rows

@@ -269,7 +269,7 @@ class Loop:
         every = self.job.evaluate_every
         if self.evaluate_every is None or every is None:
             return 0
-        if every.unit == "steps" and (steps := self.parts.steps) is not None:
+        if every.unit == "steps" and (steps := self.parts.feed.steps) is not None:
             count = max(1, round(every.amount))
             return steps.samples_after((steps.steps_until(samples) // count + 1) * count)
         return (samples // self.evaluate_every + 1) * self.evaluate_every

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
-from flatout.data.serving.feed import PinnedFeed
 from flatout.engine.assembly import Assembly
 from flatout.engine.job import Job
 from flatout.engine.memory import peak_bytes
@@ -65,7 +64,7 @@ def outcome(
             "blocked_s": save.blocked_s,
             "whole_s": save.whole_s,
         },
-        "reading": parts.feed.stats() if isinstance(parts.feed, PinnedFeed) else None,
+        "reading": parts.feed.stats(),
         "bad_rows": left_out,
         "bad_row_count": left_out_count,
         "events_lost": events_lost,

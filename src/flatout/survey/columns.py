@@ -12,7 +12,6 @@ from torch import Tensor
 
 from flatout.base.units import show_bytes, show_count
 from flatout.data.data import Data
-from flatout.data.datasets.iterables import IterableSource
 from flatout.data.source import Source
 from flatout.data.tables.device import CategoryFeatures, NumberFeatures
 from flatout.data.tables.host import Category, Date, Target
@@ -65,15 +64,10 @@ def label_of(data: Data) -> LabelWords | None:
 
 
 def _targets(source: Source) -> Tensor | None:
-    """Of all rows where that costs nothing, else of a sample; None where a row would have to be decoded for it."""
-    if isinstance(source, IterableSource) or "y" not in source.schema or source.schema["y"].shape:
+    """Of all rows; None where there is not one number a row."""
+    if source.stream is not None or "y" not in source.schema or source.schema["y"].shape:
         return None
-    if (column := getattr(source, "column", None)) is not None:
-        known: Tensor = column("y")
-        return known
-    if any(column.ragged is not None for column in source.schema.values()) or source.tokens_per_row > 1:
-        return None
-    return source.stored()["y"] if source.in_memory else _sample(source)["y"]
+    return source.column("y")
 
 
 def _sample(source: Source) -> Mapping[str, Tensor]:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from flatout.data.data import Data
-from flatout.data.datasets.iterables import IterableSource
 from flatout.data.keyed import Keys
 from flatout.data.serving.loader import Loader, loader
 from flatout.data.serving.lookahead import Lookahead
@@ -92,7 +91,7 @@ def measure(
     `in_memory`: reading only copies, so that nothing is gained by keeping rows.
     """
     source = data.train
-    if isinstance(source, IterableSource):
+    if source.stream is not None:
         return Stages(None, None, None, (), _loading(data, "auto", batch, device, seconds))
     ahead = Lookahead(data.sampler(seed), torch.device("cpu"))
     source.read(ahead.rows(0, 1))  # files are opened, workers start
@@ -107,7 +106,7 @@ def measure(
     everything_s = len(source) / reading.rows_per_s
     tier = tier if in_memory or everything_s < seconds / 4 else "streamed"
     loading = _loading(data, tier, at_once if at_once < batch // 2 else batch, device, _SHARES["loader"] * seconds)
-    once = in_memory or getattr(source, "varies", False)  # samples that differ from visit to visit can't be kept
+    once = in_memory or source.varies  # samples that differ from visit to visit can't be kept
     kept = None if once else _kept(source, rows, columns, _SHARES["keeping"] * seconds)
     return Stages(reading, kept, copying, steps, loading)
 
@@ -123,8 +122,7 @@ def _reading(source: Source, ahead: Lookahead, at_once: int, seconds: float) -> 
             if watch.elapsed_s >= seconds:
                 break
     attention, after = thread.attention(), bytes_read()
-    own = getattr(source, "workers", None)
-    own = own if isinstance(own, int) and own > 0 else None
+    own = source.workers or None
     per_row = None if before is None or after is None or own else (after - before) / done
     return Reading(done / watch.elapsed_s, attention, own, per_row), rows, columns
 

@@ -16,7 +16,6 @@ from flatout import verbs
 from flatout.base.errors import FlatoutError
 from flatout.building import build_job
 from flatout.data.data import Data
-from flatout.data.datasets.iterables import IterableSource
 from flatout.data.serving.tuning import Budget
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import device_name, pick_device
@@ -70,7 +69,7 @@ def survey(recipe: Recipe, *, seconds: float = 5.0, cache: Path | None = verbs.C
     in_memory = data.train.in_memory or data.tokens_per_row > 1  # windows of text are cut out of a stream in memory
     stages = measure(data, str(tier.value), recipe.batch, device, seconds, in_memory=in_memory, seed=recipe.seed)
     sizes = list(_sizes(recipe))
-    endless = isinstance(data.train, IterableSource)
+    endless = data.train.stream is not None
     budget, parts = Budget.here(), tuple(_parts(data))
     speeds = Speeds(
         unit=_unit(data),
@@ -92,7 +91,7 @@ def survey(recipe: Recipe, *, seconds: float = 5.0, cache: Path | None = verbs.C
         **_ceilings(ceilings_of(device, cache)),
     )
     notes = [*data.notes]
-    bad = getattr(data.train, "bad", None)
+    bad = data.train.bad
     if bad is not None and (said := bad.summary()) and said not in notes:
         notes.append(said)
     return Survey(
@@ -138,12 +137,9 @@ def _unit(data: Data) -> str:
 
 
 def _parts(data: Data) -> Iterator[PartSize]:
-    for name in ("train", "validation", "test"):
-        source = getattr(data, name)
-        if isinstance(source, IterableSource):
-            yield PartSize(name, source.length, None)
-        elif source is not None:
-            yield PartSize(name, len(source), source.stored_bytes)
+    for name, source in data.parts().items():
+        endless = source.stream is not None
+        yield PartSize(name, source.epoch_rows, None if endless else source.stored_bytes)
 
 
 def _ceilings(ceilings: Ceilings | None) -> dict[str, float | None]:

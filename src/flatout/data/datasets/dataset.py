@@ -52,6 +52,10 @@ class DatasetSource(Source):
         return self._reader.varies
 
     @property
+    def by_visit(self) -> bool:
+        return True
+
+    @property
     def alone(self) -> bool:
         return self._reader.alone
 
@@ -87,7 +91,6 @@ class DatasetSource(Source):
         self.read_visits_into(rows, torch.zeros_like(rows), batch)
 
     def read_visits(self, rows: Tensor, visits: Tensor) -> Batch:
-        """Like `read`; `visits` (int64, one a row, as samplers make them) tell apart the times that a row comes."""
         batch = {name: torch.empty((len(rows), *c.shape), dtype=c.dtype) for name, c in self.schema.items()}
         self.read_visits_into(rows, visits, batch)
         return batch
@@ -263,7 +266,7 @@ def _normalizer(normalize: str | Mapping[str, Any] | Transform | None, source: S
     if normalize is None:
         return ()
     if normalize == "auto":
-        if isinstance(source, IterableSource):
+        if source.stream is not None:
             raise UsageError(
                 "normalize='auto' reads all samples once, and an iterable has no end that is known: give mean and std"
             )

@@ -14,6 +14,7 @@ import numpy as np
 from flatout.base.errors import DataError
 from flatout.data.datasets.rowtask import Terms
 from flatout.data.datasets.samples import Form, put, schema_of
+from flatout.data.offers import Go, Skip, Snapshot, Taken
 from flatout.data.workers.arena import Memory
 from flatout.data.workers.failures import Failure, SampleFailed
 from flatout.data.workers.seeding import drawn_since, generators, set_generators
@@ -23,33 +24,7 @@ _BEGINNING = (1 << 63) - 1  # in place of a sample's number, for what is drawn w
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """The state of a dataset (or of its iterator) before sample `place` of pass `number`."""
-
-    number: int
-    place: int
-    state: Any
-    of_iterator: bool
-
-
-@dataclass(frozen=True)
-class Go:
-    """To sample `place` of pass `number`, from a snapshot or from the start of that pass."""
-
-    number: int
-    place: int
-    snapshot: Snapshot | None = None
-
-
-@dataclass(frozen=True)
-class Skip:
-    """This many samples, over as many passes as they take, without keeping them."""
-
-    samples: int
-
-
-@dataclass(frozen=True)
-class Take:
+class TakeSamples:
     """The next samples; with `one_pass` fewer at the end of the pass."""
 
     samples: int
@@ -57,13 +32,9 @@ class Take:
 
 
 @dataclass
-class Taken:
-    """Which samples came: of which pass, at which place in it. `ends` are the lengths of the passes that ended meanwhile."""
+class Reply(Taken):
+    """What came of it, and what was left out on the way."""
 
-    places: Any
-    passes: Any
-    snapshot: Snapshot | None
-    ends: list[int] = field(default_factory=list)
     left_out: list[Failure] = field(default_factory=list)
 
 
@@ -126,8 +97,8 @@ class StreamTask:
         assert form.picks is not None
         return Terms(form.picks, schema_of(row), "sample 0"), drew
 
-    def __call__(self, job: Go | Skip | Take, memory: Memory) -> Any:
-        if isinstance(job, Take):
+    def __call__(self, job: Go | Skip | TakeSamples, memory: Memory) -> Any:
+        if isinstance(job, TakeSamples):
             return self._take(job, memory)
         if isinstance(job, Go):
             return self._go(job, memory)
@@ -136,9 +107,9 @@ class StreamTask:
             self._good(memory, None, [], [])
         return None
 
-    def _take(self, job: Take, memory: Memory) -> Taken:
+    def _take(self, job: TakeSamples, memory: Memory) -> Reply:
         places, passes = np.empty(job.samples, dtype=np.int64), np.empty(job.samples, dtype=np.int64)
-        taken = Taken(places, passes, self._snapshot())
+        taken = Reply(places, passes, self._snapshot())
         self._one_pass = job.one_pass
         for at in range(job.samples):
             try:
@@ -274,6 +245,6 @@ class LookAtStream:
     def __init__(self, task: StreamTask) -> None:
         self._task = task
 
-    def __call__(self, job: Take, memory: Memory) -> tuple[Terms, bool]:
+    def __call__(self, job: TakeSamples, memory: Memory) -> tuple[Terms, bool]:
         memory.at(0)
         return self._task.look()

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from flatout.base.errors import DataError, UsageError
 from flatout.data.bad import Bad
+from flatout.data.offers import Placed, Take
 from flatout.data.photos.decode import Decoder, plan
 from flatout.data.photos.listing import Photos
 from flatout.data.photos.opening import read_photo
 from flatout.data.room import empty
 from flatout.data.source import Batch, Column, Source
-from flatout.data.stores.records import Take, fill_buffers
+from flatout.data.stores.records import fill_buffers
 from flatout.machine.host import affinity_cores
 
 CHANNELS = 3
@@ -39,15 +40,15 @@ class PhotoSource(Source):
     piece_rows = 16  # one thread's work at a time
 
     def __init__(self, photos: Photos, y: Tensor, cover: int, decoder: Decoder, bad: Bad) -> None:
-        self.bad = bad
+        self._bad = bad
         self._photos = photos
         self._y = y
         self._cover = cover
         self._decoder = decoder
         self._plans = plan(photos.height, photos.width, photos.orientation, photos.turbo, cover)
         self._height, self._width = torch.from_numpy(self._plans.height), torch.from_numpy(self._plans.width)
-        self.sizes = self._height * self._width * CHANNELS  # bytes of each photo, known before it is decoded
-        self._pixels = Column(torch.uint8, (), ragged=float(self.sizes.double().mean()))
+        self._sizes = self._height * self._width * CHANNELS  # bytes of each photo, known before it is decoded
+        self._pixels = Column(torch.uint8, (), ragged=float(self._sizes.double().mean()))
         self._shown = torch.arange(len(photos))  # the photo that a row shows: itself, or what stands in for it
         self._broken: set[int] = set()
         self._one_at_a_time = Lock()
@@ -63,6 +64,18 @@ class PhotoSource(Source):
     @property
     def made_by(self) -> str:
         return self._decoder.id
+
+    @property
+    def bad(self) -> Bad:
+        return self._bad
+
+    @property
+    def sizes(self) -> Tensor:
+        return self._sizes
+
+    @property
+    def placed(self) -> Placed:
+        return self
 
     def column(self, name: str) -> Tensor:
         """A column of all rows that needs no decoding."""
@@ -81,7 +94,7 @@ class PhotoSource(Source):
 
     def row_sizes(self, rows: Tensor) -> Tensor:
         """Bytes of each, known before it is decoded; a photo that then turns out bad is replaced by one of another size."""
-        return self.sizes.index_select(0, self.shown(rows))
+        return self._sizes.index_select(0, self.shown(rows))
 
     def read(self, rows: Tensor) -> Batch:
         return self._read(rows, _new_pixels, threads=1)
@@ -105,7 +118,7 @@ class PhotoSource(Source):
 
     @property
     def stored_bytes(self) -> int:
-        return int(self.sizes.sum()) + len(self) * sum(self.schema[name].row_bytes for name in _PER_PHOTO)
+        return int(self._sizes.sum()) + len(self) * sum(self.schema[name].row_bytes for name in _PER_PHOTO)
 
     def stored(self) -> dict[str, Tensor]:
         return self._read(torch.arange(len(self)), _new_pixels, threads=affinity_cores())
@@ -122,7 +135,7 @@ class PhotoSource(Source):
     def _read(self, rows: Tensor, take: Take, threads: int) -> Batch:
         while True:
             shown = self.shown(rows)
-            sizes = self.sizes.index_select(0, shown)
+            sizes = self._sizes.index_select(0, shown)
             ends = sizes.cumsum(0)
             start, pixels = ends - sizes, take("pixels", int(sizes.sum()))
             failed = self._decode_all(shown.tolist(), start.tolist(), pixels, threads)
@@ -137,7 +150,7 @@ class PhotoSource(Source):
         """The photos that could not be decoded, and why."""
         flat = pixels.numpy()
         at_once = self._decoder.at_once
-        outs = [flat[first : first + size] for first, size in zip(start, self.sizes[photos].tolist(), strict=True)]
+        outs = [flat[first : first + size] for first, size in zip(start, self._sizes[photos].tolist(), strict=True)]
         pieces = [slice(first, first + at_once) for first in range(0, len(photos), at_once)]
 
         def decode(piece: slice) -> dict[int, str]:
@@ -172,16 +185,16 @@ class PhotoSource(Source):
             if photo in self._broken:  # another thread was faster
                 return
             found = [photo]
-            self.bad.found(self._photos.path(photo), why)
+            self._bad.found(self._photos.path(photo), why)
             for step in range(1, len(self)):
                 other = (photo + step) % len(self)
                 if other in self._broken:
                     continue
-                problem = self._decode([other], [np.empty(int(self.sizes[other]), np.uint8)]).get(other)
+                problem = self._decode([other], [np.empty(int(self._sizes[other]), np.uint8)]).get(other)
                 if problem is None:
                     self._broken.update(found)
                     self._shown = torch.where(torch.isin(self._shown, torch.tensor(found)), other, self._shown)
                     return
                 found.append(other)
-                self.bad.found(self._photos.path(other), problem)
-            raise DataError(f"none of the {len(self)} photos in {self._photos.folder} can be decoded; {self.bad.summary()}")
+                self._bad.found(self._photos.path(other), problem)
+            raise DataError(f"none of the {len(self)} photos in {self._photos.folder} can be decoded; {self._bad.summary()}")

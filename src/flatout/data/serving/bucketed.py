@@ -10,11 +10,11 @@ from torch import Tensor
 
 from flatout.base.errors import UsageError
 from flatout.data.keyed import Keys
+from flatout.data.offers import BatchPlan, PlannedBatch, RowsByLength
 from flatout.data.permutations import to_device
+from flatout.data.serving.contract import Feed, StepEnds
 from flatout.data.serving.resident import move
 from flatout.data.source import Batch
-from flatout.data.texts.buckets import Buckets, Planned
-from flatout.data.texts.sequence_source import SequenceSource
 from flatout.data.transforms import Transform, apply
 
 
@@ -23,8 +23,8 @@ class Bucketed:
 
     def __init__(
         self,
-        source: SequenceSource,
-        buckets: Buckets,
+        source: RowsByLength,
+        buckets: BatchPlan,
         device: torch.device | str,
         transforms: Sequence[Transform],
         seed: int,
@@ -38,7 +38,7 @@ class Bucketed:
         self._where = next(iter(self._stored.values())).device
         self._plan = 0, buckets.plan(0)
 
-    def plan(self, epoch: int) -> list[Planned]:
+    def plan(self, epoch: int) -> Sequence[PlannedBatch]:
         if self._plan[0] != epoch:
             self._plan = epoch, self.buckets.plan(epoch)
         return self._plan[1]
@@ -55,7 +55,7 @@ class Bucketed:
         return apply(self._transforms, batch, Keys(self._seed, torch.full_like(there, epoch), there))
 
 
-class BucketFeed:
+class BucketFeed(Feed):
     """Serves the batches of one plan after the other. Their sizes differ: `next_size` tells the next one's.
 
     A place is a number of samples, as in every feed. Where a batch was cut short, what was left of it comes next.
@@ -63,26 +63,34 @@ class BucketFeed:
 
     def __init__(
         self,
-        source: SequenceSource,
+        source: RowsByLength,
         batch: int,
         device: torch.device | str,
         *,
         transforms: Sequence[Transform] = (),
         seed: int = 0,
         resident: bool = True,
+        degraded: Sequence[str] = (),
     ) -> None:
         if batch < 1:
             raise UsageError(f"batch must be 1 or more, got {batch}")
         self.batch = batch
         self.position = 0
-        self.degraded: list[str] = []
+        self._degraded = list(degraded)
         stored = move(source.stored(), torch.device(device)) if resident else None
         self._made = Bucketed(source, source.buckets(batch, seed), device, transforms, seed, stored)
         self._rows, self._batches = self._made.buckets.epoch_rows, self._made.buckets.epoch_batches
         self._ends = -1, np.zeros(0, np.int64)
 
+    @property
+    def degraded(self) -> list[str]:
+        return self._degraded
+
+    @property
+    def steps(self) -> StepEnds:
+        return self
+
     def next_size(self, most: int) -> int:
-        """Rows of the next batch, at most so many."""
         return min(most, len(self._left()[1]))
 
     def next(self, size: int | None = None) -> Batch:

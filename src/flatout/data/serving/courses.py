@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError, UsageError
-from flatout.data.datasets.iterables import IterableFeed
+from flatout.data.offers import RowsByLength
 from flatout.data.serving.bucketed import Bucketed
-from flatout.data.serving.pinned import PinnedFeed
+from flatout.data.serving.contract import Feed
 from flatout.data.serving.ranks import Share
-from flatout.data.serving.resident import ResidentFeed, move
-from flatout.data.source import Batch
-from flatout.data.texts.sequence_source import SequenceSource
+from flatout.data.serving.resident import move
+from flatout.data.source import Batch, Source
 from flatout.data.transforms import Transform
 
 
@@ -47,7 +46,7 @@ class Course(Protocol):
 
 
 class RowCourse:
-    def __init__(self, feed: ResidentFeed | PinnedFeed, share: Share, batch: int, world: int) -> None:
+    def __init__(self, feed: Feed, share: Share, batch: int, world: int) -> None:
         self.batches = share.batches
         self._feed, self._batch, self._world = feed, batch, world
         self._epoch_rows = share.epoch_rows
@@ -75,7 +74,7 @@ class RowCourse:
         return int(state["epoch"]), number
 
     def stats(self) -> dict[str, Any]:
-        return self._feed.stats() if isinstance(self._feed, PinnedFeed) else {}
+        return self._feed.stats() or {}
 
     def close(self) -> None:
         self._feed.close()
@@ -86,7 +85,7 @@ class BucketCourse:
 
     def __init__(
         self,
-        source: SequenceSource,
+        source: RowsByLength,
         batch: int,
         tokens: int,
         device: torch.device,
@@ -136,7 +135,7 @@ class BucketCourse:
 class StreamCourse:
     """An iterable in its own order; a place that it does not stand at already is reached by reading up to there."""
 
-    def __init__(self, feed: IterableFeed, length: int | None, batch: int, drop_last: bool) -> None:
+    def __init__(self, feed: Feed, length: int | None, batch: int, drop_last: bool) -> None:
         self._feed, self._length, self._batch = feed, length, batch
         self.batches = None
         if length is not None:
@@ -176,7 +175,7 @@ class StreamCourse:
         return epoch * (self._length or 0) + number * self._batch
 
 
-def bucket_source(source: Any) -> SequenceSource:
-    if isinstance(source, SequenceSource):
-        return source
+def rows_by_length(source: Source) -> RowsByLength:
+    if source.by_length is not None:
+        return source.by_length
     raise DataError("tokens= is for rows of differing lengths, as fo.data.sequences makes them; here batch alone will do")

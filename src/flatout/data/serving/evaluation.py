@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flatout.base.errors import UsageError, did_you_mean
 from flatout.data.keyed import Keys
+from flatout.data.offers import BatchPlan, RowsByLength
 from flatout.data.order import Sequential
 from flatout.data.serving.ahead import Ahead
 from flatout.data.serving.bucketed import Bucketed
@@ -22,9 +23,7 @@ from flatout.data.serving.uplink import Uplink, next_sent, piece_rows
 from flatout.data.source import Batch, Source
 from flatout.data.stores.cache import Cache
 from flatout.data.stores.device import DeviceStore, filled_by
-from flatout.data.stores.filling import FillingSource, place
-from flatout.data.texts.buckets import Buckets
-from flatout.data.texts.sequence_source import SequenceSource
+from flatout.data.stores.filling import place
 from flatout.data.transforms import Transform, apply, rehearse
 from flatout.machine.world import World
 
@@ -67,7 +66,7 @@ class EvalFeed:
         self._threads, self._prefetch = threads, prefetch
         self._device = torch.device(device)
         self._stored: dict[str, Tensor] | None = None
-        self._sequences = source if any_order and isinstance(source, SequenceSource) and source.shapes_vary else None
+        self._sequences = source.by_length if any_order and source.shapes_vary else None
         self._kept: DeviceStore | None = None
         world = world or World()
         self._low, self._high = world.share(len(source))
@@ -105,17 +104,16 @@ class EvalFeed:
 
     def close(self) -> None:
         """What was read into a cache stays there."""
-        if isinstance(self._source, FillingSource):
-            self._source.close()
+        self._source.release()
 
-    def _by_length(self, source: SequenceSource) -> Iterator[Batch]:
+    def _by_length(self, source: RowsByLength) -> Iterator[Batch]:
         if (buckets := self._buckets(source)) is None:
             return
         made = Bucketed(source, buckets, self._device, self._prepare, 0, stored=self._stored)
         for planned in made.plan(0):
             yield made.make(0, planned.rows if self._own is None else self._own[planned.rows], planned.length)
 
-    def _buckets(self, source: SequenceSource) -> Buckets | None:
+    def _buckets(self, source: RowsByLength) -> BatchPlan | None:
         """None: this process has no row."""
         if self._own is None:
             return source.buckets(self.batch)
@@ -127,10 +125,10 @@ class EvalFeed:
             yield self._prepared(self._source.gather(stored, rows), rows)
 
     def _from_host(self) -> Iterator[Batch]:
-        alone = getattr(self._source, "alone", False)  # draws from the generators of this process: not beside it
+        alone = self._source.alone  # draws from the generators of this process: not beside it
         workers = 1 if alone or self._source.in_memory else self._threads or Budget.here().cores
         uplink = Uplink(self._source, Sequential(len(self._source)), self.batch, self._device, workers, kept=self._kept)
-        self.degraded = [*uplink.degraded, *getattr(self._source, "degraded", ())]
+        self.degraded = [*uplink.degraded, *self._source.degraded]
         pieces = -(-self.batch // piece_rows(self._source, self.batch))
         planned = uplink.pieces(spans(self._low, self._high, self.batch))
         depth = 1 if alone else self._prefetch * pieces or depth_for(workers, pieces)

@@ -3,45 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from flatout.base.errors import UsageError, did_you_mean
 from flatout.data.data import Data
-from flatout.data.datasets.iterables import IterableFeed, IterableSource
 from flatout.data.order import Sampler
 from flatout.data.serving.bucketed import BucketFeed
+from flatout.data.serving.contract import Feed
 from flatout.data.serving.evaluation import TIERS, EvalFeed, eval_batches
 from flatout.data.serving.pinned import PinnedFeed
 from flatout.data.serving.resident import ResidentFeed
+from flatout.data.serving.streamed import IterableFeed
 from flatout.data.serving.together import CutFeed, ShareFeed, ShareOrder
-from flatout.data.source import Batch, Source
+from flatout.data.source import Source
 from flatout.data.stores.cache import Cache
 from flatout.data.stores.device import DeviceStore, filled_by
-from flatout.data.stores.filling import FillingSource, place
-from flatout.data.texts.sequence_source import SequenceSource
+from flatout.data.stores.filling import place
 from flatout.machine.world import World
 
 __all__ = ["TIERS", "EvalFeed", "Feed", "IterableFeed", "PinnedFeed", "ResidentFeed", "StoredFeed", "eval_batches", "feed"]
-
-
-class Feed(Protocol):
-    """`position` is the number of samples served: with the seed, all there is to know to go on from here."""
-
-    batch: int
-    position: int
-
-    @property
-    def degraded(self) -> list[str]:
-        """What is not as it should be, in words. More may come while it serves."""
-        ...
-
-    def next(self, size: int | None = None) -> Batch: ...
-
-    def seek(self, position: int) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class StoredFeed(PinnedFeed):
@@ -49,18 +31,20 @@ class StoredFeed(PinnedFeed):
 
     def __init__(self, source: Source, *given: Any, moved: Sequence[str] = (), **options: Any) -> None:
         """`moved`: why it is not served by the tier that was asked for."""
-        self._filled, self.moved = source, tuple(moved)
+        self._filled, self._moved = source, tuple(moved)
         super().__init__(source, *given, **options)
 
     @property
     def degraded(self) -> list[str]:
-        return [*self.moved, *self._uplink.degraded, *getattr(self._filled, "degraded", ())]
+        return [*self.moved, *self._uplink.degraded, *self._filled.degraded]
+
+    @property
+    def moved(self) -> Sequence[str]:
+        return self._moved
 
     def release(self) -> None:
-        """What was read is kept where the store outlives the run."""
         self.close()
-        if isinstance(self._filled, FillingSource):
-            self._filled.close()
+        self._filled.release()
 
 
 def feed(
@@ -93,7 +77,7 @@ def feed(
 
 
 def _has_own_order(data: Data) -> bool:
-    return isinstance(data.train, IterableSource) or (isinstance(data.train, SequenceSource) and data.train.shapes_vary)
+    return data.train.stream is not None or data.train.shapes_vary
 
 
 def _served(
@@ -107,16 +91,16 @@ def _served(
     threads: int,
     prefetch: int,
 ) -> Feed:
-    if isinstance(data.train, IterableSource):
+    if data.train.stream is not None:
         return IterableFeed(data.train, batch, device, transforms=data.transforms(), seed=seed, depth=prefetch)
-    if isinstance(data.train, SequenceSource) and data.train.shapes_vary:
+    if data.train.shapes_vary:
+        rows = data.train.by_length
+        assert rows is not None  # a source that has `batch_tokens` has it
         options: Any = {"transforms": data.transforms(), "seed": seed}
         try:
-            return BucketFeed(data.train, batch, device, **options, resident=tier == "resident")
+            return BucketFeed(rows, batch, device, **options, resident=tier == "resident")
         except (torch.OutOfMemoryError, MemoryError) as error:
-            made = BucketFeed(data.train, batch, device, **options, resident=False)
-            made.degraded.append(_without_room(error, device))
-            return made
+            return BucketFeed(rows, batch, device, **options, resident=False, degraded=[_without_room(error, device)])
     assert sampler is not None
     moved: list[str] = []
     kept: DeviceStore | None = None

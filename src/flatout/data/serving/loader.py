@@ -13,16 +13,17 @@ import torch
 from flatout.base.errors import DataError, UsageError, did_you_mean
 from flatout.data.arrays import arrays
 from flatout.data.data import PARTS, Data
-from flatout.data.datasets.iterables import IterableFeed, IterableSource
 from flatout.data.order import Sampler, Sequential
-from flatout.data.serving.courses import BucketCourse, Course, RowCourse, StreamCourse, bucket_source
+from flatout.data.serving.contract import Feed
+from flatout.data.serving.courses import BucketCourse, Course, RowCourse, StreamCourse, rows_by_length
 from flatout.data.serving.pinned import PinnedFeed
 from flatout.data.serving.ranks import Share, rank_and_world
 from flatout.data.serving.resident import ResidentFeed
+from flatout.data.serving.streamed import IterableFeed
 from flatout.data.source import Batch, Source
 from flatout.data.stores.cache import Cache, disk_bytes
 from flatout.data.stores.device import DeviceStore, filled_by
-from flatout.data.stores.filling import FillingSource, place
+from flatout.data.stores.filling import place
 from flatout.data.stores.tiers import Surroundings, choose_tier
 from flatout.machine.host import free_host_bytes
 
@@ -72,16 +73,16 @@ def loader(
     own_rank, ranks = rank_and_world(rank, world)
     transforms = whole.transforms() if part == "train" else whole.prepare
     if tokens is None and part == "train":
-        tokens = getattr(source, "batch_tokens", None)
+        tokens = source.batch_tokens
     said: list[str] = []
     course: Course
-    if isinstance(source, IterableSource):
+    if source.stream is not None:
         if ranks > 1 or tokens is not None:
             raise UsageError("an iterable keeps its own order: give each process one of its own, with world=1 and no tokens")
-        stream = IterableFeed(source, batch, where, transforms=transforms, seed=seed)
-        course = StreamCourse(stream, source.length, batch, drop_last)
+        feed: Feed = IterableFeed(source, batch, where, transforms=transforms, seed=seed)
+        course = StreamCourse(feed, source.stream.length, batch, drop_last)
     elif tokens is not None:
-        course = BucketCourse(bucket_source(source), batch, tokens, where, transforms, seed, own_rank, ranks)
+        course = BucketCourse(rows_by_length(source), batch, tokens, where, transforms, seed, own_rank, ranks)
     else:
         sampler = whole.sampler(seed) if part == "train" else Sequential(len(source))
         share = Share(sampler, batch, own_rank, ranks, drop_last)
@@ -90,7 +91,7 @@ def loader(
         tier = _tier(source, where, kept) if tier == "auto" else tier
         placed = filled_by(source, where) if tier == "resident" else None
         if tier == "resident" and placed is None:
-            feed: ResidentFeed | PinnedFeed = ResidentFeed(source, order, batch, where, transforms=transforms, seed=seed)
+            feed = ResidentFeed(source, order, batch, where, transforms=transforms, seed=seed)
         else:
             narrow, widen = source.compact()
             source, transforms = place(narrow, tier, kept), (*widen, *transforms)
@@ -176,13 +177,12 @@ class Loader:
     @property
     def degraded(self) -> list[str]:
         """What is not as it should be, in words."""
-        return [*self._said, *getattr(self._source, "degraded", ()), *self._course.degraded]
+        return [*self._said, *self._source.degraded, *self._course.degraded]
 
     def close(self) -> None:
         """End the threads, and keep what was read where a cache outlives this. A next loop starts them again."""
         self._course.close()
-        if isinstance(self._source, FillingSource):  # made here; other sources are the user's
-            self._source.close()
+        self._source.release()
 
     def __enter__(self) -> Loader:
         return self
@@ -235,7 +235,7 @@ def _is_whole(value: object) -> TypeGuard[int]:
 def _source(data: Data, part: str) -> Source:
     if part not in PARTS:
         raise UsageError(f"unknown part {part!r}; {did_you_mean(part, PARTS)}")
-    source: Source | None = getattr(data, part)
+    source = data.parts().get(part)
     if source is None:
         raise DataError(f"part={part!r}: this data has no {part} part; make it with holdout= or {part}=")
     return source
@@ -251,7 +251,7 @@ def _tier(source: Source, device: torch.device, cache: Cache | None) -> str:
     on_host = device.type == "cpu"
     if source.in_memory and on_host:
         return "resident"
-    if getattr(source, "varies", False):  # what was read once is not to be served again
+    if source.varies:  # what was read once is not to be served again
         return "streamed"
     host_bytes = free_host_bytes()
     around = Surroundings(

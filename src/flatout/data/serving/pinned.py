@@ -17,6 +17,7 @@ from flatout.base.errors import UsageError
 from flatout.data.keyed import Keys
 from flatout.data.order import Sampler
 from flatout.data.serving.ahead import Ahead, Counters
+from flatout.data.serving.contract import CapturableFeed
 from flatout.data.serving.tuning import Budget, Tuner, depth_for
 from flatout.data.serving.uplink import Piece, Sent, Span, Uplink, next_sent, piece_rows
 from flatout.data.source import Batch, Source
@@ -24,7 +25,7 @@ from flatout.data.stores.device import DeviceStore
 from flatout.data.transforms import Transform, apply, describe_all
 
 
-class PinnedFeed:
+class PinnedFeed(CapturableFeed):
     """Serves the same batches as a resident feed. On a CPU, what is in memory already is read when asked for.
 
     `workers` reading threads, or "auto": as many as it turns out to take. 0: none, every batch is read when asked for.
@@ -177,7 +178,7 @@ class PinnedFeed:
         """Threads and depth to start with; where threads are ours to choose, a tuner goes on from there."""
         pinned = depth * self._pieces if depth else None
         fixed = fixed_threads(source, self._device)
-        if getattr(source, "alone", False):
+        if source.alone:
             workers = 0
         elif workers == "auto" and fixed is not None:
             workers = 1 if fixed == 0 and pinned else fixed
@@ -215,9 +216,9 @@ class PinnedFeed:
 
 def fixed_threads(source: Source, device: torch.device) -> int | None:
     """For a source that no number of threads makes quicker; None: it depends."""
-    if getattr(source, "alone", False) or (source.in_memory and device.type == "cpu"):
+    if source.alone or (source.in_memory and device.type == "cpu"):
         return 0
-    return 2 if getattr(source, "workers", None) else None  # its own read; one batch is handed over while the next is read
+    return 2 if source.workers else None  # its own read; one batch is handed over while the next is read
 
 
 def first_threads(source: Source, device: torch.device, most: Callable[[float], int]) -> int:

@@ -10,12 +10,13 @@ from torch import Tensor
 from flatout.base.errors import UsageError
 from flatout.data.keyed import Keys
 from flatout.data.order import Sampler
+from flatout.data.serving.contract import CapturableFeed
 from flatout.data.serving.lookahead import Lookahead, block_rows
 from flatout.data.source import Batch, Source
 from flatout.data.transforms import Transform, apply, rehearse
 
 
-class ResidentFeed:
+class ResidentFeed(CapturableFeed):
     """Serves batches by `next`, or inside of a CUDA graph by `capture_next`; `position` counts the samples served."""
 
     def __init__(
@@ -33,7 +34,6 @@ class ResidentFeed:
             raise UsageError(f"batch must be 1 or more, got {batch}")
         self.batch = batch
         self.position = 0
-        self.degraded: list[str] = []
         self._device = torch.device(device)
         self._gather = source.gather
         self._sampler = sampler

@@ -7,30 +7,16 @@ a resume onto more or fewer of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from flatout.base.errors import UsageError
 from flatout.data.order import Sampler
+from flatout.data.serving.contract import Feed
 from flatout.data.serving.ranks import collect_stretches, gap_rows
 from flatout.data.source import Batch
 from flatout.machine.world import World
-
-
-class Served(Protocol):
-    batch: int
-    position: int
-
-    @property
-    def degraded(self) -> list[str]: ...
-
-    def next(self, size: int | None = None) -> Batch: ...
-
-    def seek(self, position: int) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class ShareOrder:
@@ -81,10 +67,10 @@ class ShareOrder:
             start += count
 
 
-class ShareFeed:
+class ShareFeed(Feed):
     """Serves this process's rows of each batch; `position` counts the samples of all of them."""
 
-    def __init__(self, served: Served, order: ShareOrder, batch: int, world: World) -> None:
+    def __init__(self, served: Feed, order: ShareOrder, batch: int, world: World) -> None:
         self.served, self.batch, self.position = served, batch, 0
         self._order, self._world = order, world
 
@@ -106,11 +92,14 @@ class ShareFeed:
     def close(self) -> None:
         self.served.close()
 
+    def release(self) -> None:
+        self.served.release()
 
-class CutFeed:
+
+class CutFeed(Feed):
     """Every process reads whole batches and keeps its rows: for a stream, whose rows can't be asked for one by one."""
 
-    def __init__(self, served: Served, world: World) -> None:
+    def __init__(self, served: Feed, world: World) -> None:
         self.served, self.batch, self.position = served, served.batch, 0
         self._world = world
 
@@ -130,3 +119,6 @@ class CutFeed:
 
     def close(self) -> None:
         self.served.close()
+
+    def release(self) -> None:
+        self.served.release()

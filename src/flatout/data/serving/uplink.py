@@ -84,7 +84,7 @@ class Uplink:
     """Sends rows of a source to a device. Any number of threads may `carry` at a time.
 
     A source whose rows take long to read says by `piece_rows` how many of them are one thread's work: then all threads work at
-    the batch that is needed next, and few batches are under way at a time. It has `read_with`, and `row_sizes` of ragged rows.
+    the batch that is needed next, and few batches are under way at a time. It has `sizes`, if rows are ragged.
 
     What is left to do on the device, `finish`, goes to the stream of the copies: it runs beside training, not before it.
     Rows that the device keeps, `kept`, are read and copied once.
@@ -106,9 +106,6 @@ class Uplink:
         self._device = device
         self._lock = threading.Lock()
         self._ragged = any(column.ragged is not None for column in source.schema.values())
-        self._read_visits = getattr(source, "read_visits", None)  # of sources whose samples differ from visit to visit
-        self._read_with = getattr(source, "read_with", None)  # of those that write to any place they are told
-        self._at_hand = getattr(source, "at_hand", None)  # of those that come to hold all rows in memory
         self._piece_rows = piece_rows(source, batch)
         self._pieces = -(-batch // self._piece_rows)
         self._under_way: set[Planned] = set()
@@ -225,8 +222,7 @@ class Uplink:
             with self._lock:
                 self._under_way.add(batch)
             if self._ragged:
-                sizes: Tensor = self._source.row_sizes(batch.wanted)  # type: ignore[attr-defined]
-                batch.items = [0, *sizes.cumsum(0).tolist()]
+                batch.items = [0, *self._source.row_sizes(batch.wanted).cumsum(0).tolist()]
             batch.room = {name: self._room(batch, name, column) for name, column in self._source.schema.items()}
 
     def _room(self, batch: Planned, name: str, column: Column) -> Tensor:
@@ -237,7 +233,7 @@ class Uplink:
         batch, schema = piece.batch, self._source.schema
         if piece.begin == piece.end:
             return
-        assert batch.room is not None and self._read_with is not None
+        assert batch.room is not None
         room = batch.room
 
         def take(name: str, length: int) -> Tensor:
@@ -249,7 +245,7 @@ class Uplink:
 
         began_s = time.perf_counter()
         try:
-            self._read_with(batch.wanted[piece.begin : piece.end], take)
+            self._source.read_with(batch.wanted[piece.begin : piece.end], take)
             if self._ragged:
                 room[START][piece.begin : piece.end] += batch.items[piece.begin]
         except _Resized:
@@ -315,24 +311,19 @@ class Uplink:
         return Sent(columns, planned.rows, planned.visits, None, planned.span)
 
     def _read(self, planned: Planned) -> Batch:
-        if self._read_visits is not None:
-            columns: Batch = self._read_visits(planned.rows, planned.visits)
-            return columns
+        if self._source.by_visit:
+            return self._source.read_visits(planned.rows, planned.visits)
         whole = self._whole_at_hand()
         return self._source.read(planned.wanted) if whole is None else self._source.gather(whole, planned.wanted)
 
     def _whole_at_hand(self) -> Any:
         """On a CPU rows that are in memory are picked where they lie; a device gets copies of them."""
-        return self._at_hand() if self._at_hand is not None and self._slots is None else None
+        return self._source.at_hand() if self._slots is None else None
 
     def _read_into(self, slot: Slot, planned: Planned) -> Batch:
-        if self._read_with is not None:
-            return dict(self._read_with(planned.wanted, slot.take))
-        if self._read_visits is not None or self._ragged:  # how long ragged columns are is known once they are read
+        if self._source.by_visit:
             return {name: slot.take(name, len(column)).copy_(column) for name, column in self._read(planned).items()}
-        columns = {name: slot.take(name, len(planned.wanted)) for name in self._source.schema}
-        self._source.read_into(planned.wanted, columns)
-        return columns
+        return dict(self._source.read_with(planned.wanted, slot.take))
 
     def _event(self) -> Any:
         return self._stream.record_event(self._module.Event(enable_timing=True))
@@ -353,5 +344,4 @@ class Uplink:
 
 def piece_rows(source: Source, batch: int) -> int:
     """Rows of a batch that one thread reads at a time."""
-    most: int | None = getattr(source, "piece_rows", None)
-    return batch if most is None else min(batch, most)
+    return batch if source.piece_rows is None else min(batch, source.piece_rows)

@@ -6,43 +6,25 @@ A store in host memory would be written and read again for every photo; this one
 from __future__ import annotations
 
 from threading import Lock
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from flatout.data.offers import Placed, Take
 from flatout.data.source import Batch, Source
-from flatout.data.stores.records import START, Take
+from flatout.data.stores.records import START
 
 _LARGE_BYTES = 64 << 10  # a row. Batches of smaller ones come faster than a host can name them: those are picked on the device
 _FLAT = "pixels"
 
 
-@runtime_checkable
-class Placed(Protocol):
-    """A source of ragged rows, photos, whose sizes are known before they are read."""
-
-    sizes: Tensor
-
-    def __len__(self) -> int: ...
-
-    def shown(self, rows: Tensor) -> Tensor:
-        """The photo that each shows: its own, or what stands in for it. Changes when a photo turns out bad, never back."""
-        ...
-
-    def laid_out(self, pixels: Tensor, start: Tensor) -> dict[str, Tensor]:
-        """What `gather` picks photos from when they begin there in `pixels`."""
-        ...
-
-    def gather(self, stored: dict[str, Tensor], rows: Tensor) -> Batch: ...
-
-
 def filled_by(source: Source, device: torch.device | str) -> Placed | None:
-    """The source, if a device does well to be filled with it photo by photo, and not beforehand."""
-    if torch.device(device).type != "cuda" or not isinstance(source, Placed):
+    """What fills the device, if it does well to be filled with the source photo by photo, and not beforehand."""
+    if torch.device(device).type != "cuda" or source.placed is None:
         return None
-    return source if source.stored_bytes / max(1, len(source)) >= _LARGE_BYTES else None
+    return source.placed if source.stored_bytes / max(1, len(source)) >= _LARGE_BYTES else None
 
 
 class DeviceStore:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from flatout.base.errors import UsageError, did_you_mean
+from flatout.data.bad import Bad
+from flatout.data.offers import Take
 from flatout.data.room import empty
 from flatout.data.source import Batch, Column, Source
 from flatout.data.stores.cache import Cache, cache_key
 from flatout.data.stores.mapped import MappedStore
 from flatout.data.stores.memory import MemoryStore, RowStore
-from flatout.data.stores.records import START, Layout, Take, fill_buffers, plain
+from flatout.data.stores.records import START, Layout, fill_buffers, plain
 
 TIERS = ("resident", "pinned", "mapped", "streamed")
 _ROWS_AT_ONCE = 256
@@ -33,28 +35,30 @@ class FillingSource(Source):
     @property
     def degraded(self) -> list[str]:
         """What is not as it should be, in words."""
-        of_source: list[str] = getattr(self.source, "degraded", [])
-        return [*self._degraded, *of_source, *(self.store.degraded if self.store is not None else ())]
+        return [*self._degraded, *self.source.degraded, *(self.store.degraded if self.store is not None else ())]
 
     @property
     def alone(self) -> bool:
-        """Whether rows are to be read while training waits, not ahead of it."""
-        return bool(getattr(self.source, "alone", False))
+        return self.source.alone
 
     @property
     def workers(self) -> int | None:
-        """Those that the source has of its own."""
-        own: int | None = getattr(self.source, "workers", None)
-        return own
+        return self.source.workers
 
     @property
     def piece_rows(self) -> int | None:
-        rows: int | None = getattr(self.source, "piece_rows", None)
-        return rows
+        return self.source.piece_rows
+
+    @property
+    def sizes(self) -> Tensor | None:
+        return self.source.sizes
 
     def row_sizes(self, rows: Tensor) -> Tensor:
-        sizes: Tensor = self.source.row_sizes(rows)  # type: ignore[attr-defined]
-        return sizes
+        return self.source.row_sizes(rows)
+
+    @property
+    def bad(self) -> Bad | None:
+        return self.source.bad
 
     @property
     def complete(self) -> bool:
@@ -121,22 +125,16 @@ class FillingSource(Source):
 
     def _usable(self) -> RowStore | None:
         """A source whose rows differ from visit to visit may find that out late: what was kept before is not read again."""
-        return None if getattr(self.source, "varies", False) else self.store
+        return None if self.source.varies else self.store
 
     def _fresh(self, rows: Tensor, take: Take | None) -> Batch:
-        into: Callable[[Tensor, Take], Batch] | None = getattr(self.source, "read_with", None)
-        if take is not None and into is not None:
-            batch = into(rows, take)
-        else:
-            batch = self.source.read(rows) if take is None else _copied(self.source.read(rows), take)
+        batch = self.source.read(rows) if take is None else self.source.read_with(rows, take)
         store = self._usable()
         if store is not None:
-            stand_ins = getattr(self.source, "stand_ins", None)  # of sources that replace what they can't read
-            store.put(rows, batch, None if stand_ins is None else stand_ins(rows))
+            store.put(rows, batch, self.source.stand_ins(rows))
         return batch
 
     def at_hand(self) -> Mapping[str, Tensor] | None:
-        """What `gather` takes rows from without reading them one by one, once all of them are in memory."""
         gathers = not self._layout.ragged or type(self.source).gather is not Source.gather
         if self._at_hand is None and gathers and isinstance(self._usable(), MemoryStore) and self.complete:
             self._at_hand = self.stored()
@@ -145,7 +143,7 @@ class FillingSource(Source):
     def gather(self, stored: Mapping[str, Tensor], rows: Tensor) -> Batch:
         return self.source.gather(stored, rows)
 
-    def close(self) -> None:
+    def release(self) -> None:
         """Keeps what was read, where the store outlives the run."""
         if self.store is not None:
             self.store.close()
@@ -188,11 +186,11 @@ def place(
     """The source as a tier reads it. `limit_bytes` bounds what is kept in memory; without it `streamed` keeps nothing.
 
     Rows that are in memory already (`in_memory`) are read where they are, and rows that differ from visit to visit (`varies`)
-    are never kept. Close what comes back, if it is a FillingSource.
+    are never kept. Release what comes back.
     """
     if tier not in TIERS:
         raise UsageError(f"unknown tier {tier!r}; {did_you_mean(tier, TIERS)}")
-    if tier == "resident" or source.in_memory or getattr(source, "varies", False):
+    if tier == "resident" or source.in_memory or source.varies:
         return source
     if tier == "streamed":
         return FillingSource(source, MemoryStore(source, limit_bytes)) if limit_bytes else source

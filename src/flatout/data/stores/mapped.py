@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError, UsageError
+from flatout.data.offers import Take
 from flatout.data.source import Batch, Source
 from flatout.data.stores.cache import Cache, CacheEntry, CacheFull, cache_key
 from flatout.data.stores.compression import check_compression
 from flatout.data.stores.part_list import PartList
 from flatout.data.stores.parts import Kept, Part, bound_bytes, encode
-from flatout.data.stores.records import Array, Layout, Take, bytes_of, starts
+from flatout.data.stores.records import Array, Layout, bytes_of, starts
 
 _PART_BYTES = 64 << 20
 _PARTS_WAITING = 2

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from flatout.base.errors import UsageError
 from flatout.base.units import show_bytes
+from flatout.data.offers import Take
 from flatout.data.room import empty
 from flatout.data.source import Batch, Source
-from flatout.data.stores.records import Array, Layout, Take, starts
+from flatout.data.stores.records import Array, Layout, starts
 from flatout.data.stores.runs import CHUNK_BYTES, Runs
 from flatout.machine.host import free_host_bytes
 
@@ -80,13 +81,12 @@ class MemoryStore:
         if limit_bytes is not None and bytes_needed(source) > limit_bytes:
             self._capacity = int(max(0, limit_bytes) / (self._layout.row_bytes + _INDEX_BYTES))
         self._full = False
-        sizes = getattr(source, "sizes", None)
         try:
-            self._columns, self._runs = self._allocated(limit_bytes, sizes)
+            self._columns, self._runs = self._allocated(limit_bytes, source.sizes)
         except RuntimeError as error:  # torch has no other word for "no memory"
             self._stop(str(error).splitlines()[0])
             self._capacity = 0
-            self._columns, self._runs = self._allocated(limit_bytes, sizes)
+            self._columns, self._runs = self._allocated(limit_bytes, source.sizes)
         self._claimed = np.zeros(self._rows, bool)  # somebody puts it, or has
         self._claimed[self._capacity :] = True
         self._present = torch.zeros(self._rows, dtype=torch.bool)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import UsageError
+from flatout.data.offers import Take
 from flatout.data.source import Batch
 from flatout.data.stores.parts import Part
-from flatout.data.stores.records import Array, Layout, Take, bytes_of, starts
+from flatout.data.stores.records import Array, Layout, bytes_of, starts
 from flatout.machine.host import free_host_bytes
 
 _DECOMPRESSED_BYTES = 32 << 20

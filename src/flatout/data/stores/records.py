@@ -6,7 +6,7 @@ each row begins. It depends on who else is in the batch, so it is never kept: it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError, UsageError
+from flatout.data.offers import Take
 from flatout.data.room import empty
 from flatout.data.source import Batch, Column, Schema
 
@@ -23,8 +24,6 @@ START = "start"
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Take = Callable[[str, int], Tensor]
-"""Where a column is to be written: a tensor of that many rows, or of that many items of a ragged column."""
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from flatout.base.units import show_bytes
+from flatout.data.offers import Take
 from flatout.data.room import empty
 from flatout.data.source import Batch
-from flatout.data.stores.records import START, Array, Layout, Take, plain, starts
+from flatout.data.stores.records import START, Array, Layout, plain, starts
 
 CHUNK_BYTES = 64 << 20
 

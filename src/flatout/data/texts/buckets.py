@@ -18,18 +18,11 @@ from torch import Tensor
 from flatout.base.errors import DataError, UsageError
 from flatout.data.files import Array
 from flatout.data.keyed import hash32, keyed
+from flatout.data.offers import PlannedBatch
 from flatout.data.order import Order
 
 _LEAST_MIX, _MOST_MIX, _BUCKETS = 2, 16, 64
 MULTIPLE = 8  # of tokens: what matrix units like
-
-
-@dataclass(frozen=True)
-class Planned:
-    """One batch: its rows, and the length that they are padded to."""
-
-    rows: Tensor
-    length: int
 
 
 class Buckets:
@@ -82,15 +75,15 @@ class Buckets:
         """The rows of each batch, int64, in the order of training."""
         return [planned.rows for planned in self.plan(epoch)]
 
-    def plan(self, epoch: int) -> list[Planned]:
+    def plan(self, epoch: int) -> list[PlannedBatch]:
         """The same with the length that each batch is padded to."""
         ranked = np.argsort(self._keys(-self._classes, "rank", epoch))
         rows = ranked[np.argsort(self._keys(self._bucket_of_rank, "bucket", epoch, ranked))]
-        made: list[Planned] = []
+        made: list[PlannedBatch] = []
         first = 0
         for bucket in self._buckets:
             here = torch.from_numpy(rows[first : first + bucket.rows])
-            made += [Planned(batch, bucket.length) for batch in here.split(bucket.batch)]
+            made += [PlannedBatch(batch, bucket.length) for batch in here.split(bucket.batch)]
             first += bucket.rows
         count = self.epoch_batches
         order = Order(keyed(self._seed, "batches"), (count,)).rows(epoch * count, (epoch + 1) * count)

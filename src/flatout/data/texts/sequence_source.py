@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from flatout.data.offers import RowsByLength
 from flatout.data.source import Batch, Column, Schema, Source, hash_tensors
 from flatout.data.texts.buckets import MULTIPLE, Buckets
 from flatout.data.texts.packing import IGNORED, widen
@@ -30,7 +31,7 @@ class SequenceSource(Source):
     ) -> None:
         """`tokens` as `packing.as_tensor` makes them; `longest` is that of all parts of the data. With `batch_tokens` a
         training batch has no more tokens than that, padding included."""
-        self.batch_tokens = batch_tokens
+        self._batch_tokens = batch_tokens
         self._buckets: tuple[tuple[int, ...], Buckets] | None = None  # those asked for last
         self._stored = {"tokens": tokens, "start": lengths.cumsum(0) - lengths, "length": lengths}
         if y is not None:
@@ -59,8 +60,12 @@ class SequenceSource(Source):
         return float(self.lengths.double().mean())
 
     @property
-    def shapes_vary(self) -> bool:
-        return self.batch_tokens is not None
+    def by_length(self) -> RowsByLength:
+        return self
+
+    @property
+    def batch_tokens(self) -> int | None:
+        return self._batch_tokens
 
     def rows_per_batch(self, batch: int) -> float:
         return batch if self.batch_tokens is None else len(self) / self.buckets(batch).epoch_batches

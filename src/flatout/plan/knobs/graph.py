@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flatout.data.datasets.iterables import IterableSource
 from flatout.data.stores.device import filled_by
 from flatout.engine.settings import Settings, with_values
 from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules, always
@@ -64,7 +63,7 @@ def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
 def _refused(s: Situation) -> str | None:
     if s.device.type != "cuda":
         return "CUDA only"
-    if isinstance(s.job.data.train, IterableSource):
+    if s.job.data.train.stream is not None:
         return "needs batches of one shape, and a stream's are not known ahead"
     if callable(s.job.optimizer):
         return "the optimizer is your own: not known to be capturable"
@@ -76,7 +75,7 @@ def _refused(s: Situation) -> str | None:
 def _is_decoded_beside(s: Situation, tier: str) -> bool:
     """Whether threads decode rows while training goes on."""
     train = s.job.data.train
-    if getattr(train, "piece_rows", None) is None:
+    if train.piece_rows is None:
         return False
     return tier != "resident" or filled_by(train, s.device) is not None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flatout.data.datasets.iterables import IterableSource
 from flatout.data.serving.tuning import SPARE, depth_for
 from flatout.plan.knobs.knob import Decisions, SettingRules
 from flatout.plan.knobs.reader_threads import nothing_to_read, threads_to_begin_with
@@ -21,7 +20,7 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
 
 
 def _ahead(s: Situation) -> str:
-    if isinstance(s.job.data.train, IterableSource):
+    if s.job.data.train.stream is not None:
         return "a few batches of an iterable, by its one worker"
     threads = threads_to_begin_with(s)
     many = f"{threads} threads" if threads > 1 else "1 thread"

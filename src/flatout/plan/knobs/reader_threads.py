@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flatout.data.datasets.iterables import IterableSource
 from flatout.data.serving.pinned import first_threads, fixed_threads
 from flatout.data.serving.tuning import Budget
 from flatout.data.stores.device import filled_by
-from flatout.data.texts.sequence_source import SequenceSource
 from flatout.plan.knobs.knob import Decisions, SettingRules
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
@@ -25,21 +23,21 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
 def nothing_to_read(s: Situation, tier: str) -> str | None:
     """Why no thread reads ahead, if none does."""
     train = s.job.data.train
-    if isinstance(train, IterableSource):
+    if train.stream is not None:
         return None
-    if isinstance(train, SequenceSource) and train.shapes_vary:
+    if train.shapes_vary:
         return "nothing to read ahead: batches are picked from rows in memory"
     if tier == "resident" and filled_by(train, s.device) is None:
         before = "" if train.in_memory else ", once they were all read before the first step"
         return f"nothing to read ahead: rows are picked out where they are used{before}"
-    if getattr(train, "alone", False):
+    if train.alone:
         return "nothing is read ahead: samples draw from the random numbers of this process"
     return "nothing to read ahead: rows are in memory" if fixed_threads(train, s.device) == 0 else None
 
 
 def threads_to_begin_with(s: Situation) -> int:
     """Of what is read ahead: as the feed will have it, unless memory is short."""
-    if isinstance(s.job.data.train, IterableSource):
+    if s.job.data.train.stream is not None:
         return 1
     budget = Budget.here()
     pinned = int(s.pins.get(name, 0))
@@ -48,10 +46,10 @@ def threads_to_begin_with(s: Situation) -> int:
 
 def _starts_with(s: Situation) -> str:
     train, threads, cores = s.job.data.train, threads_to_begin_with(s), Budget.here().cores
-    if isinstance(train, IterableSource):
+    if train.stream is not None:
         return "an iterable is read by one worker"
     if fixed_threads(train, s.device) is not None:
-        return f"{threads}, which hand over what the {getattr(train, 'workers', 0)} workers of the dataset read"
+        return f"{threads}, which hand over what the {train.workers} workers of the dataset read"
     if threads == cores:
         return f"starts with {threads}, one a core; fewer once they are idle"
     return f"starts with {threads} beside {cores} cores, more while the loop waits for data"

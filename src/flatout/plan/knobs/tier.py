@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flatout.data.datasets.iterables import IterableSource
 from flatout.data.stores.tiers import choose_tier
 from flatout.plan.knobs.knob import Decisions, SettingRules, always
 from flatout.plan.plan import Choice, Rejected
@@ -18,7 +17,7 @@ off = "streamed"
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
     train = s.job.data.train
-    if isinstance(train, IterableSource):
+    if train.stream is not None:
         yield Choice(name, "streamed", "an iterable: its samples come in its own order")
         return
     if train.varies:

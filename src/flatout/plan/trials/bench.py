@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from flatout.data.serving.bucketed import BucketFeed
 from flatout.data.serving.feed import feed as make_feed
 from flatout.engine.job import Job
 from flatout.engine.memory import peak_bytes, release_cached
@@ -111,7 +110,7 @@ class Bench:
         self._standing = None
         release(self._device)
         try:
-            batches = self._served.worst() if isinstance(self._served, BucketFeed) else [_rows(self._batches[0], rows)]
+            batches = self._served.worst() or [_rows(self._batches[0], rows)]
             arm = self._arm(Settings(**settings), quiet=False, batches=batches)
             with arm.surroundings(self._job.seed):
                 for _ in range(2 * len(batches)):

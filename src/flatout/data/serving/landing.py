@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.data.datasets.streamtask import Snapshot, Taken
+from flatout.data.offers import Snapshot, Taken
 from flatout.data.serving.slots import Slots
 from flatout.data.source import Batch, Column
-from flatout.data.workers.arena import Memory
 
 _NUMBERS = Column(torch.int64, ())
 _ROWS, _VISITS = "<rows>", "<visits>"
@@ -54,9 +53,9 @@ class Landing:
     def degraded(self) -> list[str]:
         return [] if self._slots is None else self._slots.degraded
 
-    def land(self, taken: Taken, memory: Memory) -> Piece:
+    def land(self, taken: Taken, columns: Mapping[str, Tensor]) -> Piece:
         size = len(taken.places)
-        host = {name: column[:size] for name, column in memory.columns.items()}
+        host = {name: column[:size] for name, column in columns.items()}
         host[_ROWS], host[_VISITS] = torch.from_numpy(taken.places), torch.from_numpy(taken.passes)
         copied = None
         if self._slots is None:
