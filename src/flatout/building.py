@@ -39,7 +39,6 @@ from flatout.models.dataless import LOOKS_AT_NUMBERS, WeightsBudget, is_dataless
 from flatout.models.finetune import freeze, load_weights, rates
 from flatout.models.repeats import callable_copy
 from flatout.objectives.build import build as build_objective
-from flatout.objectives.custom import Custom
 from flatout.objectives.next_token import FROM_HIDDEN
 from flatout.objectives.regress import Regress
 from flatout.recipe import Recipe
@@ -253,7 +252,7 @@ def identity(recipe: Recipe, job: Job) -> Identity:
     others = settings_of(SettingScope.PROCESSES)  # a run goes on however many processes there are then, laid out in any way
     written["settings"] = {name: value for name, value in recipe.settings.items() if name not in others}
     asked = json.dumps(written, sort_keys=True, default=lasting_text).encode()
-    own = [job.objective.function] if isinstance(job.objective, Custom) else []
+    own: list[Callable[..., Any]] = [*job.objective.functions]
     own += [recipe.optimizer] if callable(recipe.optimizer) else []
     code = "".join([source_hash(recipe.model), *map(source_text, [*own, *(knob.turn for knob in recipe.own_knobs)])]).encode()
     data = job.data.fingerprint().encode()
@@ -263,7 +262,7 @@ def identity(recipe: Recipe, job: Job) -> Identity:
 
 def code_of(recipe: Recipe, job: Job) -> str:
     """The text of the code that the recipe names and the values that it uses, for a person to compare."""
-    own = [job.objective.function] if isinstance(job.objective, Custom) else []
+    own: list[Callable[..., Any]] = [*job.objective.functions]
     own += [recipe.optimizer] if callable(recipe.optimizer) else []
     own += [knob.turn for knob in recipe.own_knobs]
     return "\n".join([code_text(recipe.model), *(source_text(one, values=True) for one in own)])

@@ -300,11 +300,10 @@ def _other_source(run: Run, job: Job, data: OtherData, *, targets: bool, cache: 
 
 def _other_sequences(job: Job, data: Any) -> Source:
     """Rows of tokens, padded as those that the model was trained on."""
-    from flatout.data.texts.sequence_source import SequenceSource
     from flatout.data.texts.sequences import sequences
 
     source = (data if isinstance(data, Data) else sequences(data, vocabulary=job.data.vocabulary)).train
-    return source.padded_to(job.data.shapes_x()[0]) if isinstance(source, SequenceSource) else source
+    return source.padded_to(job.data.shapes_x()[0])
 
 
 def _as_read(job: Job, given: Any) -> Batch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,8 +12,12 @@ from parallel_drill import CASES, batch_of, model_of, objective_of, results, wan
 from torch import nn
 
 from flatout.base.errors import UsageError
+from flatout.engine.parallel.piped import Piped
 from flatout.engine.parallel.pipeline import checked_micro_batches
 from flatout.engine.parallel.stages import balanced, chain_of, cut, measure_costs, only
+from flatout.engine.settings import Settings
+from flatout.machine.world import World
+from flatout.objectives.build import build
 
 PIPED = [(size, number) for size, cases in CASES.items() for number, case in enumerate(cases) if "pipeline" in case.axes]
 
@@ -87,3 +92,9 @@ def test_micro_batches_that_a_schedule_can_not_use() -> None:
     with pytest.raises(UsageError, match="multiples of 4, its processes, got 6: set 8"):
         checked_micro_batches("interleaved", 6, 4)
     assert checked_micro_batches("1f1b", 0, 4) == 8
+
+
+def test_a_loss_that_calls_the_model_itself() -> None:
+    own = build(lambda model, batch: (model(batch["x"]).sum(), 1.0))
+    with pytest.raises(UsageError, match="pipeline needs a built-in objective"):
+        Piped(World(), nn.Linear(2, 2), own, Settings(device="cpu"), 4, {}, nullcontext)

@@ -27,6 +27,11 @@ class Custom(Objective):
     name: ClassVar[str] = "custom"
     metric: ClassVar[str] = "loss"
     better: ClassVar[Literal["max", "min"]] = "min"
+    of_output: ClassVar[bool] = False
+
+    @property
+    def functions(self) -> tuple[LossFunction, ...]:
+        return (self.function,)
 
     def forward(self, model: nn.Module, batch: Batch) -> Loss:
         return self.function(model, batch)

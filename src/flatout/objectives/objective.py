@@ -60,6 +60,12 @@ class Objective(ABC):
     name: ClassVar[str]
     metric: ClassVar[str]
     better: ClassVar[Literal["max", "min"]]
+    of_output: ClassVar[bool] = True  # the loss follows from what the model gives: it may be computed where the last layer is
+
+    @property
+    def functions(self) -> tuple[LossFunction, ...]:
+        """Code of the user's that it calls: part of what a run is known by."""
+        return ()
 
     def __call__(self, model: nn.Module, batch: Batch) -> Loss:
         return self.loss(self.forward(model, batch), batch)

@@ -136,7 +136,7 @@ class FillingSource(Source):
 
     def at_hand(self) -> Mapping[str, Tensor] | None:
         gathers = not self._layout.ragged or type(self.source).gather is not Source.gather
-        if self._at_hand is None and gathers and isinstance(self._usable(), MemoryStore) and self.complete:
+        if self._at_hand is None and gathers and (store := self._usable()) is not None and store.in_memory and store.complete:
             self._at_hand = self.stored()
         return self._at_hand
 

@@ -34,6 +34,8 @@ _LOOK_AGAIN_S = 1.0
 class MappedStore:
     """Takes over the entry: `close` closes it. With `wait`, `put` waits for the disk instead of letting rows go by."""
 
+    in_memory = False
+
     def __init__(
         self, entry: CacheEntry, source: Source, *, compression: str = "none", part_bytes: int = _PART_BYTES, wait: bool = False
     ) -> None:

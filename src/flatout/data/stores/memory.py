@@ -36,6 +36,11 @@ class RowStore(Protocol):
     @property
     def complete(self) -> bool: ...
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether rows are in the memory of this process."""
+        ...
+
     def has(self, rows: Tensor) -> Tensor:
         """A bool for each row: can be read, and what is read will be what was put."""
         ...
@@ -70,6 +75,8 @@ def bytes_needed(source: Source) -> int:
 
 class MemoryStore:
     """A store in host memory. Within `limit_bytes` the first rows of the source are kept, the others are not."""
+
+    in_memory = True
 
     def __init__(
         self, source: Source, limit_bytes: int | None = None, *, free_bytes: Callable[[], int] = free_host_bytes

@@ -40,7 +40,7 @@ class Piped(Exchange):
         from flatout.engine.parallel.stages import chain_of, measure_costs
         from flatout.engine.parallel.tensor import split_tensors
 
-        if not hasattr(objective, "inputs") or settings.loss_head != "plain":
+        if not objective.of_output or settings.loss_head != "plain":
             raise UsageError("pipeline needs a built-in objective, whose loss is of the model's output: --off loss_head")
         device, names = torch.device(settings.device), world.mesh.mesh_dim_names
         group = world.mesh.get_group("pipeline")
