@@ -102,6 +102,17 @@ def test_no_source_or_feed_is_asked_for_its_class() -> None:
     assert not asked, f"let it say what it can do, or do it: {', '.join(asked)}"
 
 
+def test_tiers_and_feeds_know_sources_by_their_protocol_alone() -> None:
+    kinds = ("datasets", "photos", "tables", "texts", "workers")
+    for path in [*(SOURCE / "data" / "serving").glob("*.py"), *(SOURCE / "data" / "stores").glob("*.py")]:
+        reached = [node.module or "" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        found = [name for name in reached if name.startswith(tuple(f"flatout.data.{kind}" for kind in kinds))]
+        assert not found, f"{named(path)} imports {', '.join(found)}"
+    for kind in kinds:
+        for path in (SOURCE / "data" / kind).rglob("*.py"):
+            assert "flatout.data.serving" not in path.read_text(), f"{named(path)}: a source knows nothing of what serves it"
+
+
 def test_the_docs_say_what_of_a_source_may_be_overridden() -> None:
     page = (SOURCE.parent.parent / "docs" / "extend.md").read_text()
     table = page[page.index("What may be overridden:") : page.index("`read` is called by several threads")]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.base.errors import DataError
+from flatout.base.errors import DataError, UsageError
 from flatout.data.bad import Bad
 from flatout.data.offers import Placed, RowsByLength, SampleStream, Take
 
@@ -280,6 +280,17 @@ class ArraySource(Source):
 
     def fingerprint(self) -> str:
         return hash_tensors(self._columns)
+
+
+def fill_buffers(batch: Batch) -> Take:
+    """Out of buffers that the caller reuses; of a ragged column's one, as much from its beginning as is needed."""
+
+    def take(name: str, length: int) -> Tensor:
+        if len(batch[name]) < length:
+            raise UsageError(f"the buffer for {name!r} holds {len(batch[name])} items, this batch has {length}")
+        return batch[name][:length]
+
+    return take
 
 
 def pick_rows(column: Tensor, rows: Tensor) -> Tensor:

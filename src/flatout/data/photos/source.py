@@ -18,8 +18,7 @@ from flatout.data.photos.decode import Decoder, plan
 from flatout.data.photos.listing import Photos
 from flatout.data.photos.opening import read_photo
 from flatout.data.room import empty
-from flatout.data.source import Batch, Column, Source
-from flatout.data.stores.records import fill_buffers
+from flatout.data.source import Batch, Column, Source, fill_buffers
 from flatout.machine.host import affinity_cores
 
 CHANNELS = 3

@@ -11,11 +11,11 @@ from flatout.base.errors import UsageError, did_you_mean
 from flatout.data.bad import Bad
 from flatout.data.offers import Take
 from flatout.data.room import empty
-from flatout.data.source import Batch, Column, Source
+from flatout.data.source import Batch, Column, Source, fill_buffers
 from flatout.data.stores.cache import Cache, cache_key
 from flatout.data.stores.mapped import MappedStore
 from flatout.data.stores.memory import MemoryStore, RowStore
-from flatout.data.stores.records import START, Layout, fill_buffers, plain
+from flatout.data.stores.records import START, Layout, plain
 
 TIERS = ("resident", "pinned", "mapped", "streamed")
 _ROWS_AT_ONCE = 256

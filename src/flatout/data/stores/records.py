@@ -117,17 +117,6 @@ class Layout:
         return {**{name: take(name, items) for name in self.ragged}, START: take(START, len(start)).copy_(start)}
 
 
-def fill_buffers(batch: Batch) -> Take:
-    """Out of buffers that the caller reuses; of a ragged column's one, as much from its beginning as is needed."""
-
-    def take(name: str, length: int) -> Tensor:
-        if len(batch[name]) < length:
-            raise UsageError(f"the buffer for {name!r} holds {len(batch[name])} items, this batch has {length}")
-        return batch[name][:length]
-
-    return take
-
-
 def starts(sizes: Array) -> Array:
     """Where each row begins when rows of these sizes lie end to end."""
     ends: Array = np.cumsum(sizes, dtype=np.int64)
