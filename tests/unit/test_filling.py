@@ -11,13 +11,14 @@ from ragged import KINDS, MadeUp, Sized, batches, equal
 from torch import Tensor
 
 from flatout.base.errors import DataError, UsageError
+from flatout.data.offers import Take
 from flatout.data.source import ArraySource, Batch, Column
 from flatout.data.stores import runs
 from flatout.data.stores.cache import Cache, cache_key
 from flatout.data.stores.filling import FillingSource, place
 from flatout.data.stores.mapped import MappedStore
 from flatout.data.stores.memory import MemoryStore, RowStore, bytes_needed
-from flatout.data.stores.records import Layout, Take
+from flatout.data.stores.records import Layout
 from flatout.data.stores.tiers import Surroundings, choose_tier
 from flatout.machine.host import free_host_bytes
 
