@@ -24,8 +24,8 @@ from flatout.data.data import Data
 from flatout.data.keyed import Keys
 from flatout.data.serving.bucketed import BucketFeed
 from flatout.data.serving.evaluation import EvalFeed
-from flatout.data.source import Batch, Source
-from flatout.data.transforms import apply, describe_all
+from flatout.data.source import Batch
+from flatout.data.transforms import apply
 from flatout.engine.job import Job
 from flatout.engine.parallel.rounds import parse_rounds
 from flatout.engine.progress import BudgetMeter
@@ -96,8 +96,10 @@ def build_job(
 
 
 def _to_regress(objective: Regress, data: Data) -> Regress:
-    if data.preparation is not None and data.classes is not None:
-        label = data.preparation.label.name
+    from flatout.data.fitted.table_rows import TableHost  # few runs need it
+
+    if isinstance(data.host, TableHost) and data.classes is not None:
+        label = data.host.label.name
         raise UsageError(
             f"regress is for a number, and the label {label!r} was read as {data.classes} classes, whose ids it would learn: "
             "set target: number under data, or objective: classify"
@@ -206,19 +208,6 @@ def first_output(job: Job, batch: Batch) -> Any:
             f"{type(job.model).__name__} failed on its first batch ({shapes}): {type(error).__name__}: {error} "
             f"({own.filename}:{own.lineno})"
         ) from error
-
-
-def check_columns(job: Job, source: Source, name: str) -> None:
-    """Other data than the run's own must have the same columns for the model, with rows of the same shape."""
-    trained, other = (describe_all(job.data.prepare, rows.schema) for rows in (job.data.train, source))
-    for column in job.objective.inputs.columns:
-        if column not in other:
-            raise DataError(f"{name} has no column {column!r}, which the model takes; it has {', '.join(other)}")
-        here, there = other[column], trained[column]
-        if here.shape != there.shape:
-            raise DataError(
-                f"a row of {column} is {list(here.shape)} in {name}, and {list(there.shape)} in what the model was trained on"
-            )
 
 
 def _awaited(job: Job) -> dict[str, str]:

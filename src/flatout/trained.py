@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flatout.base.errors import DamagedCheckpoint, DataError, StoreError, UsageError, did_you_mean
 from flatout.data.arrays import arrays
 from flatout.data.data import PARTS, Data
 from flatout.data.source import Source
 from flatout.data.specs import parse_data
-from flatout.data.tables.query import is_query
 from flatout.data.transforms import describe_all
 from flatout.engine.job import Job
 from flatout.models.finetune import load_weights
@@ -23,8 +20,6 @@ from flatout.models.keras_models import waits_for_a_call
 from flatout.recipe import Recipe
 from flatout.store.checkpoints import fits_the_run
 from flatout.store.run_folder import RunFolder
-
-Words = np.ndarray[Any, np.dtype[np.str_]]
 
 _HOW_TO_HAVE = {
     "validation": "set holdout: 0.2 or validation: FILE",
@@ -82,37 +77,10 @@ def own_part(name: str, data: Data, part: str) -> Source:
     return parts[part]
 
 
-def with_names(columns: Mapping[str, Tensor], job: Job) -> dict[str, Tensor | Words]:
-    """The columns of a prediction, and in `class` what the predicted class is called, where classes have names."""
-    prepared = job.data.preparation
-    names = job.data.labels if prepared is None else prepared.class_names
-    if names is None or "prediction" not in columns or job.objective.name not in ("classify", "binary"):
-        return dict(columns)
-    words = np.array([*names, ""])  # the last one is for a model that is wider than there are classes
-    numbers = columns["prediction"].numpy()
-    named: dict[str, Tensor | Words] = {"prediction": columns["prediction"], "class": words[np.minimum(numbers, len(names))]}
-    return {**named, **columns}
-
-
-def read_given(job: Job, given: Any, targets: bool) -> Source:
-    """Raw columns that are in memory, prepared as those of the run's own table were."""
-    from flatout.data.tables.given import scan_given  # kinds of data load when they are used
-
-    prepared = job.data.preparation
-    rows: Source = prepared.read(scan_given(given, prepared.needed(targets)), targets)
-    return rows
-
-
 def read_like(recipe: Recipe, job: Job, path: str, targets: bool, cache: Path | None = None) -> Source:
     """A file of other data, or a query, read as the run's own was: its alphabet, its layout, its labels."""
     written = dict(recipe.data) if isinstance(recipe.data, Mapping) else {}
     reading = dict(job.data.reading)
-    if job.data.preparation is not None:
-        from flatout.data.tables.sql import scan_sql
-
-        scanned = scan_sql(path) if is_query(path) else job.data.preparation.scan(path, targets, **reading)
-        rows: Source = job.data.preparation.read(scanned, targets, on_bad=reading["on_bad"])
-        return rows
     if reading.pop("images", False):
         from flatout.data.photos.images import other_images
 

@@ -15,14 +15,15 @@ from flatout.base.errors import DataError, MissingFile, StoreError, UsageError
 from flatout.base.events import Event, Observer, read_events
 from flatout.base.tree import Doc, to_text
 from flatout.base.units import parse_seconds
-from flatout.building import build_job, check_columns, first_output
+from flatout.building import build_job, first_output
 from flatout.data.arrays import arrays
 from flatout.data.data import Data
+from flatout.data.fitted.fitted import Words
 from flatout.data.kept import recall
+from flatout.data.others import other_rows
 from flatout.data.serving.evaluation import EvalFeed
 from flatout.data.source import Batch, Source
 from flatout.data.specs import located
-from flatout.data.tables.query import is_query
 from flatout.engine.evaluation import evaluate as evaluate_model
 from flatout.engine.job import Job
 from flatout.engine.precision import autocast
@@ -41,7 +42,7 @@ from flatout.recipe import Recipe
 from flatout.running.record import Origin
 from flatout.running.run import Asked, joined, run_in
 from flatout.store.run_folder import RunFolder, find
-from flatout.trained import Words, own_part, read_given, read_like, trained_model, with_names
+from flatout.trained import own_part, read_like, trained_model
 
 
 class Frame(Protocol):
@@ -115,7 +116,7 @@ class Run:
         model = _as_trained(self, trained_model(self.folder, job), torch.device("cpu")).eval()
         if bare:
             return model
-        read = partial(_as_read, job) if job.data.preparation is not None or "length" in job.data.train.schema else None
+        read = partial(_as_read, job) if job.data.fitted.host.kind == "table" or "length" in job.data.train.schema else None
         return PreparedModel(model, job.data, job.objective, partial(_precision, self), read).eval()
 
     def __repr__(self) -> str:
@@ -234,7 +235,7 @@ def predict(run: Run, data: OtherData, *, device: str = "auto", cache: Path | st
         for batch in EvalFeed(source, job.data.prepare, source.stored_rows(run.plan.batch), place, _tier(source)):
             for name, column in job.objective.predict(model, batch).items():
                 pieces.setdefault(name, []).append(column.cpu())
-    return with_names({name: torch.cat(columns) for name, columns in pieces.items()}, job)
+    return job.data.fitted.name_outputs({name: torch.cat(columns) for name, columns in pieces.items()}, job.objective.name)
 
 
 def _check_unchanged(run: Run, data: Data) -> None:
@@ -254,7 +255,8 @@ def _check_unchanged(run: Run, data: Data) -> None:
 def _job_to_use(run: Run) -> Job:
     """The run's model and what prepares rows for it, from what the run kept: its training data may be gone."""
     try:
-        return build_job(run.recipe, data=run.folder.parsed("data.json", recall))
+        recipe = run.recipe
+        return build_job(recipe, data=run.folder.parsed("data.json", partial(recall, asked=recipe.data, folder=recipe.folder)))
     except (MissingFile, UsageError):  # a run of objects that no file can hold, or one from before it was kept
         return build_job(run.recipe)
 
@@ -282,19 +284,18 @@ def _folder(cache: Path | str | None) -> Path | None:
 
 def _other_source(run: Run, job: Job, data: OtherData, *, targets: bool, cache: Path | None) -> Source:
     """`targets`: y is needed, and means what it meant in training."""
-    tabular = job.data.preparation is not None
-    if isinstance(data, str | Path):
-        query = tabular and isinstance(data, str) and is_query(data)
-        source = read_like(run.recipe, job, str(data if query else located(str(data), Path.cwd())), targets, cache)
-    elif tabular and not isinstance(data, Data):
-        source = read_given(job, data, targets)
+    if job.data.fitted.host.kind == "table" and not isinstance(data, Data):
+        source = other_rows(job.data.fitted, data, targets)
+    elif isinstance(data, str | Path):
+        source = read_like(run.recipe, job, str(located(str(data), Path.cwd())), targets, cache)
     elif "length" in job.data.train.schema and not isinstance(data, Mapping):
         source = _other_sequences(job, data)
     else:
         own = run.recipe.data
         layout = own.get("layout") if isinstance(own, Mapping) else None
         source = (data if isinstance(data, Data) else arrays(data, layout=layout)).train
-    check_columns(job, source, str(data) if isinstance(data, str | Path) else "the data")
+    name = str(data) if isinstance(data, str | Path) else "the data"
+    job.data.fitted.check_columns(source.schema, job.objective.inputs.columns, name)
     return source
 
 
@@ -308,7 +309,8 @@ def _other_sequences(job: Job, data: Any) -> Source:
 
 def _as_read(job: Job, given: Any) -> Batch:
     """Rows of words, or of differing lengths, as tensors that the steps of preparing take."""
-    rows = _other_sequences(job, given) if job.data.preparation is None else read_given(job, given, targets=False)
+    tabular = job.data.fitted.host.kind == "table"
+    rows = other_rows(job.data.fitted, given, targets=False) if tabular else _other_sequences(job, given)
     return rows.read(torch.arange(len(rows)))
 
 

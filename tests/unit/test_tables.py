@@ -24,6 +24,7 @@ from flatout.data.keyed import Keys
 from flatout.data.source import ArraySource, Source
 from flatout.data.tables import encoded
 from flatout.data.tables.encoded import RowFiles, RowWriter, is_complete, rows_on_disk
+from flatout.data.tables.encoding import TableEncoder
 from flatout.data.tables.scan import scan
 from flatout.data.tables.table import table
 
@@ -84,7 +85,7 @@ def test_columns_are_sorted_by_type_or_as_told(wrote: Any) -> None:
 
     def used(**options: Any) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
         parts = table(path, label="y", **{"min_count": 1, **options})
-        return parts.preparation.host.numeric, parts.preparation.host.ids, parts.notes
+        return parts.host.codings.numeric, parts.host.codings.ids, parts.notes
 
     constant = "left out, since every training row has the same: 'd.year', 'd.month'"
     assert used() == (("f", "i", "d.day", "d.weekday"), ("s", "t"), (constant,))
@@ -102,7 +103,7 @@ def test_columns_that_say_nothing_are_left_out_with_a_note(wrote: Any) -> None:
         "name": list("abcdef"), "some": [1.0, None] * 3, "n": range(6), "y": [0, 1] * 3,
     }  # fmt: skip
     data = parts = table(wrote(columns), label="y")
-    assert parts.preparation.device.feature_names == ("n", "some=missing")
+    assert parts.prepare[0].feature_names == ("n", "some=missing")
     assert parts.notes == (
         "left out, since every training row has the same: 'same', 'word'",
         "left out, since no training row has a value: 'none', 'nan', 'lost'",
@@ -255,7 +256,7 @@ def test_nothing_is_fitted_on_rows_held_out(wrote: Any) -> None:
     rows["part"] = ["train"] * 200 + ["valid", " Validation"] * 30 + ["TEST"] * 40
     rows["n"][200:] *= 100
     data = parts = table(wrote(rows), label="y", split="part")
-    (feature,) = [feature for feature in parts.preparation.device.numbers if feature.name == "n"]
+    (feature,) = [feature for feature in parts.prepare[0].numbers if feature.name == "n"]
     assert abs(feature.mean - rows["n"][:200].mean()) < 1e-12 and abs(feature.std - rows["n"][:200].std()) < 1e-12
     assert (len(data.train), len(data.validation or ()), len(parts.test or ())) == (200, 60, 40)
     assert _all(parts.test)["numeric"][:, 1].tolist() == list(range(260, 300))
@@ -270,10 +271,10 @@ def test_validation_and_test_files_are_prepared_as_in_training(wrote: Any, tmp_p
     x = _prepared(data, data.validation)["x"]
     np.testing.assert_allclose(x[:, 0], (other["n"] - train["n"].mean()) / train["n"].std(), atol=1e-6)
     assert (x[:3, 2:].sum(1) == 0).all() and (x[3:, 2:].sum(1) == 1).all()
-    again = parts.preparation.read(scan(wrote(other)))
+    again = TableEncoder(parts.host).read(scan(wrote(other)))
     assert again.fingerprint() == (data.validation or again).fingerprint()
     unlabelled = wrote({name: column for name, column in other.items() if name != "y"})
-    rows = parts.preparation.read(scan(unlabelled), targets=False)
+    rows = TableEncoder(parts.host).read(scan(unlabelled), targets=False)
     assert set(rows.schema) == {"numeric", "ids"} and rows.read(torch.arange(50))["ids"].equal(_all(data.validation)["ids"])
     with pytest.raises(DataError, match=r"validation: .*\.parquet has no column 'kind'"):
         table(wrote(train), label="y", validation=wrote({"n": [1.0], "id": [2], "y": ["no"]}))
@@ -283,7 +284,7 @@ def test_text_stays_text_in_other_files(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("zip,n,y\n007,1,a\n7,2,b\n007,3,a\nA7,4,b\n7,5,a\nA7,6,b\n")
     (tmp_path / "other.csv").write_text("y,zip,n\na,007,1\nb,7,2\n")
     data = parts = table(tmp_path / "train.csv", label="y", validation=tmp_path / "other.csv")
-    assert parts.preparation.device.feature_names == ("n", "zip=007", "zip=7", "zip=A7")
+    assert parts.prepare[0].feature_names == ("n", "zip=007", "zip=7", "zip=A7")
     assert _all(data.validation)["ids"].tolist() == [[1], [2]] and _all(data.validation)["numeric"].tolist() == [[1], [2]]
 
 
@@ -294,7 +295,7 @@ def test_a_query_is_a_table(wrote: Any, tmp_path: Path) -> None:
     data = parts = table(
         sql=query.format("< 80"), validation=query.format(">= 80"), label="y", base_folder=tmp_path, steps={"twice": []}
     )
-    assert (len(data.train), len(data.validation or ())) == (80, 20) and parts.preparation.host.ids == ("kind",)
+    assert (len(data.train), len(data.validation or ())) == (80, 20) and parts.host.codings.ids == ("kind",)
     np.testing.assert_allclose(sorted(_all(data.train)["numeric"][:, 0].tolist()), sorted(_rows(100)["n"][:80] * 2), rtol=1e-6)
     with pytest.raises(UsageError, match="an sql query says itself how to read its files; got 'delimiter' besides"):
         table(sql=query, label="y", delimiter=";")
@@ -304,7 +305,7 @@ def test_draws_balanced_and_by_weight(wrote: Any) -> None:
     rows = {**_rows(1000), "w": np.where(np.arange(1000) < 10, 50.0, 0.5)}
     rows["y"] = np.where(np.arange(1000) < 100, "rare", "usual")
     data = parts = table(wrote(rows), label="y", draw="w", holdout=0.1)
-    assert "w" not in parts.preparation.schema and len(data.sampler(0).rows(0, 10)) == 10
+    assert "w" not in parts.host.types and len(data.sampler(0).rows(0, 10)) == 10
     drawn = _all(data.train)["numeric"][data.sampler(0).rows(0, 4000)][:, 1]
     assert 0.4 < (drawn < 10).double().mean() < 0.6
     balanced = table(wrote(rows), label="y", draw="balanced")
@@ -322,7 +323,7 @@ def test_rows_on_disk_are_those_in_memory(wrote: Any, tmp_path: Path, monkeypatc
     monkeypatch.setattr(encoded, "BLOCK_ROWS", 1000)
     far = others = table(path, label="y", holdout=0.3, cache=tmp_path / "cache")
     assert isinstance(near.train, ArraySource) and isinstance(far.train, RowFiles) and isinstance(far.validation, RowFiles)
-    assert others.preparation == parts.preparation and far.train.schema == near.train.schema
+    assert (others.host, others.prepare) == (parts.host, parts.prepare) and far.train.schema == near.train.schema
     order = torch.randperm(3500)
     for name, column in near.train.read(order).items():
         assert torch.equal(far.train.read(order)[name], column)
@@ -432,7 +433,7 @@ def test_adult_is_prepared_well_enough_for_a_linear_model(shared_data: Any) -> N
         holdout=0.25, onehot=64, steps={"capital-gain": ["log", "standardise"], "capital-loss": ["log", "standardise"]},
     )  # fmt: skip
     assert data.labels == ("<=50K", ">50K") and len(data.train) == 24421 and len(data.validation or ()) == 8140
-    assert parts.preparation.device.cardinalities == () and "workclass=(missing)" in parts.preparation.device.feature_names
+    assert parts.prepare[0].cardinalities == () and "workclass=(missing)" in parts.prepare[0].feature_names
     train, held = _prepared(data, data.train), _prepared(data, data.validation)
     model = LogisticRegression(max_iter=60, tol=1e-3).fit(train["x"].numpy()[::2], train["y"].numpy()[::2])
     assert roc_auc_score(held["y"].numpy(), model.predict_proba(held["x"].numpy())[:, 1]) > 0.89
@@ -460,10 +461,10 @@ def test_taxi_dates_become_parts(shared_data: Any) -> None:
     )  # fmt: skip
     assert data.classes is None and data.schema()["y"].dtype == torch.float32
     assert {"tpep_pickup_datetime.hour", "tpep_pickup_datetime.hour.sin", "DOLocationID.target"} <= set(
-        parts.preparation.device.feature_names
+        parts.prepare[0].feature_names
     )
     raw = pq.read_table(shared_data(day.format(10)), columns=["tpep_pickup_datetime"]).column(0)[:500].to_pylist()
-    hour = parts.preparation.host.numeric.index("tpep_pickup_datetime.hour")
+    hour = parts.host.codings.numeric.index("tpep_pickup_datetime.hour")
     expected = [time.hour + time.minute / 60 + time.second / 3600 for time in raw]
     np.testing.assert_allclose(_all(data.train)["numeric"][:500, hour], expected, rtol=1e-6)
     assert torch.isfinite(_prepared(data, data.validation)["x"]).all()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,16 +18,19 @@ from sklearn.preprocessing import KBinsDiscretizer, OneHotEncoder, StandardScale
 
 from flatout.base.errors import DataError, UsageError
 from flatout.data.data import Data
+from flatout.data.fitted import Fitted
+from flatout.data.fitted.codings import Category, Codings, Date, Number, Target, bucket_of
+from flatout.data.fitted.dates import PARTS, date_part, to_instant
+from flatout.data.fitted.table_features import CategoryFeatures, NumberFeatures, TableFeatures
+from flatout.data.fitted.table_rows import TableHost
+from flatout.data.fitted.values import PlainValues
 from flatout.data.keyed import Keys
 from flatout.data.source import Column
 from flatout.data.tables import column_fits, statistics
 from flatout.data.tables import rows as rows_module
-from flatout.data.tables.dates import PARTS, date_part, to_instant
-from flatout.data.tables.device import CategoryFeatures, DevicePart, NumberFeatures
+from flatout.data.tables.arrow import ArrowValues
 from flatout.data.tables.fit import Folds
-from flatout.data.tables.host import Category, Date, HostPart, Number, Target, bucket_of
 from flatout.data.tables.kinds import Planned
-from flatout.data.tables.preparation import Preparation
 from flatout.data.tables.statistics import Counts, Moments, Sample
 from flatout.data.tables.steps import CategorySteps, Steps, TargetSteps, parse_steps
 from flatout.data.tables.table import table
@@ -58,7 +59,7 @@ def _keys(rows: int) -> Keys:
 
 
 def _column(data: Data, parts: Data, name: str) -> np.ndarray[Any, Any]:
-    return _x(data)[:, parts.preparation.device.feature_names.index(name)]
+    return _x(data)[:, parts.prepare[0].feature_names.index(name)]
 
 
 def _y(rows: int) -> list[str]:
@@ -82,7 +83,7 @@ def test_missing_numbers_are_filled_flagged_and_standardised_like_scikit_learn(p
             "y": _y(3000),
         }
     )
-    assert parts.preparation.device.feature_names == ("a", "b", "c", "a=missing", "b=missing")
+    assert parts.prepare[0].feature_names == ("a", "b", "c", "a=missing", "b=missing")
     x = _x(data)
     expected = StandardScaler().fit(with_holes).transform(SimpleImputer(strategy="mean").fit_transform(with_holes))
     assert x.dtype == np.float32
@@ -134,7 +135,7 @@ def test_quantile_buckets_are_those_of_scikit_learn(prepared: Any, count: int) -
     data = parts = prepared({"a": values, "b": values, "y": _y(2000)}, steps=steps)
     peer = KBinsDiscretizer(count, encode="onehot-dense", strategy="quantile", quantile_method="linear", subsample=None)
     expected = peer.fit_transform(values[:, None])
-    names = parts.preparation.device.feature_names
+    names = parts.prepare[0].feature_names
     assert names == ("b.rank", *(f"a[{bucket}]" for bucket in range(count)))
     np.testing.assert_array_equal(_x(data)[:, 1:], expected)
     np.testing.assert_allclose(_column(data, parts, "b.rank"), expected.argmax(1) / (count - 1), rtol=1e-6)
@@ -196,7 +197,7 @@ def test_categories_are_those_of_scikit_learn(prepared: Any) -> None:
     data = parts = prepared({"a": words, "b": rng.random(500) < 0.5, "y": _y(500)}, min_count=5, steps={"b": {"min_count": 1}})
     peer = OneHotEncoder(handle_unknown="ignore", categories=[["blue", "green", "red", "ä"]], sparse_output=False)
     np.testing.assert_array_equal(_x(data)[:, :4], peer.fit_transform(words[:, None]))
-    assert parts.preparation.device.feature_names == ("a=blue", "a=green", "a=red", "a=ä", "b=false", "b=true")
+    assert parts.prepare[0].feature_names == ("a=blue", "a=green", "a=red", "a=ä", "b=false", "b=true")
     assert (_x(data)[words == "odd", :4] == 0).all()
     assert "'a': values that come fewer than 5 times (1) are one unknown" in parts.notes
 
@@ -206,20 +207,20 @@ def test_many_categories_become_ids_and_few_become_columns(prepared: Any) -> Non
     codes = rng.integers(0, 40, 2000)
     columns = {"many": [f"c{c:02}" for c in codes], "few": [f"f{c % 3}" for c in codes], "y": _y(2000)}
     data = parts = prepared(columns)
-    device = parts.preparation.device
+    device = parts.prepare[0]
     assert device.cardinalities == (41,) and device.embedded_names == ("many",) and device.feature_names[0] == "few=f0"
     batch = device(data.train.read(torch.arange(2000)), _keys(2000))
     assert batch["categories"].dtype == torch.int64 and batch["categories"][:, 0].tolist() == (codes + 1).tolist()
     assert set(data.schema()) == set(batch) == {"x", "categories", "y"}
-    assert prepared(columns, onehot=40).preparation.device.cardinalities == ()
-    assert prepared(columns, steps={"few": {"onehot": 2}}).preparation.device.cardinalities == (41, 4)
+    assert prepared(columns, onehot=40).prepare[0].cardinalities == ()
+    assert prepared(columns, steps={"few": {"onehot": 2}}).prepare[0].cardinalities == (41, 4)
 
 
 def test_a_missing_category_is_one_of_its_own(prepared: Any) -> None:
     data = parts = prepared(
         {"a": ["u", None, "v", None, "u", "v"], "b": [1, 2, 1, None, 1, 2], "y": _y(6)}, categorical=["a", "b"]
     )
-    assert parts.preparation.device.feature_names == ("a=u", "a=v", "a=(missing)", "b=1", "b=2")
+    assert parts.prepare[0].feature_names == ("a=u", "a=v", "a=(missing)", "b=1", "b=2")
     assert _column(data, parts, "a=(missing)").tolist() == [0, 1, 0, 1, 0, 0]
     assert _x(data)[3].tolist() == [0, 0, 1, 0, 0], "missing once is too rare to be known"
 
@@ -238,14 +239,14 @@ def test_columns_with_too_many_categories_are_hashed(prepared: Any, monkeypatch:
     ids = [f"id{n % 300}" for n in range(900)]
     columns = {"a": ids, "n": range(900), "y": _y(900)}
     data = parts = prepared(columns)
-    coding = parts.preparation.host.columns[0]
-    assert coding == Category("a", (), statistics.HASH_BUCKETS) and parts.preparation.device.cardinalities == ((1 << 15) + 1,)
+    coding = parts.host.codings.columns[0]
+    assert coding == Category("a", (), statistics.HASH_BUCKETS) and parts.prepare[0].cardinalities == ((1 << 15) + 1,)
     assert any("'a' has too many distinct values" in note for note in parts.notes)
     assert data.train.read(torch.arange(900))["ids"][:, 0].tolist() == bucket_of(list(ids), 1 << 15).tolist()
     asked = prepared(columns, hash_buckets=40)
-    assert asked.preparation.host.columns[0] == Category("a", (), 40)
+    assert asked.host.codings.columns[0] == Category("a", (), 40)
     by_steps = prepared(columns, steps={"a": [{"hash": 7}]})
-    assert by_steps.preparation.device.cardinalities == (8,)
+    assert by_steps.prepare[0].cardinalities == (8,)
 
 
 def test_counts_are_the_same_whenever_they_overflow() -> None:
@@ -312,7 +313,7 @@ def test_no_row_sees_its_own_target(prepared: Any) -> None:
 def test_rows_that_were_not_trained_on_get_the_mean_of_all(prepared: Any) -> None:
     columns = _target_table()
     parts = prepared(columns, steps={"city": [{"target_encode": 10}]}, min_count=1)
-    found = parts.preparation.encode({"city": ["a", "b", "new", None], "n": [0, 0, 0, 0]})["numeric"][:, 0]
+    found = parts.host.encode({"city": ["a", "b", "new", None], "n": [0, 0, 0, 0]})["numeric"][:, 0]
     y, overall = columns["y"], columns["y"].mean()
     for value, city in zip(found[:2], "ab", strict=True):
         rows = y[columns["city"] == city]
@@ -326,12 +327,12 @@ def test_targets_of_several_classes_and_of_numbers(prepared: Any) -> None:
     y = np.where(city == "a", rng.integers(0, 3, 300), 2)
     parts = prepared({"city": city, "n": np.arange(300), "y": y}, steps={"city": ["target_encode"]})
     names = ["city.target=0", "city.target=1", "city.target=2"]
-    assert list(parts.preparation.host.numeric[:3]) == names
-    means = parts.preparation.encode({"city": ["a"], "n": [0]})["numeric"][0, :3]
+    assert list(parts.host.codings.numeric[:3]) == names
+    means = parts.host.encode({"city": ["a"], "n": [0]})["numeric"][0, :3]
     np.testing.assert_allclose(means.sum(), 1, rtol=1e-6)
     number = parts = prepared({"city": city, "n": np.arange(300), "y": y * 0.5}, steps={"city": ["target_encode"]})
-    assert parts.preparation.host.numeric == ("city.target", "n") and number.classes is None
-    assert parts.preparation.encode({"city": ["b"], "n": [0]})["numeric"][0, 0] > 0.9
+    assert parts.host.codings.numeric == ("city.target", "n") and number.classes is None
+    assert parts.host.encode({"city": ["b"], "n": [0]})["numeric"][0, 0] > 0.9
 
 
 # Dates
@@ -359,7 +360,7 @@ def test_dates_become_parts_with_cycles_and_one_flag(prepared: Any) -> None:
     times = [dt.datetime(2023, 1 + n % 12, 1 + n % 28, n % 24, 30) for n in range(200)]
     holed = [None if n % 10 == 0 else time for n, time in enumerate(times)]
     data = parts = prepared({"t": pa.array(holed, pa.timestamp("ms")), "y": _y(200)})
-    assert parts.preparation.device.feature_names == (
+    assert parts.prepare[0].feature_names == (
         "t.month", "t.day", "t.weekday", "t.hour",
         "t.month.sin", "t.weekday.sin", "t.hour.sin", "t.month.cos", "t.weekday.cos", "t.hour.cos", "t=missing",
     )  # fmt: skip
@@ -380,13 +381,13 @@ def test_dates_without_times_times_without_dates_and_dates_in_words(prepared: An
         "y": _y(60),
     }
     parts = prepared(columns, steps={"words": {"date": {"format": "%d/%m/%Y", "parts": ["year", "month"], "cycles": False}}})
-    day, time, words = parts.preparation.host.columns
+    day, time, words = parts.host.codings.columns
     assert day == Date("day", ("year", "month", "day", "weekday")) and time == Date("time", ("hour",))
     assert words == Date("words", ("year", "month"), "%d/%m/%Y")
-    encoded = parts.preparation.encode({"day": ["2021-05-09"], "time": [dt.time(6, 30)], "words": ["09/05/2021"]})
+    encoded = parts.host.encode({"day": ["2021-05-09"], "time": [dt.time(6, 30)], "words": ["09/05/2021"]})
     assert encoded["numeric"].tolist() == [[2021, 5, 9, 6, 6.5, 2021, 5]]
     with pytest.raises(DataError, match=r"row 0: column 'words' has '2021-05-09', which is no date in the format '%d/%m/%Y'"):
-        parts.preparation.encode({"day": [None], "time": [None], "words": ["2021-05-09"]})
+        parts.host.encode({"day": [None], "time": [None], "words": ["2021-05-09"]})
 
 
 # Both parts in JSON
@@ -419,91 +420,62 @@ def _mixed(rows: int = 500) -> pa.Table:
     )
 
 
-def _mixed_parts(prepared: Any) -> tuple[Data, Preparation]:
+def _mixed_parts(prepared: Any) -> tuple[Data, Fitted]:
     steps = {
         "f": ["log", "standardise"], "f32": [{"quantile_buckets": 4}], "i": {"clip": 0.02, "fill": "median"},
         "u8": [{"quantile_buckets": {"count": 8, "as": "rank"}}], "user": [{"hash": 50}], "word": ["target_encode"],
     }  # fmt: skip
-    data = parts = prepared(_mixed(), categorical=["flag", "word", "code", "rate", "user"], steps=steps)
-    return data, parts.preparation
+    data = prepared(_mixed(), categorical=["flag", "word", "code", "rate", "user"], steps=steps)
+    return data, data.fitted
+
+
+def _encoded(fitted: Any, table: pa.Table) -> dict[str, Any]:
+    encoded: dict[str, Any] = fitted.host.codings.encode(ArrowValues(table.combine_chunks().to_batches()[0]))
+    return encoded
 
 
 def test_plain_values_and_arrow_batches_give_equal_bits(prepared: Any) -> None:
-    _, preparation = _mixed_parts(prepared)
+    _, fitted = _mixed_parts(prepared)
     table = _mixed()
-    fast = preparation.host.encode_batch(table.combine_chunks().to_batches()[0])
-    slow = preparation.encode(
+    fast = _encoded(fitted, table)
+    slow = fitted.rows(
         {name: table[name].to_pylist() for name in table.column_names if name != "ns"}
         | {"ns": table["ns"].cast(pa.timestamp("us")).to_pylist()}
     )
     arrays = {name: table[name].to_numpy() for name in table.column_names if name not in ("flag", "word")}
-    numpy = preparation.encode({**arrays, "flag": table["flag"].to_pylist(), "word": table["word"].to_pylist()})
+    numpy = fitted.rows({**arrays, "flag": table["flag"].to_pylist(), "word": table["word"].to_pylist()})
     assert set(fast) == set(slow) == {"numeric", "ids"}
     for name, column in fast.items():
-        assert column.dtype == slow[name].dtype == {"numeric": np.float32, "ids": np.int32}[name]
-        assert column.tobytes() == slow[name].tobytes() == numpy[name].tobytes()
+        assert column.dtype == slow[name].numpy().dtype == {"numeric": np.float32, "ids": np.int32}[name]
+        assert column.tobytes() == slow[name].numpy().tobytes() == numpy[name].numpy().tobytes()
     worded = table.set_column(table.column_names.index("word"), "word", table["word"].dictionary_encode())
-    coded = preparation.host.encode_batch(worded.combine_chunks().to_batches()[0])
-    assert coded["numeric"].tobytes() == fast["numeric"].tobytes()
+    assert _encoded(fitted, worded)["numeric"].tobytes() == fast["numeric"].tobytes()
 
 
-def test_a_preparation_comes_back_from_json_as_it_was(prepared: Any) -> None:
-    _, preparation = _mixed_parts(prepared)
-    back = Preparation.from_dict(json.loads(json.dumps(preparation.to_dict(), allow_nan=False)))
-    assert back == preparation and hash(back.device) == hash(preparation.device) and back.key() == preparation.key()
-    assert {type(coding) for coding in back.host.columns} == {Number, Date, Category, Target}
-    batch = _mixed().combine_chunks().to_batches()[0]
-    one, other = preparation.host.encode_batch(batch), back.host.encode_batch(batch)
+def test_what_was_fitted_comes_back_from_json_as_it_was(prepared: Any) -> None:
+    _, fitted = _mixed_parts(prepared)
+    back = Fitted.from_json(json.loads(json.dumps(fitted.to_json(), allow_nan=False)))
+    assert back.host == fitted.host and back.device.steps == fitted.device.steps and back.signature == fitted.signature
+    assert isinstance(back.host, TableHost)
+    assert {type(coding) for coding in back.host.codings.columns} == {Number, Date, Category, Target}
+    one, other = _encoded(fitted, _mixed()), _encoded(back, _mixed())
     assert all(one[name].tobytes() == other[name].tobytes() for name in one)
-    tensors = [torch.from_numpy(one[name]) for name in ("numeric", "ids")]
-    for mine, theirs in zip(preparation.device(*tensors), back.device(*tensors), strict=True):
-        assert torch.equal(mine, theirs)
+    tensors = {name: torch.from_numpy(column) for name, column in one.items()}
+    mine, theirs = fitted.device(tensors), back.device(tensors)
+    assert list(mine) == ["x", "categories"] and all(torch.equal(mine[name], theirs[name]) for name in mine)
     with pytest.raises(DataError, match="version 99"):
-        Preparation.from_dict({**preparation.to_dict(), "version": 99})
-
-
-def test_predicting_needs_no_pyarrow(prepared: Any, tmp_path: Path) -> None:
-    _, preparation = _mixed_parts(prepared)
-    row = {
-        name: _mixed()[name][:3].cast(pa.timestamp("us") if name == "ns" else _mixed()[name].type).to_pylist()
-        for name in _mixed().column_names
-    }
-    plain = {
-        name: [str(v) if isinstance(v, dt.date | dt.time) else v for v in values]
-        for name, values in row.items()
-        if name != "hour"
-    }
-    plain["hour"] = [f"1970-01-01T{time}" for time in row["hour"]]
-    (tmp_path / "saved.json").write_text(json.dumps([preparation.to_dict(), plain]))
-    code = """
-import json, sys
-sys.modules["pyarrow"] = None
-from flatout.data.tables.host import HostPart
-from flatout.data.tables.device import DevicePart
-import torch
-saved, rows = json.load(open(sys.argv[1]))
-encoded = HostPart.from_dict(saved["host"]).encode(rows)
-x, categories = DevicePart(**saved["device"])(torch.from_numpy(encoded["numeric"]), torch.from_numpy(encoded["ids"]))
-print(json.dumps([encoded["numeric"].tobytes().hex(), encoded["ids"].tolist(), x.tolist()]))
-"""
-    found = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "saved.json")], capture_output=True, text=True, timeout=60
-    )
-    assert found.returncode == 0, found.stderr
-    numeric, ids, x = json.loads(found.stdout)
-    expected = preparation.host.encode_batch(_mixed().slice(0, 3).combine_chunks().to_batches()[0])
-    assert numeric == expected["numeric"].tobytes().hex() and ids == expected["ids"].tolist()
-    tensors = [torch.from_numpy(expected[name]) for name in ("numeric", "ids")]
-    assert x == preparation.device(*tensors)[0].tolist()
+        Fitted.from_json({**fitted.to_json(), "version": 99})
+    with pytest.raises(DataError, match="version 98"):
+        TableHost.from_json({**fitted.host.to_json(), "version": 98})
 
 
 def test_unseen_values_are_unknown_and_counted(prepared: Any) -> None:
     parts = prepared({"a": ["u", "v"] * 5, "b": [1.0, 2.0] * 5, "y": _y(10)}, categorical=["a", "b"])
     unseen: Counter[str] = Counter()
-    ids = parts.preparation.encode({"a": ["u", "w", None, "z"], "b": [1, "2", 3.5, 2.0]}, unseen)["ids"]
+    ids = parts.host.encode({"a": ["u", "w", None, "z"], "b": [1, "2", 3.5, 2.0]}, unseen)["ids"]
     assert ids.tolist() == [[1, 1], [0, 2], [0, 0], [0, 2]]
     assert unseen == {"a": 2, "b": 1}
-    assert parts.preparation.device(torch.zeros(4, 0), torch.from_numpy(ids))[1].tolist() == [0, 0, 0, 1]
+    assert parts.prepare[0](torch.zeros(4, 0), torch.from_numpy(ids))[1].tolist() == [0, 0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -519,21 +491,21 @@ def test_unseen_values_are_unknown_and_counted(prepared: Any) -> None:
 def test_raw_values_that_do_not_fit_are_said(prepared: Any, columns: dict[str, Any], said: str) -> None:
     parts = prepared({"a": [1.0, 2.0, 3.0, 4.0], "b": ["k", "l"] * 2, "y": _y(4)})
     with pytest.raises(DataError, match=said):
-        parts.preparation.encode(columns)
+        parts.host.encode(columns)
 
 
 def test_infinite_numbers_are_missing_when_predicting(prepared: Any) -> None:
     parts = prepared({"a": [1.0, 2.0, None, 3.0], "y": _y(4)})
-    encoded = parts.preparation.encode({"a": [float("inf"), 1e300, float("nan"), None, 2.0]})["numeric"]
+    encoded = parts.host.encode({"a": [float("inf"), 1e300, float("nan"), None, 2.0]})["numeric"]
     assert np.isnan(encoded[:4]).all()
-    assert parts.preparation.device(torch.from_numpy(encoded), torch.zeros(5, 0))[:, 1].tolist() == [1, 1, 1, 1, 0]
+    assert parts.prepare[0](torch.from_numpy(encoded), torch.zeros(5, 0))[:, 1].tolist() == [1, 1, 1, 1, 0]
 
 
 # The device part
 
 
-def _device() -> DevicePart:
-    return DevicePart(
+def _device() -> TableFeatures:
+    return TableFeatures(
         [
             NumberFeatures("a", fill=1.5, flag="a=missing", mean=0.1, std=3.0),
             NumberFeatures("b", low=-1.0, log=True),
@@ -556,9 +528,9 @@ def test_the_device_part_parses_from_its_written_form() -> None:
     part = _device()
     written = json.loads(json.dumps(part.written(), allow_nan=False))
     (options,) = written.values()
-    back = DevicePart(**options)
+    back = TableFeatures(**options)
     assert list(written) == ["table"] and back == part and back.written() == part.written()
-    assert back != DevicePart(options["numeric"][:4], options["ids"])
+    assert back != TableFeatures(options["numeric"][:4], options["ids"])
     for mine, theirs in zip(part(*_inputs()), back(*_inputs()), strict=True):
         assert torch.equal(mine, theirs)
 
@@ -626,7 +598,7 @@ def test_how_files_are_cut_changes_no_bit(prepared: Any, tmp_path: Path, monkeyp
         stop = (1, 130, 131, 400, 700)[place]
         pq.write_table(mixed.slice(start, stop - start), many / f"{place}.parquet", row_group_size=37)
     pieces = others = table(many, label="y", **options)
-    assert others.preparation == parts.preparation
+    assert (others.host, others.prepare) == (parts.host, parts.prepare)
     assert pieces.train.fingerprint() == whole.train.fingerprint()
     assert pieces.validation is not None and whole.validation is not None
     assert pieces.validation.fingerprint() == whole.validation.fingerprint()
@@ -639,8 +611,8 @@ def test_the_order_of_rows_changes_last_bits_alone(prepared: Any) -> None:
     options: dict[str, Any] = {"steps": steps, "categorical": ["word", "code", "user"]}
     data = one = prepared(table, **options)
     shuffled = other = prepared(table.take(order), **options)
-    assert _without_floats(one.preparation.to_dict()) == _without_floats(other.preparation.to_dict())
-    np.testing.assert_allclose(_floats(one.preparation.to_dict()), _floats(other.preparation.to_dict()), rtol=1e-12)
+    assert _without_floats(one.fitted.to_json()) == _without_floats(other.fitted.to_json())
+    np.testing.assert_allclose(_floats(one.fitted.to_json()), _floats(other.fitted.to_json()), rtol=1e-12)
     assert data.train.read(torch.from_numpy(order))["ids"].equal(shuffled.train.read(torch.arange(600))["ids"])
 
 
@@ -699,11 +671,12 @@ def test_steps_of_another_kind_of_column_are_refused(prepared: Any) -> None:
     with pytest.raises(DataError, match="steps: the table has no column 'c'"):
         prepared(columns, steps={"c": ["log"]})
     parts = prepared({**columns, "a": [1.0, 1.0]}, steps={"a": [{"hash": 4}], "b": {"min_count": 1}})
-    assert parts.preparation.host.ids == ("b",), "a step for categories makes a number one; this one is constant"
+    assert parts.host.codings.ids == ("b",), "a step for categories makes a number one; this one is constant"
 
 
 def test_host_parts_know_their_columns() -> None:
-    host = HostPart((Number("a", 2.0), Category("k", ("x",)), Date("t", ("year", "hour"))))
+    host = Codings((Number("a", 2.0), Category("k", ("x",)), Date("t", ("year", "hour"))))
     assert host.numeric == ("a", "t.year", "t.hour") and host.ids == ("k",)
-    assert HostPart.from_dict(host.to_dict()) == host
-    assert host.encode({"a": [3], "k": ["x"], "t": ["2020-01-01T12:00"]})["numeric"].tolist() == [[1.0, 2020.0, 12.0]]
+    assert Codings.from_dict(host.to_dict()) == host
+    values = PlainValues({"a": [3], "k": ["x"], "t": ["2020-01-01T12:00"]})
+    assert host.encode(values)["numeric"].tolist() == [[1.0, 2020.0, 12.0]]

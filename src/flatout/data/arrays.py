@@ -14,13 +14,13 @@ from torch import Tensor
 from flatout.base.errors import DataError
 from flatout.data.checks import check_alike, check_finite, check_labels, check_lengths
 from flatout.data.data import Data
-from flatout.data.files import file_format, read_array, read_columns, to_tensor
+from flatout.data.files import file_format, read_array, read_columns
+from flatout.data.fitted.array_rows import arrange, targets_of
+from flatout.data.fitted.tensors import to_tensor
 from flatout.data.keyed import keyed
 from flatout.data.source import ArraySource
 from flatout.data.split import hash_records, held_out
 from flatout.data.transforms import Normalize, Transform, parse_transforms
-
-_LAYOUT_DIMS = {"hw": 3, "hwc": 4, "chw": 4}
 
 
 def arrays(
@@ -67,6 +67,7 @@ def arrays(
         draw=weights,
         classes=classes,
         labels=tuple(names) or None,
+        reading={} if layout is None else {"layout": layout},
     )
 
 
@@ -86,10 +87,10 @@ def _load(x: Any, rest: Mapping[str, Any], layout: str | None, names: list[str],
     for name, column in written.items():
         array = read_array(Path(column), name) if isinstance(column, str | os.PathLike) else column
         if name == "y":
-            columns[name] = _targets(array, names)
+            columns[name] = _targets(array, names, part)
         else:
             columns[name] = to_tensor(array, name)
-    columns["x"] = _arrange(columns["x"], layout)
+    columns["x"] = arrange(columns["x"], layout)
     check_lengths(columns, part)
     for name, tensor in columns.items():
         check_finite(tensor, part + name)
@@ -103,31 +104,12 @@ def _read_file_of_columns(x: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
     return {"x": x}
 
 
-def _targets(array: Any, names: list[str]) -> Tensor:
-    """Whole numbers as int64, words as their place among the sorted words."""
+def _targets(array: Any, names: list[str], part: str) -> Tensor:
+    """Whole numbers as int64, words as their place among the sorted words, which `names` collects."""
     words = array if isinstance(array, Tensor) else np.asarray(array)
-    if isinstance(words, np.ndarray) and words.dtype.kind in "US":
-        words = words.astype(str)
-        if not names:
-            names.extend(str(name) for name in np.unique(words))
-        unknown = ~np.isin(words, names)
-        if unknown.any():
-            row = int(unknown.argmax())
-            raise DataError(f"validation y: row {row} has label {str(words[row])!r}, which no training row has")
-        return torch.from_numpy(np.searchsorted(np.array(names), words).astype(np.int64))
-    tensor = to_tensor(words, "y")
-    return tensor if tensor.is_floating_point() else tensor.to(torch.int64)
-
-
-def _arrange(x: Tensor, layout: str | None) -> Tensor:
-    if layout is None:
-        return x.contiguous()
-    if layout not in _LAYOUT_DIMS:
-        raise DataError(f"layout is 'hw', 'hwc' or 'chw', got {layout!r}")
-    if x.dim() != _LAYOUT_DIMS[layout]:
-        dims = _LAYOUT_DIMS[layout]
-        raise DataError(f"layout={layout!r} needs x of {dims} dimensions, rows first; x has shape {list(x.shape)}")
-    return (x.permute(0, 3, 1, 2) if layout == "hwc" else x).contiguous()
+    if isinstance(words, np.ndarray) and words.dtype.kind in "US" and not names:
+        names.extend(str(name) for name in np.unique(words.astype(str)))
+    return targets_of(words, names, part)
 
 
 def _split(columns: Mapping[str, Tensor], share: float, seed: int) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,10 @@ from torch import Tensor
 from flatout.base.errors import DataError, did_you_mean
 from flatout.data.bad import Bad
 from flatout.data.draws import Balanced, Weighted, check_weights
+from flatout.data.fitted.array_rows import ArrayHost
+from flatout.data.fitted.device import DevicePart
+from flatout.data.fitted.fitted import Fitted
+from flatout.data.fitted.host import HostPart
 from flatout.data.order import Order, Sampler
 from flatout.data.source import Column, Source, hash_tensors
 from flatout.data.transforms import Transform, describe_all
@@ -37,7 +41,7 @@ class Data:
     training: tuple[Transform, ...] | None = None
     inputs: tuple[str, ...] = ("x",)
     cardinalities: tuple[int, ...] = ()  # of the columns of `categories`, for embeddings
-    preparation: Any = None  # what was fitted, with `to_dict`: kept with the run, applied to other data
+    host: HostPart | None = None  # raw values to rows, as it was fitted; None: columns of numbers
     reading: Mapping[str, Any] = field(default_factory=dict)  # how its files are read, for other files like them
     notes: tuple[str, ...] = ()  # what a person should know of how the data was read
     bad: tuple[Bad, ...] = ()  # what was left out as it was read; sources that read later have one of their own
@@ -106,6 +110,16 @@ class Data:
         distinct = list({id(bad): bad for bad in every}.values())
         words = [said for bad in distinct if (said := bad.summary())]
         return sum(bad.count for bad in distinct), "; ".join(words) or None
+
+    @cached_property
+    def fitted(self) -> Fitted:
+        """All that prepares other rows as these are prepared, without these."""
+        schema = self.train.schema
+        host = self.host
+        if host is None:
+            columns = {name: (str(column.dtype).removeprefix("torch."), column.shape) for name, column in schema.items()}
+            host = ArrayHost(columns, self.reading.get("layout"), self.labels, self.classes, self.vocabulary)
+        return Fitted(host, DevicePart(self.prepare), schema, self.reading)
 
     def fingerprint(self) -> str:
         """A hash of everything here that changes what a model learns, in hex."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError
@@ -25,10 +24,6 @@ Read = TypeVar("Read")
 _IDX_NAME = re.compile(r"(\.idx\d?|idx\d-[a-z]+)(\.gz)?$")
 _MOST_DIMENSIONS = 32
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-_PLAIN_TYPES = {
-    torch.float64: torch.float32, torch.bool: torch.uint8,
-    torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64,
-}  # fmt: skip
 FORMATS = ".npy, .npz, .safetensors, .idx or idx.gz (such as train-images-idx3-ubyte.gz)"
 
 
@@ -123,21 +118,3 @@ def _read_idx(file: BinaryIO, name: str) -> Array:
             raise ValueError(f"its header asks for {expected} bytes of values, and {came}: the file is cut off or damaged")
     array = values.view(kind)
     return (array if kind.isnative else array.byteswap(inplace=True).view(kind.newbyteorder("="))).reshape(shape)
-
-
-def to_tensor(array: Any, column: str) -> Tensor:
-    """Any array of numbers as a tensor of a type that training uses: float64 narrows to float32, unsigned widen."""
-    if isinstance(array, Tensor):
-        tensor = array.detach().cpu()
-    else:
-        try:
-            host = np.asarray(array)
-        except ValueError as error:
-            raise DataError(f"column {column!r} is not an array: {error}") from error
-        if host.dtype.kind not in "buif":
-            raise DataError(f"column {column!r} must hold numbers, its type is {host.dtype}")
-        host = host.astype(host.dtype.newbyteorder("="), order="C", copy=False)
-        tensor = torch.from_numpy(host if host.flags.writeable else host.copy())
-    if tensor.is_complex():
-        raise DataError(f"column {column!r} holds complex numbers; give their parts as two columns")
-    return tensor.to(_PLAIN_TYPES.get(tensor.dtype, tensor.dtype))

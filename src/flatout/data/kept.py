@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError
 from flatout.data.data import Data
+from flatout.data.fitted.fitted import Fitted
 from flatout.data.source import Batch, Column, Source
 from flatout.data.transforms import parse_transforms
 
@@ -45,36 +46,34 @@ def remember(data: Data) -> dict[str, Any]:
         "inputs": list(data.inputs),
         "cardinalities": list(data.cardinalities),
         "fingerprint": data.fingerprint(),
-        "preparation": None if data.preparation is None else data.preparation.to_dict(),
-        "reading": dict(data.reading),
+        "fitted": data.fitted.to_json(),
         "notes": list(data.notes),
     }
 
 
-def recall(kept: Mapping[str, Any]) -> Data:
-    """Data without rows. UsageError where a transform was an object of the user's own, which no file can hold."""
-    schema = {name: _column(column) for name, column in kept["columns"].items()}
-    preparation = None
-    if kept["preparation"] is not None:
-        from flatout.data.tables.preparation import Preparation
+def recall(kept: Mapping[str, Any], asked: Any = None, folder: Path = Path()) -> Data:
+    """Data without rows. UsageError where a transform was an object of the user's own, which no file can hold.
 
-        preparation = Preparation.from_dict(kept["preparation"])
+    `asked` is the data of the run's recipe, with paths relative to `folder`: folders of earlier versions need it.
+    """
+    if "fitted" in kept:
+        fitted = Fitted.from_json(kept["fitted"])
+    else:
+        from flatout.data.earlier import fitted_of_earlier_run
+
+        fitted = fitted_of_earlier_run(kept, asked, folder)
     return Data(
-        train=Described(kept["train_rows"], schema, kept["tokens_per_row"], kept["fingerprint"]),
-        prepare=parse_transforms(kept["prepare"]) if preparation is None else (preparation.device,),
+        train=Described(kept["train_rows"], fitted.schema, kept["tokens_per_row"], kept["fingerprint"]),
+        prepare=fitted.device.steps,
         training=None if kept["training"] is None else parse_transforms(kept["training"]),
-        target_scale=None if preparation is None else preparation.label.scale,
+        target_scale=tuple(kept["target_scale"]) if "target_scale" in kept else None,
         inputs=tuple(kept["inputs"]),
         cardinalities=tuple(kept["cardinalities"]),
-        preparation=preparation,
-        reading=kept["reading"],
+        host=fitted.host,
+        reading=fitted.reading,
         notes=tuple(kept["notes"]),
         classes=kept["classes"],
         vocabulary=kept["vocabulary"],
         labels=None if kept["labels"] is None else tuple(kept["labels"]),
         alphabet=kept["alphabet"],
     )
-
-
-def _column(written: Mapping[str, Any]) -> Column:
-    return Column(getattr(torch, written["dtype"]), tuple(written["shape"]), written.get("ragged"))

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from flatout.base.units import show_bytes, show_count
 from flatout.data.data import Data
+from flatout.data.fitted.codings import Category, Date, Target
+from flatout.data.fitted.table_features import CategoryFeatures, NumberFeatures, TableFeatures
+from flatout.data.fitted.table_rows import TableHost
 from flatout.data.source import Source
-from flatout.data.tables.device import CategoryFeatures, NumberFeatures
-from flatout.data.tables.host import Category, Date, Target
-from flatout.data.tables.preparation import Preparation
 
 _SAMPLE_ROWS = 200_000
 _PLACES = ("start", "height", "width")  # where each photo lies among the pixels
@@ -42,8 +42,10 @@ class LabelWords:
 
 
 def columns_of(data: Data) -> tuple[ColumnWords, ...]:
-    if isinstance(data.preparation, Preparation):
-        return tuple(_fitted(data.preparation, _sample(data.train)))
+    if isinstance(data.host, TableHost):
+        (features,) = data.prepare
+        assert isinstance(features, TableFeatures)
+        return tuple(_fitted(data.host, features, _sample(data.train)))
     return tuple(
         ColumnWords(name, _stored(column), None, _as_given(name, data))
         for name, column in data.train.schema.items()
@@ -55,7 +57,7 @@ def label_of(data: Data) -> LabelWords | None:
     y = _targets(data.train)
     if y is None or y.dim() != 1 or not len(y):
         return None
-    name = data.preparation.label.name if isinstance(data.preparation, Preparation) else "y"
+    name = data.host.label.name if isinstance(data.host, TableHost) else "y"
     if data.classes is None or y.is_floating_point():
         return LabelWords(name, low=float(y.min()), high=float(y.max()))
     counts = torch.bincount(y.long(), minlength=data.classes).tolist()
@@ -78,21 +80,21 @@ def _sample(source: Source) -> Mapping[str, Tensor]:
     return source.read(torch.arange(count) * len(source) // count)
 
 
-def _fitted(preparation: Preparation, sample: Mapping[str, Tensor]) -> Iterator[ColumnWords]:
-    host, device = preparation.host, preparation.device
-    numbers = {column.name: column for column in device.numbers}
-    categories = {column.name: column for column in device.categories}
+def _fitted(host: TableHost, features: TableFeatures, sample: Mapping[str, Tensor]) -> Iterator[ColumnWords]:
+    codings = host.codings
+    numbers = {column.name: column for column in features.numbers}
+    categories = {column.name: column for column in features.categories}
     absent = _absent(sample.get("numeric"))
-    for coding in host.columns:
+    for coding in codings.columns:
         if isinstance(coding, Category):
             gone = None
             if None in coding.categories:
-                ids = sample["ids"][:, host.ids.index(coding.name)]
+                ids = sample["ids"][:, codings.ids.index(coding.name)]
                 gone = float((ids == 1 + coding.categories.index(None)).double().mean())
             yield ColumnWords(coding.name, "category", gone, _category_words(coding, categories[coding.name]))
             continue
         parts = [numbers[name] for name in coding.outputs]
-        gone = absent[host.numeric.index(coding.outputs[0])]
+        gone = absent[codings.numeric.index(coding.outputs[0])]
         if isinstance(coding, Date):
             yield ColumnWords(coding.name, "date", gone, ", ".join(_part_words(part, coding.name) for part in parts))
         elif isinstance(coding, Target):

@@ -19,7 +19,7 @@ from flatout.data.datasets.iterables import IterableSource, gathered
 from flatout.data.datasets.rowreader import RowReader
 from flatout.data.datasets.rowtask import Part
 from flatout.data.datasets.samples import Columns, Form, as_tensor
-from flatout.data.files import to_tensor
+from flatout.data.fitted.tensors import to_tensor
 from flatout.data.keyed import keyed
 from flatout.data.normalize import Normalize
 from flatout.data.order import Order

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError, did_you_mean
-from flatout.data.files import to_tensor
+from flatout.data.fitted.tensors import to_tensor
 from flatout.data.source import Batch, Column, Schema
 from flatout.data.workers.arena import Memory
 from flatout.data.workers.failures import Unusable

@@ -13,7 +13,7 @@ import torch
 from flatout.base.errors import DataError
 from flatout.data.bad import Bad
 from flatout.data.data import Data
-from flatout.data.files import to_tensor
+from flatout.data.fitted.tensors import to_tensor
 from flatout.data.keyed import Keys
 from flatout.data.normalize import Normalize
 from flatout.data.photos.crops import CenterCrop, RandomResizedCrop, resize_for

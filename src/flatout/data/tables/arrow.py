@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from flatout.base.errors import DataError, did_you_mean
-from flatout.data.tables.values import Array, Texts, not_a_date, parse_instants, to_text
+from flatout.data.fitted.values import Array, Texts, not_a_date, parse_instants, to_text
 
 
 class ArrowValues:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from flatout.data.fitted.codings import Coding, Date, Number
+from flatout.data.fitted.dates import PERIODS, date_part
+from flatout.data.fitted.label import Label
+from flatout.data.fitted.table_features import CategoryFeatures, NumberFeatures
 from flatout.data.tables.arrow import ArrowValues
-from flatout.data.tables.dates import PERIODS, date_part
-from flatout.data.tables.device import CategoryFeatures, NumberFeatures
-from flatout.data.tables.host import Coding, Date, Number
 from flatout.data.tables.kinds import Planned, listed
-from flatout.data.tables.label import Label
 from flatout.data.tables.statistics import HASH_BUCKETS, MOST_CATEGORIES, Counts, Moments, Sample
 from flatout.data.tables.targets import target_coding, target_matrix
 

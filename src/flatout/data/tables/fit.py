@@ -1,4 +1,4 @@
-"""Fits a preparation on training rows that stream by once, in blocks; the label goes first where a column is encoded by it."""
+"""Fits both parts of a table on training rows that stream by once, in blocks; a label that encodes a column goes first."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from flatout.base.errors import DataError
+from flatout.data.fitted.codings import Codings, FoldMeans
+from flatout.data.fitted.label import Label
+from flatout.data.fitted.table_features import TableFeatures
 from flatout.data.keyed import keyed
 from flatout.data.split import hash_batch
 from flatout.data.tables.arrow import ArrowValues
 from flatout.data.tables.column_fits import FITS, Context, Done, Dropped
-from flatout.data.tables.device import DevicePart
-from flatout.data.tables.host import FoldMeans, HostPart
 from flatout.data.tables.kinds import Planned
-from flatout.data.tables.label import Label, LabelFit
+from flatout.data.tables.label import LabelFit
 from flatout.data.tables.statistics import Sample
 from flatout.data.tables.targets import target_matrix
 
@@ -25,11 +26,11 @@ Blocks = Callable[[], Iterator[Any]]
 
 
 @dataclass(frozen=True)
-class Fitted:
+class TableFit:
     """`others` holds what target-encoded training rows get instead of the host part's means."""
 
-    host: HostPart
-    device: DevicePart
+    codings: Codings
+    features: TableFeatures
     label: Label
     others: FoldMeans
     notes: tuple[str, ...]
@@ -44,7 +45,7 @@ class FitOptions:
     seed: int = 0
 
 
-def fit(blocks: Blocks, columns: Sequence[Planned], label: str, label_type: Any, options: FitOptions) -> Fitted:
+def fit(blocks: Blocks, columns: Sequence[Planned], label: str, label_type: Any, options: FitOptions) -> TableFit:
     """`blocks` gives the training rows anew at each call, as record batches of even size."""
     notes: list[str] = []
     known: Label | None = None
@@ -65,7 +66,7 @@ def fit(blocks: Blocks, columns: Sequence[Planned], label: str, label_type: Any,
         if known is None:
             labels.add(block)
         folds = folds_of(block)
-        y = target_matrix(known.encode(block), known.class_count) if known is not None else None
+        y = target_matrix(known.encode(values), known.class_count) if known is not None else None
         for column_fit in fits:
             column_fit.add(values, folds, y)
         if sampled:
@@ -90,13 +91,13 @@ class Folds:
         return {name: (hashes % np.uint64(count)).astype(np.int64) for name, count in self._counts.items()}
 
 
-def _assembled(fits: Sequence[Any], sample: Sample, label: Label, notes: list[str], rows: int) -> Fitted:
+def _assembled(fits: Sequence[Any], sample: Sample, label: Label, notes: list[str], rows: int) -> TableFit:
     dropped = Dropped()
     done: list[Done] = [found for column in fits if (found := column.done(sample, dropped)) is not None]
     notes = [*notes, *dropped.notes()]
     if not done:
         raise DataError("no column is left to learn from: " + ("; ".join(notes) or "the table has none beside the label"))
-    host = HostPart(tuple(column.coding for column in done))
-    device = DevicePart([f for column in done for f in column.numbers], [f for column in done for f in column.categories])
+    codings = Codings(tuple(column.coding for column in done))
+    features = TableFeatures([f for column in done for f in column.numbers], [f for column in done for f in column.categories])
     others = {column.coding.name: column.others for column in done if column.others is not None}
-    return Fitted(host, device, label, FoldMeans(others), tuple(notes), rows)
+    return TableFit(codings, features, label, FoldMeans(others), tuple(notes), rows)

@@ -1,17 +1,16 @@
-"""What a table is trained to predict: a class, with its name, or a number."""
+"""Fits the label of a table: classes, with their names, or a number."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from flatout.base.errors import DataError, UsageError
+from flatout.data.fitted.codings import LARGEST
+from flatout.data.fitted.label import Label
 from flatout.data.tables.arrow import ArrowValues, is_number
-from flatout.data.tables.host import LARGEST
 
 Array = np.ndarray[Any, Any]
 
@@ -19,47 +18,6 @@ TARGETS = ("auto", "class", "number")
 MOST_AUTO_CLASSES = 100
 MOST_CLASSES = 100_000
 _COARSE = 0.01  # of a label's deviation: as far as float32 may round it
-MISSING, UNKNOWN = -1, -2
-
-
-@dataclass(frozen=True)
-class Label:
-    """`classes` are the names of the classes, in the order of their ids; None where the label is a number, which has a `mean`
-    and a `deviation` over the training rows."""
-
-    name: str
-    classes: tuple[str, ...] | None
-    mean: float | None = None
-    deviation: float | None = None
-
-    @property
-    def class_count(self) -> int | None:
-        return None if self.classes is None else len(self.classes)
-
-    @property
-    def scale(self) -> tuple[float, float] | None:
-        return None if self.mean is None or self.deviation is None else (self.mean, self.deviation)
-
-    def encode(self, batch: Any) -> Array:
-        """int64 class ids, MISSING or UNKNOWN where there is none; or float32, NaN where missing."""
-        values = ArrowValues(batch)
-        if self.classes is None:
-            return values.numbers(self.name).astype(np.float32)
-        codes, texts = values.texts(self.name)
-        ids = [MISSING if text is None else self._ids.get(text, UNKNOWN) for text in texts]
-        return np.array(ids, dtype=np.int64)[codes]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, written: Mapping[str, Any]) -> Label:
-        classes = None if written["classes"] is None else tuple(written["classes"])
-        return cls(written["name"], classes, written.get("mean"), written.get("deviation"))
-
-    @cached_property
-    def _ids(self) -> dict[str, int]:
-        return {name: place for place, name in enumerate(self.classes or ())}
 
 
 class LabelFit:

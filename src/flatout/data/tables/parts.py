@@ -16,7 +16,7 @@ from flatout.data.source import Source
 from flatout.data.split import hash_batch, held_out
 from flatout.data.tables.arrow import ArrowValues
 from flatout.data.tables.encoded import Gathering, kept_rows
-from flatout.data.tables.preparation import Preparation
+from flatout.data.tables.encoding import TableEncoder
 from flatout.data.tables.rows import Place, Rows
 
 Array = np.ndarray[Any, Any]
@@ -54,7 +54,7 @@ def _by_column(batch: Any, split: str) -> Array:
 
 def encode_parts(
     rows: Rows,
-    preparation: Preparation,
+    encoder: TableEncoder,
     part_of: PartOf,
     folders: Mapping[str, Path],
     training_rows: int,
@@ -81,7 +81,7 @@ def encode_parts(
                 training, here = part == 0, place.among(mask)
                 if part not in ready:
                     others = others_of(mine) if training else None
-                    gathering[part].add(preparation.encoded(mine, here, True, None if training else unseen, others))
+                    gathering[part].add(encoder.encoded(mine, here, True, None if training else unseen, others))
                 if training and weights is not None:
                     drawn.append(_weights(mine, weights, here))
         sources = [ready.get(part) or one.finish() for part, one in enumerate(gathering)]

@@ -11,11 +11,11 @@ from flatout.base.errors import DataError
 from flatout.base.units import show_bytes
 from flatout.data.allowance import allowed_bytes
 from flatout.data.bad import Bad
+from flatout.data.fitted.codings import LARGEST
+from flatout.data.fitted.values import not_a_date, parse_instants
 from flatout.data.tables.arrow import ArrowValues, is_number
-from flatout.data.tables.host import LARGEST
 from flatout.data.tables.label import bad_labels
 from flatout.data.tables.scan import Scan, Where
-from flatout.data.tables.values import not_a_date, parse_instants
 
 Array = np.ndarray[Any, Any]
 

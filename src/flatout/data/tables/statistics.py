@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from flatout.data.tables.host import Category, bucket_of
+from flatout.data.fitted.codings import Category, bucket_of
 
 Array = np.ndarray[Any, Any]
 

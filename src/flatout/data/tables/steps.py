@@ -12,7 +12,7 @@ from typing import Any
 
 from flatout.base.errors import UsageError, did_you_mean
 from flatout.base.specs import Spec
-from flatout.data.tables.dates import PARTS
+from flatout.data.fitted.dates import PARTS
 
 NUMBER_STEPS = ("fill", "clip", "log", "standardise", "quantile_buckets")
 CATEGORY_STEPS = ("min_count", "onehot", "hash", "target_encode")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,14 @@ from flatout.base.errors import DataError, UsageError, did_you_mean
 from flatout.base.trust import private_cache
 from flatout.data.bad import Bad
 from flatout.data.data import PARTS, Data
+from flatout.data.fitted.table_features import TableFeatures
+from flatout.data.fitted.table_rows import VERSION, TableHost
 from flatout.data.source import Source
 from flatout.data.tables import encoded
+from flatout.data.tables.encoding import TableEncoder, unseen_notes
 from flatout.data.tables.fit import FitOptions, Folds, fit
 from flatout.data.tables.kinds import Planned, check_column, plan_columns
 from flatout.data.tables.parts import encode_parts, part_rows
-from flatout.data.tables.preparation import Preparation, unseen_notes
 from flatout.data.tables.query import is_query
 from flatout.data.tables.rows import Rows
 from flatout.data.tables.scan import Scan, scan
@@ -100,28 +104,29 @@ def table(
         FitOptions(target, classes, hash_buckets, seed),
     )
     schema = {column.name: str(column.type) for column in columns} | {label: str(found.columns[label])}
-    preparation = Preparation(fitted.host, fitted.device, fitted.label, schema, (*notes, *fitted.notes))
-    folders = _folders(cache, preparation, found, (holdout, split, seed, weights, on_bad))
+    host = TableHost(fitted.codings, fitted.label, schema, (*notes, *fitted.notes))
+    encoder, features = TableEncoder(host), fitted.features
+    folders = _folders(cache, host, features, found, (holdout, split, seed, weights, on_bad))
     folds = Folds(columns, seed)
     sources, drawn, unseen = encode_parts(
         rows,
-        preparation,
+        encoder,
         part_of,
         folders,
         fitted.rows,
         weights,
         lambda batch: fitted.others.of(folds.of(batch)) if fitted.others.tables else None,
     )
-    said = [*preparation.notes, *unseen_notes(unseen, "held out"), *_summaries(bad, found.bad)]
+    said = [*host.notes, *unseen_notes(unseen, "held out"), *_summaries(bad, found.bad)]
     left_out = [bad, found.bad]
     others: dict[str, Source | None] = {"validation": sources[1], "test": sources[2]}
     for part, given in (("validation", validation), ("test", test)):
         if given is not None:
             try:
-                other = _other(preparation, given, sql is not None, on_bad, base_folder, scan_options)
-                folder = _folders(cache, preparation, other, part).get(part)
+                other = _other(encoder, given, sql is not None, on_bad, base_folder, scan_options)
+                folder = _folders(cache, host, features, other, part).get(part)
                 mine = Bad(on_bad)
-                others[part], more = preparation.read_noted(other, folder=folder, bad=mine, part=part)
+                others[part], more = encoder.read_noted(other, folder=folder, bad=mine, part=part)
             except DataError as error:
                 raise DataError(f"{part}: {error}") from error
             said += [*more, *_summaries(other.bad)]
@@ -129,15 +134,15 @@ def table(
     return Data(
         train=_needed(sources[0]),
         validation=others["validation"],
-        prepare=(preparation.device,),
+        prepare=(features,),
         draw=draw if drawn is None else torch.from_numpy(drawn),
         classes=fitted.label.class_count,
         labels=fitted.label.classes,
         target_scale=fitted.label.scale,
-        inputs=("x", "categories") if preparation.device.cardinalities else ("x",),
-        cardinalities=tuple(preparation.device.cardinalities),
+        inputs=("x", "categories") if features.cardinalities else ("x",),
+        cardinalities=tuple(features.cardinalities),
         test=others["test"],
-        preparation=preparation,
+        host=host,
         reading={**scan_options, "on_bad": on_bad},
         notes=tuple(said),
         bad=tuple(left_out),
@@ -172,12 +177,10 @@ def _found(paths: Any, sql: str | None, label: str, on_bad: str, base_folder: An
     return scan_sql(sql, base_folder, label)
 
 
-def _other(
-    preparation: Preparation, given: Any, queries: bool, on_bad: str, base_folder: Any, options: Mapping[str, Any]
-) -> Scan:
+def _other(encoder: TableEncoder, given: Any, queries: bool, on_bad: str, base_folder: Any, options: Mapping[str, Any]) -> Scan:
     if queries and isinstance(given, str) and is_query(given):
         return scan_sql(given, base_folder)
-    return preparation.scan(given, on_bad=on_bad, base_folder=base_folder, **options)
+    return encoder.scan(given, on_bad=on_bad, base_folder=base_folder, **options)
 
 
 def _rows(found: Scan, bad: Bad, columns: Sequence[Planned], label: str, more: Sequence[str], everything: bool) -> Rows:
@@ -194,11 +197,13 @@ def _rows(found: Scan, bad: Bad, columns: Sequence[Planned], label: str, more: S
     )
 
 
-def _folders(cache: Path | str | None, preparation: Preparation, found: Scan, how: Any) -> dict[str, Path]:
-    """Where each part is kept if memory is too small for it."""
+def _folders(cache: Path | str | None, host: TableHost, features: TableFeatures, found: Scan, how: Any) -> dict[str, Path]:
+    """Where each part is kept if memory is too small for it: under a hash of all that decides what is encoded."""
     if cache is None:
         return {}
-    key = preparation.key(found.fingerprint(), how)
+    fitted = {**host.to_json(), "device": features.written()["table"]}
+    content = json.dumps([VERSION, fitted, [found.fingerprint(), how]], sort_keys=True)
+    key = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
     return {part: private_cache(Path(cache)) / "tables" / key / part for part in PARTS}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flatout.data.tables.host import Category, Target
+from flatout.data.fitted.codings import Category, Target
 from flatout.data.tables.statistics import Moments
 
 Array = np.ndarray[Any, Any]

@@ -18,7 +18,8 @@ from flatout.data.allowance import Allowance
 from flatout.data.bad import Bad
 from flatout.data.checks import check_labels
 from flatout.data.data import Data
-from flatout.data.files import Array, to_tensor
+from flatout.data.files import Array
+from flatout.data.fitted.tensors import to_tensor
 from flatout.data.split import hash_strings, held_out
 from flatout.data.texts.buckets import MULTIPLE, check_lengths
 from flatout.data.texts.packing import Stream, as_tensor

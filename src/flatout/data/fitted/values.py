@@ -1,19 +1,20 @@
 """Raw values of a table, whatever holds them, in three forms: numbers, instants, and texts with codes.
 
-Here from plain Python lists and NumPy arrays; `arrow.py` does the same from record batches, with equal results.
+Here from plain Python lists and NumPy arrays; `tables/arrow.py` does the same from record batches, with equal results.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from decimal import Decimal
 from typing import Any, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from flatout.base.errors import DataError, did_you_mean
-from flatout.data.tables.dates import to_instant
+from flatout.data.fitted.dates import to_instant
 
 Array = np.ndarray[Any, Any]
 Texts = tuple[Array, list[str | None]]
@@ -41,7 +42,7 @@ class Values(Protocol):
 class PlainValues:
     def __init__(self, columns: Mapping[str, Any]) -> None:
         self._columns = columns
-        lengths = {name: len(column) for name, column in columns.items()}
+        lengths = {name: _length(name, column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
             raise DataError("columns differ in length: " + ", ".join(f"{name} has {rows}" for name, rows in lengths.items()))
         self.rows = next(iter(lengths.values()), 0)
@@ -69,13 +70,20 @@ class PlainValues:
             distinct, codes = np.unique(values, return_inverse=True)
             return codes.reshape(-1).astype(np.int64), [to_text(value, name) for value in distinct]
         places: dict[str | None, int] = {}
-        codes = np.fromiter((places.setdefault(to_text(v, name), len(places)) for v in values.tolist()), np.int64, len(values))
+        codes = np.empty(len(values), np.int64)
+        for row, value in enumerate(values.tolist()):
+            try:
+                codes[row] = places.setdefault(to_text(value, name), len(places))
+            except DataError as error:
+                raise DataError(f"row {row}: {error}") from error
         return codes, list(places)
 
     def _array(self, name: str) -> Array:
         if name not in self._columns:
             raise DataError(f"no column {name!r}, which the model was trained with; {did_you_mean(name, self._columns)}")
         column: Any = self._columns[name]
+        if isinstance(column, Tensor):
+            column = column.detach().cpu().numpy()
         if not isinstance(column, np.ndarray):
             plain = list(column)
             column = np.empty(len(plain), dtype=object)
@@ -83,6 +91,12 @@ class PlainValues:
         if column.ndim != 1:
             raise DataError(f"column {name!r} is one value a row, got an array of shape {list(column.shape)}")
         return np.asarray(column)
+
+
+def _length(name: str, column: Any) -> int:
+    if isinstance(column, str | bytes) or not isinstance(column, Sized):
+        raise DataError(f"column {name!r} is a list or an array, one value a row, got {_shown(column)}")
+    return len(column)
 
 
 def to_text(value: Any, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The part of a preparation that runs on the device: encoded columns to what a model takes, all rows of a batch at once.
+"""The device part of a table: encoded columns to what a model takes, all rows of a batch at once.
 
 `numeric` and `ids` become `x` (filled, clipped, logged, standardised or bucketed numbers, flags, columns of 0 and 1) and, where
 some category has too many values for that, `categories` for embeddings.
@@ -47,7 +47,7 @@ class CategoryFeatures:
     onehot: tuple[str, ...] = ()
 
 
-class DevicePart(nn.Module):
+class TableFeatures(nn.Module):
     """A transform of batches, and a module of two tensors: `forward(numeric, ids)` -> x, or (x, categories)."""
 
     fill: Tensor
@@ -98,7 +98,7 @@ class DevicePart(nn.Module):
         self._pairs("bucket", spread)
         self._pairs("onehot", [(p, 1 + value) for p, c in enumerate(self.categories) for value in range(len(c.onehot))])
         self._pick("embedded", [not column.onehot for column in self.categories])
-        self._copies: dict[torch.device, DevicePart] = {}
+        self._copies: dict[torch.device, TableFeatures] = {}
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -183,12 +183,12 @@ class DevicePart(nn.Module):
         return {"table": {"numeric": [_written(c) for c in self.numbers], "ids": [_written(c) for c in self.categories]}}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, DevicePart) and (self.numbers, self.categories) == (other.numbers, other.categories)
+        return isinstance(other, TableFeatures) and (self.numbers, self.categories) == (other.numbers, other.categories)
 
     def __hash__(self) -> int:
         return hash((self.numbers, self.categories))
 
-    def _on(self, device: torch.device) -> DevicePart:
+    def _on(self, device: torch.device) -> TableFeatures:
         """Itself, or its copy there, made once: an upload inside of a step would make the host wait."""
         if self.fill.device == device:
             return self

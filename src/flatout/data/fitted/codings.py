@@ -1,6 +1,6 @@
-"""The part of a preparation that runs where the raw values are: text, dates and numbers to float32 and ids.
+"""How the columns of a table become numbers on the host: text, dates and numbers to float32 and ids.
 
-It is plain data with an exact JSON form, and needs NumPy alone. Arrow batches take a faster way to equal bits.
+Plain data with an exact JSON form. Values come from lists and arrays (`PlainValues`, NumPy alone), or from Arrow batches.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from flatout.data.fitted.dates import date_part
+from flatout.data.fitted.values import Array, Values
 from flatout.data.split import hash_strings
-from flatout.data.tables.arrow import ArrowValues
-from flatout.data.tables.dates import date_part
-from flatout.data.tables.values import Array, PlainValues, Values
 
 HASH_SEED = 0  # saved models depend on it
 LARGEST = float(np.finfo(np.float32).max)
@@ -127,7 +126,7 @@ class FoldMeans:
 
 
 @dataclass(frozen=True)
-class HostPart:
+class Codings:
     """Raw columns -> `numeric` float32 [rows, n], NaN where missing, and `ids` int32 [rows, m]; none where it has no column."""
 
     columns: tuple[Coding, ...]
@@ -140,17 +139,8 @@ class HostPart:
     def ids(self) -> tuple[str, ...]:
         return tuple(coding.name for coding in self.columns if isinstance(coding, Category))
 
-    def encode(self, columns: Mapping[str, Any], unseen: Counter[str] | None = None) -> dict[str, Array]:
-        """Columns as lists or arrays. `unseen` counts, by column, the values that training did not know (or saw too seldom)."""
-        return self._encode(
-            PlainValues({coding.name: columns[coding.name] for coding in self.columns if coding.name in columns}), unseen
-        )
-
-    def encode_batch(self, batch: Any, unseen: Counter[str] | None = None, others: FoldMeans | None = None) -> dict[str, Array]:
-        """A pyarrow.RecordBatch; `others` is given for training rows."""
-        return self._encode(ArrowValues(batch), unseen, others)
-
-    def _encode(self, values: Values, unseen: Counter[str] | None, others: FoldMeans | None = None) -> dict[str, Array]:
+    def encode(self, values: Values, unseen: Counter[str] | None = None, others: FoldMeans | None = None) -> dict[str, Array]:
+        """`unseen` counts, by column, the values that training did not know; `others` is for training rows."""
         numeric: list[Array] = []
         ids: list[Array] = []
         for coding in self.columns:
@@ -175,7 +165,7 @@ class HostPart:
         return {"columns": [{"kind": _NAMES[type(coding)], **asdict(coding)} for coding in self.columns]}
 
     @classmethod
-    def from_dict(cls, written: Mapping[str, Any]) -> HostPart:
+    def from_dict(cls, written: Mapping[str, Any]) -> Codings:
         return cls(tuple(_coding(column) for column in written["columns"]))
 
 

@@ -1,0 +1,134 @@
+"""The host part of arrays and datasets: columns of numbers as they are, in the layout that the model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatout.base.errors import DataError
+from flatout.data.checks import check_finite, check_labels
+from flatout.data.fitted.host import RawInput
+from flatout.data.fitted.tensors import check_ids, plain_type, to_tensor
+from flatout.data.source import Batch
+
+_LAYOUT_DIMS = {"hw": 3, "hwc": 4, "chw": 4}
+
+
+@dataclass(frozen=True)
+class ArrayHost:
+    """`columns` has the type and the shape of a row of each, as they are after `layout`; `vocabulary`: x holds token ids."""
+
+    columns: Mapping[str, tuple[str, tuple[int, ...]]]
+    layout: str | None = None
+    class_names: tuple[str, ...] | None = None
+    classes: int | None = None
+    vocabulary: int | None = None
+
+    kind: ClassVar[str] = "arrays"
+
+    @property
+    def inputs(self) -> tuple[RawInput, ...]:
+        kind = "array" if self.vocabulary is None else "tokens"
+        kinds = {name: kind if name == "x" else "array" for name in self.columns if name != "y"}
+        return tuple(RawInput(name, kinds[name], *self._given(name)) for name in kinds)
+
+    def rows(self, raw: Any) -> Batch:
+        """x, or columns by name; a y among them as its numbers. Columns that training had not don't matter."""
+        given = raw if isinstance(raw, Mapping) else {"x": raw}
+        known = {name: column for name, column in given.items() if name in self.columns}
+        if not known.keys() - {"y"}:
+            raise DataError(f"expected {' or '.join(self.columns)} by name, got {', '.join(map(str, given)) or 'nothing'}")
+        batch = {name: self._column(name, column) for name, column in known.items()}
+        lengths = {name: len(column) for name, column in batch.items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError("columns differ in length: " + ", ".join(f"{name} has {rows}" for name, rows in lengths.items()))
+        if not next(iter(lengths.values())):
+            raise DataError("the data has no rows")
+        return batch
+
+    def _column(self, name: str, given: Any) -> Tensor:
+        if name == "y":
+            y = targets_of(given, self.class_names or ())
+            if self.classes is not None:
+                check_labels({"y": y}, None, self.classes, ())
+            return y
+        # a tensor stays on its device, and keeps its gradient
+        tensor = plain_type(given) if isinstance(given, Tensor) else to_tensor(given, name)
+        if tensor.dim() == 0:
+            raise DataError(f"column {name!r} is one number; expected an array with a row for each sample")
+        if name == "x":
+            tensor = self._arranged(tensor)
+        self._check_shape(name, tensor)
+        if len(tensor):
+            check_finite(tensor.detach(), name)
+        if name == "x" and self.vocabulary is not None:
+            check_ids(tensor, self.vocabulary, name)
+        return tensor
+
+    def _arranged(self, x: Tensor) -> Tensor:
+        """In the layout of the training data; rows that have the model's own shape already stay as they are."""
+        if self.layout is None or x.dim() != _LAYOUT_DIMS[self.layout]:
+            return x
+        arranged = arrange(x, self.layout)
+        return arranged if tuple(arranged.shape[1:]) == self.columns["x"][1] else x
+
+    def _check_shape(self, name: str, tensor: Tensor) -> None:
+        wanted, came = self._given(name)[1], tuple(tensor.shape[1:])
+        own = self.columns[name][1]
+        shorter = self.vocabulary is not None and len(came) == len(own) == 1 and 0 < came[0] <= own[0]
+        if came != own and not (name == "x" and shorter):
+            raise DataError(f"column {name!r}: a row is {list(came)}, and {list(wanted)} in what the model was trained on")
+
+    def _given(self, name: str) -> tuple[str, tuple[int, ...]]:
+        dtype, shape = self.columns[name]
+        return dtype, (*shape[1:], shape[0]) if name == "x" and self.layout == "hwc" else shape
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "columns": {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in self.columns.items()},
+            "layout": self.layout,
+            "class_names": None if self.class_names is None else list(self.class_names),
+            "classes": self.classes,
+            "vocabulary": self.vocabulary,
+        }
+
+    @classmethod
+    def from_json(cls, written: Mapping[str, Any]) -> ArrayHost:
+        names = written["class_names"]
+        return cls(
+            {name: (column["dtype"], tuple(column["shape"])) for name, column in written["columns"].items()},
+            written["layout"],
+            None if names is None else tuple(names),
+            written["classes"],
+            written["vocabulary"],
+        )
+
+
+def arrange(x: Tensor, layout: str | None) -> Tensor:
+    if layout is None:
+        return x.contiguous()
+    if layout not in _LAYOUT_DIMS:
+        raise DataError(f"layout is 'hw', 'hwc' or 'chw', got {layout!r}")
+    if x.dim() != _LAYOUT_DIMS[layout]:
+        dims = _LAYOUT_DIMS[layout]
+        raise DataError(f"layout={layout!r} needs x of {dims} dimensions, rows first; x has shape {list(x.shape)}")
+    return (x.permute(0, 3, 1, 2) if layout == "hwc" else x).contiguous()
+
+
+def targets_of(given: Any, names: Sequence[str], part: str = "") -> Tensor:
+    """Whole numbers as int64, words as their place among `names`, which are sorted."""
+    words = given if isinstance(given, Tensor) else np.asarray(given)
+    if isinstance(words, np.ndarray) and words.dtype.kind in "US":
+        words = words.astype(str)
+        unknown = ~np.isin(words, names)
+        if unknown.any():
+            row = int(unknown.argmax())
+            raise DataError(f"{part}y: row {row} has label {str(words[row])!r}, which no training row has")
+        return torch.from_numpy(np.searchsorted(np.array(names), words).astype(np.int64))
+    tensor = to_tensor(words, "y")
+    return tensor if tensor.is_floating_point() else tensor.to(torch.int64)

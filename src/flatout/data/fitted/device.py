@@ -1,0 +1,44 @@
+"""The part that runs on the device: the steps that evaluation takes from rows to a batch, as one module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from flatout.data.keyed import Keys
+from flatout.data.source import Batch
+from flatout.data.transforms import Transform, apply, parse_transforms
+
+
+class DevicePart(nn.Module):
+    """Normalising, cropping, filling and scaling; without steps it hands rows on. Its tensors follow from its JSON, exactly."""
+
+    def __init__(self, steps: Sequence[Transform] = ()) -> None:
+        super().__init__()
+        self.steps = tuple(steps)
+        self._modules_of_steps = nn.ModuleList(step for step in steps if isinstance(step, nn.Module))  # go where it goes
+
+    def forward(self, rows: Batch) -> Batch:
+        if not self.steps:
+            return dict(rows)
+        first = rows["start" if "start" in rows else next(iter(rows))]
+        numbers = torch.arange(len(first), device=first.device)
+        return apply(self.steps, rows, Keys(0, torch.zeros_like(numbers), numbers))
+
+    def to_json(self) -> list[Any]:
+        return [step.written() for step in self.steps]
+
+    @classmethod
+    def from_json(cls, written: Sequence[Any]) -> DevicePart:
+        return cls([_step(one) for one in written])
+
+
+def _step(written: Any) -> Transform:
+    if isinstance(written, Mapping) and "table" in written:
+        from flatout.data.fitted.table_features import TableFeatures  # a kind loads when it is used
+
+        return TableFeatures(**written["table"])
+    return parse_transforms([written])[0]

@@ -1,0 +1,94 @@
+"""One object for what was fitted on data: a host part (raw values to tensors) and a device part (tensors to a batch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatout.base.errors import DataError
+from flatout.data.fitted.device import DevicePart
+from flatout.data.fitted.host import HostPart, Signature
+from flatout.data.fitted.hosts import host_from_json
+from flatout.data.source import Batch, Column, Schema
+from flatout.data.transforms import describe_all
+
+VERSION = 1
+Words = np.ndarray[Any, np.dtype[np.str_]]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """`schema` has the columns that `rows` makes, and the target; `reading` says how files were read, for other files."""
+
+    host: HostPart
+    device: DevicePart
+    schema: Schema
+    reading: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def signature(self) -> Signature:
+        columns = {name: column for name, column in self.columns().items() if name != "y"}
+        return Signature(self.host.inputs, columns, self.host.class_names)
+
+    def rows(self, raw: Any) -> Batch:
+        return self.host.rows(raw)
+
+    def columns(self) -> dict[str, Column]:
+        """Of a batch after the device part."""
+        return describe_all(self.device.steps, self.schema)
+
+    def check_columns(self, other: Schema, wanted: Sequence[str], name: str) -> None:
+        """Other rows must have the columns `wanted`, which the model takes, in the same shapes. `name` is for messages."""
+        here, there = describe_all(self.device.steps, other), self.columns()
+        for column in wanted:
+            if column not in here:
+                raise DataError(f"{name} has no column {column!r}, which the model takes; it has {', '.join(here)}")
+            if here[column].shape != there[column].shape:
+                raise DataError(
+                    f"a row of {column} is {list(here[column].shape)} in {name}, and {list(there[column].shape)} "
+                    "in what the model was trained on"
+                )
+
+    def name_outputs(self, columns: Mapping[str, Tensor], objective: str) -> dict[str, Tensor | Words]:
+        """The columns of a prediction, and in `class` the name of the predicted class, where classes have names."""
+        names = self.host.class_names
+        if names is None or "prediction" not in columns or objective not in ("classify", "binary"):
+            return dict(columns)
+        words = np.array([*names, ""])  # the last one is for a model that is wider than there are classes
+        numbers = columns["prediction"].numpy()
+        named: dict[str, Tensor | Words] = {
+            "prediction": columns["prediction"],
+            "class": words[np.minimum(numbers, len(names))],
+        }
+        return {**named, **columns}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "kind": self.host.kind,
+            "host": self.host.to_json(),
+            "device": self.device.to_json(),
+            "columns": {name: column.written() for name, column in self.schema.items()},
+            "reading": dict(self.reading),
+        }
+
+    @classmethod
+    def from_json(cls, written: Mapping[str, Any]) -> Fitted:
+        """UsageError where a step of the device part was an object of the user's own, which no file can hold."""
+        if written.get("version") != VERSION:
+            raise DataError(f"what was fitted has version {written.get('version')!r}, and this flatout reads version {VERSION}")
+        return cls(
+            host_from_json(written["kind"], written["host"]),
+            DevicePart.from_json(written["device"]),
+            {name: column_from_json(column) for name, column in written["columns"].items()},
+            dict(written["reading"]),
+        )
+
+
+def column_from_json(written: Mapping[str, Any]) -> Column:
+    return Column(getattr(torch, written["dtype"]), tuple(written["shape"]), written.get("ragged"))

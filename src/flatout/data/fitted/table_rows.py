@@ -1,0 +1,103 @@
+"""The host part of a table: raw values to float32 and ids. Lists, arrays and NumPy alone: no pyarrow, no file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from flatout.base.errors import DataError, did_you_mean
+from flatout.data.fitted.codings import LARGEST, Category, Coding, Codings, Date, Number, Target
+from flatout.data.fitted.host import RawInput
+from flatout.data.fitted.label import Label
+from flatout.data.fitted.values import Array, PlainValues
+from flatout.data.source import Batch
+
+VERSION = 1
+_KINDS: dict[type[Coding], str] = {Number: "number", Date: "date", Category: "category", Target: "category"}
+
+
+@dataclass(frozen=True)
+class TableHost:
+    """`types` has the type of each raw column in training; `notes` are what a person should know about the fit."""
+
+    codings: Codings
+    label: Label
+    types: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    kind: ClassVar[str] = "table"
+
+    @property
+    def inputs(self) -> tuple[RawInput, ...]:
+        return tuple(RawInput(coding.name, _KINDS[type(coding)]) for coding in self.codings.columns)
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        classes = self.label.classes
+        numbered = classes is not None and list(classes) == [str(place) for place in range(len(classes))]
+        return None if numbered else classes
+
+    def needed(self, targets: bool) -> list[str]:
+        """The raw columns that are read, with the label where `targets` is set."""
+        return [coding.name for coding in self.codings.columns] + ([self.label.name] if targets else [])
+
+    def rows(self, raw: Any) -> Batch:
+        """{"age": [39, 50], ...}, or [{"age": 39, ...}, {"age": 50, ...}]; columns that are not needed don't matter."""
+        columns = self._columns(raw)
+        values = PlainValues(columns)
+        if not values.rows:
+            raise DataError("the data has columns and no rows")
+        for coding in self.codings.columns:
+            if isinstance(coding, Number):
+                _check_range(coding.name, values.numbers(coding.name))
+        return {name: torch.from_numpy(column) for name, column in self.codings.encode(values).items()}
+
+    def encode(self, columns: Mapping[str, Any], unseen: Counter[str] | None = None) -> dict[str, Array]:
+        """Columns as lists or arrays to NumPy arrays; a number that float32 can't hold is missing, where `rows` refuses it."""
+        names = [name for name in self.needed(targets=False) if name in columns]
+        return self.codings.encode(PlainValues({name: columns[name] for name in names}), unseen)
+
+    def _columns(self, raw: Any) -> dict[str, Any]:
+        names = self.needed(targets=False)
+        if isinstance(raw, Mapping):
+            for name in names:
+                if name not in raw:
+                    raise DataError(f"no column {name!r}, which the model was trained with; {did_you_mean(name, raw)}")
+            return {name: raw[name] for name in names}
+        if not isinstance(raw, Sequence) or not all(isinstance(row, Mapping) for row in raw):
+            form = f"{{{names[0]!r}: [...], ...}}"
+            raise DataError(f"expected columns by name, as {form}, or a list of rows as dicts; got {type(raw).__name__}")
+        for number, row in enumerate(raw):
+            for name in names:
+                if name not in row:
+                    near = did_you_mean(name, row)
+                    raise DataError(f"row {number} has no {name!r}, which the model was trained with (None: missing); {near}")
+        return {name: [row[name] for row in raw] for name in names}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "host": self.codings.to_dict(),
+            "label": self.label.to_dict(),
+            "schema": dict(self.types),
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_json(cls, written: Mapping[str, Any]) -> TableHost:
+        if written.get("version") != VERSION:
+            raise DataError(f"this table's host part has version {written.get('version')!r}; version {VERSION} is read here")
+        label = Label.from_dict(written["label"])
+        return cls(Codings.from_dict(written["host"]), label, dict(written["schema"]), tuple(written["notes"]))
+
+
+def _check_range(name: str, numbers: Array) -> None:
+    beyond = np.abs(numbers) > LARGEST
+    if beyond.any():
+        row = int(beyond.argmax())
+        raise DataError(f"row {row}: column {name!r} is {numbers[row]:g}, which float32 can't hold; None is a missing value")
