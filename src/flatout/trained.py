@@ -1,23 +1,17 @@
-"""What is left when a run has trained: its model, the parts of its data, and other data read as its own was."""
+"""What is left when a run has trained: its model and the parts of its data."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import nn
 
-from flatout.base.errors import DamagedCheckpoint, DataError, StoreError, UsageError, did_you_mean
-from flatout.data.arrays import arrays
+from flatout.base.errors import DamagedCheckpoint, StoreError, UsageError, did_you_mean
 from flatout.data.data import PARTS, Data
 from flatout.data.source import Source
-from flatout.data.specs import parse_data
 from flatout.data.transforms import describe_all
 from flatout.engine.job import Job
 from flatout.models.finetune import load_weights
 from flatout.models.keras_models import waits_for_a_call
-from flatout.recipe import Recipe
 from flatout.store.checkpoints import fits_the_run
 from flatout.store.run_folder import RunFolder
 
@@ -75,35 +69,3 @@ def own_part(name: str, data: Data, part: str) -> Source:
             "and train again, or evaluate other data with --data"
         )
     return parts[part]
-
-
-def read_like(recipe: Recipe, job: Job, path: str, targets: bool, cache: Path | None = None) -> Source:
-    """A file of other data, or a query, read as the run's own was: its alphabet, its layout, its labels."""
-    written = dict(recipe.data) if isinstance(recipe.data, Mapping) else {}
-    reading = dict(job.data.reading)
-    if reading.pop("images", False):
-        from flatout.data.photos.images import other_images
-
-        return other_images(path, labels=job.data.labels or job.data.classes, targets=targets, **reading)
-    if "text" in written:
-        own = [part for part in (written["text"], written.get("validation")) if part is not None]
-        paths = [one for part in own for one in ([part] if isinstance(part, str) else part)]
-        found = parse_data({**written, "text": paths, "validation": path}, recipe.folder, cache)
-        if strange := sorted(set(found.alphabet or "") - set(job.data.alphabet or "")):
-            raise DataError(f"{path} has characters that the training text has not: {' '.join(map(repr, strange[:10]))}")
-        if (found.vocabulary or 0) > (job.data.vocabulary or 0):
-            raise DataError(f"{path} has tokens up to {(found.vocabulary or 0) - 1}, the model knows {job.data.vocabulary}")
-    elif "sequences" in written:
-        options = {name: value for name, value in written.items() if name != "holdout" and (targets or name != "label")}
-        found = parse_data({**options, "validation": str(Path(path).absolute())}, recipe.folder, cache)
-    elif targets and "arrays" in written and job.data.labels:
-        written.pop("holdout", None)
-        found = parse_data({**written, "validation": path}, recipe.folder)
-    else:
-        plain = arrays(path, layout=written.get("layout"))
-        if targets and job.objective.name == "classify" and (plain.classes or 0) > (job.data.classes or 0):
-            known = f"0 to {(job.data.classes or 0) - 1}"
-            raise DataError(f"{path} has labels up to {(plain.classes or 0) - 1}, the model was trained on {known}")
-        return plain.train
-    assert found.validation is not None
-    return found.validation

@@ -16,14 +16,13 @@ from flatout.base.events import Event, Observer, read_events
 from flatout.base.tree import Doc, to_text
 from flatout.base.units import parse_seconds
 from flatout.building import build_job, first_output
-from flatout.data.arrays import arrays
+from flatout.data.checks import check_labels
 from flatout.data.data import Data
 from flatout.data.fitted.fitted import Words
 from flatout.data.kept import recall
-from flatout.data.others import other_rows
+from flatout.data.others import check_tokens, other_rows
 from flatout.data.serving.evaluation import EvalFeed
-from flatout.data.source import Batch, Source
-from flatout.data.specs import located
+from flatout.data.source import Source
 from flatout.engine.evaluation import evaluate as evaluate_model
 from flatout.engine.job import Job
 from flatout.engine.precision import autocast
@@ -42,7 +41,7 @@ from flatout.recipe import Recipe
 from flatout.running.record import Origin
 from flatout.running.run import Asked, joined, run_in
 from flatout.store.run_folder import RunFolder, find
-from flatout.trained import own_part, read_like, trained_model
+from flatout.trained import own_part, trained_model
 
 
 class Frame(Protocol):
@@ -116,8 +115,7 @@ class Run:
         model = _as_trained(self, trained_model(self.folder, job), torch.device("cpu")).eval()
         if bare:
             return model
-        read = partial(_as_read, job) if job.data.fitted.host.kind == "table" or "length" in job.data.train.schema else None
-        return PreparedModel(model, job.data, job.objective, partial(_precision, self), read).eval()
+        return PreparedModel(model, job.data.fitted, job.objective, partial(_precision, self)).eval()
 
     def __repr__(self) -> str:
         return f"<Run {self.name}: {self.folder.status}>"
@@ -204,7 +202,7 @@ def evaluate(
         source = own_part(run.name, job.data, "validation" if part is None else part)
     elif part is None:
         job = _job_to_use(run)
-        source = _other_source(run, job, data, targets=True, cache=_folder(cache))
+        source = _other_source(job, data, targets=True, cache=_folder(cache))
     else:
         raise UsageError(f"part={part!r} is of the run's own data, and other data was given to evaluate: give one of them")
     place = pick_device(device)
@@ -227,7 +225,7 @@ def predict(run: Run, data: OtherData, *, device: str = "auto", cache: Path | st
     {"age": [39, 50], "job": ["clerk", "cook"]} without the label, a pyarrow.Table or a DataFrame.
     """
     job = _job_to_use(run)
-    source = _other_source(run, job, data, targets=False, cache=_folder(cache))
+    source = _other_source(job, data, targets=False, cache=_folder(cache))
     place = pick_device(device)
     model = _as_trained(run, trained_model(run.folder, job), place).eval()
     pieces: dict[str, list[Tensor]] = {}
@@ -282,36 +280,19 @@ def _folder(cache: Path | str | None) -> Path | None:
     return None if cache is None else Path(cache)
 
 
-def _other_source(run: Run, job: Job, data: OtherData, *, targets: bool, cache: Path | None) -> Source:
+def _other_source(job: Job, data: OtherData, *, targets: bool, cache: Path | None) -> Source:
     """`targets`: y is needed, and means what it meant in training."""
-    if job.data.fitted.host.kind == "table" and not isinstance(data, Data):
-        source = other_rows(job.data.fitted, data, targets)
-    elif isinstance(data, str | Path):
-        source = read_like(run.recipe, job, str(located(str(data), Path.cwd())), targets, cache)
-    elif "length" in job.data.train.schema and not isinstance(data, Mapping):
-        source = _other_sequences(job, data)
-    else:
-        own = run.recipe.data
-        layout = own.get("layout") if isinstance(own, Mapping) else None
-        source = (data if isinstance(data, Data) else arrays(data, layout=layout)).train
-    name = str(data) if isinstance(data, str | Path) else "the data"
-    job.data.fitted.check_columns(source.schema, job.objective.inputs.columns, name)
+    known, name = job.data, str(data) if isinstance(data, str | Path) else "the data"
+    source = other_rows(known.fitted, data, targets=targets, cache=cache)
+    known.fitted.check_columns(source.schema, job.objective.inputs.columns, name)
+    if isinstance(data, Data) and known.vocabulary is not None:
+        check_tokens(data, known.vocabulary)
+    if targets and job.objective.name == "classify" and source.in_memory and "y" in source.schema:
+        try:
+            check_labels({"y": source.column("y")}, None, known.classes, known.labels or ())
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from error
     return source
-
-
-def _other_sequences(job: Job, data: Any) -> Source:
-    """Rows of tokens, padded as those that the model was trained on."""
-    from flatout.data.texts.sequences import sequences
-
-    source = (data if isinstance(data, Data) else sequences(data, vocabulary=job.data.vocabulary)).train
-    return source.padded_to(job.data.shapes_x()[0])
-
-
-def _as_read(job: Job, given: Any) -> Batch:
-    """Rows of words, or of differing lengths, as tensors that the steps of preparing take."""
-    tabular = job.data.fitted.host.kind == "table"
-    rows = other_rows(job.data.fitted, given, targets=False) if tabular else _other_sequences(job, given)
-    return rows.read(torch.arange(len(rows)))
 
 
 def _tier(source: Source, planned: str = "resident") -> str:

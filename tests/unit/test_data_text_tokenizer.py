@@ -25,7 +25,7 @@ from flatout.data.bad import Bad
 from flatout.data.stores.cache import Cache
 from flatout.data.texts import tokenizer, tokens
 from flatout.data.texts.packing import IGNORED
-from flatout.data.texts.tokenizer import Tokenizer, encoded
+from flatout.data.texts.tokenizer import encoded, load_tokenizer
 
 tokenizers: Any = pytest.importorskip("tokenizers")
 
@@ -153,7 +153,7 @@ def test_a_file_read_in_pieces_gives_the_tokens_of_the_whole(
     library = trained(tmp_path / "tok.json", kind)
     long = prose(1, 4000)
     (tmp_path / "long.txt").write_text(long)
-    pieces = list(tokenizer._pieces([[long]], Tokenizer.load(tmp_path / "tok.json")))
+    pieces = list(tokenizer._pieces([[long]], load_tokenizer(tmp_path / "tok.json")))
     assert "".join(piece for piece, _ in pieces) == long and [last for _, last in pieces].count(True) == 1
     assert (len(pieces) > 4) == (kind != "prepending")
     data = text(tmp_path / "long.txt", tokenizer=tmp_path / "tok.json", **at)
@@ -390,7 +390,7 @@ def test_bad_documents_are_left_out_whole_and_counted(
 def test_what_was_left_out_is_told_again_when_it_comes_from_the_cache(tmp_path: Path) -> None:
     trained(tmp_path / "tok.json")
     (tmp_path / "d.jsonl").write_text("\n".join([json.dumps({"text": "horse"}), *["{"] * 7]))
-    loaded = Tokenizer.load(tmp_path / "tok.json")
+    loaded = load_tokenizer(tmp_path / "tok.json")
     told = []
     for _ in range(2):
         bad = Bad("skip")

@@ -11,16 +11,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 import flatout as fo
 from flatout.base.errors import DataError
 from flatout.data.data import Data
-from flatout.data.fitted import Fitted
 from flatout.data.serving.evaluation import EvalFeed
 
 ROOT = Path(__file__).parent.parent.parent
@@ -29,20 +30,14 @@ import json, pickle, sys
 sys.modules["pyarrow"] = None
 from flatout.data.fitted import Fitted
 folder = sys.argv[1]
-fitted = Fitted.from_json(json.load(open(folder + "/fitted.json")))
+kinds = json.load(open(folder + "/fitted.json"))
 raw = pickle.load(open(folder + "/raw.pickle", "rb"))
-pickle.dump(fitted.device(fitted.rows(raw)), open(folder + "/batch.pickle", "wb"))
+batches = {}
+for kind, written in kinds.items():
+    fitted = Fitted.from_json(written)
+    batches[kind] = fitted.device(fitted.rows(raw[kind]))
+pickle.dump(batches, open(folder + "/batches.pickle", "wb"))
 """
-
-
-def alone(fitted: Fitted, raw: Any, folder: Path) -> dict[str, Tensor]:
-    """The batch that a fresh process makes of raw rows, from the JSON."""
-    (folder / "fitted.json").write_text(json.dumps(fitted.to_json(), allow_nan=False))
-    (folder / "raw.pickle").write_bytes(pickle.dumps(raw))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", ALONE, str(folder)], check=True, env=environment, cwd=folder)
-    batch: dict[str, Tensor] = pickle.loads((folder / "batch.pickle").read_bytes())
-    return batch
 
 
 def fed(data: Data) -> dict[str, Tensor]:
@@ -52,13 +47,16 @@ def fed(data: Data) -> dict[str, Tensor]:
     return batch
 
 
-def check_equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+def check_equal(found: dict[str, Tensor], wanted: dict[str, Tensor], kind: str = "") -> None:
     """Bit for bit; y is no input."""
     names = sorted(set(wanted) - {"y"})
-    assert sorted(set(found) - {"y"}) == names
+    assert sorted(set(found) - {"y"}) == names, kind
     for name in names:
-        assert found[name].dtype == wanted[name].dtype and found[name].shape == wanted[name].shape
-        assert torch.equal(found[name].view(torch.uint8), wanted[name].contiguous().view(torch.uint8)), name
+        assert (found[name].dtype, found[name].shape) == (wanted[name].dtype, wanted[name].shape), (kind, name)
+        assert torch.equal(found[name].contiguous().view(torch.uint8), wanted[name].contiguous().view(torch.uint8)), (
+            kind,
+            name,
+        )
 
 
 # ---- tables ----
@@ -87,9 +85,7 @@ def people(tmp_path: Path) -> Data:
     )  # fmt: skip
 
 
-def test_a_table(people: Data, tmp_path: Path) -> None:
-    raw = {name: column for name, column in OTHERS.items() if name != "answer"}
-    check_equal(alone(people.fitted, raw, tmp_path), fed(people))
+def test_the_signature_of_a_table(people: Data) -> None:
     signature = people.fitted.signature
     assert [(one.name, one.kind) for one in signature.inputs] == [
         ("age", "number"), ("pay", "number"), ("job", "category"), ("zip", "category"), ("since", "date"),
@@ -127,3 +123,199 @@ def test_rows_of_a_table_that_lack_a_value_are_named(people: Data) -> None:
         people.fitted.rows({"job": ["cook"]})
     with pytest.raises(DataError, match="columns by name"):
         people.fitted.rows([[39, "cook"]])
+
+
+# ---- photos ----
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    for number in range(12):
+        folder = tmp_path / "photos" / ("train" if number < 6 else "val") / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = Image.fromarray(random.integers(0, 256, (90 + 11 * number, 140 - 7 * number, 3), dtype=np.uint8))
+        exif = Image.Exif()
+        exif[0x0112] = 1 + number % 8  # how the camera was held
+        kind = ("jpg", "png", "webp")[number % 3]
+        (pixels.convert("L") if number == 9 else pixels).save(folder / f"{number:02}.{kind}", exif=exif.tobytes())
+    return tmp_path / "photos"
+
+
+def contents(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted((folder / "val").glob("*/*"))]
+
+
+def photo_data(folder: Path) -> Data:
+    return fo.data.images(folder, size=24, normalize="auto", augment=["random_resized_crop", "flip"])
+
+
+def test_photos_that_can_not_be_read_are_named(photos: Path) -> None:
+    fitted = photo_data(photos).fitted
+    good = contents(photos)
+    bads: list[tuple[Any, str]] = [
+        (good[0][: len(good[0]) // 2], "row 1: the photo can't be decoded"),
+        (b"hello", "row 1: the photo is text, not an image"),
+        ("a/path.jpg", "row 1: a photo is the bytes of its file"),
+        (np.zeros((4, 4)), r"row 1: a photo is uint8 \[height, width, 3\].*got float64 \[4, 4\]"),
+    ]
+    for bad, said in bads:
+        with pytest.raises(DataError, match=said):
+            fitted.rows([good[1], bad])
+    with pytest.raises(DataError, match="expected a list of photos"):
+        fitted.rows(good[0])
+    assert fitted.signature.classes == ("a", "b") and fitted.signature.columns["x"].shape == (3, 24, 24)
+
+
+# ---- text and sequences ----
+
+WORDS = "to be or not to be, that is the question. " * 12
+LINES = [{"said": "a horse", "who": "kate"}, {"said": "my kingdom", "who": "rick"}, {"said": "for a", "who": "kate"}] * 4
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    library = pytest.importorskip("tokenizers")
+    made = library.Tokenizer(library.models.BPE())
+    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=280, initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    made.train_from_iterator([WORDS], trainer)
+    made.save(str(tmp_path / "words.json"))
+    return tmp_path / "words.json"
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    (tmp_path / "words.txt").write_text(WORDS)
+    return tmp_path / "words.txt"
+
+
+def said(tmp_path: Path, **options: Any) -> Data:
+    for name, lines in (("lines", LINES), ("more", LINES[1:3])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    more = {"validation": str(tmp_path / "more.jsonl"), "field": "said", "label": "who", "pad": 3, **options}
+    return fo.data.sequences(str(tmp_path / "lines.jsonl"), **more)
+
+
+def windows(text: str, window: int) -> list[str]:
+    return [text[start : start + window] for start in range(0, len(text) - window, window)]
+
+
+def test_tokens_that_a_model_does_not_know_are_named(words: Path, tmp_path: Path) -> None:
+    text = fo.data.text(words, window=8).fitted
+    with pytest.raises(DataError, match=r"row 1: the training text has no 'Q' \(character 2\)"):
+        text.rows(["to be or", "toQbe or"])
+    with pytest.raises(DataError, match="row 1 has 3 tokens and row 0 has 5"):
+        text.rows(["to be", "not"])
+    with pytest.raises(DataError, match=r"column 'x': token ids are 0 to .*; row 1, token 2 has 99"):
+        text.rows([[0, 1, 2], [3, 4, 99]])
+    with pytest.raises(DataError, match="a row of x is 9 tokens, and the model was trained on 8 at most"):
+        text.rows(["to be, to"])
+    assert text.rows("to be")["x"].shape == (1, 5) and text.signature.inputs[0].kind == "text"
+    lines = said(tmp_path).fitted
+    with pytest.raises(DataError, match="row 1, token 0: token ids are 0 to 255, got 256"):
+        lines.rows([[1, 2], [256]])
+    with pytest.raises(DataError, match="row 1: no tokens in it"):
+        lines.rows([[1, 2], []])
+    with pytest.raises(DataError, match=r"a row of x is 11 tokens \(row 0\), and the model was trained on 10 at most"):
+        lines.rows(["my kingdoms"])
+    ids = fo.data.sequences([[1, 2], [3]], [0, 1]).fitted
+    with pytest.raises(DataError, match="trained on token ids, and no tokenizer came with them"):
+        ids.rows(["a", "b"])
+
+
+# ---- arrays and datasets ----
+
+
+def array_data() -> tuple[dict[str, Any], Data]:
+    random = np.random.default_rng(0)
+    x, y = random.integers(0, 256, (20, 6, 5, 3), dtype=np.uint8), np.array(["up", "down"] * 10)
+    other = random.normal(size=(20, 4))
+    held = {"x": x[:7], "y": y[:7], "other": other[:7]}
+    columns = {"x": x, "y": y, "other": other}
+    return held, fo.data.arrays(columns, validation=held, layout="hwc", normalize="auto", augment=["flip"])
+
+
+class Waves(torch.utils.data.Dataset[Any]):
+    classes = ("low", "high")
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.full((2, 3), float(index)), index % 2
+
+
+def test_arrays_that_do_not_fit_are_named() -> None:
+    held, data = array_data()
+    fitted = data.fitted
+    rows = fitted.rows(held)
+    assert rows["y"].tolist() == [1, 0, 1, 0, 1, 0, 1] and rows["x"].shape == (7, 3, 6, 5)
+    assert torch.equal(fitted.rows(rows["x"])["x"], rows["x"]), "rows in the model's own layout stay as they are"
+    strange = held["other"].copy()
+    strange[3, 1] = np.nan
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"x": held["x"][:, :5]}, r"a row of x is \[5, 5, 3\], and \[6, 5, 3\] in what the model was trained on"),
+        ({"other": strange}, "column 'other' has NaN or infinite values in 1 of 7 rows, first in row 3"),
+        ({"other": held["other"][:2]}, "columns differ in length"),
+        ({"y": ["up", "sideways"] * 3 + ["up"]}, "y: row 1 has label 'sideways', which no training row has"),
+        ({"x": [["a"]]}, "column 'x' must hold numbers"),
+    ]
+    for change, said in changes:
+        with pytest.raises(DataError, match=said):
+            fitted.rows({**held, **change})
+    inputs = {one.name: one for one in fitted.signature.inputs}
+    assert (inputs["x"].dtype, inputs["x"].shape, inputs["other"].kind) == ("uint8", (6, 5, 3), "array")
+
+
+def test_a_tensor_keeps_its_gradient() -> None:
+    data = fo.data.arrays(np.ones((4, 2), "float32"), normalize={"mean": 1.0, "std": 2.0})
+    x = torch.zeros(3, 2, requires_grad=True)
+    data.fitted.device(data.fitted.rows(x))["x"].sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [[0.5, 0.5]] * 3
+
+
+# ---- all of them, in a process of their own ----
+
+
+def test_every_kind_alone_makes_what_evaluation_feeds(
+    people: Data, photos: Path, words: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    import tokenizers
+
+    held, arrays = array_data()
+    (tmp_path / "ids.bin").write_bytes(np.arange(60, dtype=np.uint16).tobytes())
+    (tmp_path / "stories.jsonl").write_text("\n".join(json.dumps({"text": "to be or not"}) for _ in range(20)))
+    subwords = fo.data.text(words, window=8, tokenizer=tokenizer, cache=tmp_path / "cache")
+    decode = tokenizers.Tokenizer.from_file(str(tokenizer)).decode
+    held_out = WORDS[len(WORDS) - int(len(WORDS) * 0.1) :]
+    cases: dict[str, tuple[Data, Any]] = {
+        "table": (people, {name: column for name, column in OTHERS.items() if name != "answer"}),
+        "photos": (photo_data(photos), contents(photos)),
+        "characters": (fo.data.text(words, window=16), windows(held_out, 16)),
+        "bytes": (fo.data.text(words, window=16, encoding="bytes"), windows(held_out, 16)),
+        "tokenizer": (subwords, [decode(row) for row in fed(subwords)["x"].tolist()]),
+        "token files": (fo.data.text(tmp_path / "ids.bin", window=4), [[54, 55, 56, 57]]),
+        "documents": (
+            fo.data.text(tmp_path / "stories.jsonl", window=12, boundaries="attention", holdout=0.2),
+            ["to be or not"] * 3,
+        ),
+        "sequences": (said(tmp_path), [line["said"] for line in LINES[1:3]]),
+        "sequences of subwords": (said(tmp_path, tokenizer=tokenizer), [line["said"] for line in LINES[1:3]]),
+        "arrays": (arrays, {name: column for name, column in held.items() if name != "y"}),
+        "dataset": (
+            fo.data.dataset(Waves(), validation=Waves(), workers=0, processes=False),
+            torch.stack([Waves()[index][0] for index in range(6)]),
+        ),
+    }
+    written = {kind: data.fitted.to_json() for kind, (data, _) in cases.items()}
+    (tmp_path / "fitted.json").write_text(json.dumps(written, allow_nan=False))
+    (tmp_path / "raw.pickle").write_bytes(pickle.dumps({kind: raw for kind, (_, raw) in cases.items()}))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", ALONE, str(tmp_path)], check=True, env=environment, cwd=tmp_path)
+    found = pickle.loads((tmp_path / "batches.pickle").read_bytes())
+    for kind, (data, _) in cases.items():
+        check_equal(found[kind], fed(data), kind)

@@ -79,22 +79,23 @@ def _as_columns(given: Any) -> tuple[Any, dict[str, Any]]:
 
 def _load(x: Any, rest: Mapping[str, Any], layout: str | None, names: list[str], part: str) -> dict[str, Tensor]:
     """All columns as tensors of equal length, checked. `names` collects the class names of labels that are words."""
-    written = dict(x) if isinstance(x, Mapping) else _read_file_of_columns(x, rest)
-    written.update({name: column for name, column in rest.items() if column is not None})
+    written = columns_in_files(x, rest)
     if "x" not in written:
         raise DataError(f"{part}data needs a column 'x' for the inputs, got {', '.join(sorted(written)) or 'nothing'}")
-    columns = {}
-    for name, column in written.items():
-        array = read_array(Path(column), name) if isinstance(column, str | os.PathLike) else column
-        if name == "y":
-            columns[name] = _targets(array, names, part)
-        else:
-            columns[name] = to_tensor(array, name)
+    columns = {name: _targets(array, names, part) if name == "y" else to_tensor(array, name) for name, array in written.items()}
     columns["x"] = arrange(columns["x"], layout)
     check_lengths(columns, part)
     for name, tensor in columns.items():
         check_finite(tensor, part + name)
     return columns
+
+
+def columns_in_files(x: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns by name, those that are paths read from their files: of `x` alone, or of a mapping; and of the `rest`."""
+    written = dict(x) if isinstance(x, Mapping) else _read_file_of_columns(x, rest)
+    written.update({name: column for name, column in rest.items() if column is not None})
+    paths = {name: Path(column) for name, column in written.items() if isinstance(column, str | os.PathLike)}
+    return {**written, **{name: read_array(path, name) for name, path in paths.items()}}
 
 
 def _read_file_of_columns(x: Any, rest: Mapping[str, Any]) -> dict[str, Any]:

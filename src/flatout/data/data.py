@@ -118,7 +118,7 @@ class Data:
         host = self.host
         if host is None:
             columns = {name: (str(column.dtype).removeprefix("torch."), column.shape) for name, column in schema.items()}
-            host = ArrayHost(columns, self.reading.get("layout"), self.labels, self.classes, self.vocabulary)
+            host = ArrayHost(columns, self.reading.get("layout"), self.labels, self.vocabulary)
         return Fitted(host, DevicePart(self.prepare), schema, self.reading)
 
     def fingerprint(self) -> str:

@@ -1,15 +1,88 @@
-"""Other data than a run's own, read as its own was: one reader for each kind of data that something can be fitted on."""
+"""Other data than a run's own, read as its own was: with what was fitted, and without the training data."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from flatout.base.errors import DataError
+from flatout.data.arrays import columns_in_files
+from flatout.data.data import Data
 from flatout.data.fitted.fitted import Fitted
-from flatout.data.source import Source
+from flatout.data.fitted.tensors import check_ids
+from flatout.data.source import ArraySource, Batch, Source
+from flatout.data.specs import located
+
+_CHECK_ROWS = 4096
 
 
-def other_rows(fitted: Fitted, given: Any, targets: bool) -> Source:
-    """`targets`: y is needed, and means what it meant in training."""
-    from flatout.data.tables.others import other_table
+def other_rows(fitted: Fitted, given: Any, *, targets: bool, cache: Path | None = None) -> Source:
+    """From files (a path), from memory, or as Data. `targets`: y is needed, and means what it meant in training."""
+    kind = fitted.host.kind
+    if isinstance(given, Data):
+        return _padded(fitted, given.train)
+    if kind == "table":
+        from flatout.data.tables.others import other_table  # kinds of data load when they are used
 
-    return other_table(fitted, given, targets)
+        return other_table(fitted, given, targets)
+    path = located(str(given), Path.cwd()) if isinstance(given, str | Path) else None
+    if kind == "photos" and path is not None:
+        from flatout.data.photos.images import other_images
+
+        return other_images(fitted, path, targets)
+    if kind == "text" and path is not None:
+        from flatout.data.texts.text import other_text
+
+        return other_text(fitted, path, cache)
+    if kind == "sequences" and not isinstance(given, Mapping):
+        from flatout.data.texts.sequences import other_sequences
+
+        return other_sequences(fitted, given if path is None else path, targets)
+    if kind == "photos":
+        from flatout.data.photos.held import HeldPhotos
+
+        return HeldPhotos(fitted.rows(given))
+    return _held(fitted, given if path is None else path, targets)
+
+
+def other_batch(fitted: Fitted, given: Any) -> Batch:
+    """One batch of raw rows in memory, before the device part. A table may come as a pyarrow.Table or a DataFrame."""
+    if fitted.host.kind != "table":
+        return fitted.rows(given)
+    rows = other_rows(fitted, given, targets=False)
+    return rows.read(torch.arange(len(rows)))
+
+
+def _held(fitted: Fitted, given: Any, targets: bool) -> ArraySource:
+    """Columns in memory, or in files of arrays."""
+    if not isinstance(given, str | Mapping):
+        return ArraySource(fitted.rows(given))
+    columns = columns_in_files(given, {})
+    if not targets:
+        columns.pop("y", None)  # it may hold anything
+    try:
+        return ArraySource(fitted.rows(columns))
+    except DataError as error:
+        raise DataError(f"{given}: {error}" if isinstance(given, str) else str(error)) from error
+
+
+def _padded(fitted: Fitted, source: Source) -> Source:
+    """Rows of tokens as long as those that the model was trained on."""
+    if fitted.host.kind != "sequences":
+        return source
+    from flatout.data.texts.sequence_source import SequenceSource
+
+    return source.padded_to(fitted.schema["x"].shape[0]) if isinstance(source, SequenceSource) else source
+
+
+def check_tokens(given: Data, vocabulary: int) -> None:
+    """That a model for so many tokens knows those of other data: by what the data says of itself, else by its rows."""
+    rows = given.train
+    if (given.vocabulary is not None and given.vocabulary <= vocabulary) or not rows.in_memory or "x" not in rows.schema:
+        return
+    for start in range(0, len(rows), _CHECK_ROWS):
+        some = torch.arange(start, min(start + _CHECK_ROWS, len(rows)))
+        check_ids(rows.read(some)["x"], vocabulary, "x", first_row=start)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError
-from flatout.data.checks import check_finite, check_labels
+from flatout.data.checks import check_finite
 from flatout.data.fitted.host import RawInput
 from flatout.data.fitted.tensors import check_ids, plain_type, to_tensor
 from flatout.data.source import Batch
@@ -26,7 +26,6 @@ class ArrayHost:
     columns: Mapping[str, tuple[str, tuple[int, ...]]]
     layout: str | None = None
     class_names: tuple[str, ...] | None = None
-    classes: int | None = None
     vocabulary: int | None = None
 
     kind: ClassVar[str] = "arrays"
@@ -53,10 +52,7 @@ class ArrayHost:
 
     def _column(self, name: str, given: Any) -> Tensor:
         if name == "y":
-            y = targets_of(given, self.class_names or ())
-            if self.classes is not None:
-                check_labels({"y": y}, None, self.classes, ())
-            return y
+            return targets_of(given, self.class_names or ())
         # a tensor stays on its device, and keeps its gradient
         tensor = plain_type(given) if isinstance(given, Tensor) else to_tensor(given, name)
         if tensor.dim() == 0:
@@ -82,7 +78,7 @@ class ArrayHost:
         own = self.columns[name][1]
         shorter = self.vocabulary is not None and len(came) == len(own) == 1 and 0 < came[0] <= own[0]
         if came != own and not (name == "x" and shorter):
-            raise DataError(f"column {name!r}: a row is {list(came)}, and {list(wanted)} in what the model was trained on")
+            raise DataError(f"a row of {name} is {list(came)}, and {list(wanted)} in what the model was trained on")
 
     def _given(self, name: str) -> tuple[str, tuple[int, ...]]:
         dtype, shape = self.columns[name]
@@ -93,7 +89,6 @@ class ArrayHost:
             "columns": {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in self.columns.items()},
             "layout": self.layout,
             "class_names": None if self.class_names is None else list(self.class_names),
-            "classes": self.classes,
             "vocabulary": self.vocabulary,
         }
 
@@ -104,7 +99,6 @@ class ArrayHost:
             {name: (column["dtype"], tuple(column["shape"])) for name, column in written["columns"].items()},
             written["layout"],
             None if names is None else tuple(names),
-            written["classes"],
             written["vocabulary"],
         )
 

@@ -14,6 +14,18 @@ def host_from_json(kind: str, written: Mapping[str, Any]) -> HostPart:
         from flatout.data.fitted.table_rows import TableHost
 
         return TableHost.from_json(written)
+    if kind == "photos":
+        from flatout.data.fitted.photo_rows import PhotoHost
+
+        return PhotoHost.from_json(written)
+    if kind == "text":
+        from flatout.data.fitted.token_rows import TextHost
+
+        return TextHost.from_json(written)
+    if kind == "sequences":
+        from flatout.data.fitted.token_rows import SequenceHost
+
+        return SequenceHost.from_json(written)
     if kind == "arrays":
         from flatout.data.fitted.array_rows import ArrayHost
 

@@ -38,7 +38,7 @@ def plain_type(tensor: Tensor) -> Tensor:
     return tensor.to(_PLAIN_TYPES.get(tensor.dtype, tensor.dtype))
 
 
-def check_ids(ids: Tensor, vocabulary: int, column: str) -> None:
+def check_ids(ids: Tensor, vocabulary: int, column: str, first_row: int = 0) -> None:
     """DataError names the first row with a token that the model was not built for."""
     if ids.is_floating_point():
         came = str(ids.dtype).removeprefix("torch.")
@@ -48,4 +48,6 @@ def check_ids(ids: Tensor, vocabulary: int, column: str) -> None:
         place = outside[0].tolist()
         within = f", token {place[-1]}" if len(place) > 1 else ""
         found = int(ids[tuple(place)])
-        raise DataError(f"column {column!r}: token ids are 0 to {vocabulary - 1}; row {place[0]}{within} has {found}")
+        raise DataError(
+            f"column {column!r}: token ids are 0 to {vocabulary - 1}; row {first_row + place[0]}{within} has {found}"
+        )

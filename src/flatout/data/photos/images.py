@@ -13,6 +13,8 @@ import torch
 from flatout.base.errors import DataError
 from flatout.data.bad import Bad
 from flatout.data.data import Data
+from flatout.data.fitted.fitted import Fitted
+from flatout.data.fitted.photo_rows import PhotoHost
 from flatout.data.fitted.tensors import to_tensor
 from flatout.data.keyed import Keys
 from flatout.data.normalize import Normalize
@@ -96,22 +98,23 @@ def images(
         draw=weights,
         classes=labels.classes,
         labels=labels.names,
-        reading={"images": True, "size": size, "cover": cover, "decoder": decoder, "on_bad": on_bad},
+        host=PhotoHost(cover, decoder, labels.names, labels.classes),
+        reading={"on_bad": on_bad},
     )
 
 
-def other_images(
-    path: str, *, size: int, labels: Sequence[str] | int | None, targets: bool, cover: int | None, decoder: str, on_bad: str
-) -> PhotoSource:
+def other_images(fitted: Fitted, path: str, targets: bool) -> PhotoSource:
     """Other photos, decoded as those of `images` were. Without `targets` any folder of images will do, or a single file."""
-    bad = Bad(on_bad)
+    host, bad = fitted.host, Bad(fitted.reading["on_bad"])
+    assert isinstance(host, PhotoHost)
     listing = find_photos(path) if targets else find_unlabelled(path)
     photos = look_into(listing, bad)
     if targets:
-        y = Labels.of(photos.targets, labels).targets(photos.targets, [photos.path(file) for file in range(len(photos))])
+        labels = Labels.of(photos.targets, host.class_names or host.classes)
+        y = labels.targets(photos.targets, [photos.path(file) for file in range(len(photos))])
     else:
         y = torch.zeros(len(photos), dtype=torch.int64)
-    return PhotoSource(photos, y, _checked_cover(cover, _center(size)), make_decoder(decoder), bad)
+    return PhotoSource(photos, y, host.cover, make_decoder(host.decoder), bad)
 
 
 def training_chain(

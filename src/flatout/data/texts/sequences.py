@@ -19,12 +19,16 @@ from flatout.data.bad import Bad
 from flatout.data.checks import check_labels
 from flatout.data.data import Data
 from flatout.data.files import Array
+from flatout.data.fitted.array_rows import targets_of
+from flatout.data.fitted.fitted import Fitted
 from flatout.data.fitted.tensors import to_tensor
+from flatout.data.fitted.token_rows import SequenceHost, TextCode, row_ids
+from flatout.data.fitted.tokenizer import Tokenizer
 from flatout.data.split import hash_strings, held_out
 from flatout.data.texts.buckets import MULTIPLE, check_lengths
 from flatout.data.texts.packing import Stream, as_tensor
 from flatout.data.texts.sequence_source import SequenceSource
-from flatout.data.texts.tokenizer import Tokenizer
+from flatout.data.texts.tokenizer import load_tokenizer
 from flatout.data.texts.tokens import Part, check_vocabulary, find_files, json_rows, kind_of, text_field
 
 _BYTES_PER_TOKEN = 16  # of a row by itself, and of all rows end to end
@@ -57,7 +61,7 @@ def sequences(
     if holdout and validation is not None:
         raise DataError("holdout and validation are two ways to say the same: give one of them")
     bad = Bad(on_bad)
-    reader = _Reader(field, label, None if tokenizer is None else Tokenizer.load(Path(tokenizer)), bad)
+    reader = _Reader(field, label, None if tokenizer is None else load_tokenizer(Path(tokenizer)), bad)
     train = reader.read(rows, y, "")
     held = None
     if validation is not None:
@@ -112,7 +116,35 @@ def sequences(
         classes=count,
         vocabulary=vocabulary,
         labels=tuple(names) or None,
+        host=SequenceHost(
+            TextCode(vocabulary, in_bytes=reader.text and reader.tokenizer is None, tokenizer=reader.tokenizer),
+            longest,
+            pad,
+            tuple(names) or None,
+        ),
+        reading={"field": field, "label": label, "tokens": tokens, "on_bad": on_bad},
     )
+
+
+def other_sequences(fitted: Fitted, given: Any, targets: bool) -> SequenceSource:
+    """Other rows, from files or in memory, padded as the training rows were. `targets`: with their label as y."""
+    host, how = fitted.host, fitted.reading
+    assert isinstance(host, SequenceHost)
+    y = None
+    if isinstance(given, str | os.PathLike):
+        reader = _Reader(how["field"], how["label"] if targets else None, host.code.tokenizer, Bad(how["on_bad"]))
+        read = reader.read(given, None, "")
+        check_vocabulary([Part(read.name, read.flat())], host.code.vocabulary)
+        if read.y is not None:
+            names = host.class_names
+            y = targets_of(read.y if names is None else read.y.astype(str), names or ())
+    else:
+        read = _Rows("rows", host.ids(given), None)
+    lengths = torch.from_numpy(read.lengths())
+    stream = Stream([Part(read.name, read.flat())], host.code.vocabulary)
+    longest = max(host.longest, int(lengths.max()))  # a longer row does not fit the model, which is said by name
+    tokens = as_tensor(stream.slice(0, len(stream)))
+    return SequenceSource(tokens, lengths, y, host.pad, longest=longest, batch_tokens=how["tokens"])
 
 
 @dataclass(frozen=True)
@@ -161,7 +193,7 @@ class _Reader:
     def _from_lists(self, given: Any, part: str) -> tuple[list[Array], list[int]]:
         rows, kept = [], []
         for number, row in enumerate(given):
-            ids, wrong = _ids(row)
+            ids, wrong = row_ids(row)
             if wrong:
                 self._bad.found(f"{part}row {number}", wrong)
             else:
@@ -190,26 +222,13 @@ class _Reader:
 
     def _row(self, row: Mapping[str, Any]) -> tuple[Array, str | None]:
         if isinstance(row.get(self._field), list):
-            return _ids(row[self._field])
+            return row_ids(row[self._field])
         text, wrong = text_field(row, self._field)
         if wrong:
             return np.empty(0, np.int64), wrong
         self.text = True
         encoded = list(text.encode()) if self.tokenizer is None else self.tokenizer.encode([text])[0]
-        return _ids(encoded)
-
-
-def _ids(row: Any) -> tuple[Array, str | None]:
-    """A row as int64, and what is wrong with it."""
-    try:
-        ids = np.asarray(row.detach().cpu() if isinstance(row, Tensor) else row)
-    except ValueError as error:
-        return np.empty(0, np.int64), f"not a sequence of token ids ({error})"
-    if ids.size == 0:
-        return np.empty(0, np.int64), "no tokens in it: every row needs 1 or more"
-    if ids.ndim != 1 or ids.dtype.kind not in "ui":
-        return np.empty(0, np.int64), f"expected a sequence of token ids, got {ids.dtype} of shape {list(ids.shape)}"
-    return ids.astype(np.int64), None
+        return row_ids(encoded)
 
 
 def _wrong_label(row: Mapping[str, Any], label: str) -> str | None:

@@ -15,10 +15,13 @@ from flatout.base.errors import DataError, did_you_mean
 from flatout.data.bad import Bad
 from flatout.data.data import Data
 from flatout.data.files import Array
+from flatout.data.fitted.fitted import Fitted
+from flatout.data.fitted.token_rows import TextCode, TextHost
+from flatout.data.fitted.tokenizer import Tokenizer
 from flatout.data.source import Batch, Column, Source, hash_tensors
 from flatout.data.texts import packing
 from flatout.data.texts.packing import BOUNDARIES, Split, Stream
-from flatout.data.texts.tokenizer import Tokenizer, encoded
+from flatout.data.texts.tokenizer import check_made_with, encoded, load_tokenizer
 from flatout.data.texts.tokens import (
     TOKEN_SUFFIXES,
     Part,
@@ -29,6 +32,7 @@ from flatout.data.texts.tokens import (
     char_parts,
     check_vocabulary,
     find_files,
+    placed,
     read_sidecar,
     token_parts,
 )
@@ -177,16 +181,16 @@ def text(
     bad = Bad(on_bad)
     files = find_files(paths)
     held_files = None if validation is None else find_files(validation)
-    encoding = _encoding(encoding, tokenizer, [*files, *(held_files or [])])
+    told, encoding = encoding, _encoding(encoding, tokenizer, [*files, *(held_files or [])])
     reading = _Reading(
         encoding=encoding,
-        tokenizer=None if tokenizer is None else Tokenizer.load(Path(tokenizer)),
+        tokenizer=None if tokenizer is None else load_tokenizer(Path(tokenizer)),
         field=field,
         eot=eot,
         dtype=dtype,
         seams=boundaries != "none",
         bad=bad,
-        cache=Path.home() / ".cache" / "flatout" if cache is None else Path(cache),
+        cache=_cache(cache),
     )
     read = [reading.read(files)] if held_files is None else [reading.read(files), reading.read(held_files)]
     groups = [part.parts for part in read]
@@ -220,7 +224,43 @@ def text(
         draw=draw,
         vocabulary=vocabulary,
         alphabet=alphabet,
+        host=TextHost(
+            TextCode(vocabulary, alphabet, encoding == "bytes", reading.tokenizer), window, encoding == "tokens", boundaries
+        ),
+        reading={"encoding": told, "field": field, "eot": eot, "dtype": dtype, "on_bad": on_bad},
     )
+
+
+def other_text(fitted: Fitted, paths: Paths, cache: Path | None) -> TextSource:
+    """Windows of other files, in the ids of the training text."""
+    host = fitted.host
+    assert isinstance(host, TextHost)
+    code, how = host.code, fitted.reading
+    files = find_files(paths)
+    encoding = _encoding(how["encoding"], code.tokenizer, files)
+    if (encoding == "tokens") != host.tokens:
+        kinds = ("token ids", "text") if encoding == "tokens" else ("text", "token ids")
+        raise DataError(f"{files[0]} holds {kinds[0]}, and the model was trained on files of {kinds[1]}")
+    reading = _Reading(
+        encoding=encoding,
+        tokenizer=code.tokenizer,
+        field=how["field"],
+        eot=how["eot"],
+        dtype=how["dtype"],
+        seams=host.boundaries != "none",
+        bad=Bad(how["on_bad"]),
+        cache=_cache(cache),
+    )
+    read = reading.read(files)
+    parts = read.parts if code.alphabet is None else placed(read.parts, code.alphabet, str(files[0]))
+    check_vocabulary(parts, code.vocabulary)
+    stream = Stream(parts, code.vocabulary)
+    rows = _Rows(host.window, host.boundaries)
+    return rows.of(stream, read.starts, (0, len(stream)), host.window, "other", files)
+
+
+def _cache(folder: str | os.PathLike[str] | None) -> Path:
+    return Path.home() / ".cache" / "flatout" if folder is None else Path(folder)
 
 
 @dataclass(frozen=True)
@@ -257,7 +297,7 @@ class _Reading:
         parts = token_parts(files, self.dtype)
         if self.tokenizer is not None:
             for path in files:
-                self.tokenizer.check(path)
+                check_made_with(self.tokenizer, path)
         if not self.seams:
             return _Read(parts, None)
         eot = self.eot if isinstance(self.eot, int) else None

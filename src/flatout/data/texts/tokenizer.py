@@ -15,25 +15,22 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from flatout.base.errors import DataError, MissingExtra, did_you_mean
+from flatout.base.errors import DataError
 from flatout.base.trust import private_cache
 from flatout.data.bad import Bad
-from flatout.data.damage import in_words, reading
 from flatout.data.files import Array
+from flatout.data.fitted.tokenizer import Tokenizer
 from flatout.data.places import open_regular
 from flatout.data.stores.entries import hold
 from flatout.data.texts.packing import Stream, document_starts
 from flatout.data.texts.tokens import Document, Part, Sidecar, documents, kind_of, read_sidecar, token_parts, write_sidecar
 
 _FORMAT = 1
-_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[EOS]", "[SEP]")
-_MOST_IDS = 1 << 24
 _PIECE_CHARS = 256 << 10
 _LONGEST_WORD_CHARS = 16 << 20
 _BATCH_CHARS, _BATCH_TEXTS = 2 << 20, 1024
@@ -43,87 +40,23 @@ _FORGOTTEN_S = 6 * 3600
 _BEFORE_SPACE = re.compile(r"\w(?=\s)")
 
 
-@dataclass(frozen=True)
-class Tokenizer:
-    """`vocabulary` is one more than its largest id; `digest` says what the file holds."""
+def load_tokenizer(path: Path) -> Tokenizer:
+    place = path / "tokenizer.json" if os.path.isdir(path) else path
+    try:
+        with open_regular(place) as file:
+            content = file.read()
+    except OSError as error:
+        raise DataError(f"tokenizer: {place} can't be read ({error.strerror}); expected a tokenizer.json") from error
+    return Tokenizer.parse(content, place)
 
-    path: Path
-    digest: str
-    vocabulary: int
-    version: str
-    own: Any
 
-    @classmethod
-    def load(cls, path: Path) -> Tokenizer:
-        try:
-            import tokenizers
-        except ImportError as error:
-            raise MissingExtra("tokenizers", "text", f"tokenizer: {path.name}") from error
-        place = path / "tokenizer.json" if os.path.isdir(path) else path
-        try:
-            with open_regular(place) as file:
-                content = file.read()
-        except OSError as error:
-            raise DataError(f"tokenizer: {place} can't be read ({error.strerror}); expected a tokenizer.json") from error
-        try:
-            with reading(str(place), "as a tokenizer"):
-                own: Any = tokenizers.Tokenizer.from_str(content.decode())
-                own.no_truncation()  # a file may carry settings of a model's input, which would cut or fill up documents
-                own.no_padding()
-                ids = own.get_vocab(with_added_tokens=True).values()
-        except DataError as error:
-            why = in_words(error.__cause__ or error)
-            raise DataError(
-                f"tokenizer: {place} is not a tokenizer file of Hugging Face tokenizers ({why}): "
-                "give the tokenizer.json that `Tokenizer.save` writes, or leave tokenizer out for characters"
-            ) from error
-        if not ids:
-            raise DataError(f"tokenizer: {place} has no tokens: it was saved before it was trained")
-        if max(ids) >= _MOST_IDS:
-            raise DataError(
-                f"tokenizer: {place} has {len(ids)} tokens, and one of them is number {max(ids)}: a model needs an entry for "
-                f"every number up to the largest, and {_MOST_IDS} are the most; it is damaged"
-            )
-        digest = hashlib.blake2b(content, digest_size=16).hexdigest()
-        return cls(place, digest, max(ids) + 1, tokenizers.__version__, own)
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, on as many threads as the library takes (TOKENIZERS_PARALLELISM is its switch)."""
-        with reading(f"tokenizer: {self.path}", "as a tokenizer of this text"):
-            return [found.ids for found in self.own.encode_batch_fast(list(texts), add_special_tokens=False)]
-
-    def end_of_text(self, asked: str | int | None) -> int | None:
-        """The id of the token `asked` for, by its name or id; "auto" looks for the usual names."""
-        if asked is None:
-            return None
-        if isinstance(asked, int):
-            if not 0 <= asked < self.vocabulary:
-                raise DataError(f"eot: {self.path.name} has the ids 0 to {self.vocabulary - 1}, got {asked}")
-            return asked
-        if asked == "auto":
-            special = {token.content: number for number, token in self.own.get_added_tokens_decoder().items() if token.special}
-            return next((special[name] for name in _ENDS if name in special), None)
-        number: int | None = self.own.token_to_id(asked)
-        if number is None:
-            special_names = [token.content for token in self.own.get_added_tokens_decoder().values()]
-            raise DataError(f"eot: {self.path.name} has no token {asked!r}; {did_you_mean(asked, special_names or ['auto'])}")
-        return number
-
-    def allows(self, vocabulary: int | None) -> int:
-        """A larger vocabulary may be asked for, as room for more; a smaller one can't be."""
-        if vocabulary is not None and vocabulary < self.vocabulary:
-            has = f"{self.path.name} has ids up to {self.vocabulary - 1}"
-            raise DataError(f"vocabulary is {vocabulary} and the tokenizer {has}: leave vocabulary out")
-        return vocabulary or self.vocabulary
-
-    def check(self, path: Path) -> None:
-        """A token file that tells which tokenizer made it must tell of this one."""
-        known = None if path.suffix == ".npy" else read_sidecar(path)
-        if known is not None and known.tokenizer != self.digest:
-            raise DataError(
-                f"{path} was made with the tokenizer {known.tokenizer_name} ({known.tokenizer[:8]}, {known.vocabulary} tokens)"
-                f", not with {self.path} ({self.digest[:8]}, {self.vocabulary} tokens): give the one it was made with"
-            )
+def check_made_with(tokenizer: Tokenizer, path: Path) -> None:
+    """A token file that tells which tokenizer made it must tell of this one."""
+    known = None if path.suffix == ".npy" else read_sidecar(path)
+    if known is not None and known.tokenizer != tokenizer.digest:
+        made = f"{known.tokenizer_name} ({known.tokenizer[:8]}, {known.vocabulary} tokens)"
+        given = f"{tokenizer.path} ({tokenizer.digest[:8]}, {tokenizer.vocabulary} tokens)"
+        raise DataError(f"{path} was made with the tokenizer {made}, not with {given}: give the one it was made with")
 
 
 def encoded(

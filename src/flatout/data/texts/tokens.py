@@ -385,6 +385,18 @@ def by_alphabet(groups: Sequence[Sequence[Part]]) -> tuple[str, list[list[Part]]
     return "".join(map(chr, letters)), [[Part(part.name, place[part.ids]) for part in parts] for parts in groups]
 
 
+def placed(parts: Sequence[Part], alphabet: str, name: str) -> list[Part]:
+    """Code points to places in an alphabet that is known; `name` is of the files, for messages."""
+    place = np.full(_CODE_POINTS, -1, dtype=np.int32)
+    place[[ord(letter) for letter in alphabet]] = np.arange(len(alphabet))
+    found = [Part(part.name, place[part.ids]) for part in parts]
+    strange = {letter for part, own in zip(found, parts, strict=True) for letter in np.unique(own.ids[part.ids < 0]).tolist()}
+    if strange:
+        shown = " ".join(repr(chr(letter)) for letter in sorted(strange)[:10])
+        raise DataError(f"{name} has characters that the training text has not: {shown}")
+    return found
+
+
 def check_vocabulary(parts: Sequence[Part], told: int | None, whose: str = "") -> int:
     """As told, if every token is below it, or one more than the largest token. Looks at a piece at a time."""
     largest = 0
