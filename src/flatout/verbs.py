@@ -50,7 +50,7 @@ class Frame(Protocol):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
-OtherData = Data | str | Path | Mapping[str, Any] | np.ndarray | Tensor | Frame
+OtherData = Data | str | Path | Mapping[str, Any] | np.ndarray | Tensor | Sequence[Any] | Frame
 CACHE = Path.home() / ".cache" / "flatout"
 PLANNING = "5 min"
 
@@ -222,7 +222,8 @@ def predict(run: Run, data: OtherData, *, device: str = "auto", cache: Path | st
     """Columns of predictions for every row, in the order of the data; `class`, where classes have names, is an array of text.
 
     `data` is a file, an array, or columns of them; of a run on a table also a query, its raw columns such as
-    {"age": [39, 50], "job": ["clerk", "cook"]} without the label, a pyarrow.Table or a DataFrame.
+    {"age": [39, 50], "job": ["clerk", "cook"]} without the label, a pyarrow.Table or a DataFrame; of a run on photos also
+    a list of the bytes of files; of a run on tokens also lists of ids, or of texts.
     """
     job = _job_to_use(run)
     source = _other_source(job, data, targets=False, cache=_folder(cache))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import datetime as dt
 import json
 import os
@@ -22,7 +23,9 @@ from torch import Tensor
 import flatout as fo
 from flatout.base.errors import DataError
 from flatout.data.data import Data
+from flatout.data.kept import recall, remember
 from flatout.data.serving.evaluation import EvalFeed
+from flatout.data.specs import parse_data
 
 ROOT = Path(__file__).parent.parent.parent
 ALONE = """
@@ -69,7 +72,7 @@ PEOPLE = {
     "since": [dt.date(2020, 1, day) for day in range(1, 31)],
     "answer": ["yes", "no", "yes", "no", "no", "yes"] * 5,
 }
-OTHERS = {
+OTHERS: dict[str, list[Any]] = {
     "age": [41, None, 2.5], "pay": [None, 7.0, 0.3], "job": ["astronaut", "cook", None], "zip": ["7", "007", "x"],
     "since": [dt.date(2024, 2, 29), None, dt.date(1999, 12, 31)], "answer": ["no", "yes", "no"],
 }  # fmt: skip
@@ -319,3 +322,67 @@ def test_every_kind_alone_makes_what_evaluation_feeds(
     found = pickle.loads((tmp_path / "batches.pickle").read_bytes())
     for kind, (data, _) in cases.items():
         check_equal(found[kind], fed(data), kind)
+
+
+# ---- runs of earlier versions ----
+
+EARLIER = json.loads((Path(__file__).parent / "earlier_data.json").read_text())
+"""What runs kept in data.json before there was one form for all kinds of data, and the data of their recipes."""
+
+
+@pytest.fixture
+def earlier_files(tmp_path: Path) -> Path:
+    """The files that those runs were trained on."""
+    rows = [f"{20 + i},{'cook' if i % 3 else 'clerk'},2020-01-{i + 1:02},{'yes' if i % 2 else 'no'}" for i in range(12)]
+    (tmp_path / "people.csv").write_text("\n".join(["age,job,since,answer", *rows, ""]))
+    np.savez(tmp_path / "words.npz", x=np.arange(48, dtype=np.uint8).reshape(8, 2, 3, 1), y=np.array(["up", "down"] * 4))
+    (tmp_path / "text.txt").write_text("to be or not to be, " * 10)
+    lines = [{"said": "a horse", "who": "kate"}, {"said": "my kingdom", "who": "rick"}, {"said": "for a", "who": "kate"}]
+    (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, lines * 3)))
+    for number in range(4):
+        folder = tmp_path / "photos" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((20 + number, 30, 3), 40 * number, np.uint8)).save(folder / f"{number}.png")
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", EARLIER)
+def test_runs_of_earlier_versions_prepare_rows_as_before(kind: str, earlier_files: Path, tmp_path: Path) -> None:
+    asked, kept = EARLIER[kind]["asked"], EARLIER[kind]["kept"]
+    data = parse_data(asked, earlier_files, tmp_path / "cache")
+    found = recall(kept, asked, earlier_files)
+    read, wanted = (json.loads(json.dumps(one.fitted.to_json())) for one in (found, data))
+    assert (read["host"], read["device"]) == (wanted["host"], wanted["device"])
+    assert {name: read["reading"][name] for name in wanted["reading"]} == wanted["reading"]
+    if kind != "photos":  # their files are written by another library each time
+        assert data.fingerprint() == kept["fingerprint"], "else no earlier run could be resumed"
+    again = recall(json.loads(json.dumps(remember(data))))
+    assert json.loads(json.dumps(again.fitted.to_json())) == wanted
+    assert again.target() == found.target() == data.target() and again.shapes_x() == found.shapes_x() == data.shapes_x()
+
+
+# ---- where it stands ----
+
+BELOW = {
+    "allowance", "checks", "damage", "keyed", "normalize", "pixels", "room", "source", "split", "transforms",
+    *(f"photos.{name}" for name in ("colour", "crops", "decode", "decoders", "headers", "kernels", "mixing", "nvjpeg")),
+    "photos.resample", "photos.windows",
+}  # fmt: skip
+"""All of data that it may import, at any depth: schemas, transforms, decoders. No source, no reader of files."""
+
+
+def test_it_stands_below_the_sources() -> None:
+    folder = ROOT / "src" / "flatout" / "data"
+    names = {".".join(path.relative_to(folder).with_suffix("").parts): path for path in folder.rglob("*.py")}
+    todo = [name for name in names if name.startswith("fitted.")]
+    reached: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name not in reached:
+            reached.add(name)
+            nodes = [node for node in ast.walk(ast.parse(names[name].read_text())) if isinstance(node, ast.ImportFrom)]
+            imported = {f"{node.module}.{alias.name}" for node in nodes for alias in node.names} | {
+                node.module for node in nodes
+            }
+            todo += [other for other in names if f"flatout.data.{other}" in imported]
+    assert {name for name in reached if not name.startswith("fitted.")} <= BELOW

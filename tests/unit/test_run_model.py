@@ -85,6 +85,11 @@ def test_photos_come_as_pixels_of_any_size(desk: Path, flatout: Command) -> None
     run = from_file(flatout, recipe)
     in_order = [pixels for _, pixels in sorted(photos, key=lambda photo: photo[0])]
     assert same(run, in_order, "photos").shape == (12, 2)
+    files = [path.read_bytes() for path in sorted(Path("photos").glob("*/*.png"))]
+    torch.testing.assert_close(same(run, files), same(run, files, "photos"))
+    assert torch.equal(
+        torch.as_tensor(fo.predict(run, files)["prediction"]), torch.as_tensor(fo.predict(run, "photos")["prediction"])
+    )
     with pytest.raises(DataError, match=r"a photo is uint8 \[height, width, 3\].*got float32 \[3, 8, 8\]"):
         run.model()([np.zeros((3, 8, 8), np.float32)])
 
@@ -118,6 +123,19 @@ def test_tokens_come_as_ids(desk: Path, flatout: Command) -> None:
         flatout, f"data: {{text: text.txt, window: 16}}\n{model}\nobjective: next_token\nbatch: 4\nlr: 1e-3\nbudget: 3 steps\n"
     )
     assert same(run, torch.randint(0, 7, (3, 16))).shape[:2] == (3, 16)
+    (desk / "text.txt").unlink()  # what the run kept is enough
+    (desk / "other.txt").write_text("not to be or to be, not" * 3)
+    with pytest.raises(DataError, match=r"other.txt has characters that the training text has not: ','"):
+        fo.predict(run, "other.txt")
+    (desk / "other.txt").write_text("to be not or to be " * 3)
+    found = fo.predict(run, "other.txt", device="cpu")["prediction"]
+    assert found.shape == (3, 16)
+    model = run.model()
+    assert torch.equal(model.predict(["to be not or to ", "be to be not or "])["prediction"], torch.as_tensor(found[:2]))
+    assert model(["to be"]).shape[:2] == (1, 5), "a beginning that is shorter than a window"
+    for ids in (torch.tensor([[0] * 15 + [7]]), {"x": [[-1] * 16]}, fo.data.arrays(np.full((2, 16), 7))):
+        with pytest.raises(DataError, match="token ids are 0 to 6; row 0"):
+            fo.predict(run, ids)
 
 
 def test_sequences_come_as_padded_ids(desk: Path) -> None:
@@ -136,6 +154,8 @@ def test_sequences_come_as_padded_ids(desk: Path) -> None:
     run = trained(fo.Recipe(data=data, model=Mean, objective="classify", batch=4, lr=1e-3, budget="2 steps"), desk)
     padded = data.train.read(torch.arange(16))["x"]
     torch.testing.assert_close(same(run, rows), same(run, padded, rows))
+    with pytest.raises(DataError, match="row 1, token 2: token ids are 0 to 6, got 7"):
+        fo.predict(run, [[1], [2, 3, 7]])
 
 
 def test_several_inputs_come_by_position_or_by_name(desk: Path) -> None:

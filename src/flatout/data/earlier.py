@@ -39,7 +39,8 @@ def fitted_of_earlier_run(kept: Mapping[str, Any], asked: Any, folder: Path) -> 
         host, reading = _sequences(kept, written, folder, names)
     else:
         columns = {name: (column["dtype"], tuple(column["shape"])) for name, column in kept["columns"].items()}
-        host = ArrayHost(columns, written.get("layout"), names, kept["vocabulary"])
+        reading = {"layout": written["layout"]} if "layout" in written else {}
+        host = ArrayHost(columns, reading.get("layout"), names, kept["vocabulary"])
     return Fitted(host, DevicePart.from_json(kept["prepare"]), schema, reading)
 
 
