@@ -20,13 +20,11 @@ from flatout.data.checks import check_labels
 from flatout.data.data import Data
 from flatout.data.fitted.fitted import Words
 from flatout.data.kept import recall
-from flatout.data.others import check_tokens, other_rows
 from flatout.data.serving.evaluation import EvalFeed
 from flatout.data.source import Source
 from flatout.engine.evaluation import evaluate as evaluate_model
 from flatout.engine.job import Job
 from flatout.engine.precision import autocast
-from flatout.engine.prepared_model import PreparedModel
 from flatout.engine.settings import Settings
 from flatout.machine.device import pick_device
 from flatout.measure.receipt import Receipt
@@ -111,6 +109,8 @@ class Run:
         See `PreparedModel` for what it takes of each kind of data. `bare`: the module that was trained alone, as the recipe
         made it, which takes batches that are prepared: normalized, cropped, with columns of a table made numbers.
         """
+        from flatout.engine.prepared_model import PreparedModel  # a run that only trains starts sooner without it
+
         job = _job_to_use(self)
         model = _as_trained(self, trained_model(self.folder, job), torch.device("cpu")).eval()
         if bare:
@@ -283,6 +283,8 @@ def _folder(cache: Path | str | None) -> Path | None:
 
 def _other_source(job: Job, data: OtherData, *, targets: bool, cache: Path | None) -> Source:
     """`targets`: y is needed, and means what it meant in training."""
+    from flatout.data.others import check_tokens, other_rows  # likewise
+
     known, name = job.data, str(data) if isinstance(data, str | Path) else "the data"
     source = other_rows(known.fitted, data, targets=targets, cache=cache)
     known.fitted.check_columns(source.schema, job.objective.inputs.columns, name)

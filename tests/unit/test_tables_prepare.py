@@ -16,6 +16,7 @@ import torch
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import KBinsDiscretizer, OneHotEncoder, StandardScaler
 
+import flatout as fo
 from flatout.base.errors import DataError, UsageError
 from flatout.data.data import Data
 from flatout.data.fitted import Fitted
@@ -555,6 +556,13 @@ def test_the_device_part_is_exported_with_any_number_of_rows() -> None:
     for rows in (2, 64, 333):
         for mine, theirs in zip(part(*_inputs(rows)), exported(*_inputs(rows)), strict=True):
             assert torch.equal(mine, theirs)
+
+
+def test_that_of_arrays_is_exported_with_any_number_of_rows() -> None:
+    fitted = fo.data.arrays(np.random.default_rng(0).normal(size=(9, 3)).astype("float32"), normalize="auto").fitted
+    few, more = (fitted.rows(np.ones((rows, 3), "float32")) for rows in (2, 7))
+    exported = torch.export.export(fitted.device, (few,), dynamic_shapes=({"x": {0: torch.export.Dim("rows")}},))
+    assert torch.equal(exported.module()(more)["x"], fitted.device(more)["x"])
 
 
 def test_the_device_part_never_waits_for_the_device() -> None:

@@ -9,9 +9,8 @@ from typing import Any
 from flatout.data.data import Data
 from flatout.data.fitted.array_rows import ArrayHost
 from flatout.data.fitted.device import DevicePart
-from flatout.data.fitted.fitted import Fitted, column_from_json
+from flatout.data.fitted.fitted import Fitted, column_from_json, host_from_json
 from flatout.data.fitted.host import HostPart
-from flatout.data.fitted.hosts import host_from_json
 from flatout.data.fitted.photo_rows import PhotoHost
 from flatout.data.fitted.token_rows import SequenceHost, TextCode, TextHost
 from flatout.data.fitted.tokenizer import Tokenizer

@@ -70,7 +70,8 @@ class Normalize:
         x = batch["x"]
         if x.dim() == 4 and x.device.type == "cpu" and x.is_contiguous(memory_format=torch.channels_last):
             return {**batch, "x": self._by_lines(x)}
-        factor, offset = _constants(self, x.dim() - 1, x.device)
+        made = _constants.__wrapped__ if torch.compiler.is_compiling() else _constants  # a trace's tensors are not to be kept
+        factor, offset = made(self, x.dim() - 1, x.device)
         return {**batch, "x": torch.addcmul(offset, x.to(torch.float32), factor)}
 
     def _by_lines(self, x: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ class DevicePart(nn.Module):
         if not self.steps:
             return dict(rows)
         first = rows["start" if "start" in rows else next(iter(rows))]
-        numbers = torch.arange(len(first), device=first.device)
+        numbers = torch.arange(first.shape[0], device=first.device)  # `len` would fix the number of rows in an export
         return apply(self.steps, rows, Keys(0, torch.zeros_like(numbers), numbers))
 
     def to_json(self) -> list[Any]:

@@ -13,7 +13,6 @@ from torch import Tensor
 from flatout.base.errors import DataError
 from flatout.data.fitted.device import DevicePart
 from flatout.data.fitted.host import HostPart, Signature
-from flatout.data.fitted.hosts import host_from_json
 from flatout.data.source import Batch, Column, Schema
 from flatout.data.transforms import describe_all
 
@@ -88,6 +87,31 @@ class Fitted:
             {name: column_from_json(column) for name, column in written["columns"].items()},
             dict(written["reading"]),
         )
+
+
+def host_from_json(kind: str, written: Mapping[str, Any]) -> HostPart:
+    """Each kind loads when it is used."""
+    if kind == "table":
+        from flatout.data.fitted.table_rows import TableHost
+
+        return TableHost.from_json(written)
+    if kind == "photos":
+        from flatout.data.fitted.photo_rows import PhotoHost
+
+        return PhotoHost.from_json(written)
+    if kind == "text":
+        from flatout.data.fitted.token_rows import TextHost
+
+        return TextHost.from_json(written)
+    if kind == "sequences":
+        from flatout.data.fitted.token_rows import SequenceHost
+
+        return SequenceHost.from_json(written)
+    if kind == "arrays":
+        from flatout.data.fitted.array_rows import ArrayHost
+
+        return ArrayHost.from_json(written)
+    raise DataError(f"what was fitted is of the kind {kind!r}, which this flatout does not know")
 
 
 def column_from_json(written: Mapping[str, Any]) -> Column:

@@ -15,6 +15,15 @@ _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[EO
 _MOST_IDS = 1 << 24
 
 
+def library(name: str) -> Any:
+    """Hugging Face's, which the tokenizer `name` needs."""
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise MissingExtra("tokenizers", "text", f"tokenizer: {name}") from error
+    return tokenizers
+
+
 @dataclass(frozen=True)
 class Tokenizer:
     """`vocabulary` is one more than its largest id; `digest` says what the file holds; `path` is for messages."""
@@ -28,10 +37,7 @@ class Tokenizer:
 
     @classmethod
     def parse(cls, content: bytes, place: Path) -> Tokenizer:
-        try:
-            import tokenizers
-        except ImportError as error:
-            raise MissingExtra("tokenizers", "text", f"tokenizer: {place.name}") from error
+        tokenizers = library(place.name)
         try:
             with reading(str(place), "as a tokenizer"):
                 own: Any = tokenizers.Tokenizer.from_str(content.decode())

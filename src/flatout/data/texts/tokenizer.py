@@ -24,7 +24,7 @@ from flatout.base.errors import DataError
 from flatout.base.trust import private_cache
 from flatout.data.bad import Bad
 from flatout.data.files import Array
-from flatout.data.fitted.tokenizer import Tokenizer
+from flatout.data.fitted.tokenizer import Tokenizer, library
 from flatout.data.places import open_regular
 from flatout.data.stores.entries import hold
 from flatout.data.texts.packing import Stream, document_starts
@@ -41,6 +41,7 @@ _BEFORE_SPACE = re.compile(r"\w(?=\s)")
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
+    library(path.name)  # a missing library is said before a missing file
     place = path / "tokenizer.json" if os.path.isdir(path) else path
     try:
         with open_regular(place) as file:
