@@ -25,6 +25,7 @@ from flatout.engine.settings import Settings
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import device_name, pick_device
 from flatout.machine.facts import read_facts
+from flatout.machine.gains import Comparison
 from flatout.machine.probe import probe
 from flatout.measure.counts import Operation
 from flatout.measure.receipt import Receipt
@@ -39,6 +40,7 @@ from flatout.plan.plan import Plan, Prediction
 from flatout.plan.planning import steps_to_come, with_receipt
 from flatout.plan.search import KnobSearch
 from flatout.plan.situation import Situation
+from flatout.plan.step_gains import comparisons_of
 from flatout.plan.traces import Traces
 from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.process import TRIAL_LIMIT_S, TrialProcess
@@ -103,7 +105,9 @@ def checked_plan(
                 live.begin()
 
         worth_timing_s = 0.0 if analyze else _WORTH_TIMING_S
-        plan, ceilings = _chosen(recipe, job, pins, device, cache, worth_timing_s=worth_timing_s, when_worth=begin)
+        plan, ceilings = _chosen(
+            recipe, job, pins, device, cache, worth_timing_s=worth_timing_s, when_worth=begin, with_gains=not recall
+        )
         check_loss_head(job, device, plan.settings.loss_head)
         return _tried_plan(recipe, situation_of(job, pins, ceilings, cache), plan, trove, live, asked)
 
@@ -132,11 +136,20 @@ def default_plan(recipe: Recipe, job: Job, cache: Path | None) -> Plan:
     return _chosen(recipe, job, recipe.pins, pick_device(recipe.pins.get("device", "auto")), cache)[0]
 
 
-def ceilings_of(
-    device: torch.device, cache: Path | None, operations: Callable[[Ceilings], Iterable[Operation]] = lambda ceilings: ()
-) -> Ceilings | None:
+@dataclass(frozen=True)
+class _Wanted:
+    """What is measured beyond the ceilings, asked for once these are known."""
+
+    operations: Callable[[Ceilings], Iterable[Operation]] = lambda ceilings: ()
+    comparisons: Callable[[Ceilings], Iterable[Comparison]] = lambda ceilings: ()
+
+
+_NOTHING_MORE = _Wanted()
+
+
+def ceilings_of(device: torch.device, cache: Path | None, wanted: _Wanted = _NOTHING_MORE) -> Ceilings | None:
     """What this machine was measured to do; measured in a few seconds the first time, then kept."""
-    return probe(device, cache, quick=True, operations=operations).ceilings
+    return probe(device, cache, quick=True, operations=wanted.operations, comparisons=wanted.comparisons).ceilings
 
 
 def _chosen(
@@ -147,15 +160,18 @@ def _chosen(
     cache: Path | None,
     worth_timing_s: float = 0.0,
     when_worth: Callable[[], None] = lambda: None,
+    with_gains: bool = False,
 ) -> tuple[Plan, Ceilings | None]:
     """Chosen twice: by the ceilings alone, and again once operators were timed: of that choice, of a plain step, and of one
     in the format that is asked about everywhere. A run that is over in less than `worth_timing_s` is chosen for once; of a
-    longer one `when_worth` is told, seconds before its operators are timed."""
+    longer one `when_worth` is told, seconds before its operators are timed. `with_gains`: what knobs gain is measured too."""
+    is_worth_it = False
 
     def by(ceilings: Ceilings | None) -> Plan:
         return choose(job, pins, ceilings, label_of(recipe, job), cache, knobs_of(recipe))
 
     def to_time(ceilings: Ceilings) -> list[Operation]:
+        nonlocal is_worth_it
         plain = Settings(device=str(device))
         if why_not_here(job, plain) is not None:
             return []  # nobody will run them here, and their tensors are large
@@ -167,12 +183,17 @@ def _chosen(
             return []
         if steps is not None and step_s is not None:
             when_worth()
+        is_worth_it = True
         return _to_time(job, ceilings, chosen.settings, plain, *half)
+
+    def to_compare(ceilings: Ceilings) -> Iterable[Comparison]:
+        precisions = ("fp32",) if device.type == "cpu" or "precision" in pins else ("fp32", "bf16")
+        return comparisons_of(job, device, precisions) if with_gains and is_worth_it else ()
 
     if cache is not None:
         key = _key(recipe, job, device, without=("lr",))  # of a sweep over rates the step is traced once
         keep_traces(job, Traces(private_cache(cache) / "traces", f"{key} {_versions()}"))
-    ceilings = ceilings_of(device, cache, to_time)
+    ceilings = ceilings_of(device, cache, _Wanted(to_time, to_compare))
     return by(ceilings), ceilings
 
 

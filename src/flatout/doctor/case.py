@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from flatout.doctor import kinds, marks
 from flatout.doctor.account import (
     CHECKPOINT,
@@ -17,6 +19,7 @@ from flatout.doctor.account import (
 )
 from flatout.doctor.seen import Calls, Fetched, Loader, Optimizer, Seen
 from flatout.doctor.trace import Trace
+from flatout.machine.gains import Gains
 from flatout.machine.probe import Probe
 
 _MOST_STRETCH = 1.25
@@ -35,6 +38,7 @@ class Case:
     probe: Probe | None = None
     places: dict[str, str] = field(default_factory=dict)
     page_s: float = 0.0  # what a page of fresh memory costs on this host
+    gains: Gains = field(default_factory=Gains)  # of optimisations on this machine
 
     @property
     def step_ms(self) -> float:
@@ -55,6 +59,10 @@ class Case:
     @property
     def on_device(self) -> bool:
         return self.seen.device != "cpu"
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.seen.device)
 
     def share(self, ms: float) -> float:
         return ms / self.step_ms if self.step_ms else 0.0
@@ -109,7 +117,9 @@ class Case:
         return self.trace.flops / max(self.trace.steps, 1) / (self.step_ms / 1e3) / best
 
 
-def make_case(seen: Seen, trace: Trace, probe: Probe | None, operator_s: float, page_s: float = 0.0) -> Case:
+def make_case(
+    seen: Seen, trace: Trace, probe: Probe | None, operator_s: float, page_s: float = 0.0, gains: Gains | None = None
+) -> Case:
     """`operator_s`: what calling the smallest operator takes on this machine."""
     plain_ms = 1e3 * seen.window_s / seen.window_steps if seen.window_steps else None
     looked_ms = (trace.end - trace.begin) / 1e6 / max(trace.steps, 1)
@@ -133,7 +143,7 @@ def make_case(seen: Seen, trace: Trace, probe: Probe | None, operator_s: float, 
             places[row] = periods[-1].where
     if (optimizer := max(seen.optimizers, key=lambda one: one.elements, default=None)) is not None:
         places[OPTIMIZER] = places[OPTIMIZER] or optimizer.stepped
-    return Case(seen, trace, told, rows, probe, places, page_s)
+    return Case(seen, trace, told, rows, probe, places, page_s, gains or Gains())
 
 
 def _called(trace: Trace) -> Iterator[int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -67,6 +69,9 @@ class Optimizer:
     without_gradient_elements: int = 0
     can_fuse: bool = False
     on: str = "cpu"
+    sizes: tuple[int, ...] = ()  # elements of each tensor
+    dtype: str = "float32"
+    options: Mapping[str, Any] = field(default_factory=dict)  # that it was made with, but for those that say how it is run
 
 
 def is_odd(columns: int) -> bool:

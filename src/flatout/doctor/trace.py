@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flatout.doctor.called import Called
 from flatout.doctor.flops import flops_of
 from flatout.doctor.marks import PREFIX, Mark
+from flatout.measure.counts import Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Trace:
     flops: float = 0.0  # of products, convolutions and attention, in all steps
     counts: Mapping[str, int] = field(default_factory=dict)  # how often each operator was called
     sizes: Mapping[str, float] = field(default_factory=dict)
+    operations: Sequence[Operation] = ()  # products and convolutions of all steps
 
 
 def from_profiler(
@@ -68,7 +71,7 @@ def from_profiler(
     host_threads: dict[int, list[Span]] = {}
     launches: dict[int, int] = {}
     work: list[tuple[int, int, str, int]] = []
-    flops, counts = 0.0, dict[str, int]()
+    flops, counts, called = 0.0, dict[str, int](), Called()
     main = None
     for event in events:
         start, name = event.start_ns(), event.name()
@@ -85,7 +88,9 @@ def from_profiler(
             main = thread
         host_threads.setdefault(thread, []).append(Span(start, stop, name, mark))
         launches[event.correlation_id()] = start
-        flops += flops_of(event)
+        event_flops = flops_of(event)
+        called.add(event, event_flops)
+        flops += event_flops
         counts[name] = counts.get(name, 0) + 1
     if main is None and host_threads:
         main = max(host_threads, key=lambda thread: len(host_threads[thread]))
@@ -100,4 +105,5 @@ def from_profiler(
         samples,
         flops=flops,
         counts=counts,
+        operations=called.operations,
     )

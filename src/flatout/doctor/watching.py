@@ -21,13 +21,15 @@ from flatout.doctor.observing.observer import Observer, Window
 from flatout.machine.cache import CeilingsCache
 from flatout.machine.device import CPU, pick_device
 from flatout.machine.facts import fingerprint, read_facts
+from flatout.machine.gains import Gains
 from flatout.machine.others_work import OthersWork
 from flatout.machine.paging import page_seconds
-from flatout.machine.probe import Probe, probe
+from flatout.machine.probe import Probe, keep_gains, probe
 from flatout.machine.rates import operator_seconds
 
 STEPS = 30
 _OPERATOR_S = 5e-6
+_GAINS_S = 2.0  # at the end, for measuring what optimisations would gain
 _PATIENCE_S = 20.0  # a script that goes on for longer than this after its window gets a first report
 
 
@@ -59,7 +61,7 @@ class Watch:
 
     def stop(self) -> None:
         self.observer.stop()
-        self.diagnosis = self._concluded()
+        self.diagnosis = self._concluded(_GAINS_S)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
@@ -90,11 +92,11 @@ class Watch:
             return
         self._report_at_s = None
         self.observer.sum_up()
-        found = self._concluded()
+        found = self._concluded(0.0)  # the script is not held up for long
         if found is not None:
             print(f"\n{to_text(doc(found))}\n(the script runs on)\n", file=self._first_report, flush=True)
 
-    def _concluded(self) -> Diagnosis | None:
+    def _concluded(self, gains_s: float) -> Diagnosis | None:
         seen, trace = self.observer.seen, self.observer.trace
         if trace is None or not trace.steps:
             return None
@@ -107,7 +109,11 @@ class Watch:
             notes.append("this machine was not measured: `flatout probe` once, and shares of its ceilings are told too")
         measured = None if known is None else known.ceilings.operator_s
         operator_s = _operator_s() if measured is None else measured.value
-        return diagnose(make_case(seen, trace, known, operator_s, page_seconds()), notes)
+        gains = Gains(None if known is None else known.ceilings.gains, gains_s)
+        found = diagnose(make_case(seen, trace, known, operator_s, page_seconds(), gains), notes)
+        if self._cache is not None:
+            keep_gains(found.case.device, self._cache, gains.new)
+        return found
 
 
 def _is_one_of_many() -> bool:

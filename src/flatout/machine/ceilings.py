@@ -53,6 +53,9 @@ class Ceilings:
     operator_s: Measured | None = None
     kernel_s: Measured | None = None
     operators: Mapping[str, float | None] = field(default_factory=dict)  # seconds by the key of a call; None: can't be timed
+    gains: Mapping[str, float | None] = field(
+        default_factory=dict
+    )  # times as fast by key: machine.gains; None: can't be measured
     unavailable: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,7 +70,7 @@ class Ceilings:
         return cls(**known)
 
 
-_NO_RATES = ("device", "matmul_flops", "operators", "unavailable")
+_NO_RATES = ("device", "matmul_flops", "operators", "gains", "unavailable")
 RATES = tuple(one.name for one in fields(Ceilings) if one.name not in _NO_RATES)
 
 

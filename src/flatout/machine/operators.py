@@ -7,24 +7,24 @@ outside. Attention gets its seeds from its own forward.
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from flatout.machine.capture import captured
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.host import free_host_bytes
 from flatout.machine.rates import MATMUL_DTYPES, tf32_products
-from flatout.measure.clock import synchronize, time_repeats
+from flatout.machine.turns import BEARABLE_S, time_in_turns
+from flatout.measure.clock import synchronize
 from flatout.measure.counts import Call, Layout, Operation
 
 _FORMATS = {dtype: name for name, dtype in MATMUL_DTYPES.items() if dtype != torch.float32}
@@ -38,10 +38,7 @@ _PICKS = {
     "nll_loss2d_backward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss_forward", "scatter", "scatter_add",
 }  # fmt: skip
 _LOOKS_AT_NUMBERS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
-_BEARABLE_S = 0.1  # what takes longer is large enough for its ceilings to foretell it
 _BEARABLE_PART = 0.25  # of the memory that is free
-_REPEATS = 5
-_BLOCK_S, _MOST_IN_A_BLOCK = 4e-4, 64  # one repeat: long enough for a clock, short enough for hundreds of operators
 
 
 class _Short(Exception):
@@ -73,9 +70,9 @@ def with_operators(ceilings: Ceilings, device: torch.device, operations: Iterabl
 def _timed(one: Operation, ceilings: Ceilings, device: torch.device, numbers: torch.Generator) -> float | None:
     call = one.call
     backward = call is not None and _is_attention_backward(call)
-    if call is None or not (backward or _is_safe(call)) or _at_best_s(one, ceilings) > _BEARABLE_S:
-        return None
-    if _needed_bytes(one, call) > _BEARABLE_PART * _free_bytes(device):
+    if call is None or not (backward or _is_safe(call)) or _at_best_s(one, ceilings) > BEARABLE_S:
+        return None  # large enough for its ceilings to foretell it
+    if not has_room(_needed_bytes(one, call), device):
         raise _Short
     try:
         return (_attention_backward_seconds if backward else _seconds)(call, device, numbers)
@@ -95,6 +92,11 @@ def _at_best_s(one: Operation, ceilings: Ceilings) -> float:
     rate = ceilings.matmul_flops.get(_FORMATS.get(one.dtype, "fp32")) or ceilings.matmul_flops.get("fp32")
     copy = ceilings.copy_bytes_per_s
     return max(one.flops / rate.value if rate else 0.0, one.bytes / copy.value if copy else 0.0)
+
+
+def has_room(needed_bytes: float, device: torch.device) -> bool:
+    """Whether a measurement may take that much memory beside what the process has already."""
+    return needed_bytes <= _BEARABLE_PART * _free_bytes(device)
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -122,10 +124,20 @@ def _has_integers(call: Call) -> bool:
 
 
 def _seconds(call: Call, device: torch.device, numbers: torch.Generator) -> float:
+    return _usual_s(called_again(call, device, numbers), device)
+
+
+def called_again(call: Call, device: torch.device, numbers: torch.Generator) -> Callable[[], object]:
+    """The same operator on random numbers of the same layout."""
+    given, named = arguments_of(call, device, numbers)
+    return lambda: call.func(*given, **named)
+
+
+def arguments_of(call: Call, device: torch.device, numbers: torch.Generator) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Random numbers in the place of each layout."""
     below = _no_index_reaches(call)
     given, named = tree_map_only(Layout, lambda layout: _filled(layout, device, below, numbers), (call.given, call.named))
-    named = {name: device if name == "device" else value for name, value in named.items()}
-    return _time(lambda: call.func(*given, **named), device)
+    return given, {name: device if name == "device" else value for name, value in named.items()}
 
 
 def _attention_backward_seconds(call: Call, device: torch.device, numbers: torch.Generator) -> float:
@@ -142,55 +154,12 @@ def _attention_backward_seconds(call: Call, device: torch.device, numbers: torch
 
     with torch.enable_grad():
         gradient = torch.ones_like(forward())
-        both_s = _time(lambda: torch.autograd.grad(forward(), (query, key, value), gradient), device)
-        return max(0.0, both_s - _time(forward, device))
+        both_s = _usual_s(lambda: torch.autograd.grad(forward(), (query, key, value), gradient), device)
+        return max(0.0, both_s - _usual_s(forward, device))
 
 
-def _time(once: Callable[[], object], device: torch.device) -> float:
-    began_s = time.monotonic()
-    with _no_waiting(device):
-        once()
-    synchronize(device)
-    first_s = time.monotonic() - began_s
-    if device.type == "cpu" and first_s > _BEARABLE_S:  # on a device the first one may look for the best of its kernels
-        return first_s
-    once_s = max(min(time_repeats(once, 2, 0, device)), 1e-7)
-    times = max(1, min(_MOST_IN_A_BLOCK, math.ceil(_BLOCK_S / once_s)))
-    with _block(once, times, device) as block:
-        return median(time_repeats(block, _REPEATS, 1, device)) / times
-
-
-@contextmanager
-def _no_waiting(device: torch.device) -> Iterator[None]:
-    """What waits for the device within is an error: a graph can't hold it, and trying would leave the process in pieces."""
-    if device.type != "cuda":
-        yield
-        return
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-
-
-@contextmanager
-def _block(once: Callable[[], object], times: int, device: torch.device) -> Iterator[Callable[[], None]]:
-    """Several in a row, without the host in between where a device can be asked for that."""
-
-    def block() -> None:
-        for _ in range(times):
-            once()
-
-    if device.type != "cuda":
-        yield block
-        return
-    with captured(device) as graph:
-        block()
-    try:
-        yield graph.replay
-    finally:
-        graph.reset()
+def _usual_s(once: Callable[[], object], device: torch.device) -> float:
+    return median(time_in_turns((once,), device)[0])
 
 
 def _no_index_reaches(call: Call) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -14,13 +14,15 @@ from flatout.machine.cache import CeilingsCache
 from flatout.machine.ceilings import Ceilings, measure_ceilings
 from flatout.machine.device import device_name
 from flatout.machine.facts import Facts, fingerprint, read_facts
+from flatout.machine.gains import Comparison, with_gains
 from flatout.machine.nvml import GpuFacts, open_gpus
 from flatout.machine.operators import with_operators
+from flatout.machine.rates import tf32_products
 from flatout.machine.table import advice_lines, ceilings_table, machine_table
 from flatout.measure.clock import synchronize
 from flatout.measure.counts import Operation
 
-_OPERATORS_S = 6.0
+_OPERATORS_S, _GAINS_S = 6.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,12 @@ def probe(
     quick: bool = False,
     fresh: bool = False,
     operations: Callable[[Ceilings], Iterable[Operation]] = lambda ceilings: (),
+    comparisons: Callable[[Ceilings], Iterable[Comparison]] = lambda ceilings: (),
 ) -> Probe:
     """Facts are read anew each time. Ceilings are measured once and then come from the cache, unless `fresh`.
 
-    `operations`, asked for once the ceilings are known, are timed for a few seconds, but for those that an earlier probe timed.
+    `operations`, asked for once the ceilings are known, are timed for a few seconds, but for those that an earlier probe timed;
+    so are `comparisons`, after them.
     """
     facts = read_facts()
     cache = CeilingsCache(cache_dir)
@@ -54,9 +58,20 @@ def probe(
         known = measure_ceilings(device, quick, folder=cache.made_folder())
         facts = replace(facts, gpus=_gpus_under_load(device))
     ceilings = with_operators(known, device, operations(known), _OPERATORS_S)
+    with tf32_products(False, device):
+        ceilings = with_gains(ceilings, device, comparisons(ceilings), _GAINS_S)
     if kept is None or ceilings is not known:
         cache.save(key, device, quick if kept is None else kept.quick, ceilings, facts.gpus)
     return Probe(facts, ceilings, tuple(advise(facts, ceilings)), kept is not None, tuple(cache.notes))
+
+
+def keep_gains(device: torch.device, cache_dir: Path, gains: Mapping[str, float | None]) -> None:
+    """Add to the kept ceilings what somebody else has measured."""
+    cache, facts = CeilingsCache(cache_dir), read_facts()
+    key = fingerprint(facts)
+    if gains and (kept := cache.load(key, device, quick=True)) is not None:
+        ceilings = replace(kept.ceilings, gains={**kept.ceilings.gains, **gains})
+        cache.save(key, device, kept.quick, ceilings, kept.under_load(facts.gpus))
 
 
 def doc(probe: Probe) -> Doc:

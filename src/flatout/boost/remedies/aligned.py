@@ -13,19 +13,20 @@ from flatout.boost.hooks import Hooks
 from flatout.boost.remedies.remedy import Offer, Remedy
 from flatout.doctor.diagnosis import Diagnosis
 from flatout.doctor.seen import is_odd
+from flatout.machine.optimisations import ALIGNED_PRODUCTS
 
 _ROUND = 64
-_FACTOR = 1.2  # GPT-2 in bf16 on an H200: 1.7x without a compiler, which does the same for what it compiles
 
 
 class Aligned(Remedy):
-    name = "aligned_products"
+    name = ALIGNED_PRODUCTS.name
     values = "a number of columns"
     of_gpu = True
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
+        usual = ALIGNED_PRODUCTS.usual_of_step.get(diagnosis.case.device.type)
         odd = any(call.odd_products for call in diagnosis.case.training_calls)
-        return [Offer(self.name, _ROUND, "off", _FACTOR)] if odd and diagnosis.case.on_device else []
+        return [Offer(self.name, _ROUND, "off", usual)] if odd and diagnosis.case.on_device else []
 
     def takes(self, value: Any) -> bool:
         return type(value) is int and value > 0

@@ -17,10 +17,11 @@ from flatout.boost.hooks import Hooks
 from flatout.boost.patching import Edit, placed
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.doctor.diagnosis import Diagnosis
+from flatout.machine.optimisations import PINNED_COPIES
 
 
 class AsyncCopies(Remedy):
-    name = "async_copies"
+    name = PINNED_COPIES.name
     of_gpu = True
     written_in_part = True
 
@@ -29,7 +30,7 @@ class AsyncCopies(Remedy):
         loader = case.training_loader
         if not case.on_device or loader is None or not case.seen.copies:
             return []
-        return [Offer(self.name, "on", "off", predicted(diagnosis, "pageable_copy", "blocking_copy"))]
+        return [Offer(self.name, "on", "off", predicted(diagnosis, PINNED_COPIES.finding, "blocking_copy"))]
 
     def apply(self, value: Any, hooks: Hooks) -> None:
         hooks.patches.wrap(DataLoader, "__init__", _pinning)

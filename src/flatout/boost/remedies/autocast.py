@@ -12,10 +12,11 @@ from flatout.boost.hooks import Hooks, learns
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.doctor.diagnosis import Diagnosis
 from flatout.machine.autocasting import autocast
+from flatout.machine.optimisations import AUTOCAST
 
 
 class Autocast(Remedy):
-    name = "autocast"
+    name = AUTOCAST.name
     values = '"bf16"'
     shortens_computing = True
     precision = "bf16"
@@ -23,7 +24,7 @@ class Autocast(Remedy):
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         calls = diagnosis.case.training_calls
         plain = any(not call.autocast and call.parameter_dtype == "float32" for call in calls)
-        gain = predicted(diagnosis, "fp32_matmul")
+        gain = predicted(diagnosis, AUTOCAST.finding)
         if not plain or (gain is None and not diagnosis.case.on_device):
             return []
         return [Offer(self.name, "bf16", "off", gain)]

@@ -12,16 +12,17 @@ from flatout.boost.patching import Edit
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.boost.remedies.written import before_the_loop
 from flatout.doctor.diagnosis import Diagnosis
+from flatout.machine.optimisations import CHANNELS_LAST
 
 
 class ChannelsLast(Remedy):
-    name = "channels_last"
+    name = CHANNELS_LAST.name
     written_in_part = True
     shortens_computing = True
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         calls = [one for one in diagnosis.case.training_calls if one.has_convolutions and one.channels_last is False]
-        return [Offer(self.name, "on", "off", predicted(diagnosis, "channels_first"))] if calls else []
+        return [Offer(self.name, "on", "off", predicted(diagnosis, CHANNELS_LAST.finding))] if calls else []
 
     def apply(self, value: Any, hooks: Hooks) -> None:
         hooks.prepare.append(_turned)

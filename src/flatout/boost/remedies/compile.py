@@ -13,17 +13,18 @@ from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.boost.remedies.written import before_the_loop
 from flatout.doctor.diagnosis import Diagnosis
 from flatout.doctor.observing.calling import is_of_torch
+from flatout.machine.optimisations import COMPILE
 
 _WORTH_ON_CPU = 1.1  # compiling takes long there and gains little
 
 
 class Compile(Remedy):
-    name = "compile"
+    name = COMPILE.name
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         calls = diagnosis.case.training_calls
         on_device = diagnosis.case.on_device
-        gain = predicted(diagnosis, "launch_bound", "small_batch") if on_device else predicted(diagnosis, "launch_bound")
+        gain = predicted(diagnosis, COMPILE.finding, "small_batch") if on_device else predicted(diagnosis, COMPILE.finding)
         if not calls or any(call.compiled for call in calls):
             return []
         if not on_device and (gain or 1.0) < _WORTH_ON_CPU:

@@ -12,17 +12,18 @@ from flatout.boost.hooks import Hooks
 from flatout.boost.patching import Edit, placed
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.doctor.diagnosis import Diagnosis
+from flatout.machine.optimisations import FUSED_OPTIMIZER
 
 _KINDS = ("Adam", "AdamW", "SGD", "Adagrad")
 _DECIDED = ("fused", "foreach", "differentiable", "capturable")
 
 
 class Fused(Remedy):
-    name = "fused_optimizer"
+    name = FUSED_OPTIMIZER.name
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         ours = [one for one in diagnosis.case.seen.optimizers if one.can_fuse and not one.fused]
-        return [Offer(self.name, "on", "off", predicted(diagnosis, "unfused_optimizer"))] if ours else []
+        return [Offer(self.name, "on", "off", predicted(diagnosis, FUSED_OPTIMIZER.finding))] if ours else []
 
     def apply(self, value: Any, hooks: Hooks) -> None:
         for kind in _KINDS:

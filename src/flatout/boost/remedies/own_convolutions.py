@@ -10,13 +10,14 @@ from flatout.boost.hooks import Hooks
 from flatout.boost.patching import Edit, placed
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.doctor.diagnosis import Diagnosis
+from flatout.machine.optimisations import OWN_CONVOLUTIONS
 
 
 class OwnConvolutions(Remedy):
-    name = "own_convolutions"
+    name = OWN_CONVOLUTIONS.name
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
-        gain = predicted(diagnosis, "slow_convolutions")
+        gain = predicted(diagnosis, OWN_CONVOLUTIONS.finding)
         return [] if gain is None else [Offer(self.name, "on", "off", gain)]
 
     def apply(self, value: Any, hooks: Hooks) -> None:

@@ -10,10 +10,11 @@ from flatout.boost.hooks import Hooks
 from flatout.boost.patching import Edit, placed
 from flatout.boost.remedies.remedy import Offer, Remedy
 from flatout.doctor.diagnosis import Diagnosis
+from flatout.machine.optimisations import TF32
 
 
 class Tf32(Remedy):
-    name = "tf32"
+    name = TF32.name
     of_gpu = True
     written_in_part = True
     shortens_computing = True

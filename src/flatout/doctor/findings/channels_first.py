@@ -11,9 +11,8 @@ from flatout.doctor import kinds
 from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
 from flatout.doctor.findings import slow_convolutions
-
-_ON_CPU = 1.38  # a convnet on two cores
-_ON_GPU = {"float16": 1.9, "bfloat16": 1.9}  # ResNet-50 on an H200 in bf16; in fp32 and tf32 it makes no difference to speak of
+from flatout.machine.comparisons import channels_last
+from flatout.machine.optimisations import CHANNELS_LAST
 
 
 def _is_onednn_best(case: Case) -> bool:
@@ -26,14 +25,17 @@ def look(case: Case) -> Iterator[Finding]:
     if not calls or (not case.on_device and not _is_onednn_best(case)):
         return
     call = max(calls, key=lambda one: one.seconds)
-    factor = _ON_GPU.get(call.autocast or call.parameter_dtype, 1.0) if case.on_device else _ON_CPU
+    compared = channels_last(case.device, slow_convolutions.of_trace(case))
+    gain = case.gains.expected(CHANNELS_LAST, case.device, compared, call.autocast or call.parameter_dtype)
+    if gain is None:
+        return
     spent_ms = case.rows[kinds.CONVOLUTION]
     yield Finding(
-        "channels_first",
-        spent_ms * (1 - 1 / factor),
+        CHANNELS_LAST.finding,
+        spent_ms * (1 - 1 / gain.factor),
         call.where,
         "The convolutions get their pictures channel by channel",
-        f"{show_seconds(spent_ms / 1e3)} of convolutions a step; channels_last is about {factor:.2g} times as fast",
+        f"{show_seconds(spent_ms / 1e3)} of convolutions a step; channels_last, {gain.words}",
         "model.to(memory_format=torch.channels_last), and the same for the input",
-        short="channels_last",
+        short=CHANNELS_LAST.words,
     )

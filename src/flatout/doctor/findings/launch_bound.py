@@ -10,6 +10,7 @@ from flatout.doctor import kinds, marks
 from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
 from flatout.doctor.trace import Span
+from flatout.machine.optimisations import COMPILE
 
 _WORTH, _WORTH_ON_CPU = 0.15, 0.25  # of a step
 _SAVED, _SAVED_ON_CPU = 0.7, 0.5
@@ -27,7 +28,7 @@ def look(case: Case) -> Iterator[Finding]:
     operators = sum(count for name, count in case.trace.counts.items() if name.startswith("aten::"))
     calls = sorted(case.training_calls, key=lambda one: -one.seconds)
     yield Finding(
-        "launch_bound",
+        COMPILE.finding,
         spent_ms * saved,
         calls[0].where if calls else case.places.get(kinds.LAUNCH, ""),
         "Calling operators one by one takes longer than they do"
@@ -36,7 +37,7 @@ def look(case: Case) -> Iterator[Finding]:
         f"{show_count(case.per_step(operators))} operators a step, {show_seconds(spent_ms / 1e3)} spent on calling them",
         'model = torch.compile(model)' + (', mode="reduce-overhead" for a CUDA graph' if case.on_device else "")
         + "; or larger batches",
-        short="compile",
+        short=COMPILE.words,
     )  # fmt: skip
 
 

@@ -8,8 +8,8 @@ from flatout.base.units import show_bytes, show_seconds
 from flatout.doctor import kinds
 from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
-
-_FACTOR = 2.9  # pinned over pageable on an H200 (55 over 19 GB/s), where this machine was not measured
+from flatout.machine.gains import Gain
+from flatout.machine.optimisations import PINNED_COPIES
 
 
 def look(case: Case) -> Iterator[Finding]:
@@ -20,14 +20,20 @@ def look(case: Case) -> Iterator[Finding]:
     ceilings = None if case.probe is None else case.probe.ceilings
     fast = None if ceilings is None else ceilings.host_to_device_pinned_bytes_per_s
     slow = None if ceilings is None else ceilings.host_to_device_pageable_bytes_per_s
-    factor = fast.value / slow.value if fast is not None and slow is not None else _FACTOR
+    usual = PINNED_COPIES.usual_gain(case.device.type)
+    if fast is not None and slow is not None:
+        gain = Gain(fast.value / slow.value, measured=True)
+    elif usual is not None:
+        gain = Gain(usual, measured=False)
+    else:
+        return
     yield Finding(
-        "pageable_copy",
-        case.rows[kinds.COPY] * (1 - 1 / max(factor, 1.1)),
+        PINNED_COPIES.finding,
+        case.rows[kinds.COPY] * (1 - 1 / max(gain.factor, 1.1)),
         line,
         "Batches are copied to the device from pageable memory",
-        f"{show_bytes(case.per_step(pageable[line]))} and {show_seconds(case.rows[kinds.COPY] / 1e3)} a step; pinned memory is "
-        f"{factor:.1f} times as fast here",
+        f"{show_bytes(case.per_step(pageable[line]))} and {show_seconds(case.rows[kinds.COPY] / 1e3)} a step; pinned "
+        f"memory, {gain.words}",
         "DataLoader(..., pin_memory=True) and x.to(device, non_blocking=True)",
-        short="pinned copies",
+        short=PINNED_COPIES.words,
     )

@@ -15,6 +15,10 @@ from flatout.doctor.patches import Patches
 from flatout.doctor.seen import Optimizer, Seen
 
 _FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # of torch's own, those with a fused kernel
+# options that change how much an update computes
+_OPTIONS = {"momentum", "dampening", "nesterov", "weight_decay", "betas", "eps", "maximize", "lr_decay"}
+# options that change how much an update computes
+_OPTIONS = {"momentum", "dampening", "nesterov", "weight_decay", "betas", "eps", "maximize", "lr_decay"}
 _GONE, _GONE_FACTOR = 20, 5  # steps of another one, and times what was usual: then the leader is not used any more
 _NO_OPTIMIZER = 5  # backward passes without any optimizer: then each of them is a step
 
@@ -126,4 +130,7 @@ class Stepping:
             elements=sum(p.numel() for p in tensors),
             can_fuse=own and kind in _FUSED and not group.get("differentiable") and not group.get("amsgrad"),
             on=tensors[0].device.type if tensors else "cpu",
+            sizes=tuple(p.numel() for p in tensors),
+            dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "float32",
+            options={name: value for name, value in group.items() if name in _OPTIONS},
         )

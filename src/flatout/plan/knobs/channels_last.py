@@ -6,18 +6,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flatout.engine.settings import Settings
+from flatout.machine.optimisations import CHANNELS_LAST
 from flatout.models.facts import has_convolution
 from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules, always
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
+from flatout.plan.step_gains import channels_last_gain
 
-name = "channels_last"
+name = CHANNELS_LAST.name
 off = False
 lossy = False
 risky = False
 meets: tuple[str, ...] = ("precision", "compile")
-
-_FACTOR = {"cpu": 1.3, "cuda": 1.5}  # of convolutions that dominate; a trial says
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
@@ -29,7 +29,7 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
 
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     if not now.channels_last and _applies(s):
-        yield Candidate(True, "the layout that kernels of convolutions want", _FACTOR.get(s.device.type, 1.1))
+        yield Candidate(True, "the layout that kernels of convolutions want", channels_last_gain(s, now))
 
 
 def _applies(s: Situation) -> bool:

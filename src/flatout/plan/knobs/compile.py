@@ -7,11 +7,12 @@ from typing import Any
 
 from flatout.base.units import show_seconds
 from flatout.engine.settings import Settings
+from flatout.machine.optimisations import COMPILE, MAX_AUTOTUNE
 from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules, always
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
 
-name = "compile"
+name = COMPILE.name
 off = "off"
 lossy = True
 risky = True
@@ -19,8 +20,6 @@ meets: tuple[str, ...] = ("precision", "channels_last", "graph")
 
 COST_S = {"cpu": 30.0, "cuda": 40.0}  # cold, of a mid-sized model; a trial says what it is here
 _AUTOTUNE_COST_S = 240.0
-_AUTOTUNE_FACTOR = 1.02  # what it gained beyond the default on GPT-2 and ResNet-50
-_FACTOR_ON_HOST = 1.15  # 0.83x to 1.22x on small models: worth a trial in a long run, never taken untried
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
@@ -37,10 +36,10 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     cost_s = COST_S.get(s.device.type, COST_S["cuda"])
     if now.compile == "off":
-        factor = _FACTOR_ON_HOST if s.device.type == "cpu" else None
-        yield Candidate("on", f"costs about {cost_s:.0f} s once", factor, cost_s)
+        yield Candidate("on", f"costs about {cost_s:.0f} s once", COMPILE.usual_of_step.get(s.device.type), cost_s)
     elif now.compile == "on" and s.device.type == "cuda":
-        yield Candidate("max-autotune", "tries more kernels for each product", _AUTOTUNE_FACTOR, _AUTOTUNE_COST_S)
+        factor = MAX_AUTOTUNE.usual_of_step.get(s.device.type)
+        yield Candidate("max-autotune", "tries more kernels for each product", factor, _AUTOTUNE_COST_S)
 
 
 def _conflicts(now: Settings) -> Iterator[str]:

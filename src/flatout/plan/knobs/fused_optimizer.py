@@ -7,18 +7,18 @@ from typing import Any
 
 from flatout.base.units import show_count
 from flatout.engine.settings import Settings
+from flatout.machine.optimisations import FUSED_OPTIMIZER
 from flatout.models.facts import parameter_count
 from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules, always
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
+from flatout.plan.step_gains import fused_gain
 
-name = "fused_optimizer"
+name = FUSED_OPTIMIZER.name
 off = False
 lossy = False
 risky = False
 meets: tuple[str, ...] = ()
-
-_FACTOR = 1.2  # on steps of a few hundred microseconds; less where the update is a small part
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
@@ -34,7 +34,7 @@ def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
         yield Candidate(
             True,
             f"one kernel for {show_count(parameter_count(s.job.model))} weights; can skip a bad step unasked",
-            _FACTOR,
+            fused_gain(s),
             unless_slower=True,
         )
 

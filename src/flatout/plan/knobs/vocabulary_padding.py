@@ -7,6 +7,7 @@ from typing import Any
 
 from flatout.base.errors import RecipeError
 from flatout.engine.settings import Settings
+from flatout.machine.optimisations import ALIGNED_PRODUCTS
 from flatout.models.head import can_pad
 from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules
 from flatout.plan.plan import Choice
@@ -19,7 +20,6 @@ risky = False
 meets: tuple[str, ...] = ("precision",)
 
 MULTIPLE = 64
-_FACTOR = 1.1  # of a step of GPT-2 in bf16, 50304 for 50257 tokens: rows that don't begin at 16 bytes take slower kernels
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
@@ -41,7 +41,8 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     tokens = s.job.data.vocabulary or 0
     if s.device.type == "cuda" and not now.vocabulary_padding and tokens % MULTIPLE and can_pad(s.job.model):
-        yield Candidate(MULTIPLE, f"{tokens:,} tokens are no multiple of {MULTIPLE}, which kernels want", _FACTOR)
+        factor = ALIGNED_PRODUCTS.usual_of_step.get(s.device.type)
+        yield Candidate(MULTIPLE, f"{tokens:,} tokens are no multiple of {MULTIPLE}, which kernels want", factor)
 
 
 rules = SettingRules(not_split_by=("tensor", "pipeline"), zero="off")

@@ -1,0 +1,175 @@
+"""How much an optimisation gains on this machine, for the work at hand: measured in a second, then kept with the ceilings.
+
+A gain is read from what was kept, else measured while there is time left for it, else the usual one that was measured
+elsewhere. `Gain.words` says which of these it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from flatout.machine.ceilings import Ceilings
+from flatout.machine.operators import has_room
+from flatout.machine.optimisations import Optimisation
+from flatout.machine.turns import time_in_turns
+
+ONE_GAIN_S = 0.7  # for measuring one gain
+_BEARABLE_S = ONE_GAIN_S / 15  # of one call: nine are made of each
+_AGREES = 1.2
+Way = Callable[[], object]
+
+
+class NotNow(Exception):
+    """Memory is short, or the machine too busy. Another time it may be measured."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same work without and with an optimisation, made ready when it is measured. `weight`: how often a step does it."""
+
+    needed_bytes: float
+    weight: float
+    ready: Callable[[torch.device, torch.Generator], tuple[Way, Way]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`key` names the work for good, in other processes too. Of `pairs` the first ones count if time is short."""
+
+    key: str
+    pairs: Sequence[Pair]
+    with_host: bool = False  # on a device: the time of the host counts too
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Times as fast."""
+
+    factor: float
+    measured: bool
+
+    @property
+    def words(self) -> str:
+        return f"measured here: {self.factor:.3g}x" if self.measured else f"usually {self.factor:.3g}x, not measured here"
+
+    def of_step(self, share: float) -> float:
+        """On the rate of a step, of which a `share` gets faster by this gain."""
+        return 1 / (1 - share * (1 - 1 / self.factor))
+
+
+def gain_key(optimisation: Optimisation, device: torch.device, *work: str) -> str:
+    """`work`: everything that says which work it is, in any order. Threads share the work of a CPU."""
+    where = f"cpu {torch.get_num_threads()} threads" if device.type == "cpu" else device.type
+    digest = hashlib.sha256("\n".join(sorted(set(work))).encode()).hexdigest()[:16]
+    return f"{optimisation.name} on {where}: {digest}"
+
+
+class Gains:
+    """Gains that were kept, and those that are measured here within `limit_s` in all. Without a limit none is measured."""
+
+    def __init__(
+        self,
+        known: Mapping[str, float | None] | None = None,
+        limit_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._known = dict(known or {})
+        self._left_s, self._clock = limit_s, clock
+        self.new: dict[str, float | None] = {}  # measured here; None: it can't be measured on this machine
+
+    def expected(
+        self, optimisation: Optimisation, device: torch.device, comparison: Comparison | None, dtype: str = "float32"
+    ) -> Gain | None:
+        """None: nobody knows."""
+        factor = None if comparison is None else self.measured(comparison, device)
+        if factor is not None:
+            return Gain(factor, measured=True)
+        usual = optimisation.usual_gain(device.type, dtype)
+        return None if usual is None else Gain(usual, measured=False)
+
+    def measured(self, comparison: Comparison, device: torch.device) -> float | None:
+        if comparison.key not in self._known and self._left_s > 0:
+            began_s = self._clock()
+            try:
+                factor = _measured(comparison, device, min(self._left_s, ONE_GAIN_S), self._clock)
+            except NotNow:
+                return None
+            finally:
+                self._left_s -= self._clock() - began_s
+            self._known[comparison.key] = self.new[comparison.key] = factor
+        return self._known.get(comparison.key)
+
+
+def with_gains(ceilings: Ceilings, device: torch.device, comparisons: Iterable[Comparison], limit_s: float) -> Ceilings:
+    """Measure those that are not known yet, until the time is over. The same object, if there are none."""
+    gains = Gains(ceilings.gains, limit_s)
+    for comparison in comparisons:
+        gains.measured(comparison, device)
+    return replace(ceilings, gains={**ceilings.gains, **gains.new}) if gains.new else ceilings
+
+
+def _measured(comparison: Comparison, device: torch.device, limit_s: float, clock: Callable[[], float]) -> float | None:
+    began_s, halves = clock(), (_Half(), _Half())
+    with _undisturbed(device):
+        numbers = torch.Generator(device).manual_seed(0)
+        for place, pair in enumerate(comparison.pairs):
+            if place and clock() - began_s > limit_s:
+                break
+            if not has_room(pair.needed_bytes, device):
+                raise NotNow
+            try:
+                ways = pair.ready(device, numbers)
+                seconds = time_in_turns(ways, device, with_host=comparison.with_host, bearable_s=_BEARABLE_S)
+            except torch.OutOfMemoryError as error:
+                raise NotNow from error
+            except Exception:  # a library says in many ways that it can't do something
+                return None
+            for start, half in enumerate(halves):
+                half.add(pair.weight, seconds[0][start::2], seconds[1][start::2])
+    return _agreed(*(half.factor for half in halves))
+
+
+@dataclass
+class _Half:
+    """Of the repeats: two halves that differ much say that the machine was too busy to tell."""
+
+    without_s: float = 0.0
+    with_s: float = 0.0
+
+    def add(self, weight: float, without_s: Sequence[float], with_s: Sequence[float]) -> None:
+        """The shortest counts: other processes only make it longer."""
+        self.without_s += weight * min(without_s)
+        self.with_s += weight * min(with_s)
+
+    @property
+    def factor(self) -> float:
+        return self.without_s / self.with_s if self.with_s else 0.0
+
+
+def _agreed(one: float, other: float) -> float | None:
+    low, high = sorted((one, other))
+    if not low:
+        return None
+    if high > _AGREES * low:
+        raise NotNow
+    return math.sqrt(low * high)
+
+
+@contextmanager
+def _undisturbed(device: torch.device) -> Iterator[None]:
+    """Whatever modes the caller is in: nothing of them counts, and no random number of theirs is drawn."""
+    random = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    modes = torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False)
+    with random, modes[0], modes[1], modes[2], warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

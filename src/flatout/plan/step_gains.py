@@ -1,0 +1,84 @@
+"""What optimisations gain of this job's step: as measured on this machine, else as they usually do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import torch
+from torch import nn
+
+from flatout.base.specs import Spec
+from flatout.engine.job import Job
+from flatout.engine.optimizers import build_optimizer
+from flatout.engine.settings import Settings
+from flatout.machine.comparisons import channels_last, channels_last_key, fused_key, fused_update
+from flatout.machine.gains import Comparison, Gain
+from flatout.machine.optimisations import CHANNELS_LAST, FUSED_OPTIMIZER, Optimisation
+from flatout.measure.counts import Operation
+from flatout.measure.groups import CONVOLUTIONS, UPDATE
+from flatout.plan.situation import Situation
+from flatout.plan.work import work_of
+
+
+def comparisons_of(job: Job, device: torch.device, precisions: tuple[str, ...]) -> Iterator[Comparison]:
+    """Those that the knobs ask about, of a step in each of these precisions."""
+    if (fused := _fused(job, device)) is not None:
+        yield fused
+    for precision in precisions:
+        with suppress(Exception):  # a model that can't be traced has no known convolutions
+            if (turned := channels_last(device, _convolutions(job, device, precision, to_call=True))) is not None:
+                yield turned
+
+
+def channels_last_gain(s: Situation, now: Settings) -> float | None:
+    """Times as fast, of a step; None: nobody knows."""
+    key = ""
+    if s.ceilings is not None and s.ceilings.gains:  # else a step may have to be traced for nothing
+        with suppress(Exception):
+            key = channels_last_key(s.device, _convolutions(s.job, s.device, now.precision))
+    return _of_step(s, CHANNELS_LAST, key, CONVOLUTIONS)
+
+
+def fused_gain(s: Situation) -> float | None:
+    """Times as fast, of a step; None: nobody knows."""
+    return _of_step(s, FUSED_OPTIMIZER, fused_key(s.device, _kind(s.job), _sizes(s.job)), UPDATE)
+
+
+def _of_step(s: Situation, optimisation: Optimisation, key: str, group: str) -> float | None:
+    measured = None if s.ceilings is None else s.ceilings.gains.get(key)
+    share = _share(s, group)
+    if measured is None or share is None:
+        return optimisation.usual_of_step.get(s.device.type)
+    return Gain(measured, measured=True).of_step(share)
+
+
+def _share(s: Situation, group: str) -> float | None:
+    if not s.plain.step_s or not s.plain.groups:
+        return None
+    return min(1.0, sum(one.seconds for one in s.plain.groups if one.name == group) / s.plain.step_s)
+
+
+def _convolutions(job: Job, device: torch.device, precision: str, *, to_call: bool = False) -> list[Operation]:
+    work = work_of(job, Settings(device=str(device), precision=precision), to_call=to_call)
+    return [one for one in work.operations if one.group == CONVOLUTIONS]
+
+
+def _fused(job: Job, device: torch.device) -> Comparison | None:
+    if not isinstance(job.optimizer, Spec):
+        return None
+
+    def make(weights: list[nn.Parameter], fused: bool) -> torch.optim.Optimizer:
+        groups = [{"params": weights, "weight_decay": job.weight_decay, "factor": 1.0}]
+        return build_optimizer(job.optimizer, groups, job.lr, fused=fused, graph=False, device=device)
+
+    dtype = next(job.model.parameters()).dtype
+    return fused_update(device, _kind(job), _sizes(job), dtype, make)
+
+
+def _kind(job: Job) -> str:
+    return f"{job.optimizer} {job.weight_decay} {next(job.model.parameters()).dtype}"
+
+
+def _sizes(job: Job) -> list[int]:
+    return [weights.numel() for weights in job.model.parameters() if weights.requires_grad]
