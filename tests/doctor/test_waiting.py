@@ -16,6 +16,8 @@ from flatout.doctor.findings import no_workers, sample_by_sample
 from flatout.doctor.marks import Mark
 from flatout.doctor.seen import Fetched, Loader, Period, Seen
 from flatout.doctor.trace import Span, Trace, Work
+from flatout.machine.gains import Gains
+from flatout.machine.hand_over import hand_over_key
 
 MS = 1_000_000
 STEPS = 10
@@ -104,6 +106,16 @@ def test_what_workers_remedy_or_made_or_a_dataset_that_has_whole_batches_is_not_
     short = case(workers=0, waited_ms=1.8, step_ms=6.0)
     whole = replace(short.seen, loaders=[replace(short.seen.loaders[0], batch=None, batched=False)])
     assert not list(sample_by_sample.look(replace(short, seen=whole)))
+
+
+def test_workers_are_weighed_by_what_a_hand_over_was_measured_to_take() -> None:
+    plain = case(workers=0, waited_ms=6.0, step_ms=10.0)
+    (cheap,) = found(plain)
+    slow = replace(plain, gains=Gains({hand_over_key(0): 2.5e-3}))
+    (dear,) = found(slow)
+    assert dear.cost_ms == pytest.approx(cheap.cost_ms - 1.5)  # 2.5 ms instead of the usual 1 ms
+    never = replace(plain, gains=Gains({hand_over_key(0): 4e-3}))
+    assert not found(never) and list(sample_by_sample.look(never))
 
 
 def test_data_is_kept_on_the_device_where_short_steps_wait_for_it_though_no_worker_would_help() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,10 @@ from flatout.machine.ceilings import Ceilings, Measured
 from flatout.machine.comparisons import channels_last, fused_update, in_bfloat16, torchs_own
 from flatout.machine.facts import fingerprint, read_facts
 from flatout.machine.gains import Comparison, Gain, Gains, Pair, gain_key
+from flatout.machine.hand_over import USUAL_HAND_OVER_S, hand_over_seconds
 from flatout.machine.optimisations import CHANNELS_LAST, FUSED_OPTIMIZER, OWN_CONVOLUTIONS
 from flatout.machine.probe import keep_gains, probe
+from flatout.machine.rates import Unavailable
 from flatout.measure.counts import Operation, count_step
 from flatout.measure.groups import CONVOLUTIONS, PRODUCTS
 
@@ -143,6 +147,43 @@ def test_the_key_names_the_work_the_threads_and_nothing_else(monkeypatch: pytest
     keys = {gain_key(CHANNELS_LAST, CPU, "a"), gain_key(OWN_CONVOLUTIONS, CPU, "a"), gain_key(CHANNELS_LAST, CPU, "b")}
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     assert len({*keys, gain_key(CHANNELS_LAST, CPU, "a"), gain_key(CHANNELS_LAST, torch.device("cuda"), "a")}) == 5
+
+
+def test_a_hand_over_is_measured_once_for_batches_of_about_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def seconds(size_bytes: float) -> list[float]:
+        asked.append(size_bytes)
+        return [0.004, 0.004, 0.009, 0.008]
+
+    monkeypatch.setattr(measuring, "hand_over_seconds", seconds)
+    gains = Gains(limit_s=1.0)
+    assert gains.hand_over_s(3e6) == gains.hand_over_s(3.5e6) == pytest.approx(0.004) and asked == [3e6]
+    assert list(gains.new) == ["hand_over of 4.19 MB, seconds"]
+    assert Gains(gains.new).hand_over_s(3e6) == pytest.approx(0.004) and len(asked) == 1
+    assert Gains().hand_over_s(3e6) == USUAL_HAND_OVER_S and len(asked) == 1
+
+
+def test_where_no_worker_can_be_asked_or_each_answers_otherwise_the_usual_hand_over_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unavailable(size_bytes: float) -> list[float]:
+        raise Unavailable("no fork here")
+
+    monkeypatch.setattr(measuring, "hand_over_seconds", unavailable)
+    gains = Gains(limit_s=1.0)
+    assert gains.hand_over_s(100) == USUAL_HAND_OVER_S and list(gains.new.values()) == [None]
+    monkeypatch.setattr(measuring, "hand_over_seconds", lambda size_bytes: [0.001, 0.004])
+    busy = Gains(limit_s=1.0)
+    assert busy.hand_over_s(100) == USUAL_HAND_OVER_S and not busy.new
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
+def test_a_real_worker_hands_over_and_nothing_of_it_stays() -> None:
+    state, children = torch.random.get_rng_state(), len(multiprocessing.active_children())
+    seconds = hand_over_seconds(1e4)
+    assert len(seconds) >= 4 and min(seconds) > 0
+    assert torch.equal(state, torch.random.get_rng_state()) and len(multiprocessing.active_children()) == children
 
 
 @pytest.fixture

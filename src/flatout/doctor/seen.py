@@ -31,6 +31,7 @@ class Loader:
     fills: bool = False  # its dataset has kept more and more of what was read
     samples: int = 0
     in_steps: int = 0  # batches that were read in the plain window
+    batch_bytes: int = 0  # of the largest of them
     waited: list[tuple[int, int]] = field(default_factory=list)  # for each of them, and for the start of a pass: from, to
 
     @property

@@ -53,9 +53,7 @@ class Ceilings:
     operator_s: Measured | None = None
     kernel_s: Measured | None = None
     operators: Mapping[str, float | None] = field(default_factory=dict)  # seconds by the key of a call; None: can't be timed
-    gains: Mapping[str, float | None] = field(
-        default_factory=dict
-    )  # times as fast by key: machine.gains; None: can't be measured
+    gains: Mapping[str, float | None] = field(default_factory=dict)  # by key: machine.gains; None: can't be measured
     unavailable: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

@@ -17,13 +17,15 @@ from dataclasses import dataclass, replace
 import torch
 
 from flatout.machine.ceilings import Ceilings
+from flatout.machine.hand_over import USUAL_HAND_OVER_S, hand_over_key, hand_over_seconds
 from flatout.machine.operators import has_room
 from flatout.machine.optimisations import Optimisation
+from flatout.machine.rates import Unavailable
 from flatout.machine.turns import time_in_turns
 
 ONE_GAIN_S = 0.7  # for measuring one gain
 _BEARABLE_S = ONE_GAIN_S / 15  # of one call: nine are made of each
-_AGREES = 1.2
+_AGREES, _HAND_OVERS_AGREE = 1.2, 1.5  # two halves of the repeats; a worker has to be woken, which varies more
 Way = Callable[[], object]
 
 
@@ -96,16 +98,32 @@ class Gains:
         return None if usual is None else Gain(usual, measured=False)
 
     def measured(self, comparison: Comparison, device: torch.device) -> float | None:
-        if comparison.key not in self._known and self._left_s > 0:
+        return self._kept(comparison.key, lambda limit_s: _measured(comparison, device, limit_s, self._clock))
+
+    def hand_over_s(self, size_bytes: float) -> float:
+        """What it takes to get a batch of this size from a worker that has it ready."""
+
+        def measure(limit_s: float) -> float | None:
+            try:
+                taken_s = hand_over_seconds(size_bytes)
+            except Unavailable:
+                return None
+            return _agreed(min(taken_s[::2]), min(taken_s[1::2]), _HAND_OVERS_AGREE)
+
+        return self._kept(hand_over_key(size_bytes), measure) or USUAL_HAND_OVER_S
+
+    def _kept(self, key: str, measure: Callable[[float], float | None]) -> float | None:
+        """`measure` is given the seconds that it may take."""
+        if key not in self._known and self._left_s > 0:
             began_s = self._clock()
             try:
-                factor = _measured(comparison, device, min(self._left_s, ONE_GAIN_S), self._clock)
+                found = measure(min(self._left_s, ONE_GAIN_S))
             except NotNow:
                 return None
             finally:
                 self._left_s -= self._clock() - began_s
-            self._known[comparison.key] = self.new[comparison.key] = factor
-        return self._known.get(comparison.key)
+            self._known[key] = self.new[key] = found
+        return self._known.get(key)
 
 
 def with_gains(ceilings: Ceilings, device: torch.device, comparisons: Iterable[Comparison], limit_s: float) -> Ceilings:
@@ -134,7 +152,7 @@ def _measured(comparison: Comparison, device: torch.device, limit_s: float, cloc
                 return None
             for start, half in enumerate(halves):
                 half.add(pair.weight, seconds[0][start::2], seconds[1][start::2])
-    return _agreed(*(half.factor for half in halves))
+    return _agreed(halves[0].factor, halves[1].factor, _AGREES)
 
 
 @dataclass
@@ -154,11 +172,11 @@ class _Half:
         return self.without_s / self.with_s if self.with_s else 0.0
 
 
-def _agreed(one: float, other: float) -> float | None:
+def _agreed(one: float, other: float, within: float) -> float | None:
     low, high = sorted((one, other))
     if not low:
         return None
-    if high > _AGREES * low:
+    if high > within * low:
         raise NotNow
     return math.sqrt(low * high)
 

@@ -11,12 +11,19 @@ from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
 from flatout.doctor.seen import Loader
 
-_HANDING_OVER_MS = 1.0  # what it takes to get a batch from a worker
 _MOST = 8
+_LEAST = 0.01  # of a step: less waiting is no finding
 
 
 def workers_may_help(case: Case, loader: Loader) -> bool:
-    return case.seen.cores > 1 and case.rows[DATA] >= 2 * _HANDING_OVER_MS * case.batches_per_step(loader)
+    if case.seen.cores < 2 or case.share(case.rows[DATA]) < _LEAST:
+        return False
+    return case.rows[DATA] >= 2 * hand_over_ms(case, loader) * case.batches_per_step(loader)
+
+
+def hand_over_ms(case: Case, loader: Loader) -> float:
+    """What it takes to get a batch from a worker."""
+    return 1e3 * case.gains.hand_over_s(loader.batch_bytes)
 
 
 def look(case: Case) -> Iterator[Finding]:
@@ -31,7 +38,7 @@ def look(case: Case) -> Iterator[Finding]:
     if loader.workers:  # no more than keep up with the rest of a step, and one to spare
         if reading_ms < loader.workers * rest_ms:  # they keep up: it waits for something else
             return
-        workers = min(workers, ceil(reading_ms / max(rest_ms, _HANDING_OVER_MS)) + 1)
+        workers = min(workers, ceil(reading_ms / max(rest_ms, hand_over_ms(case, loader))) + 1)
     if workers <= loader.workers:
         return
     at_best_ms = max(rest_ms, reading_ms / workers)
@@ -41,7 +48,7 @@ def look(case: Case) -> Iterator[Finding]:
     slower = "reading can't keep up with the step" if loader.workers else "each batch is read while the step waits"
     yield Finding(
         "no_workers",
-        case.train_ms - at_best_ms - _HANDING_OVER_MS * batches,
+        case.train_ms - at_best_ms - hand_over_ms(case, loader) * batches,
         loader.made or loader.where,
         f"The DataLoader has {few}, so {slower}",
         f"{show_seconds(wait_ms / 1e3)} a step for {loader.dataset}, {case.share(wait_ms):.0%} of it; "

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from torch import Tensor
+from torch import Tensor, strided
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data._utils import worker
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -106,6 +107,7 @@ class Loading:
             if self.counting:
                 known.samples += _rows(batch)
                 known.in_steps += 1
+                known.batch_bytes = max(known.batch_bytes, _size_bytes(batch))
             return batch
 
         return __next__
@@ -147,6 +149,10 @@ def _length(loader: DataLoader[Any]) -> int | None:
         return len(loader)
     except Exception:  # of the script's own dataset or sampler, which need not have one
         return None
+
+
+def _size_bytes(batch: Any) -> int:
+    return sum(one.nbytes for one in tree_leaves(batch) if isinstance(one, Tensor) and one.layout is strided)
 
 
 def _rows(batch: Any) -> int:
