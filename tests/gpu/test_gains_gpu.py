@@ -14,7 +14,7 @@ from torch import nn
 from flatout.machine import probe as probing
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.comparisons import channels_last, fused_update, in_bfloat16
-from flatout.machine.gains import Comparison
+from flatout.machine.gains import Comparison, Way
 from flatout.machine.probe import probe
 from flatout.measure.counts import count_step
 from flatout.measure.groups import CONVOLUTIONS
@@ -31,8 +31,8 @@ def convolutions_on(device: torch.device, dtype: torch.dtype) -> list[Any]:
 
 
 def comparisons(device: torch.device) -> list[Comparison]:
-    def make(weights: list[nn.Parameter], fused: bool) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(weights, fused=fused)
+    def make(weights: list[nn.Parameter], fused: bool) -> Way:
+        return torch.optim.AdamW(weights, fused=fused).step
 
     half, single = (convolutions_on(device, dtype) for dtype in (torch.bfloat16, torch.float32))
     made = (

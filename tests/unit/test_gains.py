@@ -21,7 +21,7 @@ from flatout.machine.cache import CeilingsCache
 from flatout.machine.ceilings import Ceilings, Measured
 from flatout.machine.comparisons import channels_last, fused_update, in_bfloat16, torchs_own
 from flatout.machine.facts import fingerprint, read_facts
-from flatout.machine.gains import Comparison, Gain, Gains, Pair, gain_key
+from flatout.machine.gains import Comparison, Gain, Gains, Pair, Way, gain_key
 from flatout.machine.hand_over import USUAL_HAND_OVER_S, hand_over_seconds
 from flatout.machine.optimisations import CHANNELS_LAST, FUSED_OPTIMIZER, OWN_CONVOLUTIONS
 from flatout.machine.probe import keep_gains, probe
@@ -110,6 +110,8 @@ def test_a_machine_that_is_too_busy_to_tell_keeps_nothing(monkeypatch: pytest.Mo
     clock.seconds = seconds
     gains = Gains(limit_s=1.0, clock=clock)
     assert gains.measured(compared("a"), CPU) is None and not gains.new
+    clock.seconds = [[2.0, 2.0], [1.0, 1.0]]
+    assert gains.measured(compared("a"), CPU) is None and clock.timed == 1  # what was said of it once stays so
 
 
 def test_short_memory_is_no_reason_never_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,8 +208,8 @@ def test_convolutions_products_and_updates_can_be_compared_here(monkeypatch: pyt
     gains, convolutions, products = steady(monkeypatch), operations(), operations(PRODUCTS)
     assert len(convolutions) == 2 and products
 
-    def make(weights: list[nn.Parameter], fused: bool) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(weights, fused=fused)
+    def make(weights: list[nn.Parameter], fused: bool) -> Way:
+        return torch.optim.AdamW(weights, fused=fused).step
 
     comparisons = (
         channels_last(CPU, convolutions),
@@ -235,7 +237,7 @@ def test_only_a_few_operators_and_small_parts_of_large_ones_are_compared() -> No
 
 def test_nothing_to_compare_is_no_comparison() -> None:
     assert channels_last(CPU, operations(PRODUCTS)) is None and channels_last(CPU, []) is None
-    assert fused_update(CPU, "AdamW", (), torch.float32, lambda weights, fused: torch.optim.AdamW(weights)) is None
+    assert fused_update(CPU, "AdamW", (), torch.float32, lambda weights, fused: int) is None
 
 
 def test_a_gain_counts_for_the_part_of_a_step_that_it_is_about() -> None:

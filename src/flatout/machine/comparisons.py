@@ -13,7 +13,6 @@ from math import ceil
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flatout.machine.convolutions import own_convolutions
@@ -28,7 +27,7 @@ _MOST_WEIGHTS = {"cpu": 2**22}  # in an update that is compared
 _MOST_WEIGHTS_ELSEWHERE = 2**26
 _COPIES = 8.0  # of the weights: their gradients and an optimizer's state, each without and with a fused kernel
 
-MakeOptimizer = Callable[[list[nn.Parameter], bool], Optimizer]  # of these weights, with a fused kernel or without
+MakeUpdate = Callable[[list[nn.Parameter], bool], Way]  # of these weights, with a fused kernel or without
 
 
 def channels_last_key(device: torch.device, convolutions: Iterable[Operation]) -> str:
@@ -79,7 +78,7 @@ def fused_key(device: torch.device, kind: str, sizes: Sequence[int]) -> str:
 
 
 def fused_update(
-    device: torch.device, kind: str, sizes: Sequence[int], dtype: torch.dtype, make: MakeOptimizer
+    device: torch.device, kind: str, sizes: Sequence[int], dtype: torch.dtype, make: MakeUpdate
 ) -> Comparison | None:
     """`kind`: the optimizer with its options, in words. `sizes`: elements of each tensor."""
     if not sizes:
@@ -88,8 +87,8 @@ def fused_update(
 
     def ready(device: torch.device, numbers: torch.Generator) -> tuple[Way, Way]:
         plain, fused = (make(_weights(few, dtype, device, numbers), is_fused) for is_fused in (False, True))
-        plain.step(), fused.step()  # the first one makes the optimizer's state
-        return plain.step, fused.step
+        plain(), fused()  # the first one makes the optimizer's state
+        return plain, fused
 
     pair = Pair(_COPIES * sum(few) * dtype.itemsize, 1.0, ready)
     return Comparison(fused_key(device, kind, sizes), (pair,), with_host=True)

@@ -119,6 +119,7 @@ class Gains:
             try:
                 found = measure(min(self._left_s, ONE_GAIN_S))
             except NotNow:
+                self._known[key] = None  # asked again by the next process: within one, findings agree on what is known
                 return None
             finally:
                 self._left_s -= self._clock() - began_s

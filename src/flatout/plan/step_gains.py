@@ -10,10 +10,11 @@ from torch import nn
 
 from flatout.base.specs import Spec
 from flatout.engine.job import Job
+from flatout.engine.offload import guarded_update
 from flatout.engine.optimizers import build_optimizer
 from flatout.engine.settings import Settings
 from flatout.machine.comparisons import channels_last, channels_last_key, fused_key, fused_update
-from flatout.machine.gains import Comparison, Gain
+from flatout.machine.gains import Comparison, Gain, Way
 from flatout.machine.optimisations import CHANNELS_LAST, FUSED_OPTIMIZER, Optimisation
 from flatout.measure.counts import Operation
 from flatout.measure.groups import CONVOLUTIONS, UPDATE
@@ -68,9 +69,11 @@ def _fused(job: Job, device: torch.device) -> Comparison | None:
     if not isinstance(job.optimizer, Spec):
         return None
 
-    def make(weights: list[nn.Parameter], fused: bool) -> torch.optim.Optimizer:
+    def make(weights: list[nn.Parameter], fused: bool) -> Way:
         groups = [{"params": weights, "weight_decay": job.weight_decay, "factor": 1.0}]
-        return build_optimizer(job.optimizer, groups, job.lr, fused=fused, graph=False, device=device)
+        optimizer = build_optimizer(job.optimizer, groups, job.lr, fused=fused, graph=False, device=device)
+        guarded, norm = guarded_update(optimizer, device), torch.ones((), device=device)
+        return optimizer.step if guarded is None else lambda: guarded(norm)
 
     dtype = next(job.model.parameters()).dtype
     return fused_update(device, _kind(job), _sizes(job), dtype, make)

@@ -14,7 +14,7 @@ from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
 from flatout.doctor.seen import Optimizer
 from flatout.machine.comparisons import fused_update
-from flatout.machine.gains import Comparison
+from flatout.machine.gains import Comparison, Way
 from flatout.machine.optimisations import FUSED_OPTIMIZER
 
 _LEAST = 0.01  # of a step: below that no gain would be worth saying
@@ -44,10 +44,10 @@ def look(case: Case) -> Iterator[Finding]:
 def _compared(case: Case, seen: Optimizer) -> Comparison | None:
     options: dict[str, Any] = {"lr": 1e-3, **seen.options}
 
-    def make(weights: list[nn.Parameter], fused: bool) -> torch.optim.Optimizer:
+    def make(weights: list[nn.Parameter], fused: bool) -> Way:
         how = {"fused": True} if fused else {"foreach": True} if seen.foreach else {}
         made: torch.optim.Optimizer = getattr(torch.optim, seen.kind)(weights, **options, **how)
-        return made
+        return made.step
 
     kind = f"{seen.kind} {sorted(options.items())} {seen.dtype}{' foreach' if seen.foreach else ''}"
     return fused_update(case.device, kind, seen.sizes, getattr(torch, seen.dtype), make)
