@@ -154,6 +154,7 @@ def test_base_needs_no_torch() -> None:
 def test_only_the_cli_reads_environment_variables_and_arguments() -> None:
     # a launcher's variables are how a process is told its part; another script's arguments and environment are set, not read
     launched = (SOURCE / "data" / "serving" / "ranks.py", SOURCE / "machine" / "joining.py", SOURCE / "doctor" / "script.py",
+                SOURCE / "base" / "keeper.py",  # a program of its own
                 SOURCE / "boost" / "protection" / "redirect.py")  # fmt: skip
     for path in modules():
         if unit_of(path) in ("cli", "testing") or path in launched:

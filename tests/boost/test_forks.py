@@ -14,7 +14,8 @@ import psutil
 ASKER = """\
 import os, sys, time
 from pathlib import Path
-from flatout.boost.forks import PAUSED, Forks, pause
+from flatout.base.fork_server import PAUSED
+from flatout.boost.forks import Forks, pause
 
 
 def do(what, question):

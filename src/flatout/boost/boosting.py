@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from flatout.base.exits import exit_words
 from flatout.base.html import to_html
 from flatout.base.tree import Doc
 from flatout.base.units import show_seconds, show_share
@@ -62,7 +63,7 @@ def protection_here(forks: Forks, folder: Path, unprotected: bool = False) -> Pr
         protecting.remove(folder / f"try-{kind}")
         if protecting.leaked(folder):
             return "a write came through"
-        return answer.read_text() if code == 0 and answer.exists() else f"it ended with code {code}"
+        return answer.read_text() if code == 0 and answer.exists() else f"it {exit_words(code, limit_s=_PROTECT_S)}"
 
     return protecting.choose(why_not, unprotected)
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
+from flatout.base.exits import last_line, printed_to
+from flatout.base.keeper import end_with_parent
 from flatout.base.tree import to_data
-from flatout.boost.forks import Forks, end_with_the_parent
+from flatout.boost.forks import Forks
 from flatout.boost.patching import Edit
 from flatout.boost.protection import protecting
 from flatout.boost.remedies.all import REMEDIES
 from flatout.boost.remedies.remedy import STEPS, Offer
-from flatout.boost.trying import last_words
 from flatout.doctor.diagnosis import diagnose, doc
 from flatout.doctor.patches import Patches
 from flatout.doctor.script import Script, run_script
@@ -49,7 +50,7 @@ def looked_at(forks: Forks, script: Script, cache: Path, folder: Path, protectio
     forks.run("look", question, folder / "look.txt", _LIMIT_S)
     protecting.remove(folder / "looking")
     if not answer.exists():
-        last = last_words(folder / "look.txt").removeprefix(": ")
+        last = last_line(printed_to(folder / "look.txt"))
         raise NothingSeen("no training was seen within the window" + (f" (its last line: {last})" if last else ""))
     told = json.loads(answer.read_text())
     offers = tuple(Offer(**{**one, "edits": tuple(map(_edit, one["edits"]))}) for one in told["offers"])
@@ -83,7 +84,7 @@ def look(question: Path) -> None:
 
     scratch, cache = Path(asked["scratch"]), Path(asked["cache"])
     protecting.enter(asked["protection"], scratch, [question.parent, cache], patches)
-    end_with_the_parent()
+    end_with_parent()
     watched = Watch(cache=cache, when_done=done, scratch=question.parent)
     watched.start()
     run_script(Script(asked["name"], tuple(asked["arguments"]), asked["as_module"]))

@@ -6,12 +6,13 @@ import json
 import math
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from flatout.base.child import Child, Printed
+from flatout.base.exits import exit_words
 from flatout.boost.hooks import Hooks
 from flatout.boost.pace import Pace
 from flatout.boost.remedies.all import REMEDIES
@@ -97,7 +98,7 @@ def run_to_its_end(
     crashed = code > 128 and code - 128 not in (signal.SIGINT, signal.SIGKILL, *_HANDED_ON)
     if not told.exists() and not crashed:
         return code, ""
-    why = told.read_text() if told.exists() else f"killed by {signal.Signals(code - 128).name}"
+    why = told.read_text() if told.exists() else f"it {exit_words(128 - code)}"
     say(f"with the remedies it did not go on ({why}); it is started again without them")
     return waited_for(plain), why
 
@@ -105,16 +106,13 @@ def run_to_its_end(
 def waited_for(command: Sequence[str]) -> int:
     """The exit code. Ctrl-C goes to both of us, and what a scheduler sends to this process is handed on: the script decides
     what it means, and may have to save its weights."""
-    process = subprocess.Popen(list(command))
-    before = {one: signal.signal(one, lambda number, _: process.send_signal(number)) for one in _HANDED_ON}
-    try:
-        while True:
-            try:
-                code = process.wait()
-                break
-            except KeyboardInterrupt:
-                continue
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+    with Child(command, foreground=True, output=Printed.SHOWN, errors=Printed.SHOWN) as child:
+        before = {one: signal.signal(one, lambda number, _: child.signal(number)) for one in _HANDED_ON}
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
+        try:
+            code = child.wait()
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
+    assert code is not None
     return code if code >= 0 else 128 - code

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from flatout.boost.forks import end_with_the_parent, pause
+from flatout.base.keeper import end_with_parent
+from flatout.boost.forks import pause
 from flatout.boost.hooks import Hooks
 from flatout.boost.placing import begin_on
 from flatout.boost.protection import protecting
@@ -149,7 +150,7 @@ def attempt(asked: Asked) -> None:
     began_s = time.monotonic()
     patches, hooks = Patches(), Hooks()
     protecting.enter(asked.protection, Path(asked.scratch), [Path(asked.answer).parent.parent], patches)
-    end_with_the_parent()  # other rights have made it forget that
+    end_with_parent()  # other rights have made it forget that
     turn, turns = _Turn(asked), asked.turns.open("w")
 
     def done() -> None:

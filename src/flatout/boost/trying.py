@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -13,8 +12,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from flatout.base.units import show_seconds
-from flatout.boost.forks import PAUSED, Forks
+from flatout.base.exits import exit_words, printed_to
+from flatout.base.fork_server import PAUSED
+from flatout.boost.forks import Forks
 from flatout.boost.protection import protecting
 from flatout.boost.trial import SLOWER, WARM_UP, Asked, Told
 from flatout.doctor.script import Script
@@ -26,7 +26,6 @@ BESIDE = "the trial beside it did not end"
 FOR_TWO = "it failed where there were two"  # and may not alone
 _FIRST_LIMIT_S = 600.0
 _COMPILE_S = 240.0
-_LAST_CHARACTERS = 4000
 WORTH = 0.01  # what is gained by less is not worth the change
 _TURN_S, _TURN_ON_DEVICE_S = 0.06, 0.1  # beside that, what going on costs is small
 _LOOKS = (15, 30, 60, 120, 240, 480)  # it is looked at after so many turns
@@ -152,12 +151,10 @@ class Trials:
     def _told(self, asked: Asked, code: int | None, took_s: float) -> Told:
         protecting.remove(Path(asked.scratch))  # checkpoints, say: all trials together may fill a disk
         answer = Path(asked.answer)
-        if code is None:
-            return Told(HUNG, f"no answer within {show_seconds(self._limit_s)}", took_s=took_s)
-        if answer.exists():
+        if code is not None and answer.exists():
             return Told.from_dict(json.loads(answer.read_text()))
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        return Told(CRASHED, f"the trial {how}{last_words(_words(asked))}", took_s=took_s)
+        how = exit_words(code, printed_to(_words(asked)), self._limit_s)
+        return Told(HUNG if code is None else CRASHED, f"the trial {how}", took_s=took_s)
 
     # by turns
 
@@ -284,10 +281,3 @@ class Trials:
 
 def _words(asked: Asked) -> Path:
     return Path(asked.answer).with_name("words.txt")
-
-
-def last_words(words: Path) -> str:
-    """The last line that it wrote."""
-    text = words.read_text(errors="replace")[-_LAST_CHARACTERS:] if words.exists() else ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return f": {lines[-1][:300]}" if lines else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -120,13 +119,15 @@ def _explain_memory(error: BaseException, watched: Watch, folder: Path) -> None:
 
 def measured_once(command: str) -> None:
     """In a process of its own: the script must find the device as it would without us."""
+    from flatout.base.child import Child, Printed
     from flatout.machine.facts import fingerprint, read_facts
 
     folder, key = cache_folder(), fingerprint(read_facts())
     if any(folder.glob(f"ceilings-{key}-*.json")):
         return
     print(f"{command}: measuring this machine, once ...", file=sys.stderr, flush=True)
-    subprocess.run([sys.executable, "-m", "flatout", "probe", "--quick"], stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    with Child([sys.executable, "-m", "flatout", "probe", "--quick"], output=Printed.DROPPED, errors=Printed.SHOWN) as probe:
+        probe.wait()
 
 
 def _only_for_json() -> int:

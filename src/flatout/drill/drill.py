@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import random
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,8 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from flatout.base.child import Child, Printed
 from flatout.base.errors import TrainingError
 from flatout.base.events import read_events
+from flatout.base.exits import exit_words
 from flatout.base.tree import Cell, Column, Doc, Fields, Line, Table
 from flatout.base.units import show_seconds
 from flatout.drill.difference import differing_bits
@@ -88,9 +88,8 @@ def drill(
 
 
 def _kill_once(command: list[str], runs: Path, target: int, *, inside_write: bool, chance: random.Random) -> Kill:
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    began_s = time.monotonic()
-    try:
+    with Child(command, output=Printed.DROPPED) as child:  # which ends it with SIGKILL
+        began_s = time.monotonic()
         folder = _wait_for(lambda: _newest(runs), child, began_s)
         events_before = folder.events_path.stat().st_size if folder.events_path.exists() else 0
         _wait_for(lambda: _began(folder, events_before), child, began_s, pause_s=0.01)
@@ -99,30 +98,28 @@ def _kill_once(command: list[str], runs: Path, target: int, *, inside_write: boo
         else:
             _wait_for(lambda: _last_step(folder, events_before) >= target, child, time.monotonic())
             time.sleep(chance.random() * 0.05)
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.communicate()
     left = folder.checkpoints()
     return Kill(target, left.being_written() is not None, max(left.steps(), default=0))
 
 
-def _wait_for(condition: Callable[[], Any], child: subprocess.Popen[str], began_s: float, pause_s: float = 0.002) -> Any:
+def _wait_for(condition: Callable[[], Any], child: Child, began_s: float, pause_s: float = 0.002) -> Any:
     while True:
         found = condition()
         if found:
             return found
-        if child.poll() is not None:
-            error = (child.stderr.read().strip() if child.stderr else "") or "give it a longer budget"
-            raise TrainingError(f"the run ended by itself (exit {child.returncode}) before it could be killed: {error}")
+        if (code := child.wait(0)) is not None:
+            error = child.printed().strip() or "give it a longer budget"
+            raise TrainingError(f"the run {exit_words(code)} by itself before it could be killed: {error}")
         if time.monotonic() - began_s > _SILENT_LIMIT_S:
             raise TrainingError(f"nothing happened in the run for {_SILENT_LIMIT_S:.0f} s")
         time.sleep(pause_s)
 
 
 def _finish(command: list[str], runs: Path) -> RunFolder:
-    ended = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
-    if ended.returncode != 0:
-        raise TrainingError(f"the run failed with exit code {ended.returncode}: {ended.stderr.strip()}")
+    with Child(command, output=Printed.DROPPED) as child:
+        code = child.wait()
+    if code != 0:
+        raise TrainingError(f"the run {exit_words(code)}: {child.printed().strip()}")
     folder = _newest(runs)
     assert folder is not None
     return folder

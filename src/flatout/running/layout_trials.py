@@ -6,20 +6,19 @@ other, in a folder that is gone afterwards: what one of them lacks, all of them 
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from flatout.base.child import Child
 from flatout.base.events import read_events
 from flatout.base.units import show_seconds
 from flatout.engine.job import Job
@@ -115,25 +114,11 @@ def _tried(
     environment = environment_beside(world, place["address"], place["port"])
     if cache is not None:
         environment[_CACHE] = str(cache)
-    with tempfile.TemporaryFile() as words:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flatout", *_arguments(recipe, option, runs)],
-            env=environment, stdin=subprocess.DEVNULL, stdout=words, stderr=words,
-            start_new_session=True,  # Ctrl-C is for the run, which ends this in its own time
-        )  # fmt: skip
-        try:
-            code = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return f"it had not ended after {show_seconds(limit_s)}"
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        words.seek(0)
-        lines = [line.strip() for line in words.read().decode(errors="replace").splitlines() if line.strip()]
-    if code == 0 or (code == -signal.SIGABRT and _is_finished(runs)):  # threads of torch may abort a process that is done
-        return ""
-    return lines[-1][:300] if lines else f"it ended with code {code}"
+    with Child([sys.executable, "-m", "flatout", *_arguments(recipe, option, runs)], environment=environment) as child:
+        code = child.wait(limit_s)
+        if code == 0 or (code == -signal.SIGABRT and _is_finished(runs)):  # threads of torch may abort a process that is done
+            return ""
+        return f"it {child.how_it_ended()}"
 
 
 def _is_finished(runs: Path) -> bool:

@@ -1,7 +1,7 @@
 """Where worker processes come from. Never a fork of this process: torch may have run in it, and forked threads don't live.
 
 On Linux a template process imports torch once and forks each worker off in milliseconds: it has one thread and has computed
-nothing. Elsewhere every worker is a new interpreter. Both end by themselves when this process is gone.
+nothing. Elsewhere every worker is a new interpreter. Both end when this process is gone, with all that they have started.
 """
 
 from __future__ import annotations
@@ -9,20 +9,14 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import threading
-import weakref
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
-_ASK = struct.Struct("<cq")
-_ANSWER = struct.Struct("<q")
-_STILL_RUNS = -1
-_DESCRIPTORS = 4
-_POLL_S = 0.02
+from flatout.base.child import Child, Printed
+from flatout.base.fork_server import ForkServer, ForkServerGone, serve_forks
 
 # Before anything is imported. Signals that go to all processes of a job are for the one that started us: it may want to save
 # what it has, and needs its workers for that. We end when it does.
@@ -36,7 +30,8 @@ _BOOT = (
 class Process(Protocol):
     """A worker, however it was started."""
 
-    pid: int
+    @property
+    def pid(self) -> int: ...
 
     def kill(self) -> None: ...
 
@@ -49,13 +44,13 @@ def start_worker(descriptors: Sequence[int], forked: bool | None = None) -> Proc
     """A process that runs `worker.work` on its copies of the four descriptors."""
     if forked is None:
         forked = sys.platform == "linux"
-    return _nursery().fork(descriptors) if forked else _Spawned(_boot("worker", "work", descriptors))
+    return _forked(descriptors) if forked else _Spawned(descriptors)
 
 
 def prepare() -> None:
     """Have the template there before the first worker, so that it also outlives the last one."""
     if sys.platform == "linux":
-        _nursery()
+        _template()
 
 
 def can_start() -> str | None:
@@ -63,127 +58,82 @@ def can_start() -> str | None:
     return None if os.name == "posix" else f"worker processes are not there yet on {sys.platform}"
 
 
-def _boot(module: str, function: str, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+def _command(module: str, function: str, descriptors: Sequence[int]) -> list[str]:
     arguments = ", ".join(map(str, descriptors))
     path = [os.path.abspath(place) for place in sys.path]
     code = _BOOT.format(path=path, module=f"flatout.data.workers.{module}", function=function, arguments=arguments)
-    return subprocess.Popen([sys.executable, "-c", code], pass_fds=tuple(descriptors), stdin=subprocess.DEVNULL)
+    return [sys.executable, "-c", code]
 
 
 class _Spawned:
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self.pid = process.pid
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        command = _command("worker", "work", descriptors)
+        self._child = Child(command, passed=descriptors, output=Printed.SHOWN, errors=Printed.SHOWN)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
 
     def kill(self) -> None:
-        self._process.kill()
+        self._child.signal(signal.SIGKILL)
 
     def wait(self, seconds: float) -> int | None:
-        try:
-            return self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
+        return self._child.wait(seconds)
 
 
 class _Forked:
-    def __init__(self, nursery: _Nursery, pid: int) -> None:
+    def __init__(self, server: ForkServer, pid: int) -> None:
         self.pid = pid
-        self._nursery = nursery
+        self._server = server
         self._code: int | None = None
+        self._waiting = threading.Lock()  # its end is told once
 
     def kill(self) -> None:
-        if self.wait(0) is None:  # until the template has been asked about its end, the number can't be another process's
-            os.kill(self.pid, signal.SIGKILL)
+        self._server.signal(self.pid, signal.SIGKILL)
 
     def wait(self, seconds: float) -> int | None:
-        pause = threading.Event()
-        while self._code is None:
-            self._code = self._nursery.exit_code(self.pid)
+        with self._waiting:
             if self._code is None:
-                if seconds <= 0:
-                    return None
-                pause.wait(min(_POLL_S, seconds))
-                seconds -= _POLL_S
-        return self._code
+                try:
+                    self._code = self._server.wait_for_end(self.pid, seconds)
+                except ForkServerGone:
+                    self._code = 0
+            return self._code
 
 
-class _Nursery:
-    """The template process, and the one line to it: one question at a time."""
-
-    def __init__(self) -> None:
-        self._line, theirs = socket.socketpair()
-        with theirs:
-            self._process = _boot("nursery", "nurse", [theirs.fileno()])
-        self._lock = threading.Lock()
-        self._owner = os.getpid()
-        self._end = weakref.finalize(self, _end, self._line, self._process)
-
-    def alive(self) -> bool:
-        return self._owner == os.getpid() and self._process.poll() is None
-
-    def fork(self, descriptors: Sequence[int]) -> Process:
-        pid = self._ask(lambda: socket.send_fds(self._line, [_ASK.pack(b"f", 0)], list(descriptors)))
-        if pid is None:
-            raise OSError(f"the process that forks workers has ended with code {self._process.wait(5)}")
-        return _Forked(self, pid)
-
-    def exit_code(self, pid: int) -> int | None:
-        code = self._ask(lambda: self._line.send(_ASK.pack(b"w", pid)))
-        if code is None:
-            return 0
-        return None if code == _STILL_RUNS else os.waitstatus_to_exitcode(code)
-
-    def _ask(self, send: Callable[[], object]) -> int | None:
-        with self._lock:
-            try:
-                send()
-                answer = self._line.recv(_ANSWER.size, socket.MSG_WAITALL)
-            except OSError:
-                return None
-        return _ANSWER.unpack(answer)[0] if len(answer) == _ANSWER.size else None
-
-
-def _end(line: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    line.close()
+def _forked(descriptors: Sequence[int]) -> Process:
+    server = _template()
     try:
-        process.wait(5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        return _Forked(server, server.start({}, descriptors))
+    except ForkServerGone as gone:
+        raise OSError(f"the process that forks workers {gone}") from None
 
 
 _starting = threading.Lock()
-_current: _Nursery | None = None
+_current: tuple[int, ForkServer] | None = None  # and the process that it belongs to
 
 
-def _nursery() -> _Nursery:
+def _template() -> ForkServer:
     global _current
     with _starting:
-        if _current is None or not _current.alive():
-            _current = _Nursery()
-        return _current
+        if _current is None or _current[0] != os.getpid() or not _current[1].is_alive():
+            _current = os.getpid(), ForkServer.booted(_boot)
+        return _current[1]
 
 
-def nurse(descriptor: int) -> None:
-    """The template's life: fork when asked, tell exit codes when asked, end when the line is closed."""
+def _boot(line: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(_command("nursery", "nurse", [line]), pass_fds=[line], stdin=subprocess.DEVNULL)
+
+
+def nurse(line: int) -> None:
+    """The template's life."""
     from flatout.data.workers.worker import work
+
+    def be_worker(_: Mapping[str, Any], descriptors: Sequence[int]) -> int:
+        work(*descriptors)
+        return 1
 
     gc.collect()
     gc.freeze()  # the collector would write to every object, and so copy the pages that are shared with the workers
-    line = socket.socket(fileno=descriptor)
-    while True:
-        asked, descriptors, _, _ = socket.recv_fds(line, _ASK.size, _DESCRIPTORS)
-        if not asked:
-            os._exit(0)
-        what, number = _ASK.unpack(asked)
-        if what == b"w":
-            pid, status = os.waitpid(number, os.WNOHANG)
-            line.send(_ANSWER.pack(status if pid else _STILL_RUNS))
-            continue
-        pid = os.fork()
-        if pid == 0:
-            line.close()
-            work(*descriptors)
-        for passed in descriptors:
-            os.close(passed)
-        line.send(_ANSWER.pack(pid))
+    serve_forks(line, be_worker)
+    os._exit(0)

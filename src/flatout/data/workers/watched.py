@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from flatout.base.errors import DataError
+from flatout.base.exits import exit_words
 from flatout.data.workers.arena import Layout, Memory, open_memory
 from flatout.data.workers.failures import Failure, SampleFailed, WorkerTraceback, own_line
 from flatout.data.workers.nursery import Process, can_start, start_worker
@@ -242,14 +243,7 @@ class ProcessWorker:
 
     def _ended(self) -> str:
         code = None if self._process is None else self._process.wait(_END_S)
-        if code is None:
-            return "closed its line"
-        if code >= 0:
-            return f"ended with exit code {code}"
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
+        return "closed its line" if code is None else exit_words(code)
 
     def _where(self) -> str:
         """The innermost line, as the process itself tells when it is sent a signal."""

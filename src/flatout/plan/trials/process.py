@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
-from flatout.base.questions import Questions
-from flatout.base.units import show_seconds
+from flatout.base.child import Child
+from flatout.base.exits import exit_words
+from flatout.base.messages import BadMessage, Questions
 from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.reports import CRASHED, FAILED, HUNG, Ask, Held, Losses, Report
 
-_LAST_BYTES = 4000
+_LAST_S = 5.0
 TRIAL_LIMIT_S = 180.0
 
 
@@ -78,12 +75,17 @@ class TrialProcess:
         try:
             answer = self._running.ask(question, limit_s)
         except TimeoutError:
+            why = exit_words(None, self._running.child.printed(), limit_s)
             self._stop()
-            return None, HUNG, f"no answer within {show_seconds(limit_s)}"
+            return None, HUNG, f"the trial {why}"
         except EOFError:
-            why = self._running.last_words()
+            self._running.child.wait(_LAST_S)
+            why = self._running.child.how_it_ended()
             self._stop()
-            return None, CRASHED, why
+            return None, CRASHED, f"the trial {why}"
+        except BadMessage as bad:
+            self._stop()
+            return None, CRASHED, f"the trial's answer can't be read: {bad}"
         except BaseException:  # an interrupt: nothing is left behind
             self._stop()
             raise
@@ -93,48 +95,24 @@ class TrialProcess:
 
     def _stop(self) -> None:
         if self._running is not None:
-            self._running.kill()
+            self._running.stop()
             self._running = None
 
 
 class _Running:
     def __init__(self, command: Sequence[str], told: str) -> None:
         self._questions = Questions()
-        asked_from, answered_to = self._questions.asked_from, self._questions.answered_to
-        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        with tempfile.TemporaryFile() as given:
-            given.write(told.encode())
-            given.seek(0)
-            self._process = subprocess.Popen(
-                [*command, str(asked_from), str(answered_to)],
-                stdin=given,
-                stdout=self._words,
-                stderr=self._words,
-                pass_fds=(asked_from, answered_to),
-                start_new_session=True,  # Ctrl-C is for the run, which ends this in its own time
-            )
+        ends = self._questions.asked_from, self._questions.answered_to
+        self.child = Child([*command, *map(str, ends)], given=told, passed=ends)
         self._questions.hand_over()
 
     def ask(self, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         self._questions.ask(question)
         return self._questions.answer(limit_s)
 
-    def last_words(self) -> str:
-        """How it ended, and the last line that it wrote."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=5)
-        code = self._process.returncode
-        how = "ended" if code is None else f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        self._words.seek(max(0, self._words.seek(0, os.SEEK_END) - _LAST_BYTES))
-        lines = [line.strip() for line in self._words.read().decode(errors="replace").splitlines() if line.strip()]
-        return f"the trial's process was {how}" + (f": {lines[-1][:300]}" if lines else "")
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+    def stop(self) -> None:
+        self.child.end()
         self._questions.close()
-        self._words.close()
 
 
 def serve(make_bench: Callable[[], Bench], asked_from: int, answered_to: int) -> None:
