@@ -266,6 +266,12 @@ for line in questions:
         sys.exit("a compiler fell over")
     if how == "tf32":
         time.sleep(600)
+    if how == "int8":
+        answers.write("Segmentation fault" + chr(10))
+    if how == "int4":
+        answers.write('{"settings": ')
+        answers.close()
+        os._exit(3)
     print("noise on stdout")
     report = {"settings": asked["settings"], "steps_s": [os.getpid()], "against_s": [], "lost": how == "bf16"}
     answers.write(json.dumps(report) + chr(10))
@@ -307,6 +313,20 @@ def test_a_device_that_answers_no_more_costs_the_next_trial_a_process_and_nothin
     lost = process.attempt(ask(replace(PLAIN, precision="bf16")))
     after, again = (process.attempt(ask(PLAIN)) for _ in range(2))
     assert after.ran and after.steps_s == again.steps_s != lost.steps_s
+
+
+@pytest.mark.parametrize(
+    ("precision", "words"),
+    [
+        ("int8", "the trial's answer can't be read: expected a line of JSON, got 'Segmentation fault'"),
+        ("int4", "the trial ended with code 3"),
+    ],
+)
+def test_half_an_answer_and_one_that_is_none_are_told(process: TrialProcess, precision: str, words: str) -> None:
+    asked = ask(PLAIN)
+    report = process.attempt(replace(asked, settings={**asked.settings, "precision": precision}))
+    assert (report.failure, report.why) == (CRASHED, words)
+    assert process.attempt(ask(PLAIN)).ran
 
 
 def test_a_hang_ends_with_its_time(process: TrialProcess) -> None:

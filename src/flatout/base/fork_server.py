@@ -43,7 +43,7 @@ class TemplateProcess(Protocol):
     def kill(self) -> None: ...
 
 
-class ForkServerGone(Exception):
+class ForkServerGone(OSError):
     """The template has ended. Says how, to go on from its name."""
 
 

@@ -25,11 +25,6 @@ _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # of Linux's prctl.h
 _LOOK_S = 1.0
 _LONGEST_PAUSE_S = 0.1
 _CANT_START = 127  # as shells say it
-_NOT_IGNORED = {
-    signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGCHLD,
-    signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS,
-}  # fmt: skip
-_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 FOREGROUND, BACKGROUND = "foreground", "background"
 
@@ -127,12 +122,15 @@ class Wakeups:
 
 def _ignore_signals() -> dict[int, Any]:
     """Signals to a whole job are for the owner, which may want to save first. Returns how they were handled before."""
-    return {one: signal.signal(one, signal.SIG_IGN) for one in signal.valid_signals() - _NOT_IGNORED}
+    needed = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGCHLD}
+    crashes = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
+    return {one: signal.signal(one, signal.SIG_IGN) for one in signal.valid_signals() - needed - crashes}
 
 
 def _handle_again(before: Mapping[int, Any]) -> None:
+    ignored_by_python = (signal.SIGPIPE, signal.SIGXFSZ)
     for one, handler in before.items():
-        was_ignored = handler is signal.SIG_IGN and one not in _IGNORED_BY_PYTHON
+        was_ignored = handler is signal.SIG_IGN and one not in ignored_by_python
         signal.signal(one, signal.SIG_IGN if was_ignored else signal.SIG_DFL)
 
 

@@ -20,7 +20,6 @@ from typing import Any
 
 from flatout.base.child import Child
 from flatout.base.events import read_events
-from flatout.base.units import show_seconds
 from flatout.engine.job import Job
 from flatout.machine.agreement import by_first
 from flatout.machine.joining import environment_beside, own_place

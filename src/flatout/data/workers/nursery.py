@@ -13,10 +13,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from flatout.base.child import Child, Printed
-from flatout.base.fork_server import ForkServer, ForkServerGone, serve_forks
+if TYPE_CHECKING:  # else loaded when there are workers
+    from flatout.base.fork_server import ForkServer
 
 # Before anything is imported. Signals that go to all processes of a job are for the one that started us: it may want to save
 # what it has, and needs its workers for that. We end when it does.
@@ -67,6 +67,8 @@ def _command(module: str, function: str, descriptors: Sequence[int]) -> list[str
 
 class _Spawned:
     def __init__(self, descriptors: Sequence[int]) -> None:
+        from flatout.base.child import Child, Printed
+
         command = _command("worker", "work", descriptors)
         self._child = Child(command, passed=descriptors, output=Printed.SHOWN, errors=Printed.SHOWN)
 
@@ -96,7 +98,7 @@ class _Forked:
             if self._code is None:
                 try:
                     self._code = self._server.wait_for_end(self.pid, seconds)
-                except ForkServerGone:
+                except OSError:  # the template has ended
                     self._code = 0
             return self._code
 
@@ -105,7 +107,7 @@ def _forked(descriptors: Sequence[int]) -> Process:
     server = _template()
     try:
         return _Forked(server, server.start({}, descriptors))
-    except ForkServerGone as gone:
+    except OSError as gone:
         raise OSError(f"the process that forks workers {gone}") from None
 
 
@@ -114,6 +116,8 @@ _current: tuple[int, ForkServer] | None = None  # and the process that it belong
 
 
 def _template() -> ForkServer:
+    from flatout.base.fork_server import ForkServer
+
     global _current
     with _starting:
         if _current is None or _current[0] != os.getpid() or not _current[1].is_alive():
@@ -122,11 +126,13 @@ def _template() -> ForkServer:
 
 
 def _boot(line: int) -> subprocess.Popen[bytes]:
+    """Without a keeper: it ends its workers itself when this process is gone."""
     return subprocess.Popen(_command("nursery", "nurse", [line]), pass_fds=[line], stdin=subprocess.DEVNULL)
 
 
 def nurse(line: int) -> None:
     """The template's life."""
+    from flatout.base.fork_server import serve_forks
     from flatout.data.workers.worker import work
 
     def be_worker(_: Mapping[str, Any], descriptors: Sequence[int]) -> int:

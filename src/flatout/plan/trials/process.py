@@ -13,7 +13,6 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
-from flatout.base.child import Child
 from flatout.base.exits import exit_words
 from flatout.base.messages import BadMessage, Questions
 from flatout.plan.trials.bench import Bench
@@ -78,11 +77,15 @@ class TrialProcess:
             why = exit_words(None, self._running.child.printed(), limit_s)
             self._stop()
             return None, HUNG, f"the trial {why}"
-        except EOFError:
-            self._running.child.wait(_LAST_S)
-            why = self._running.child.how_it_ended()
+        except EOFError as closed:
+            has_ended = self._running.child.wait(_LAST_S) is not None
+            why = (
+                f"the trial {self._running.child.how_it_ended()}"
+                if has_ended
+                else f"the trial's answer can't be read: {closed}"
+            )
             self._stop()
-            return None, CRASHED, f"the trial {why}"
+            return None, CRASHED, why
         except BadMessage as bad:
             self._stop()
             return None, CRASHED, f"the trial's answer can't be read: {bad}"
@@ -101,10 +104,17 @@ class TrialProcess:
 
 class _Running:
     def __init__(self, command: Sequence[str], told: str) -> None:
+        from flatout.base.child import Child  # a run without trials does not wait for it
+
         self._questions = Questions()
         ends = self._questions.asked_from, self._questions.answered_to
-        self.child = Child([*command, *map(str, ends)], given=told, passed=ends)
-        self._questions.hand_over()
+        try:
+            self.child = Child([*command, *map(str, ends)], given=told, passed=ends)
+        except BaseException:
+            self._questions.close()
+            raise
+        finally:
+            self._questions.hand_over()
 
     def ask(self, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         self._questions.ask(question)
