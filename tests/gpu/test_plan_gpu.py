@@ -75,7 +75,7 @@ def test_a_doubled_gradient_inside_a_graph_is_caught(monkeypatch: pytest.MonkeyP
         def __init__(self, *given: Any, **named: Any) -> None:
             super().__init__(*given, **named)
             if self.settings.graph:
-                self.step._backward = lambda loss: (2 * loss).backward()  # type: ignore[method-assign]
+                self.step.passes.backward = lambda loss: (2 * loss).backward()  # type: ignore[method-assign]
 
     monkeypatch.setattr(benches, "Arm", Planted)
     bench = Bench(build_job(images()), torch.device("cuda"))

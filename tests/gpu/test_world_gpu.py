@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from flatout.engine.parallel.exchange import Exchange, Replicas, Shards
+from flatout.engine.parallel.shared_gradients import SharedGradients
 from flatout.engine.settings import Settings
 from flatout.engine.step import Step
 from flatout.machine.world import ProcessWorld
@@ -43,12 +45,13 @@ def trained(world: ProcessWorld, exchange: Any) -> dict[str, Tensor]:
     made = model()
     engine = exchange(made, objective)
     optimizer = torch.optim.AdamW([{"params": list(made.parameters()), "factor": 1.0}], lr=1e-3, fused=True)
-    step = Step(made, objective, optimizer, SETTINGS, clip=1.0, world=world, exchange=engine)
+    shared = partial(SharedGradients, exchange=engine, world=world)
+    step = Step(made, objective, optimizer, SETTINGS, clip=1.0, exchange=engine, gradients=shared)
     draw = torch.Generator().manual_seed(1)
     for _ in range(5):
         x = torch.randint(0, 64, (8, 16), generator=draw).to(DEVICE)
-        step.set_rate(1e-3)
-        step._together({"x": x, "y": x.roll(-1, 1)}, 8)
+        step.update.set_rate(1e-3)
+        step({"x": x, "y": x.roll(-1, 1)}, 8)
     return {name: getattr(value, "full_tensor", lambda value=value: value)().cpu() for name, value in made.state_dict().items()}
 
 

@@ -9,21 +9,21 @@ from typing import Any
 import torch
 import training
 
-from flatout.engine.step import Step
+from flatout.engine.passes import Passes
 
-forward = Step._forward
+forward = Passes._forward
 used: list[int] = []
 
 
-def with_little_room(step: Step, compute: Any, batch: dict[str, torch.Tensor]) -> Any:
+def with_little_room(passes: Passes, compute: Any, batch: dict[str, torch.Tensor]) -> Any:
     rows = len(next(iter(batch.values())))
     if os.environ["RANK"] == "1" and rows > 2:
         raise torch.OutOfMemoryError("no room for more than two rows")
     used.append(rows)
-    return forward(step, compute, batch)
+    return forward(passes, compute, batch)
 
 
-patched: Any = Step
+patched: Any = Passes
 patched._forward = with_little_room
 code = training.main()
 print(max(used[-20:]))

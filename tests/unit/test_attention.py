@@ -93,7 +93,7 @@ def test_a_model_without_a_place_for_it_is_left_as_it_is() -> None:
 
 
 def test_a_run_of_such_a_model_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flatout.engine.step.compiler", lambda mode, shapes_vary: lambda compute: compute)
+    monkeypatch.setattr("flatout.engine.passes.compiler", lambda mode, shapes_vary: lambda compute: compute)
     run = train(tmp_path, settings={"attention": "flex", "compile": "on"}, budget="2 steps")
     (event,) = kinds(run, "degraded")
     assert event["what"] == "attention" and "`attend`" in event["why"]

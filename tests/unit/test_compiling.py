@@ -152,7 +152,7 @@ def test_many_models_in_one_process_do_not_share_a_limit(without_kernels: None) 
     watch = Watch()
     for _ in range(torch._dynamo.config.recompile_limit + 2):
         step = step_of(Plain(), Settings(compile="on"))
-        step.warm(4)
+        step.passes.warm(4)
         step(few())
         news = watch.news()
         assert news is not None and news.graphs == 1 and news.recompiles == news.eager == ()
@@ -172,8 +172,8 @@ def test_graphs_of_the_compiler_write_over_what_they_returned(monkeypatch: pytes
 
     backend(monkeypatch, in_one_place)
     step = step_of(nn.Linear(6, 3), Settings(compile="reduce-overhead"))
-    step.set_rate(0.1)
-    step.warm(4)
+    step.update.set_rate(0.1)
+    step.passes.warm(4)
     for _ in range(3):
         step(few())
     assert len(set(step.records.drain().losses)) == 3
@@ -205,7 +205,7 @@ def test_what_can_not_be_compiled_trains_eagerly_to_the_same_weights(
 
 class NotCompiled(Replayed):
     def _record(self) -> None:
-        if self.step.compiled:
+        if self.step.passes.compiled:
             refuses_as_torch_does()
         super()._record()
 
@@ -235,9 +235,9 @@ def test_the_models_own_mistake_is_no_failure_of_the_compiler() -> None:
     step = Step(
         model, build_objective("classify", ["x"]), torch.optim.SGD(model.parameters()), Settings(), on_eager=said.append
     )
-    step.compiled = True
-    step._compiled_mean = lambda batch: refuses(None, None)
-    step.warm(4)
+    step.passes.compiled = True
+    step.passes._compiled_mean = lambda batch: refuses(None, None)
+    step.passes.warm(4)
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes"):
         step(few())
     assert said == []
@@ -245,14 +245,14 @@ def test_the_models_own_mistake_is_no_failure_of_the_compiler() -> None:
 
 def test_a_step_whose_update_has_begun_is_not_done_again(without_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     step = step_of(Plain(), Settings(compile="on"), on_eager=lambda why: None)
-    step.warm(4)
+    step.passes.warm(4)
     updates = []
 
     def half_done() -> None:
         updates.append(1)
         raise RuntimeError("in the middle of an update")
 
-    monkeypatch.setattr(step.optimizer, "step", half_done)
+    monkeypatch.setattr(step.update.optimizer, "step", half_done)
     with pytest.raises(RuntimeError, match="in the middle"):
         step(few())
     assert len(updates) == 1
@@ -261,7 +261,7 @@ def test_a_step_whose_update_has_begun_is_not_done_again(without_kernels: None, 
 def test_without_anyone_to_tell_the_compilers_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     backend(monkeypatch, refuses)
     step = step_of(Plain(), Settings(compile="on"))
-    step.warm(4)
+    step.passes.warm(4)
     with pytest.raises(RuntimeError, match="not to my taste"):
         step(few())
 

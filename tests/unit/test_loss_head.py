@@ -234,7 +234,7 @@ def test_a_step_takes_what_the_settings_say() -> None:
         for kind, padding in (("plain", 0), ("chunked", 64), ("joined", 64))
     }
     assert [step.model.head.pad_vocabulary_to for step in steps.values()] == [0, 64, 64]
-    losses = [float(step.mean_loss(batch())) for step in steps.values()]
+    losses = [float(step.passes.mean_loss(batch())) for step in steps.values()]
     assert losses[1:] == pytest.approx([losses[0]] * 2, rel=1e-6)
 
 

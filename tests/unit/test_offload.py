@@ -75,7 +75,7 @@ class Training:
 
     def train(self, given: list[dict[str, Tensor]], rate: float = 0.02) -> None:
         for place, batch in enumerate(given):
-            self.step.set_rate(rate / (1 + place))
+            self.step.update.set_rate(rate / (1 + place))
             self.step(batch)
 
     def tree(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Training:
 
     def restore(self, tree: dict[str, Any]) -> None:
         self.state.restore(tree)
-        self.step.state_loaded()
+        self.step.update.state_loaded()
 
     def tensors(self) -> list[Tensor]:
         kept = self.optimizer.state_dict()["state"]
@@ -244,14 +244,14 @@ def test_a_step_offloads_where_it_is_asked_to_and_learns_the_same(monkeypatch: p
         made.append(Watched(net, device, 64))
         return made[-1]
 
-    monkeypatch.setattr("flatout.engine.step.ActivationOffload", watched)
+    monkeypatch.setattr("flatout.engine.passes.ActivationOffload", watched)
     found = []
     for settings in (Settings(), Settings(activation_offload=True), Settings(activation_offload=True, micro_batch=16)):
         net = model()
         groups = decay_groups(net, 0.1, {})
         optimizer = build_optimizer(Spec("adamw", {}), groups, 0.02, fused=True, graph=False, device=CPU)
         step = Step(net, loss, optimizer, settings)
-        step.set_rate(0.02)
+        step.update.set_rate(0.02)
         for batch in batches(3):
             step(batch)
         found.append(torch.cat([p.detach().flatten() for p in net.parameters()]))

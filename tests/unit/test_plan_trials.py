@@ -95,7 +95,7 @@ def test_dropout_is_off_while_steps_are_compared_and_on_while_they_are_timed() -
 
 
 def _doubled_gradient(arm: Arm) -> None:
-    arm.step._backward = lambda loss: (2 * loss).backward()  # type: ignore[method-assign]
+    arm.step.passes.backward = lambda loss: (2 * loss).backward()  # type: ignore[method-assign]
 
 
 def _skipped_bias(arm: Arm) -> None:
@@ -111,22 +111,22 @@ def _stale_statistics(arm: Arm) -> None:
 
 
 def _dropped_last_part(arm: Arm) -> None:
-    whole = arm.step._in_parts
+    whole = arm.step.gradients._in_parts
 
     def all_but_the_last(batch: dict[str, Tensor], rows: int, micro: int) -> Any:
         return whole({name: column[:-micro] for name, column in batch.items()}, rows - micro, micro)
 
-    arm.step._in_parts = all_but_the_last  # type: ignore[method-assign]
+    arm.step.gradients._in_parts = all_but_the_last  # type: ignore[method-assign]
 
 
 def _short_loss(arm: Arm) -> None:
-    loss = arm.step._loss
+    loss = arm.step.passes.loss
 
     def short(model: nn.Module, batch: dict[str, Tensor]) -> Any:
         total, weight = loss(model, batch)
         return (total / weight).bfloat16().float() * weight, weight
 
-    arm.step._loss = short
+    arm.step.passes.loss = short
 
 
 def _frozen_group(arm: Arm) -> None:

@@ -77,11 +77,11 @@ class Assembly:
         try:
             graph.capture(self.state.copies, self.state.put_back)
         except RuntimeError as error:
-            if not self.step.compiled or not is_compilers(error):
+            if not self.step.passes.compiled or not is_compilers(error):
                 raise
             why = why_not(error)
         else:
-            self.step.say_eager()
+            self.step.passes.say_eager()
             return graph
         self.step.go_eager(why)
         return self._captured(feed, rows)
@@ -165,7 +165,7 @@ def _put_together(
     if made.own_statistics:
         events.emit("degraded", what="batch norm", why=OWN)
     step = made.step
-    step.warm(world.largest_share(job.batch))
+    step.passes.warm(world.largest_share(job.batch))
     meters = Meters(device)
     budget = budget_of(job, meters, together)
     compression = "none" if settings.cache_compression == "auto" else settings.cache_compression  # nobody chose

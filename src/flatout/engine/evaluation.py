@@ -12,9 +12,8 @@ from torch import nn
 from flatout.base.errors import OutOfMemory
 from flatout.data.serving.evaluation import EvalFeed
 from flatout.engine.memory import release_cached
-from flatout.engine.parallel.exchange import Exchange
+from flatout.engine.parallel.exchange import Batch, Exchange
 from flatout.engine.precision import autocast
-from flatout.engine.step import Batch
 from flatout.engine.sync import sync_point
 from flatout.machine.out_of_memory import is_out_of_memory
 from flatout.objectives.objective import Meter, Objective

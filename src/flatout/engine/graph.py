@@ -29,25 +29,25 @@ class GraphStep:
         self.step = step
         self.feed = feed
         self.rows = rows
-        self.records = GraphRecords(step.device, slots, compiled=step.compiled)
-        self._rates = torch.zeros(len(step.device_rates), slots, device=step.device)
+        self.records = GraphRecords(step.device, slots, compiled=step.passes.compiled)
+        self._rates = torch.zeros(len(step.update.device_rates), slots, device=step.device)
         self._rated: list[float] = []  # what the table holds for the steps since the last log point, and those to come
-        self._look_up = torch.compile(_look_up, dynamic=False) if step.compiled else _look_up
+        self._look_up = torch.compile(_look_up, dynamic=False) if step.passes.compiled else _look_up
         self._replay: Callable[[], object] = lambda: None
 
     def capture(self, saved_state: Callable[[], list[Tensor]], restore: Callable[[list[Tensor]], None]) -> None:
         """`saved_state` copies all that a step changes, `restore` puts it back (new optimizer state as it was born: zeros)."""
         before, position = saved_state(), self.feed.position
-        self.step.warm(self.rows)
+        self.step.passes.warm(self.rows)
         self.step.records = self.records
         try:
             self._record()
         except RuntimeError:
-            self.step.optimizer.zero_grad(set_to_none=True)  # they lie in the memory of the graph that came to nothing
+            self.step.update.optimizer.zero_grad(set_to_none=True)  # they lie in the memory of the graph that came to nothing
             raise
         finally:
             self.step.records = Records()
-            self.step.rate = math.nan  # whatever the warm-up left on the device is none
+            self.step.update.rate = math.nan  # whatever the warm-up left on the device is none
             restore(before)
             self.feed.seek(position)
             self.reload()
@@ -60,13 +60,13 @@ class GraphStep:
             for _ in range(_WARMUP_STEPS):
                 self._once()
         torch.cuda.current_stream().wait_stream(side)
-        self.step.optimizer.zero_grad(set_to_none=True)
+        self.step.update.optimizer.zero_grad(set_to_none=True)
         with captured(self.step.device) as graph:
             self._once()
         self._replay = graph.replay
 
     def _once(self) -> None:
-        self._look_up(list(self.step.device_rates.values()), self._rates, self.records.slot)
+        self._look_up(list(self.step.update.device_rates.values()), self._rates, self.records.slot)
         self.step.attempt(self.feed.capture_next(), self.rows)
 
     def reload(self) -> None:
@@ -86,7 +86,7 @@ class GraphStep:
                 if known_ahead
                 else [rate_in(0)],
             )
-        self.step.rate = self._rated[done]
+        self.step.update.rate = self._rated[done]
         self._replay()
         self.feed.replayed()
         self.records.replayed()
@@ -95,10 +95,10 @@ class GraphStep:
         self._rated += rates
         places = self._rates[:, done : done + len(rates)]
         if len(rates) == 1:
-            for place, factor in zip(places, self.step.device_rates, strict=True):
+            for place, factor in zip(places, self.step.update.device_rates, strict=True):
                 place.fill_(rates[0] * factor)
         else:
-            table = torch.tensor([[rate * factor for rate in rates] for factor in self.step.device_rates])
+            table = torch.tensor([[rate * factor for rate in rates] for factor in self.step.update.device_rates])
             places.copy_(to_device(table, self.step.device))
 
 

@@ -78,7 +78,7 @@ class Logbook:
             epoch=progress.samples / rows if (rows := self._job.data.epoch_rows) else None,
             done=self._parts.budget.done_share(progress),
             loss=interval.mean_loss,
-            lr=self._parts.step.rate,
+            lr=self._parts.step.update.rate,
             grad_norm=interval.last_norm,
             samples_per_s=samples_per_s,
             tokens_per_s=samples_per_s * tokens if tokens > 1 else None,

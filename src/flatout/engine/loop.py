@@ -93,7 +93,7 @@ class Loop:
         self.device = torch.device(settings.device)
         self.parts = assemble(job, settings, folder, events, cache, together)
         self.parts.say_degraded(events)
-        self.parts.step.at = self.at
+        self.parts.step.exchange.at = self.at
         self.log = Logbook(job, self.parts, events, settings.log_every, self.meet)
         self.evaluate_every = evaluation_interval(job)
         every = settings.checkpoint_every
@@ -112,7 +112,7 @@ class Loop:
             self.ledger.add(self.progress.ledger)
         self.ledger.lap("setup")
         self.parts.capture(self.job, self.settings, self.events)
-        self.ledger.lap("compile" if self.parts.step.compiled else "setup")
+        self.ledger.lap("compile" if self.parts.step.passes.compiled else "setup")
         self.parts.budget.begin(self.progress)
         self.log.start_at(self.progress)
         self.ledger.lap("setup")
@@ -158,12 +158,12 @@ class Loop:
                 ledger.lap("data")
                 parts.graph(self.rate_in, known_ahead=budget.budget.counted)
             else:
-                parts.step.set_rate(self.rate_in(0))
+                parts.step.update.set_rate(self.rate_in(0))
                 if self.log.first_of_interval(progress):
                     self.phases.begin()
                 batch = parts.feed.next(size)
                 ledger.lap("data")
-                self.at("compile" if first and parts.step.compiled else forward)
+                self.at("compile" if first and parts.step.passes.compiled else forward)
                 parts.step(batch, size)
             parts.step.exchange.after_step(size)
             if first:
@@ -203,7 +203,7 @@ class Loop:
 
     def let_go(self) -> None:
         """Its parts know it no more: they, and the data, go with the run and not with the next garbage."""
-        self.parts.step.at = lambda phase: None
+        self.parts.step.exchange.at = lambda phase: None
         self.log.meet = lambda: None
 
     # ---- what happens between steps ----
@@ -231,7 +231,7 @@ class Loop:
             self.parts.compiling.report(self.progress.step)
             self.ledger.lap("compile")
             self.progress.untimed_samples += size
-        self.parts.step.phases = self.phases if self.parts.graph is None else NoPhases()
+        self.parts.step.time_phases(self.phases if self.parts.graph is None else NoPhases())
 
     def read_log(self) -> None:
         skipped = self.log.read(self.progress)
@@ -334,7 +334,7 @@ class Loop:
             if not self.is_finite():
                 self.events.emit("checkpoint_refused", step=progress.step, why="some weights are not finite")
                 return
-            progress.micro_batch = self.parts.step.micro_batch
+            progress.micro_batch = self.parts.step.passes.micro_batch
             average_statistics(self.parts.state.model, self.world)
             self.ledger.lap("checkpoint")
             progress.ledger = self.ledger.to_dict()
@@ -391,12 +391,12 @@ class Loop:
     def restore(self, tree: dict[str, Any]) -> None:
         with self.fits():
             self.progress = self.parts.state.restore(tree)
-        self.parts.step.state_loaded()
+        self.parts.step.update.state_loaded()
         self.saved_step, self.saved_s = self.progress.step, self.progress.elapsed_s
         self.parts.seek(self.progress.samples, tree.get("stream"))
         if self.progress.micro_batch:
-            self.parts.step.micro_batch = self.progress.micro_batch
-            self.parts.step.warm(self.job.batch)
+            self.parts.step.passes.micro_batch = self.progress.micro_batch
+            self.parts.step.passes.warm(self.job.batch)
 
     def fits(self) -> AbstractContextManager[None]:
         return fits_the_run(self.folder.checkpoints().path(self.found_step))

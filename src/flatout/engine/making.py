@@ -14,13 +14,15 @@ from torch.optim import Optimizer
 from flatout.engine.attention import use_flex
 from flatout.engine.ema import Average
 from flatout.engine.fp8 import to_fp8
+from flatout.engine.gradients import Gradients, OwnGradients
 from flatout.engine.job import Job
 from flatout.engine.offload import HostOptimizer
 from flatout.engine.optimizers import build_optimizer, decay_groups
 from flatout.engine.parallel.context import loss_of_own, split_sequences
 from flatout.engine.parallel.exchange import exchange_for
-from flatout.engine.parallel.local import LocalUpdates
+from flatout.engine.parallel.local import LocalGradients, LocalUpdates
 from flatout.engine.parallel.statistics import share_statistics
+from flatout.engine.passes import Passes
 from flatout.engine.precision import autocast
 from flatout.engine.recompute import recompute_blocks
 from flatout.engine.settings import Settings
@@ -71,13 +73,19 @@ def make_step(
         _, columns = job.data.typical_batch(world.largest_share(job.batch))
         split_sequences(model, job.objective, {name: column.shape for name, column in columns.items()}, world)
         loss = loss_of_own(loss, job.objective, world)
+    gradients: Callable[[Passes], Gradients] = OwnGradients
     if local is not None:
         exchange: Any = local
+        gradients = partial(LocalGradients, updates=local)
     elif world.mesh is not None and "pipeline" in world.mesh.mesh_dim_names:
-        exchange = _piped(job, model, settings, world)
+        exchange, gradients = _piped(job, model, settings, world)
         model = exchange.pipeline.model
     else:
         exchange = exchange_for(world, model, loss, settings, job.tensor_plan)
+        if world.token_size > 1:
+            from flatout.engine.parallel.shared_gradients import SharedGradients  # one process starts sooner without it
+
+            gradients = partial(SharedGradients, exchange=exchange, world=world)
     groups = decay_groups(model, job.weight_decay, job.rates)
 
     def build(groups: list[dict[str, Any]]) -> Optimizer:
@@ -97,16 +105,17 @@ def make_step(
         on_split=on_split,
         on_eager=on_eager,
         shapes_vary=job.data.train.shapes_vary,
-        world=world if local is None else World(),  # a step of its own
         exchange=exchange,
+        gradients=gradients,
     )
     return Made(step, optimizer, average, lacks_blocks, not shared, local)
 
 
-def _piped(job: Job, model: nn.Module, settings: Settings, world: World) -> Any:
-    from flatout.engine.parallel.piped import Piped
+def _piped(job: Job, model: nn.Module, settings: Settings, world: World) -> tuple[Any, Callable[[Passes], Gradients]]:
+    from flatout.engine.parallel.piped import Piped, PipedGradients
 
     rows, columns = job.data.typical_batch(world.largest_share(job.batch))
     device = torch.device(settings.device)
     beside = partial(autocast, settings.precision, device)
-    return Piped(world, model, job.objective, settings, rows, columns, beside, job.tensor_plan)
+    exchange = Piped(world, model, job.objective, settings, rows, columns, beside, job.tensor_plan)
+    return exchange, partial(PipedGradients, exchange=exchange, world=world)

@@ -54,7 +54,7 @@ def outcome(
         "best": progress.best,
         "skipped_steps": progress.skipped,
         "rollbacks": progress.rollbacks,
-        "micro_batch": parts.step.micro_batch or job.batch,
+        "micro_batch": parts.step.passes.micro_batch or job.batch,
         "peak_memory_bytes": peak_bytes(parts.step.device),
         "energy_wh": progress.energy_j / 3600 if energy is not None else "unavailable",
         "cost_usd": parts.budget.cost_usd(progress),

@@ -21,8 +21,7 @@ from flatout.base.errors import OutOfMemory
 from flatout.data.serving.evaluation import EvalFeed
 from flatout.engine.evaluation import OnSplit, collect, halve, in_memory, looking
 from flatout.engine.parallel.context import own_stretches
-from flatout.engine.parallel.exchange import Exchange
-from flatout.engine.step import Batch
+from flatout.engine.parallel.exchange import Batch, Exchange
 from flatout.engine.sync import sync_point
 from flatout.machine.out_of_memory import is_out_of_memory
 from flatout.machine.world import World

@@ -10,12 +10,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flatout.base.errors import OutOfMemory, UsageError
+from flatout.engine.parallel.norms import clip_
 from flatout.engine.parallel.spread import let_go, spread
 from flatout.engine.parallel.sums import sum_gradients_
 from flatout.engine.records import Interval
@@ -61,9 +63,11 @@ class Exchange:
 
     averages = True  # over processes; else it sums
     has_output = True  # of the model: `look` gives it
+    rehearses = False  # a backward that is held back is no exchange: it can be tried out beforehand
 
     def __init__(self, model: nn.Module, loss: LossFunction, world: World | None = None) -> None:
         self._model, self._loss, self._world = model, loss, world or World()
+        self.at: Callable[[str], None] = lambda phase: None  # told where a step is
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         return self._loss(model, batch)
@@ -75,6 +79,9 @@ class Exchange:
     def held_back(self) -> AbstractContextManager[Any]:
         """Within it a backward adds to this process's gradients alone. It may do more than asked, never less."""
         return nullcontext()
+
+    def expect_unused(self) -> None:
+        """Some parameters take no part in some batches."""
 
     def send(self, totals: Tensor) -> tuple[Tensor | None, Callable[[], Tensor]]:
         """Sums over processes beside the backward: what to differentiate besides, and who has the sums after it."""
@@ -89,9 +96,11 @@ class Exchange:
     def end(self, parameters: Sequence[Tensor]) -> None:
         """After the last backward of a step."""
 
-    def takes_part(self, rows: int) -> bool:
-        """Whether this process steps with a batch of so many rows."""
-        return True
+    def clips(self, parameters: list[nn.Parameter], limit: float) -> Callable[[], Tensor]:
+        """Makes what scales their gradients by one factor, so that the norm of all is `limit` at most, and returns the norm."""
+        if any(hasattr(parameter, "placements") for parameter in parameters):  # over a mesh
+            return partial(clip_, parameters, limit)
+        return partial(nn.utils.clip_grad_norm_, parameters, limit, foreach=True)
 
     def after_step(self, rows: int) -> None:
         """`rows`: of the batch of all processes."""
@@ -110,6 +119,8 @@ class Exchange:
 
 class Replicas(Exchange):
     """Each process has all weights; gradients are summed in buckets while the backward goes on."""
+
+    rehearses = True
 
     def __init__(self, model: nn.Module, loss: LossFunction, settings: Settings, world: World) -> None:
         super().__init__(model, loss, world)
@@ -143,7 +154,6 @@ class Replicas(Exchange):
         return within
 
     def expect_unused(self) -> None:
-        """Some parameters take no part in some batches."""
         self._engine = self._made(unused=True)
 
     def _made(self, unused: bool) -> Any:

@@ -39,8 +39,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from flatout.base.errors import UsageError
-from flatout.engine.parallel.exchange import Exchange, LossFunction
+from flatout.engine.gradients import Attempts, OwnGradients
+from flatout.engine.parallel.exchange import Batch, Exchange, LossFunction
 from flatout.engine.parallel.rounds import Rounds
+from flatout.engine.passes import Passes
 from flatout.engine.records import Interval
 from flatout.machine.world import World
 
@@ -275,6 +277,20 @@ class LocalUpdates(Exchange):
     def _fill(self, flat: Tensor, named: Mapping[str, Tensor]) -> Tensor:
         torch._foreach_copy_(self._views(flat), [named[name].to(flat.device) for name in self._names])
         return flat
+
+
+class LocalGradients(OwnGradients):
+    """Of a process's own rows, where it has any of a batch."""
+
+    def __init__(self, passes: Passes, updates: LocalUpdates) -> None:
+        super().__init__(passes)
+        self._updates = updates
+
+    def take(self, step: Attempts, batch: Batch, whole: int | None) -> None:
+        if whole is None or self._updates.takes_part(whole):
+            super().take(step, batch, whole)
+        else:
+            step.sit_out()
 
 
 def _own_of(tree: Mapping[str, Any], process: int) -> Mapping[str, Any]:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flatout.base.errors import UsageError
 from flatout.data.source import Column
+from flatout.engine.gradients import Attempts
 from flatout.engine.parallel.exchange import Batch, Compute, Exchange, Loss, shard_mesh
+from flatout.engine.parallel.norms import clip_, scale_
 from flatout.engine.parallel.spread import spread
+from flatout.engine.passes import Passes
+from flatout.engine.phases import NoPhases, Phases
 from flatout.engine.settings import Settings
 from flatout.machine.world import World
 from flatout.objectives.objective import Objective
@@ -74,6 +79,30 @@ class Piped(Exchange):
     def learn(self, batch: Batch, whole: int, factor: torch.Tensor | float = 1.0) -> Loss:
         """Gradients of the sum over the rows of all that have the same stages, over `whole`."""
         return self.pipeline(batch, factor * self._averaged_over / whole)
+
+    def clips(self, parameters: list[nn.Parameter], limit: float) -> Callable[[], Tensor]:
+        return partial(clip_, parameters, limit, pipeline=self.group, skip=self.pipeline.counted_elsewhere)
+
+
+class PipedGradients:
+    """A batch becomes gradients of its mean loss on its way through the stages of all processes, and back."""
+
+    def __init__(self, passes: Passes, exchange: Piped, world: World) -> None:
+        self.phases: Phases = NoPhases()
+        self._passes, self._exchange, self._world = passes, exchange, world
+
+    def take(self, step: Attempts, batch: Batch, whole: int | None) -> None:
+        step.attempt(batch, len(next(iter(batch.values()))) if whole is None else whole)
+
+    def __call__(self, batch: Batch, rows: int) -> Loss:
+        self._passes.forget_gradients()
+        low, high = self._world.share(rows)
+        own = {name: column[: high - low] for name, column in batch.items()}
+        totals = torch.stack([torch.as_tensor(value, dtype=torch.float64) for value in self._exchange.learn(own, rows)])
+        self._world.sum_(totals)
+        scale_(self._passes.parameters, rows / totals[1])
+        self.phases.mark("backward")
+        return totals[0] / totals[1], totals[1]
 
 
 def _inputs(model: nn.Module, objective: Objective, sample: Batch) -> tuple[torch.Tensor, Batch]:

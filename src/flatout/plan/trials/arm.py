@@ -75,7 +75,7 @@ class Arm:
         self._graph: GraphStep | None = None
         self._done = 0
         self._born = self._state.copies() if self.can_rewind else []
-        self.step.warm(len(next(iter(batches[0].values()))))
+        self.step.passes.warm(len(next(iter(batches[0].values()))))
 
     @contextmanager
     def surroundings(self, seed: int = 0) -> Iterator[None]:
@@ -116,7 +116,7 @@ class Arm:
             if self._graph.records.filled == _SLOTS:
                 self._graph.records.drain()
         else:
-            self.step.set_rate(rate)
+            self.step.update.set_rate(rate)
             batch = self.batches[self._done % len(self.batches)]
             self.step.attempt(batch, len(next(iter(batch.values()))))
         self._done += 1
@@ -172,7 +172,7 @@ class Arm:
     def _losses_before(self, others: int) -> tuple[list[float], str]:
         """From the state that the step starts from; running statistics are put back."""
         kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        losses = [self.step.mean_loss(batch) for batch in self.batches[1 : 1 + others]]
+        losses = [self.step.passes.mean_loss(batch) for batch in self.batches[1 : 1 + others]]
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
                 buffer.copy_(kept[name])

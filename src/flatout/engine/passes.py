@@ -1,0 +1,171 @@
+"""The forward and the backward pass, as the settings say: precision, memory format, kernels, offloading, the compiler.
+
+The compiler may fail and memory may run out. Then everything is computed eagerly, or fewer rows at a time, from there on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatout.base.errors import OutOfMemory
+from flatout.engine.attention import attention_kernel
+from flatout.engine.compiling import Before, compiler, for_all_shapes, is_compilers
+from flatout.engine.memory import release_cached
+from flatout.engine.offload import ActivationOffload
+from flatout.engine.parallel.exchange import Batch, Loss, LossFunction
+from flatout.engine.precision import LossScale, autocast
+from flatout.engine.settings import Settings
+
+Compute = Callable[[Batch], Loss]
+
+
+class Passes:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: LossFunction,
+        parameters: list[nn.Parameter],
+        settings: Settings,
+        scale: LossScale | None,
+        *,
+        on_split: Callable[[int, int, str], None],
+        on_eager: Callable[[str], None] | None,
+        shapes_vary: bool,
+    ) -> None:
+        """`parameters`: those that are trained. The others are as `Step` has them."""
+        self.model, self.loss, self.parameters, self.scale = model, loss, parameters, scale
+        self.device = torch.device(settings.device)
+        self.micro_batch = settings.micro_batch
+        self.compiled = settings.compile != "off"
+        self.own_graphs = settings.compile == "reduce-overhead"  # the compiler's: each step writes over the last one's scalars
+        self._on_split, self._on_eager, self._shapes_vary = on_split, on_eager, shapes_vary
+        self._precision, self._channels_last = settings.precision, settings.channels_last
+        self._surroundings = _surroundings(model, settings, self.device)
+        self._plain = (
+            settings.precision in ("fp32", "tf32") and settings.attention == "auto" and not settings.activation_offload
+        )
+        compiled: Callable[[Compute], Compute] = compiler(settings.compile, shapes_vary)
+        self._compiled_mean, self._compiled_sum = compiled(self._mean_of), compiled(self._sum_of)
+        self._compiled_rows = 0  # until `warm` says how many rows a batch has, nothing takes the compiled path
+        self._went_well: set[object] = set()  # shapes that were compiled
+        self._why_eager: str | None = None
+
+    def mean(self, batch: Batch, rows: int) -> Loss:
+        return self._forward(self._compiled_mean if self._compiles(rows) else self._mean_of, batch)
+
+    def sum(self, batch: Batch, rows: int) -> Loss:
+        return self._forward(self._compiled_sum if self._compiles(rows) else self._sum_of, batch)
+
+    def sums(self, batch: Batch, rows: int, micro: int) -> Iterator[Loss]:
+        """Of parts of a batch, one after the other."""
+        for start in range(0, rows, micro):
+            part = {name: column[start : start + micro] for name, column in batch.items()}
+            yield self.sum(part, min(micro, rows - start))
+
+    def backward(self, loss: Tensor) -> None:
+        (loss if self.scale is None else loss * self.scale.scale).backward()
+
+    def forget_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def mean_loss(self, batch: Batch) -> Tensor:
+        """Of a batch, without a step; computed as a step does, with gradients, so that nothing is compiled for this alone."""
+        rows = len(next(iter(batch.values())))
+        micro = self.micro_batch or rows
+        if rows <= micro:
+            return self.mean(batch, rows)[0].detach()
+        total: Tensor | float = 0.0
+        weight: Tensor | float = 0.0
+        for loss_sum, part_weight in self.sums(batch, rows, micro):
+            total, weight = total + loss_sum.detach(), weight + part_weight
+        assert isinstance(total, Tensor)
+        return total / weight
+
+    def _forward(self, compute: Compute, batch: Batch) -> Loss:
+        if self._channels_last:
+            batch = {k: v.contiguous(memory_format=torch.channels_last) if v.ndim == 4 else v for k, v in batch.items()}
+        if self._shapes_vary and self.compiled:
+            for_all_shapes(batch)
+        if self._plain:
+            return compute(batch)
+        with autocast(self._precision, self.device), self._surroundings():
+            return compute(batch)
+
+    def _sum_of(self, batch: Batch) -> Loss:
+        return self.loss(self.model, batch)
+
+    def _mean_of(self, batch: Batch) -> Loss:
+        loss_sum, weight = self.loss(self.model, batch)
+        return loss_sum / weight, weight
+
+    # ---- with the compiler, and without it ----
+
+    def warm(self, rows: int) -> None:
+        """Batches of this many rows take the compiled path; any other size (the last of a budget) runs eagerly."""
+        self._compiled_rows = min(rows, self.micro_batch) if self.micro_batch else rows
+
+    def before_compiling(self, batch: Batch) -> Before | None:
+        """To go back to if the compiler fails. It may wherever it meets shapes for the first time."""
+        if not self.compiled or self._shapes(batch) in self._went_well:
+            return None
+        return Before(self.model, self.device)
+
+    def went_well(self, batch: Batch) -> None:
+        self._went_well.add(self._shapes(batch))
+
+    def can_go_eager(self, error: Exception, before: Before | None) -> bool:
+        """What goes wrong the first time is taken for the compiler's doing: if it is not, it goes wrong eagerly too."""
+        return self.compiled and self._on_eager is not None and (before is not None or is_compilers(error))
+
+    def go_eager(self, why: str) -> None:
+        """Nothing is compiled any more. `why` is said once a step has gone well that way: else the model was to blame."""
+        self.compiled, self.own_graphs, self._why_eager = False, False, why
+        self._compiled_mean, self._compiled_sum = self._mean_of, self._sum_of
+
+    def say_eager(self) -> None:
+        if self._why_eager is not None and self._on_eager is not None:
+            self._on_eager(self._why_eager)
+        self._why_eager = None
+
+    def _compiles(self, rows: int) -> bool:
+        return self._shapes_vary or rows == self._compiled_rows
+
+    def _shapes(self, batch: Batch) -> object:
+        return (self.micro_batch, *(column.shape for column in batch.values()))
+
+    # ---- where memory runs out ----
+
+    def split_further(self, rows: int, reason: str) -> None:
+        """Half as many rows at a time from now on."""
+        before = min(self.micro_batch or rows, rows)
+        self.forget_gradients()
+        release_cached(self.device)
+        if before == 1:
+            raise OutOfMemory(
+                f"out of memory with a single sample at a time ({reason}): use a smaller model or precision, "
+                "or --set activation_checkpointing=on"
+            )
+        self.micro_batch = (before + 1) // 2
+        self._compiled_rows = min(self._compiled_rows, self.micro_batch)
+        self._on_split(before, self.micro_batch, reason)
+
+
+def _surroundings(model: nn.Module, settings: Settings, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    """Makes what a forward runs in, beside its precision."""
+    kernel = attention_kernel(settings.attention)
+    if not settings.activation_offload:
+        return kernel
+    offload = ActivationOffload(model, device)
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with kernel(), offload():
+            yield
+
+    return both
