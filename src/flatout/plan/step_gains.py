@@ -12,7 +12,7 @@ from flatout.base.specs import Spec
 from flatout.engine.job import Job
 from flatout.engine.offload import guarded_update
 from flatout.engine.optimizers import build_optimizer
-from flatout.engine.settings import Settings
+from flatout.engine.settings import Settings, with_values
 from flatout.machine.comparisons import channels_last, channels_last_key, fused_key, fused_update
 from flatout.machine.gains import Comparison, Gain, Way
 from flatout.machine.optimisations import CHANNELS_LAST, FUSED_OPTIMIZER, Optimisation
@@ -61,7 +61,7 @@ def _share(s: Situation, group: str) -> float | None:
 
 
 def _convolutions(job: Job, device: torch.device, precision: str, *, to_call: bool = False) -> list[Operation]:
-    work = work_of(job, Settings(device=str(device), precision=precision), to_call=to_call)
+    work = work_of(job, with_values(Settings(device=str(device)), {"precision": precision}), to_call=to_call)
     return [one for one in work.operations if one.group == CONVOLUTIONS]
 
 
