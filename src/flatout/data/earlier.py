@@ -14,7 +14,7 @@ from flatout.data.fitted.host import HostPart
 from flatout.data.fitted.photo_rows import PhotoHost
 from flatout.data.fitted.token_rows import SequenceHost, TextCode, TextHost
 from flatout.data.fitted.tokenizer import Tokenizer
-from flatout.data.specs import located
+from flatout.data.places import located
 from flatout.data.texts.tokenizer import load_tokenizer
 from flatout.data.texts.tokens import TOKEN_SUFFIXES
 

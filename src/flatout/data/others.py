@@ -13,8 +13,8 @@ from flatout.data.arrays import columns_in_files
 from flatout.data.data import Data
 from flatout.data.fitted.fitted import Fitted
 from flatout.data.fitted.tensors import check_ids
+from flatout.data.places import located
 from flatout.data.source import ArraySource, Batch, Source
-from flatout.data.specs import located
 
 _CHECK_ROWS = 4096
 

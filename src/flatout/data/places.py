@@ -7,7 +7,7 @@ import glob
 import hashlib
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
@@ -36,6 +36,22 @@ class Place(Protocol):
 
     def local(self) -> Path | None:
         """Where it is on this machine; None for a remote file."""
+
+
+def located(written: Any, base_folder: Path) -> Any:
+    """Every path in it, from the folder of the recipe; an absolute one and a URL stay."""
+    if isinstance(written, Mapping):
+        return {name: located(path, base_folder) for name, path in written.items()}
+    if isinstance(written, list):
+        return [located(path, base_folder) for path in written]
+    if not isinstance(written, str) or written.startswith("module:") or is_remote(written):
+        return written
+    written = written.removeprefix("file://")
+    return str(base_folder / Path(written).expanduser())
+
+
+def is_remote(path: str) -> bool:
+    return "://" in path and not path.startswith("file://")
 
 
 def open_regular(path: str | os.PathLike[str], buffering: int = -1) -> BinaryIO:

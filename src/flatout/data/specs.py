@@ -35,6 +35,7 @@ from flatout.data.option_checks import (
     truth,
 )  # fmt: skip
 from flatout.data.places import find as find_places
+from flatout.data.places import is_remote, located
 from flatout.data.texts.packing import BOUNDARIES
 from flatout.data.texts.text import ENCODINGS, text
 from flatout.data.texts.tokens import TOKEN_TYPES, find_files
@@ -91,22 +92,6 @@ def check_data(written: Any, base_folder: Path) -> list[str]:
         elif wrong := spec.options[name](value):
             problems.append(f"{name}: {wrong}, got {value!r}")
     return problems
-
-
-def located(written: Any, base_folder: Path) -> Any:
-    """Every path in it, from the folder of the recipe; an absolute one and a URL stay."""
-    if isinstance(written, Mapping):
-        return {name: located(path, base_folder) for name, path in written.items()}
-    if isinstance(written, list):
-        return [located(path, base_folder) for path in written]
-    if not isinstance(written, str) or written.startswith("module:") or is_remote(written):
-        return written
-    written = written.removeprefix("file://")
-    return str(base_folder / Path(written).expanduser())
-
-
-def is_remote(path: str) -> bool:
-    return "://" in path and not path.startswith("file://")
 
 
 def _kinds(written: Mapping[str, Any]) -> list[str]:

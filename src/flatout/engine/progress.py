@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from flatout.base.budget import Budget
 from flatout.base.errors import MachineError, UsageError
+from flatout.data.serving.contract import StepEnds
 
 
 @dataclass
@@ -35,14 +36,6 @@ class Progress:
         return asdict(self)
 
 
-class Steps(Protocol):
-    """Where batches differ in size: which step ends where."""
-
-    def samples_after(self, steps: int) -> int: ...
-
-    def steps_until(self, samples: int) -> int: ...
-
-
 class BudgetMeter:
     """Turns a budget into batch sizes, a share done and an end.
 
@@ -57,7 +50,7 @@ class BudgetMeter:
         batch: int,
         tokens_per_sample: float,
         rows_per_step: float | None = None,
-        steps: Steps | None = None,
+        steps: StepEnds | None = None,
         price_per_hour: float | None = None,
         read_energy_j: Callable[[], float | None] = lambda: None,
         energy_reason: str = "",

@@ -7,8 +7,8 @@ from typing import Any
 
 from flatout.data.fitted.fitted import Fitted
 from flatout.data.fitted.table_rows import TableHost
+from flatout.data.places import located
 from flatout.data.source import Source
-from flatout.data.specs import located
 from flatout.data.tables.encoding import TableEncoder
 from flatout.data.tables.given import scan_given
 from flatout.data.tables.query import is_query
