@@ -283,16 +283,18 @@ def _folder(cache: Path | str | None) -> Path | None:
 
 def _other_source(job: Job, data: OtherData, *, targets: bool, cache: Path | None) -> Source:
     """`targets`: y is needed, and means what it meant in training."""
-    from flatout.data.others import check_tokens, other_rows  # likewise
+    from flatout.data.others import check_tokens, other_rows  # a run that only trains starts sooner without it
 
     known, name = job.data, str(data) if isinstance(data, str | Path) else "the data"
     source = other_rows(known.fitted, data, targets=targets, cache=cache)
     known.fitted.check_columns(source.schema, job.objective.inputs.columns, name)
     if isinstance(data, Data) and known.vocabulary is not None:
         check_tokens(data, known.vocabulary)
-    if targets and job.objective.name == "classify" and source.in_memory and "y" in source.schema:
+    # the labels of tables and photos are checked as they are read
+    if targets and job.objective.name == "classify" and known.fitted.host.kind in ("arrays", "sequences") and source.in_memory:
+        labelled = {column: values for column, values in source.stored().items() if column == "y"}
         try:
-            check_labels({"y": source.column("y")}, None, known.classes, known.labels or ())
+            check_labels(labelled, None, known.classes if labelled else None, known.labels or ())
         except DataError as error:
             raise DataError(f"{name}: {error}") from error
     return source

@@ -393,16 +393,11 @@ def test_other_data_that_does_not_fit_the_model(desk: Path, flatout: Command) ->
     np.savez("other.npz", a=table()["x"], b=table()["y"])
     before = contents(desk)
     for command, words in {
-        (
-            "evaluate",
-            "last",
-            "--data",
-            "narrow.npz",
-        ): "a row of x is [3] in narrow.npz, and [5] in what",
+        ("evaluate", "last", "--data", "narrow.npz"): "narrow.npz: a row of x is [3], and [5] in what",
         ("predict", "last", "narrow.npz"): "a row of x is [3]",
-        ("evaluate", "last", "--data", "labels.npz"): "has labels up to 6, the model was trained on 0 to 1",
+        ("evaluate", "last", "--data", "labels.npz"): "labels.npz: labels must be 0 to 1 (classes=2); row 0 has",
         ("evaluate", "last", "--data", "only_x.npz"): "classify needs targets in a column 'y'",
-        ("predict", "last", "other.npz"): "data needs a column 'x'",
+        ("predict", "last", "other.npz"): "no column 'x', which the model was trained with; got a, b",
         ("predict", "last", "nonsuch.npz"): "no file at",
     }.items():
         answer = flatout(*command)

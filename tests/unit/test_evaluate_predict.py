@@ -187,6 +187,13 @@ def test_words_of_arrays_come_back(desk: Path, flatout: Command) -> None:
     run = trained(flatout, RECIPE.replace("table: people.csv, label: answer", "arrays: words.npz"))
     given = np.array([[2.0] * 5, [-2.0] * 5], dtype="float32")
     assert names(fo.predict(run, given, device="cpu")) == ["up", "down"]
+    Path("words.npz").rename("other.npz")  # what the run kept is enough
+    assert fo.evaluate(run, "other.npz", device="cpu")["accuracy"] > 0.8
+    assert fo.evaluate(run, {"x": given, "y": ["up", "down"]}, device="cpu")["accuracy"] == 1
+    with pytest.raises(DataError, match="y: row 1 has label 'sideways', which no training row has"):
+        fo.evaluate(run, {"x": given, "y": ["up", "sideways"]}, device="cpu")
+    with pytest.raises(DataError, match=r"the data: labels must be 0 to 1 .*; row 0 has 2"):
+        fo.evaluate(run, {"x": given, "y": [2, 0]}, device="cpu")
 
 
 def test_numbers_of_classes_that_do_not_count_from_0_are_names(desk: Path, flatout: Command) -> None:

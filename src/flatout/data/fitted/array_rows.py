@@ -41,7 +41,8 @@ class ArrayHost:
         given = raw if isinstance(raw, Mapping) else {"x": raw}
         known = {name: column for name, column in given.items() if name in self.columns}
         if not known.keys() - {"y"}:
-            raise DataError(f"expected {' or '.join(self.columns)} by name, got {', '.join(map(str, given)) or 'nothing'}")
+            wanted = " or ".join(repr(name) for name in self.columns if name != "y")
+            raise DataError(f"no column {wanted}, which the model was trained with; got {', '.join(map(str, given)) or 'none'}")
         batch = {name: self._column(name, column) for name, column in known.items()}
         lengths = {name: len(column) for name, column in batch.items()}
         if len(set(lengths.values())) > 1:
