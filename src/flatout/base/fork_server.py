@@ -215,9 +215,8 @@ class _Template:
         try:
             while os.getppid() == self._owner:  # a fork of the owner may hold the line open
                 ready = readable([self._line.fileno(), self._wakeups.descriptor], _LOOK_S)
-                if self._wakeups.descriptor in ready:
-                    self._wakeups.forget()
-                    self._tell_who_ended()
+                self._wakeups.forget()
+                self._tell_who_ended()
                 if self._line.fileno() in ready and not self._serve_questions():
                     break
         except ConnectionError:
@@ -247,16 +246,30 @@ class _Template:
         passed, self._descriptors = self._descriptors[:count], self._descriptors[count:]
         pid = os.fork()
         if not pid:
+            self._be_forked(question["asked"], passed)
+        for one in passed:
+            os.close(one)
+        self._live.add(pid)
+        self._tell({"started": question["start"], "pid": pid})
+
+    def _be_forked(self, asked: Mapping[str, Any], passed: Sequence[int]) -> NoReturn:
+        code = 1
+        try:
             self._line.close()
             self._wakeups.close()
             for other in self._descriptors:
                 os.close(other)
             os.setsid()  # it and what it starts can be told apart from others, and end together
-            _do(self._work, question["asked"], passed)
-        for one in passed:
-            os.close(one)
-        self._live.add(pid)
-        self._tell({"started": question["start"], "pid": pid})
+            code = self._work(asked, passed)
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 1
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(code)
 
     def _tell_who_ended(self) -> None:
         with suppress(ChildProcessError):
@@ -289,18 +302,3 @@ def _end_session(leader: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
             if os.getsid(pid) == leader:
                 end_group(os.getpgid(pid))
-
-
-def _do(work: Work, asked: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
-    code = 1
-    try:
-        code = work(asked, descriptors)
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 1
-    except BaseException as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(code)

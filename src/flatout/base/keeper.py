@@ -175,13 +175,13 @@ def keep(line: int, where: str, passed: Sequence[int], command: list[str]) -> No
             for number in asked:
                 with suppress(OSError):
                     os.kill(pid, number)
-        if wakeups.descriptor in ready:
-            wakeups.forget()
-            code = reap().get(pid)
+        wakeups.forget()
+        code = reap().get(pid)
     if code is None:
         os.kill(pid, signal.SIGKILL)
-    if where == BACKGROUND and (code is None or sys.platform != "linux"):  # Linux may give its number to another process by now
-        end_group(pid)
+        end_group(pid)  # there is none in the foreground
+    elif where == BACKGROUND and sys.platform != "linux":
+        end_group(pid)  # where processes have no list of their children, this is how they are found
     if code is None or where == BACKGROUND:
         end_descendants()
     if code is not None:
