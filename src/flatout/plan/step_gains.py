@@ -24,12 +24,12 @@ from flatout.plan.work import work_of
 
 def comparisons_of(job: Job, device: torch.device, precisions: tuple[str, ...]) -> Iterator[Comparison]:
     """Those that the knobs ask about, of a step in each of these precisions."""
-    if (fused := _fused(job, device)) is not None:
-        yield fused
     for precision in precisions:
         with suppress(Exception):  # a model that can't be traced has no known convolutions
             if (turned := channels_last(device, _convolutions(job, device, precision, to_call=True))) is not None:
                 yield turned
+    if (fused := _fused(job, device)) is not None:  # last: the first update of a process may import for seconds
+        yield fused
 
 
 def channels_last_gain(s: Situation, now: Settings) -> float | None:
