@@ -7,7 +7,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,10 +35,9 @@ from flatout.plan.choose import choose, situation_of
 from flatout.plan.knobs.all import KNOBS, PRICED
 from flatout.plan.knobs.knob import Knob
 from flatout.plan.layouts.fitting import why_not_here
-from flatout.plan.options import LIMIT_S, Terms
+from flatout.plan.options import LIMIT_S, Options, Terms
 from flatout.plan.plan import Plan, Prediction
 from flatout.plan.planning import steps_to_come, with_receipt
-from flatout.plan.search import KnobSearch
 from flatout.plan.situation import Situation
 from flatout.plan.step_gains import comparisons_of
 from flatout.plan.traces import Traces
@@ -224,17 +223,17 @@ def _tried_plan(
     if kept is not None:
         asked.say(f"what was measured at {trove.at} need not be measured again")
     began_s = time.monotonic()
-
-    def search(recording: Recording, *, free: bool) -> KnobSearch:
-        terms = Terms(steps, asked.limit_s, isolated, asked.analyze, free)
-        return KnobSearch(s, plan.settings, knobs, recording, terms, priced=PRICED, clock=recording.clock, say=asked.say)
-
     recording = Recording(kept, None if asked.recall else live)
-    made = search(recording, free=asked.recall)
-    if kept is not None and made.why_none is not None:  # too short for trials, not for those that were made before
+    terms = Terms(steps, asked.limit_s, isolated, asked.analyze, free=asked.recall)
+    options = Options(s, plan.settings, knobs, terms)
+    if (why := options.why_none()) is None:
+        receipt = _searched(s, plan.settings, knobs, recording, terms, asked.say)
+    elif kept is not None:  # too short for trials, not for those that were made before
         recording = Recording(kept)
-        made = search(recording, free=True)
-    receipt = made.run()
+        receipt = _searched(s, plan.settings, knobs, recording, replace(terms, free=True), asked.say)
+    else:
+        plain = options.reference.to_dict()
+        receipt = Receipt(reference=plain, settings=plain, entries=(), isolated=isolated, stopped=why)
     if recording.asked_live:
         trove.write(recording.to_dict())
     receipt = replace(
@@ -246,6 +245,12 @@ def _tried_plan(
         at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
     return with_receipt(plan, receipt, s, knobs, "measured" if recording.asked_live else "cached"), receipt
+
+
+def _searched(s: Situation, start: Settings, knobs: Sequence[Knob], recording: Recording, terms: Terms, say: Say) -> Receipt:
+    from flatout.plan.search import KnobSearch  # here: a run that is too short for trials starts without it
+
+    return KnobSearch(s, start, knobs, recording, terms, priced=PRICED, clock=recording.clock, say=say).run()
 
 
 def _from_before(at: str, recording: Recording) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from statistics import median
 
@@ -32,19 +32,16 @@ class KnobTrials:
     def __init__(
         self,
         s: Situation,
-        reference: Settings,
         options: Options,
         tries: Tries,
         terms: Terms,
         record: TrialRecord,
         time_limit: TimeLimit,
         say: Callable[[str], None],
-        names: Collection[str],
     ) -> None:
-        """`names`: the knobs that may be turned."""
         self._s, self._options, self._tries, self._terms = s, options, tries, terms
-        self._record, self._time_limit, self._say, self._names = record, time_limit, say, names
-        self.reference = reference  # every knob off; the batch split, if all of it does not fit
+        self._record, self._time_limit, self._say = record, time_limit, say
+        self.reference = options.reference  # every knob off; the batch split, if all of it does not fit
         self._reference_s = 0.0
         self._training: SideBySide | None = None
 
@@ -84,7 +81,7 @@ class KnobTrials:
             how = "do not fit" if failed[0].failure == OUT_OF_MEMORY else "could not be tried"
             return f"{what} {how}: {failed[0].failure}: {failed[0].why}"
         rows = batch if vary else fitting_rows(probes, batch)
-        if rows < batch and "micro_batch" in self._names:
+        if rows < batch and "micro_batch" in self._options.knobs:
             self._say(f"{batch} samples at once would not fit in float32: the reference takes {rows} at a time")
             self.reference = replace(self.reference, micro_batch=rows)
         return None

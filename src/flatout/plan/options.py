@@ -68,12 +68,15 @@ class KnobOption:
 
 class Options:
     def __init__(self, s: Situation, start: Settings, knobs: Sequence[Knob], terms: Terms) -> None:
-        self._s, self._start, self._knobs, self._terms = s, start, knobs, terms
+        """`start`: settings as they would be without a trial. Of the `knobs`, pinned ones are never turned."""
+        self._s, self._start, self._terms = s, start, terms
+        self.knobs = {k.name: k for k in knobs if k.name not in s.pins and (terms.isolated or not k.risky)}
+        self.reference = with_values(start, {knob.name: knob.off for knob in self.knobs.values()})
         self.compiling_s = 0.0  # as it was seen here: most other knobs have to be compiled anew once that is on
 
     def left(self, standing: SettingsStanding, done: Collection[Key]) -> list[KnobOption]:
         found = []
-        for knob in self._knobs:
+        for knob in self.knobs.values():
             for candidate in knob.candidates(self._s, standing.state):
                 settings = with_values(standing.state, {knob.name: candidate.value})
                 if (knob.name, str(candidate.value)) in done or conflicts(settings):
@@ -116,7 +119,7 @@ class Options:
         not, since somebody asked for them or they are replayed."""
         if self._terms.analyze or self._terms.free:
             return None
-        if not self._knobs:
+        if not self.knobs:
             return "every knob is pinned"
         start_s = self._s.predicted(self._start).step_s if self._s.plain.step_s else None
         step_s = start_s or self._s.plain.step_s or _UNKNOWN_STEP_S

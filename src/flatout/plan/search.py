@@ -41,22 +41,16 @@ class KnobSearch:
     ) -> None:
         """`start`: settings as they would be without a trial; pinned ones are never turned. `priced`: what keeps a promise."""
         self._s, self._tries, self._terms, self._say, self._priced = s, tries, terms, say, priced
-        self._knobs = {k.name: k for k in knobs if k.name not in s.pins and (terms.isolated or not k.risky)}
-        self._options = Options(s, start, list(self._knobs.values()), terms)
+        self._options = Options(s, start, knobs, terms)
+        self._knobs = self._options.knobs
         self._time_limit, self._record = TimeLimit(terms.limit_s, clock), TrialRecord()
-        reference = with_values(start, {knob.name: knob.off for knob in self._knobs.values()})
-        self._trials = KnobTrials(s, reference, self._options, tries, terms, self._record, self._time_limit, say, self._knobs)
+        self._trials = KnobTrials(s, self._options, tries, terms, self._record, self._time_limit, say)
         self._done: set[Key] = set()
         self._by_default: dict[str, object] = {}  # knobs that nobody had time for, and what they are by default
 
     @property
     def reference(self) -> Settings:
         return self._trials.reference
-
-    @property
-    def why_none(self) -> str | None:
-        """Why no trial could pay; None: some could, or need not."""
-        return self._options.why_none()
 
     def run(self) -> Receipt:
         needs = {knob.name: knob.meets for knob in self._knobs.values() if knob.lossy}

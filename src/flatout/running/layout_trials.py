@@ -27,7 +27,6 @@ from flatout.machine.world import World
 from flatout.plan.layouts.fitting import LayoutChoice
 from flatout.plan.situation import total_steps
 from flatout.recipe import Recipe
-from flatout.running.layout_search import LayoutSearch, LayoutTimes
 from flatout.store.run_folder import all_runs
 
 _WARM, _LEAST, _MOST, _MEASURE_S = (
@@ -69,6 +68,8 @@ def fastest(
     """Of these, as measured; the first, where nothing could be. Every process of the world calls it."""
     if why_untried(recipe, job, options, limit_s) is not None:
         return options[0]
+    from flatout.running.layout_search import LayoutSearch, LayoutTimes  # here: most runs try no layout
+
     with _scratch(world, runs) as folder:
 
         def trial(option: LayoutChoice) -> LayoutTimes:
