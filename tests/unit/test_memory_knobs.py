@@ -15,7 +15,7 @@ from torch import nn
 import flatout as fo
 from flatout.base.budget import Budget
 from flatout.building import build_job
-from flatout.engine import assembly, memory
+from flatout.engine import assembly, memory, surroundings
 from flatout.engine.memory import allocator
 from flatout.engine.settings import Settings
 from flatout.machine.out_of_memory import is_out_of_memory
@@ -158,7 +158,7 @@ def test_a_run_has_its_allocator_from_its_assembly_to_its_end(tmp_path: Any, mon
     def see(event: Any) -> None:
         happened.append(event["kind"])
 
-    monkeypatch.setattr(assembly, "allocator", noted)
+    monkeypatch.setattr(surroundings, "allocator", noted)
     monkeypatch.setattr(choose, "conflicts", lambda settings: [])  # a CPU has no such allocator
     train(tmp_path, recipe(settings={"allocator": "expandable"}), observers=[see])
     assert happened.index("expandable") < happened.index("started") < happened.index("put back")

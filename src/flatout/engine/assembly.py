@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from flatout.engine.compiling import Compiling, is_compilers, why_not
 from flatout.engine.graph import GraphStep
 from flatout.engine.job import Job
 from flatout.engine.making import make_step
-from flatout.engine.memory import allocator, start_counting
+from flatout.engine.memory import start_counting
 from flatout.engine.parallel.statistics import OWN
 from flatout.engine.progress import BudgetMeter, Progress
 from flatout.engine.records import Interval
@@ -54,7 +53,6 @@ class Assembly:
     compiling: Compiling
     graph: GraphStep | None = None
     said: set[str] = field(default_factory=set)
-    at_release: ExitStack = field(default_factory=ExitStack)
     lost: str | None = None
 
     def capture(self, job: Job, settings: Settings, events: EventLog) -> None:
@@ -103,7 +101,6 @@ class Assembly:
         if self.evaluation is not None:
             self.evaluation.close()
         self.checkpoints.peers.close()
-        self.at_release.close()
 
     def stream_state(self) -> str | None:
         """As JSON; what is not plain data can't be kept, and the stream is then read again up to where it was."""
@@ -138,17 +135,8 @@ def assemble(
     cache: Path | None = None,
     together: Together | None = None,
 ) -> Assembly:
-    """`cache` is where rows may be kept that take long to read. What holds for the process is put back at the release."""
-    with ExitStack() as surroundings:
-        surroundings.enter_context(allocator(settings.allocator, torch.device(settings.device)))
-        parts = _put_together(job, settings, folder, events, cache, together or Together(World(), StopRequest()))
-        parts.at_release = surroundings.pop_all()
-        return parts
-
-
-def _put_together(
-    job: Job, settings: Settings, folder: RunFolder, events: EventLog, cache: Path | None, together: Together
-) -> Assembly:
+    """`cache` is where rows may be kept that take long to read."""
+    together = together or Together(World(), StopRequest())
     device, world = torch.device(settings.device), together.world
     start_counting(device)
 
@@ -231,10 +219,3 @@ def budget_of(job: Job, meters: Meters, together: Together, steps: StepEnds | No
         energy_reason=meters.why_unavailable,
         clock=together.clock,
     )
-
-
-def evaluation_interval(job: Job) -> int | None:
-    """In samples; None: only at the end."""
-    if job.evaluate_every is None or job.data.validation is None:
-        return None
-    return job.evaluate_every.samples(job.epoch_samples(job.evaluate_every), job.rows_per_step, job.data.train.tokens_per_row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,6 @@ import numpy as np
 import torch
 
 from flatout.data.keyed import keyed
-from flatout.engine.uncompiled import compiler_loaded
 from flatout.machine.world import World
 
 
@@ -31,6 +31,10 @@ def deterministic_kernels(on: bool, *, compiled: bool) -> Iterator[None]:
         _ask_for(was_on, warn_only=warned_only, compiled=compiled)
         extras.fill_uninitialized_memory = filled
         torch.backends.cudnn.benchmark = benchmark
+
+
+def compiler_loaded() -> bool:
+    return "torch._dynamo" in sys.modules
 
 
 def _ask_for(on: bool, *, warn_only: bool = False, compiled: bool) -> None:

@@ -18,11 +18,9 @@ INTERVAL_S = 0.5
 
 
 class Logbook:
-    def __init__(
-        self, job: Job, parts: Assembly, events: EventLog, every_steps: int, meet: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, job: Job, parts: Assembly, events: EventLog, every_steps: int, meet: Callable[[Progress], None]) -> None:
         """`meet`: what several processes agree on there, the time first of all."""
-        self.meet = meet
+        self._meet = meet
         self.last_loss: float | None = None
         self._job = job
         self._parts = parts
@@ -50,7 +48,7 @@ class Logbook:
         reading = parts.meters.read()  # takes milliseconds on some drivers: while the device still has work
         with sync_point():
             interval = parts.drain()
-        self.meet()
+        self._meet(progress)
         parts.budget.spend(progress)
         parts.budget.spend_energy(progress, reading.energy_j)
         steps, seconds = progress.step - self._step, progress.elapsed_s - self._elapsed_s

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from flatout.engine.offload import trained_by
+from flatout.engine.update import trained_by
 
 _MARK = "by_name"
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -169,24 +169,3 @@ class HostOptimizer:
 
 def _on_host(like: Tensor) -> Tensor:
     return torch.empty_like(like.detach(), device="cpu", pin_memory=like.is_cuda)
-
-
-class GuardedUpdate(Protocol):
-    def __call__(self, watched: Tensor | None = None) -> None: ...
-    def attach(self) -> None: ...
-
-
-def guarded_update(
-    optimizer: Optimizer | HostOptimizer, device: torch.device, *, compiled: bool = False
-) -> GuardedUpdate | None:
-    """An update that leaves everything as it is where a step went wrong. None: this optimizer can't."""
-    if isinstance(optimizer, HostOptimizer):
-        return optimizer
-    return FusedUpdate(optimizer, device, compiled=compiled) if can_fuse(optimizer) else None
-
-
-def trained_by(optimizer: Optimizer | HostOptimizer) -> list[nn.Parameter]:
-    """The model's own parameters."""
-    if isinstance(optimizer, HostOptimizer):
-        return optimizer.parameters
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

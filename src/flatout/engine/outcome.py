@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
+from flatout.base.errors import DamagedCheckpoint
+from flatout.base.events import EventLog
 from flatout.engine.assembly import Assembly
 from flatout.engine.job import Job
 from flatout.engine.memory import peak_bytes
@@ -18,14 +20,19 @@ from flatout.store.sharded_export import export
 TRAINING_ROWS = ("data", "forward", "backward", "optimizer", "step", "device wait", "logging")
 
 
-def write_weights(state: TrainState, folder: RunFolder, checkpoints: ShardedCheckpoints, best_step: int | None) -> None:
+def write_weights(
+    state: TrainState, folder: RunFolder, checkpoints: ShardedCheckpoints, best_step: int | None, events: EventLog
+) -> None:
     """`model.safetensors`: the averaged weights where the recipe asked for an average, the best where it stops early.
 
     Tied weights are there under each of their names, for whoever loads the file with something else.
     """
     if best_step is not None:
-        here = state.tree_to_fill(Progress()) if state.world.is_split else None
-        state.restore(checkpoints.load(best_step, into=here))
+        try:
+            here = state.tree_to_fill(Progress()) if state.world.is_split else None
+            state.restore(checkpoints.load(best_step, into=here))
+        except DamagedCheckpoint as damage:
+            events.emit("degraded", what="best weights", why=f"the last ones are the result instead: {damage}")
     with state.average.in_place() if state.average is not None else nullcontext():
         export(folder.weights_path, state.weights(), checkpoints.peers, expect=folder.manifest.expect)
 

@@ -45,10 +45,7 @@ class Passes:
         self.own_graphs = settings.compile == "reduce-overhead"  # the compiler's: each step writes over the last one's scalars
         self._on_split, self._on_eager, self._shapes_vary = on_split, on_eager, shapes_vary
         self._precision, self._channels_last = settings.precision, settings.channels_last
-        self._surroundings = _surroundings(model, settings, self.device)
-        self._plain = (
-            settings.precision in ("fp32", "tf32") and settings.attention == "auto" and not settings.activation_offload
-        )
+        self._surroundings = None if _is_plain(settings) else _surroundings(model, settings, self.device)
         compiled: Callable[[Compute], Compute] = compiler(settings.compile, shapes_vary)
         self._compiled_mean, self._compiled_sum = compiled(self._mean_of), compiled(self._sum_of)
         self._compiled_rows = 0  # until `warm` says how many rows a batch has, nothing takes the compiled path
@@ -92,7 +89,7 @@ class Passes:
             batch = {k: v.contiguous(memory_format=torch.channels_last) if v.ndim == 4 else v for k, v in batch.items()}
         if self._shapes_vary and self.compiled:
             for_all_shapes(batch)
-        if self._plain:
+        if self._surroundings is None:
             return compute(batch)
         with autocast(self._precision, self.device), self._surroundings():
             return compute(batch)
@@ -154,6 +151,11 @@ class Passes:
         self.micro_batch = (before + 1) // 2
         self._compiled_rows = min(self._compiled_rows, self.micro_batch)
         self._on_split(before, self.micro_batch, reason)
+
+
+def _is_plain(settings: Settings) -> bool:
+    """A forward then needs no context, which takes a while to enter."""
+    return settings.precision in ("fp32", "tf32") and settings.attention == "auto" and not settings.activation_offload
 
 
 def _surroundings(model: nn.Module, settings: Settings, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,20 +17,6 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any
     if precision not in _AUTOCAST:
         return nullcontext()
     return autocasting.autocast(device.type, _AUTOCAST[precision])
-
-
-@contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
-    """tf32 for float32 matrix products wherever anything but fp32 was asked for; put back afterwards."""
-    before = torch.get_float32_matmul_precision()
-    cudnn_before = torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
-    torch.backends.cudnn.allow_tf32 = precision != "fp32"
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-        torch.backends.cudnn.allow_tf32 = cudnn_before
 
 
 class LossScale:

@@ -17,14 +17,14 @@ from torch.optim import Optimizer
 
 from flatout.engine.ema import Average
 from flatout.engine.gradients import Gradients, OwnGradients
-from flatout.engine.offload import HostOptimizer, trained_by
+from flatout.engine.offload import HostOptimizer
 from flatout.engine.parallel.exchange import Batch, Exchange, LossFunction
 from flatout.engine.passes import Passes
 from flatout.engine.phases import Phases
 from flatout.engine.precision import LossScale
 from flatout.engine.records import GraphRecords, Records
 from flatout.engine.settings import Settings
-from flatout.engine.update import Update
+from flatout.engine.update import Update, trained_by
 
 
 class Step:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flatout.base.errors import Stopped
+from flatout.engine.progress import Progress
 from flatout.engine.signals import StopRequest
 from flatout.machine.watch import NoWatch
 from flatout.machine.world import World
@@ -34,15 +35,15 @@ class Together:
     def clock(self) -> float:
         return time.monotonic()
 
-    def meet(self, wants_save: Callable[[], bool]) -> None:
+    def meet(self, wants_save: Callable[[Progress], bool], progress: Progress) -> None:
         """At a log point."""
 
     def hears_stop(self) -> bool:
         """Whether any process was asked to stop, as far as is known here: nothing is agreed on yet. Cheap, and no exchange."""
         return bool(self.stop)
 
-    def save_due(self, wants_save: Callable[[], bool]) -> bool:
-        return wants_save()
+    def save_due(self, wants_save: Callable[[Progress], bool], progress: Progress) -> bool:
+        return wants_save(progress)
 
 
 class Among(Together):
@@ -59,14 +60,15 @@ class Among(Together):
     def clock(self) -> float:
         return self._now_s
 
-    def meet(self, wants_save: Callable[[], bool]) -> None:
+    def meet(self, wants_save: Callable[[Progress], bool], progress: Progress) -> None:
         """A signal after somebody's end comes from whoever started all of them: then there is nobody to save with."""
+        self.watch.beat(progress.step, "exchange")
         if self._own and (missing := self.watch.missing()):
             gone = f"rank{'' if len(missing) == 1 else 's'} {', '.join(map(str, missing))}"
             why = f"{self._own.signal_name} after {gone} went: left without saving, the last checkpoint is as it was"
             raise Stopped(str(self._own.signal_name), self._own.exit_code, why)
         said: list[dict[str, Any]] = self.world.gather(
-            {"stop": self._own.signal_name, "now": time.monotonic(), "save": self.world.is_first and wants_save()}
+            {"stop": self._own.signal_name, "now": time.monotonic(), "save": self.world.is_first and wants_save(progress)}
         )
         self._now_s, self._save = said[0]["now"], said[0]["save"]
         signals = [one["stop"] for one in said if one["stop"]]
@@ -83,7 +85,7 @@ class Among(Together):
             self._listened_s, self._heard = now_s, bool(self.world.store.check([self._key]))
         return self._heard
 
-    def save_due(self, wants_save: Callable[[], bool]) -> bool:
+    def save_due(self, wants_save: Callable[[Progress], bool], progress: Progress) -> bool:
         due, self._save = self._save, False
         return due
 

@@ -7,7 +7,7 @@ on the device.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from flatout.base.errors import UsageError
 from flatout.engine.ema import Average
-from flatout.engine.fused import FusedUpdate
-from flatout.engine.offload import GuardedUpdate, HostOptimizer, guarded_update
+from flatout.engine.fused import FusedUpdate, can_fuse
+from flatout.engine.offload import HostOptimizer
 from flatout.engine.phases import NoPhases, Phases
 from flatout.engine.precision import LossScale
 from flatout.engine.settings import Settings
@@ -93,3 +93,24 @@ class Update:
         if isinstance(made, FusedUpdate):
             self._skip = made.skip
         return made
+
+
+class GuardedUpdate(Protocol):
+    def __call__(self, watched: Tensor | None = None) -> None: ...
+    def attach(self) -> None: ...
+
+
+def guarded_update(
+    optimizer: Optimizer | HostOptimizer, device: torch.device, *, compiled: bool = False
+) -> GuardedUpdate | None:
+    """An update that leaves everything as it is where a step went wrong. None: this optimizer can't."""
+    if isinstance(optimizer, HostOptimizer):
+        return optimizer
+    return FusedUpdate(optimizer, device, compiled=compiled) if can_fuse(optimizer) else None
+
+
+def trained_by(optimizer: Optimizer | HostOptimizer) -> list[nn.Parameter]:
+    """The model's own parameters."""
+    if isinstance(optimizer, HostOptimizer):
+        return optimizer.parameters
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -10,9 +10,9 @@ from torch import nn
 
 from flatout.base.specs import Spec
 from flatout.engine.job import Job
-from flatout.engine.offload import guarded_update
 from flatout.engine.optimizers import build_optimizer
 from flatout.engine.settings import Settings, with_values
+from flatout.engine.update import guarded_update
 from flatout.machine.comparisons import channels_last, channels_last_key, fused_key, fused_update
 from flatout.machine.gains import Comparison, Gain, Way
 from flatout.machine.optimisations import CHANNELS_LAST, FUSED_OPTIMIZER, Optimisation

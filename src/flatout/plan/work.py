@@ -20,11 +20,11 @@ from torch.utils._pytree import tree_leaves
 from flatout.base.specs import Spec
 from flatout.data.source import Column
 from flatout.engine.job import Job
-from flatout.engine.offload import guarded_update
 from flatout.engine.optimizers import build_optimizer, decay_groups
 from flatout.engine.precision import autocast
 from flatout.engine.recompute import recompute_blocks
 from flatout.engine.settings import Settings
+from flatout.engine.update import guarded_update
 from flatout.measure.counts import Counter, Counts, Operation
 from flatout.measure.groups import MOVEMENT, UPDATE
 from flatout.models.dataless import fake_copy, is_dataless

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,15 +13,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flatout.base.specs import Spec
-from flatout.engine.determinism import deterministic_kernels, own_random_state
 from flatout.engine.graph import GraphStep
 from flatout.engine.job import Job
 from flatout.engine.making import make_step
-from flatout.engine.memory import allocator, start_counting
+from flatout.engine.memory import start_counting
 from flatout.engine.optimizers import build_optimizer, decay_groups
-from flatout.engine.precision import matmul_precision
 from flatout.engine.settings import Settings
 from flatout.engine.state import TrainState
+from flatout.engine.surroundings import process_set_up
 from flatout.measure.clock import synchronize
 from flatout.measure.proof import Snapshot
 from flatout.plan.trials.quiet import NoDropout
@@ -80,12 +79,7 @@ class Arm:
     @contextmanager
     def surroundings(self, seed: int = 0) -> Iterator[None]:
         """What holds for the whole process while this arm works; put back afterwards."""
-        with ExitStack() as stack:
-            stack.enter_context(own_random_state(seed, self.device))
-            stack.enter_context(deterministic_kernels(self.settings.deterministic, compiled=self.settings.compile != "off"))
-            stack.enter_context(matmul_precision(self.settings.precision))
-            stack.enter_context(allocator(self.settings.allocator, self.device))
-            stack.enter_context(NoDropout() if self._quiet else nullcontext())
+        with process_set_up(self.settings, seed), NoDropout() if self._quiet else nullcontext():
             yield
 
     @property
