@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from _described_transformers import described, shape_of_transformer
 
-from flatout.plan.layouts.estimate import Cluster, Estimate, Training, estimate
-from flatout.plan.layouts.layout import Layout
+from flatout.plan.layouts.estimate import Cluster, Estimate, TrainingLoad, estimate
+from flatout.plan.layouts.layout import ParallelLayout
 from flatout.plan.layouts.timing import Constants
 
 GIB = 2**30
@@ -22,7 +22,7 @@ class Row:
     name: str
     model: str
     kind: str
-    layout: Layout
+    layout: ParallelLayout
     local_batch: int  # rows of each rank that gets its own
     rate: float
     memory_gib: float | None = None
@@ -45,7 +45,7 @@ def foretell(row: Row, fitted: Constants | None = None, power: float | None = No
     cluster = Cluster.of(row.kind)
     if power is not None and cluster.kind.power != 1.0:
         cluster = replace(cluster, kind=replace(cluster.kind, power=power))
-    return estimate(shape, row.layout, Training(row.local_batch * row.layout.rows_split), cluster, fitted)
+    return estimate(shape, row.layout, TrainingLoad(row.local_batch * row.layout.rows_split), cluster, fitted)
 
 
 _2024 = "torchtitan benchmarks/llama3_h100_202412_torchtitan.md"
@@ -56,24 +56,24 @@ _8B, _70B, _405B = "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b"
 _H100 = "h100-500w"
 
 
-def _sharded(shard: int, **how: object) -> Layout:
-    return replace(Layout(shard=shard, micro_batch=2, recompute="selective"), **how)  # type: ignore[arg-type]
+def _sharded(shard: int, **how: object) -> ParallelLayout:
+    return replace(ParallelLayout(shard=shard, micro_batch=2, recompute="selective"), **how)  # type: ignore[arg-type]
 
 
-def _compiled(layout: Layout, **how: object) -> Layout:
+def _compiled(layout: ParallelLayout, **how: object) -> ParallelLayout:
     return replace(layout, compiled=True, **how)  # type: ignore[arg-type]
 
 
 _F8 = {"float8": True}
 _8 = _sharded(8)
 _128 = _sharded(128)
-_70 = Layout(shard=32, tensor=8, micro_batch=16, recompute="full", compiled=True)
-_TP8 = Layout(shard=8, tensor=8, micro_batch=12, recompute="selective", compiled=True, compiled_loss=True)
+_70 = ParallelLayout(shard=32, tensor=8, micro_batch=16, recompute="full", compiled=True)
+_TP8 = ParallelLayout(shard=8, tensor=8, micro_batch=12, recompute="selective", compiled=True, compiled_loss=True)
 _70L = replace(_70, compiled_loss=True)
-_405 = Layout(
+_405 = ParallelLayout(
     shard=8, tensor=8, pipeline=8, micro_batch=4, recompute="full", compiled=True, float8=True, async_tensor=True
 )  # fmt: skip
-_128_405 = Layout(shard=16, tensor=8, micro_batch=2, recompute="full", compiled=True)
+_128_405 = ParallelLayout(shard=16, tensor=8, micro_batch=2, recompute="full", compiled=True)
 _AFTER = "memory: what a loss split by vocabulary holds was counted after this row had been missed"
 _STATED = "network not stated: 200 Gbit/s a device assumed"
 
@@ -94,7 +94,7 @@ ROWS = (
     Row("8B, 128 H100, compiled, float8", _8B, _H100, _compiled(_128, **_F8), 2, 8380, 61.8, source=_2024),
     Row(
         "8B, 8 H100, 32k tokens, compiled, float8", _8B, _H100,
-        Layout(shard=8, recompute="full", compiled=True, float8=True), 1, 3890, 83.9, length=32768, source=_2024,
+        ParallelLayout(shard=8, recompute="full", compiled=True, float8=True), 1, 3890, 83.9, length=32768, source=_2024,
     ),
     Row("70B, 256 H100, tensor 8, float8", _70B, _H100, replace(_70, float8=True), 16, 829, 71.9, source=_2024, note=_AFTER),
     Row(

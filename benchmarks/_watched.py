@@ -31,7 +31,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from torch.nn.parallel import DistributedDataParallel
 
 from flatout.machine.watch import Failed, Lost, News, StoreLost
-from flatout.machine.watch.watch import Watch
+from flatout.machine.watch.watch import RankWatch
 
 SOURCE = Path(__file__).read_text().splitlines()
 
@@ -134,7 +134,7 @@ class Model(nn.Module):
 class Program:
     """A plain loop with the marks of a watch."""
 
-    def __init__(self, fault: Fault, rank: int, watch: Watch, say: Callable[..., None]) -> None:
+    def __init__(self, fault: Fault, rank: int, watch: RankWatch, say: Callable[..., None]) -> None:
         self.fault, self.rank, self.watch, self.say, self.step = fault, rank, watch, say, 0
         model = Model(self.in_forward)
         self.model = DistributedDataParallel(model) if fault.ddp else model
@@ -235,7 +235,7 @@ def be_rank(fault: Fault, number: int, rank: int, listening: socket.socket, out:
         world_size=fault.size,
         timeout=timedelta(minutes=10),
     )
-    watch = Watch(PrefixStore("side", store), rank, fault.size, on_news, hang_s=fault.hang_s)
+    watch = RankWatch(PrefixStore("side", store), rank, fault.size, on_news, hang_s=fault.hang_s)
     watch.missing(within_s=30.0)  # nothing goes wrong before all have heard of each other
     try:
         Program(fault, rank, watch, say).run()

@@ -13,9 +13,9 @@ from evidence import Bar, Report, options
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from flatout.doctor.observing.observer import Observer, Window
+from flatout.doctor.observing.observer import ObservedSteps, Observer
 
-WINDOW = Window(5, 5)
+WINDOW = ObservedSteps(5, 5)
 WARM_UP = 20
 
 

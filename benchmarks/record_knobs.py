@@ -33,7 +33,7 @@ from flatout.measure.receipt import KEPT
 from flatout.models.gpt import gpt
 from flatout.plan.choose import choose, choose_in, situation_of
 from flatout.plan.knobs.all import KNOBS, conflicts
-from flatout.plan.options import Terms
+from flatout.plan.options import SearchTerms
 from flatout.plan.prediction import Prediction
 from flatout.plan.search import KnobSearch
 from flatout.plan.situation import Situation
@@ -138,7 +138,7 @@ def record(
     began_s = clock()
     s = situation_to_keep(name, job, ceilings, device)
     plan = choose_in(s, name)
-    search = KnobSearch(s, plan.settings, KNOBS, recording, Terms(STEPS, limit_s, analyze=True), clock=clock, say=_say)
+    search = KnobSearch(s, plan.settings, KNOBS, recording, SearchTerms(STEPS, limit_s, analyze=True), clock=clock, say=_say)
     receipt = search.run()
 
     def known() -> dict[str, Any]:

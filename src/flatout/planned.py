@@ -25,7 +25,7 @@ from flatout.engine.settings import Settings
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import device_name, pick_device
 from flatout.machine.facts import read_facts
-from flatout.machine.gains import Comparison
+from flatout.machine.gains import GainComparison
 from flatout.machine.probe import probe
 from flatout.measure.counts import Operation
 from flatout.measure.receipt import Receipt
@@ -35,7 +35,7 @@ from flatout.plan.choose import choose, situation_of
 from flatout.plan.knobs.all import KNOBS, PRICED
 from flatout.plan.knobs.knob import Knob
 from flatout.plan.layouts.fitting import why_not_here
-from flatout.plan.options import LIMIT_S, Options, Terms
+from flatout.plan.options import LIMIT_S, Options, SearchTerms
 from flatout.plan.plan import Plan, Prediction
 from flatout.plan.planning import steps_to_come, with_receipt
 from flatout.plan.situation import Situation
@@ -140,7 +140,7 @@ class _Wanted:
     """What is measured beyond the ceilings, asked for once these are known."""
 
     operations: Callable[[Ceilings], Iterable[Operation]] = lambda ceilings: ()
-    comparisons: Callable[[Ceilings], Iterable[Comparison]] = lambda ceilings: ()
+    comparisons: Callable[[Ceilings], Iterable[GainComparison]] = lambda ceilings: ()
 
 
 _NOTHING_MORE = _Wanted()
@@ -185,7 +185,7 @@ def _chosen(
         is_worth_it = True
         return _to_time(job, ceilings, chosen.settings, plain, *half)
 
-    def to_compare(ceilings: Ceilings) -> Iterable[Comparison]:
+    def to_compare(ceilings: Ceilings) -> Iterable[GainComparison]:
         precisions = ("fp32",) if device.type == "cpu" or "precision" in pins else ("fp32", "bf16")
         return comparisons_of(job, device, precisions) if with_gains and is_worth_it else ()
 
@@ -224,7 +224,7 @@ def _tried_plan(
         asked.say(f"what was measured at {trove.at} need not be measured again")
     began_s = time.monotonic()
     recording = Recording(kept, None if asked.recall else live)
-    terms = Terms(steps, asked.limit_s, isolated, asked.analyze, free=asked.recall)
+    terms = SearchTerms(steps, asked.limit_s, isolated, asked.analyze, free=asked.recall)
     options = Options(s, plan.settings, knobs, terms)
     if (why := options.why_none()) is None:
         receipt = _searched(s, plan.settings, knobs, recording, terms, asked.say)
@@ -247,7 +247,9 @@ def _tried_plan(
     return with_receipt(plan, receipt, s, knobs, "measured" if recording.asked_live else "cached"), receipt
 
 
-def _searched(s: Situation, start: Settings, knobs: Sequence[Knob], recording: Recording, terms: Terms, say: Say) -> Receipt:
+def _searched(
+    s: Situation, start: Settings, knobs: Sequence[Knob], recording: Recording, terms: SearchTerms, say: Say
+) -> Receipt:
     from flatout.plan.search import KnobSearch  # here: a run that is too short for trials starts without it
 
     return KnobSearch(s, start, knobs, recording, terms, priced=PRICED, clock=recording.clock, say=say).run()

@@ -37,18 +37,18 @@ from flatout.planned import checked_plan, label_of
 from flatout.reading import read_recipe, recipe_from
 from flatout.recipe import Recipe
 from flatout.running.record import Origin
-from flatout.running.run import Asked, joined, run_in
+from flatout.running.run import RunOptions, joined, run_in
 from flatout.store.run_folder import RunFolder, find
 from flatout.trained import own_part, trained_model
 
 
-class Frame(Protocol):
+class ArrowTable(Protocol):
     """A table in memory, in Arrow's words: a pyarrow.Table, a DataFrame of pandas or Polars."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
-OtherData = Data | str | Path | Mapping[str, Any] | np.ndarray | Tensor | Sequence[Any] | Frame
+OtherData = Data | str | Path | Mapping[str, Any] | np.ndarray | Tensor | Sequence[Any] | ArrowTable
 CACHE = Path.home() / ".cache" / "flatout"
 PLANNING = "5 min"
 
@@ -136,7 +136,7 @@ def run(
 
     `planning` is the most that trials of settings may take, such as "2 min"; "off": none are made.
     """
-    asked = Asked(Path(runs), fresh, tuple(observers), _folder(cache), _planning_limit(planning))
+    asked = RunOptions(Path(runs), fresh, tuple(observers), _folder(cache), _planning_limit(planning))
     with joined(recipe) as world:
         return Run(run_in(world, recipe, asked), recipe)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from flatout.boost.running import Kept, run_to_its_end, waited_for
+from flatout.boost.running import BoostedRun, run_to_its_end, waited_for
 from flatout.boost.trial import Told
 
 SLOW_UPDATE = """\
@@ -187,7 +187,7 @@ def test_a_run_whose_losses_stop_being_numbers_is_started_again_plain(
     (tmp_path / "train.py").write_text(late)
     monkeypatch.chdir(tmp_path)
     told, ran = str(tmp_path / "left.txt"), str(tmp_path / "ran.json")
-    kept = Kept("train.py", ("600",), False, (("fused_optimizer", "on"),), 40, 1.0, told, ran)
+    kept = BoostedRun("train.py", ("600",), False, (("fused_optimizer", "on"),), 40, 1.0, told, ran)
     with_remedies = [sys.executable, "-m", "flatout.cli.boosted_run"]
     said: list[str] = []
     code, why = run_to_its_end(with_remedies, [sys.executable, "train.py", "600"], kept, tmp_path, said.append)

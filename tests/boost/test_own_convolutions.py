@@ -12,7 +12,7 @@ from flatout.doctor.account import PYTHON, ROWS, Account
 from flatout.doctor.case import Case
 from flatout.doctor.diagnosis import Diagnosis
 from flatout.doctor.findings import channels_first, slow_convolutions
-from flatout.doctor.seen import Calls, Seen
+from flatout.doctor.seen import Calls, ScriptRecord
 from flatout.doctor.trace import Trace
 from flatout.machine.comparisons import in_channels_last, torchs_own
 from flatout.machine.convolutions import own_convolutions
@@ -28,7 +28,7 @@ def case_of(convolutions_ms: float, factor: float | None, device: str = "cpu", c
     rows = {**dict.fromkeys(ROWS, 0.0), kinds.CONVOLUTION: convolutions_ms, PYTHON: 10.0 - convolutions_ms}
     call = Calls("Net", "train.py:3", True, True, "", "float32", device, True, channels_last, False, batch=8)
     gains = Gains({} if factor is None else {compared.key: factor})
-    return Case(Seen(device, calls=[call]), Trace(0, 1, 1, [], operations=operations), Account(1, 1), rows, gains=gains)
+    return Case(ScriptRecord(device, calls=[call]), Trace(0, 1, 1, [], operations=operations), Account(1, 1), rows, gains=gains)
 
 
 def _as_it_is(call: Call) -> Call:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from flatout.boost import pace
-from flatout.boost.pace import Pace, Ran
+from flatout.boost.pace import Ran, ScriptPace
 
 
 def test_steps_are_told_apart_from_what_comes_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
     monkeypatch.setattr(pace.time, "perf_counter", lambda: now_s)
-    ran = Pace()
+    ran = ScriptPace()
     for step in range(1, 1001):
         now_s += 0.01 if step % 50 else 2.0  # an evaluation
         ran.step_over()
@@ -20,7 +20,7 @@ def test_steps_are_told_apart_from_what_comes_between_them(monkeypatch: pytest.M
 
 
 def test_too_few_steps_say_nothing() -> None:
-    ran = Pace()
+    ran = ScriptPace()
     for _ in range(20):
         ran.step_over()
     assert ran.ran() is None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flatout.boost.trial import Asked
+from flatout.boost.trial import TrialRequest
 from flatout.boost.trying import Trials
 from flatout.doctor.script import Script
 
@@ -20,14 +20,16 @@ def trials(tmp_path: Path) -> Trials:
     return Trials(forks, Script("train.py"), tmp_path, 40, "overlay")
 
 
-def asked(folder: Path, name: str, turns: list[tuple[float, int]], **more: Any) -> Asked:
+def asked(folder: Path, name: str, turns: list[tuple[float, int]], **more: Any) -> TrialRequest:
     place = folder / name
     place.mkdir()
     (place / "turns.txt").write_text("".join(f"{step_s} {step}\n" for step_s, step in turns))
-    return Asked("train.py", (), False, (), 40, 0, str(place), str(place / "answer.json"), "overlay", turn_s=TURN_S, **more)
+    return TrialRequest(
+        "train.py", (), False, (), 40, 0, str(place), str(place / "answer.json"), "overlay", turn_s=TURN_S, **more
+    )
 
 
-def until(trials: Trials, one: Asked, other: Asked) -> int | None:
+def until(trials: Trials, one: TrialRequest, other: TrialRequest) -> int | None:
     trials._say_until(one, other)
     return int(one.until.read_text()) if one.until.exists() else None
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from flatout.boost.hooks import Hooks
-from flatout.boost.remedies.workers import Workers
+from flatout.boost.remedies.workers import WorkersRemedy
 
 factor = 1.0
 
@@ -29,7 +29,7 @@ class Scaled(Dataset[torch.Tensor]):
 @pytest.fixture(autouse=True)
 def workers() -> Iterator[None]:
     hooks = Hooks()
-    Workers().apply(2, hooks)
+    WorkersRemedy().apply(2, hooks)
     yield
     hooks.patches.restore()
 

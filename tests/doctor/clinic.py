@@ -36,7 +36,7 @@ def _examine(path: str, steps: int, answer: str) -> None:
     from flatout.boost.hooks import Hooks
     from flatout.boost.remedies.keep_memory import KeepMemory
     from flatout.doctor.script import Script, run_script
-    from flatout.doctor.watching import Watch
+    from flatout.doctor.watching import ScriptWatch
 
     torch.set_num_threads(1)
     if not Path(path).stem.startswith("allocator_thrash"):
@@ -44,7 +44,7 @@ def _examine(path: str, steps: int, answer: str) -> None:
     multiprocessing.set_start_method("fork", force=True)  # as for a script that was started by hand
     os.chdir(Path(path).parent)
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    watch = Watch(steps)
+    watch = ScriptWatch(steps)
     watch.start()
     ending = run_script(Script(Path(path).name))
     watch.stop()

@@ -9,7 +9,7 @@ import pytest
 from flatout.doctor import kinds, marks
 from flatout.doctor.account import CHECKPOINT, DATA, EVALUATION, LOGGING, OPTIMIZER, PYTHON, ROWS, UNATTRIBUTED, account
 from flatout.doctor.marks import Mark
-from flatout.doctor.trace import Sample, Span, Trace, Work
+from flatout.doctor.trace import DeviceWork, Span, ThreadSample, Trace
 
 US = 1_000
 
@@ -22,8 +22,8 @@ def operator(start: int, end: int, name: str) -> Span:
     return Span(start * US, end * US, name)
 
 
-def kernel(start: int, end: int, name: str, launched: int | None = None) -> Work:
-    return Work(start * US, end * US, name, None if launched is None else launched * US)
+def kernel(start: int, end: int, name: str, launched: int | None = None) -> DeviceWork:
+    return DeviceWork(start * US, end * US, name, None if launched is None else launched * US)
 
 
 def window(end: int, host: list[Span], **more: object) -> Trace:
@@ -66,7 +66,7 @@ def test_what_calling_an_operator_costs_is_told_from_what_it_computes() -> None:
 
 
 def test_long_stretches_without_an_operator_belong_to_the_line_that_was_seen_there() -> None:
-    samples = [Sample(t * US, "train.py:9") for t in (300, 500)] + [Sample(700 * US, "train.py:12")]
+    samples = [ThreadSample(t * US, "train.py:9") for t in (300, 500)] + [ThreadSample(700 * US, "train.py:12")]
     told = account(window(1000, [operator(0, 100, "aten::mm"), operator(900, 1000, "aten::mm")], samples=samples))
     assert told.rows[PYTHON] == 800 * US
     assert told.lines[PYTHON, "train.py:9"] == 500 * US and told.lines[PYTHON, "train.py:12"] == 300 * US
@@ -75,7 +75,7 @@ def test_long_stretches_without_an_operator_belong_to_the_line_that_was_seen_the
 
 
 def test_torch_itself_between_two_operators_is_no_code_of_the_script() -> None:
-    told = account(window(1000, [operator(0, 100, "aten::mm")], samples=[Sample(500 * US, "train.py:9", in_torch=True)]))
+    told = account(window(1000, [operator(0, 100, "aten::mm")], samples=[ThreadSample(500 * US, "train.py:9", in_torch=True)]))
     assert told.rows[PYTHON] == 0 and told.rows[kinds.LAUNCH] == 900 * US
 
 
@@ -267,7 +267,7 @@ def test_it_always_adds_up(seed: int) -> None:
         device.append(
             kernel(at, at + draw.randrange(1, 50), draw.choice(["gemm", "Memcpy HtoD", "reduce", "odd"]), draw.randrange(1000))
         )
-    samples = [Sample(draw.randrange(1000 * US), draw.choice(["a.py:1", "a.py:2", ""])) for _ in range(5)]
+    samples = [ThreadSample(draw.randrange(1000 * US), draw.choice(["a.py:1", "a.py:2", ""])) for _ in range(5)]
     left_out = [(draw.randrange(500) * US, draw.randrange(500, 1000) * US)] if seed % 3 == 0 else []
     host = nested(-50, 1100, 0)
     told = account(window(1000, host, device=device, samples=samples, left_out=left_out), operator_ns=2000)

@@ -12,7 +12,7 @@ from flatout.doctor.case import Case, make_case
 from flatout.doctor.diagnosis import diagnose
 from flatout.doctor.findings import launch_bound
 from flatout.doctor.marks import Mark
-from flatout.doctor.seen import Calls, Seen
+from flatout.doctor.seen import Calls, ScriptRecord
 from flatout.doctor.trace import Span, Trace
 
 US = 1_000
@@ -27,7 +27,7 @@ def case(operators: int, beside: int = 0, calls: int = 1) -> Case:
     end = (operators + beside) * 10 * US
     called = Calls("Net", "train.py:10", True, True, "", "float32", "cpu", False, None, False, count=30 * calls, between=30)
     loss = Calls("CrossEntropyLoss", "train.py:10", True, True, "", "", "cpu", False, None, False, count=30, between=30)
-    seen = Seen("cpu", 100, [], [], calls=[called, loss], cores=2, window_steps=10, window_s=10 * end / 1e9)
+    seen = ScriptRecord("cpu", 100, [], [], calls=[called, loss], cores=2, window_steps=10, window_s=10 * end / 1e9)
     return make_case(seen, Trace(0, end, 1, [forward, *inside, *inner, *outside]), None, 8e-6)
 
 

@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from flatout.doctor.marks import Marks
-from flatout.doctor.observing.loading import Loading
+from flatout.doctor.observing.loading import LoaderObserver
 from flatout.doctor.patches import Patches
-from flatout.doctor.seen import Seen
+from flatout.doctor.seen import ScriptRecord
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -29,9 +29,9 @@ class Numbers(Dataset[torch.Tensor]):
 
 
 @pytest.fixture
-def loading(tmp_path: Path) -> Iterator[tuple[Loading, Seen]]:
-    patches, seen = Patches(), Seen()
-    found = Loading(Marks(), seen, tmp_path)
+def loading(tmp_path: Path) -> Iterator[tuple[LoaderObserver, ScriptRecord]]:
+    patches, seen = Patches(), ScriptRecord()
+    found = LoaderObserver(Marks(), seen, tmp_path)
     found.install(patches)
     yield found, seen
     patches.restore()
@@ -39,7 +39,9 @@ def loading(tmp_path: Path) -> Iterator[tuple[Loading, Seen]]:
 
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_dataset_that_keeps_what_it_read_is_known(loading: tuple[Loading, Seen], keeps: bool, nested: bool) -> None:
+def test_a_dataset_that_keeps_what_it_read_is_known(
+    loading: tuple[LoaderObserver, ScriptRecord], keeps: bool, nested: bool
+) -> None:
     observer, seen = loading
     data: Dataset[torch.Tensor] = Subset(Numbers(keeps), range(8)) if nested else Numbers(keeps)
     loader = DataLoader(data, batch_size=4)
@@ -48,7 +50,7 @@ def test_a_dataset_that_keeps_what_it_read_is_known(loading: tuple[Loading, Seen
     assert seen.loaders[0].fills == keeps
 
 
-def test_the_first_batch_of_each_pass_is_told_apart(loading: tuple[Loading, Seen]) -> None:
+def test_the_first_batch_of_each_pass_is_told_apart(loading: tuple[LoaderObserver, ScriptRecord]) -> None:
     loader = DataLoader(Numbers(keeps=False), batch_size=4)
     for _ in range(3):
         list(loader)

@@ -20,14 +20,14 @@ from flatout.doctor.diagnosis import diagnose
 from flatout.doctor.finding import Finding
 from flatout.doctor.findings import channels_first, fp32_matmul, unfused_optimizer
 from flatout.doctor.flops import flops_of
-from flatout.doctor.seen import Calls, Optimizer, Seen
+from flatout.doctor.seen import Calls, Optimizer, ScriptRecord
 from flatout.doctor.trace import Trace
 from flatout.machine.cache import CeilingsCache
-from flatout.machine.ceilings import Ceilings, Measured
+from flatout.machine.ceilings import Ceilings, MeasuredRate
 from flatout.machine.facts import fingerprint, read_facts
-from flatout.machine.gains import Comparison, Gains
+from flatout.machine.gains import GainComparison, Gains
 from flatout.machine.probe import Probe
-from flatout.measure.counts import Call, Layout, Operation, count_step
+from flatout.measure.counts import Call, Operation, TensorLayout, count_step
 
 CPU = torch.device("cpu")
 ADAM = Optimizer(
@@ -42,7 +42,7 @@ class Told(Gains):
         super().__init__()
         self.factor, self.asked = factor, list[str]()
 
-    def measured(self, comparison: Comparison, device: torch.device) -> float | None:
+    def measured(self, comparison: GainComparison, device: torch.device) -> float | None:
         self.asked.append(comparison.key.partition(" ")[0])
         return None if comparison.key.startswith("own_convolutions") else self.factor
 
@@ -59,7 +59,7 @@ def case_of(gains: Gains, *, probe: Probe | None = None, update_ms: float = 2.0)
     rows = {**dict.fromkeys(ROWS, 0.0), kinds.CONVOLUTION: 4.0, OPTIMIZER: update_ms, kinds.MATMUL: 2.0, PYTHON: 2.0}
     call = Calls("Net", "train.py:3", True, True, "", "float32", "cpu", True, False, False, batch=8)
     trace = Trace(0, 1, 1, [], operations=seen_operations())
-    return Case(Seen("cpu", calls=[call], optimizers=[ADAM]), trace, Account(1, 1), rows, probe, gains=gains)
+    return Case(ScriptRecord("cpu", calls=[call], optimizers=[ADAM]), trace, Account(1, 1), rows, probe, gains=gains)
 
 
 @pytest.fixture(autouse=True)
@@ -82,8 +82,8 @@ def test_an_update_costs_what_it_was_measured_to_cost() -> None:
 
 
 def test_products_of_small_shapes_gain_what_was_measured_and_not_what_large_ones_do() -> None:
-    def rate(value: float) -> Measured:
-        return Measured(value, value, value, 5)
+    def rate(value: float) -> MeasuredRate:
+        return MeasuredRate(value, value, value, 5)
 
     probe = Probe(read_facts(), Ceilings("cpu", {"fp32": rate(1e11), "bf16": rate(8e11)}), (), cached=True)
     (finding,) = fp32_matmul.look(case_of(Told(1.25), probe=probe))
@@ -128,11 +128,11 @@ def test_operators_are_seen_as_the_script_calls_them() -> None:
     counted = [one for one in called.operations if one.name == "aten::convolution"]
     assert len(counted) == 2 and counted[0] is counted[1] and counted[0].flops == 2 * 2 * 64 * 4 * 27
     call = counted[0].call
-    assert isinstance(call, Call) and call.given[0] == Layout((2, 3, 8, 8), (192, 64, 8, 1), torch.float32)
+    assert isinstance(call, Call) and call.given[0] == TensorLayout((2, 3, 8, 8), (192, 64, 8, 1), torch.float32)
     assert {one.name for one in called.operations} >= {"aten::convolution_backward", "aten::addmm", "aten::mm"}
     for one in called.operations:
         assert one.call is not None
-        made: Any = [torch.ones(value.shape) if isinstance(value, Layout) else value for value in one.call.given]
+        made: Any = [torch.ones(value.shape) if isinstance(value, TensorLayout) else value for value in one.call.given]
         one.call.func(*made, **one.call.named)  # it can be called again
 
 
@@ -151,7 +151,7 @@ def test_gains_that_the_doctor_measured_are_kept_and_a_first_report_measures_non
     CeilingsCache(tmp_path).save(fingerprint(read_facts()), CPU, True, Ceilings("cpu", {}), ())
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    watch = watching.Watch(9, tmp_path)
+    watch = watching.ScriptWatch(9, tmp_path)
     watch.start()
     for _ in range(40):
         optimizer.zero_grad()

@@ -14,8 +14,8 @@ from flatout.doctor.diagnosis import Diagnosis
 from flatout.doctor.finding import Finding
 from flatout.doctor.findings import no_workers, sample_by_sample
 from flatout.doctor.marks import Mark
-from flatout.doctor.seen import Fetched, Loader, Period, Seen
-from flatout.doctor.trace import Span, Trace, Work
+from flatout.doctor.seen import Fetched, Period, ScriptLoader, ScriptRecord
+from flatout.doctor.trace import DeviceWork, Span, Trace
 from flatout.machine.gains import Gains
 from flatout.machine.hand_over import hand_over_key
 
@@ -23,8 +23,8 @@ MS = 1_000_000
 STEPS = 10
 
 
-def loader(workers: int, waited_ms: float, fetch_ms: float) -> tuple[Loader, list[Fetched]]:
-    one = Loader("train.py:9", "train.py:3", workers, 64, True, True, "Digits", iterable=False, in_steps=STEPS)
+def loader(workers: int, waited_ms: float, fetch_ms: float) -> tuple[ScriptLoader, list[Fetched]]:
+    one = ScriptLoader("train.py:9", "train.py:3", workers, 64, True, True, "Digits", iterable=False, in_steps=STEPS)
     one.waited = [(k * 100 * MS, k * 100 * MS + int(waited_ms * MS)) for k in range(STEPS)]
     told = Fetched(0, 0, STEPS, STEPS * fetch_ms / 1e3, 0.0, {}, "", own_generators=False, drew=False, first_batch="")
     return one, [told] if workers else []
@@ -33,9 +33,9 @@ def loader(workers: int, waited_ms: float, fetch_ms: float) -> tuple[Loader, lis
 def case(workers: int, waited_ms: float, step_ms: float, fetch_ms: float = 0.0, busy_ms: float = 1.0) -> Case:
     """Under the profiler a step takes 20 ms and never waits."""
     one, told = loader(workers, waited_ms, fetch_ms)
-    seen = Seen("cuda", 100, [one], told, cores=16, window_steps=STEPS, window_s=STEPS * step_ms / 1e3)
+    seen = ScriptRecord("cuda", 100, [one], told, cores=16, window_steps=STEPS, window_s=STEPS * step_ms / 1e3)
     forward = Span(0, 20 * MS, "flatout#forward", Mark(marks.FORWARD, "train.py:10"))
-    work = [Work(MS, MS + int(busy_ms * MS), "gemm", MS)]
+    work = [DeviceWork(MS, MS + int(busy_ms * MS), "gemm", MS)]
     return make_case(seen, Trace(0, 20 * MS, 1, [forward], device=work), None, 1e-6)
 
 
@@ -60,7 +60,7 @@ def test_what_the_device_still_computes_while_the_host_waits_is_no_waiting() -> 
 def test_operators_of_the_dataset_are_no_launches_of_the_step() -> None:
     """Samples that are made of many small tensors, in the process that trains, on a machine where to call takes long."""
     one, _ = loader(0, 4.0, 0.0)
-    seen = Seen("cpu", 100, [one], [], cores=2, window_steps=STEPS, window_s=STEPS * 6.0 / 1e3)
+    seen = ScriptRecord("cpu", 100, [one], [], cores=2, window_steps=STEPS, window_s=STEPS * 6.0 / 1e3)
     reading = Span(0, 8 * MS, "flatout#data", Mark(marks.DATA, "train.py:9"))
     made = [Span(k * MS // 50, k * MS // 50 + MS // 100, "aten::copy_") for k in range(400)]
     forward = Span(8 * MS, 12 * MS, "flatout#forward", Mark(marks.FORWARD, "train.py:10"))
@@ -72,8 +72,8 @@ def test_operators_of_the_dataset_are_no_launches_of_the_step() -> None:
 def test_waits_of_an_evaluation_are_its_own() -> None:
     one, told = loader(1, 4.0, 6.0)
     evaluated = Period(0, 500 * MS, "train.py:20")
-    seen = Seen("cuda", 100, [one], told, evaluations=[evaluated], cores=16, window_steps=STEPS, window_s=0.06)
-    work = [Work(MS, 2 * MS, "gemm", MS)]
+    seen = ScriptRecord("cuda", 100, [one], told, evaluations=[evaluated], cores=16, window_steps=STEPS, window_s=0.06)
+    work = [DeviceWork(MS, 2 * MS, "gemm", MS)]
     assert make_case(seen, Trace(0, 20 * MS, 1, [], device=work), None, 1e-6).rows[DATA] == pytest.approx(2.0)
 
 

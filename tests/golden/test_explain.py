@@ -13,8 +13,8 @@ import torch
 import flatout.cli
 from flatout.base.tree import to_data, to_text
 from flatout.building import build_job
-from flatout.machine.ceilings import Ceilings, Measured
-from flatout.measure.counts import Counts, Operation
+from flatout.machine.ceilings import Ceilings, MeasuredRate
+from flatout.measure.counts import Operation, OperatorCounts
 from flatout.measure.receipt import KEPT, REJECTED, UNTRIED, Entry, Receipt
 from flatout.measure.stats import Comparison
 from flatout.plan import choose as choosing
@@ -27,15 +27,15 @@ from flatout.plan.knobs.all import KNOBS
 from flatout.plan.plan import Plan
 from flatout.plan.planning import with_receipt
 from flatout.plan.receipt_view import receipt_doc
-from flatout.plan.work import Work
+from flatout.plan.work import StepWork
 from flatout.reading import read_recipe
 
 HERE = Path(__file__).parent
 DEMO = Path(flatout.cli.__file__).with_name("digits.yaml")
 
 
-def measured(value: float) -> Measured:
-    return Measured(value, value, value, 10)
+def measured(value: float) -> MeasuredRate:
+    return MeasuredRate(value, value, value, 10)
 
 
 MACHINES = {
@@ -53,11 +53,11 @@ DONE = {"samples_per_s": 40_000.0}
 DEGRADED = ({"what": "checkpoint copy", "why": "no room for a second copy on the device: the loop waits for the host"},)
 
 
-def work_of_the_demo(rows: int) -> Work:
+def work_of_the_demo(rows: int) -> StepWork:
     products = [Operation("convolution", "convolutions", torch.float32, 32_500_000, ((0, 250_000),), ())] * 4
     others = [Operation("relu", "element by element", torch.float32, 0, ((0, 175_000),), ((0, 175_000),))] * 36
     done = tuple(products + others)
-    return Work(Counts(130_000_000, sum(one.bytes for one in done), len(done), done), rows, 1.0, (), 0)
+    return StepWork(OperatorCounts(130_000_000, sum(one.bytes for one in done), len(done), done), rows, 1.0, (), 0)
 
 
 def plan_on(machine: str, monkeypatch: pytest.MonkeyPatch) -> Plan:

@@ -14,7 +14,7 @@ from torch import nn
 from flatout.machine import probe as probing
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.comparisons import channels_last, fused_update, in_bfloat16
-from flatout.machine.gains import Comparison, Way
+from flatout.machine.gains import GainComparison, Way
 from flatout.machine.probe import probe
 from flatout.measure.counts import count_step
 from flatout.measure.groups import CONVOLUTIONS
@@ -30,7 +30,7 @@ def convolutions_on(device: torch.device, dtype: torch.dtype) -> list[Any]:
     return [one for one in count_step(step).operations if one.group == CONVOLUTIONS]
 
 
-def comparisons(device: torch.device) -> list[Comparison]:
+def comparisons(device: torch.device) -> list[GainComparison]:
     def make(weights: list[nn.Parameter], fused: bool) -> Way:
         return torch.optim.AdamW(weights, fused=fused).step
 

@@ -15,7 +15,7 @@ from flatout.data.order import Order
 from flatout.data.serving.ahead import THREAD_NAME
 from flatout.data.serving.loader import loader
 from flatout.data.serving.pinned import PinnedFeed
-from flatout.data.serving.tuning import Budget
+from flatout.data.serving.tuning import ReadingBudget
 from flatout.data.source import Batch, Column, Source
 
 
@@ -118,7 +118,7 @@ def test_ranks_share_batches_on_a_device() -> None:
 
 
 def test_tuning_stays_within_its_budget_while_it_runs() -> None:
-    served = PinnedFeed(Scattered(5000), Order(0, (5000,)), 64, "cuda", budget=Budget(cores=5, memory_bytes=10**8))
+    served = PinnedFeed(Scattered(5000), Order(0, (5000,)), 64, "cuda", budget=ReadingBudget(cores=5, memory_bytes=10**8))
     began_s = time.perf_counter()
     try:
         while time.perf_counter() - began_s < 3:

@@ -17,7 +17,7 @@ from flatout.data.keyed import Keys
 from flatout.data.photos.decoders import make_decoder
 from flatout.data.photos.images import images
 from flatout.data.photos.resample import resample, resample_on_cpu, resample_plainly
-from flatout.data.photos.windows import Flat, Window
+from flatout.data.photos.windows import CropWindow, Flat
 from flatout.data.serving.feed import StoredFeed, feed
 from flatout.data.serving.resident import ResidentFeed
 from flatout.data.source import Batch
@@ -49,7 +49,7 @@ def photos(sizes: list[tuple[int, int]], seed: int = 0) -> Batch:
     }
 
 
-def boxes(batch: Batch, size: int, seed: int) -> Window:
+def boxes(batch: Batch, size: int, seed: int) -> CropWindow:
     """Any box of each image, scaled up or down, with the square anywhere in that."""
     draw = np.random.default_rng(seed)
     high, wide = batch["height"].numpy(), batch["width"].numpy()
@@ -57,7 +57,7 @@ def boxes(batch: Batch, size: int, seed: int) -> Window:
     top, left = draw.integers(0, high - height + 1), draw.integers(0, wide - width + 1)
     tall, broad = draw.integers(size, size + 40, len(high)), draw.integers(size, size + 40, len(high))
     down, across = draw.integers(0, tall - size + 1), draw.integers(0, broad - size + 1)
-    return Window(*(torch.from_numpy(column) for column in (top, left, height, width, tall, broad, down, across)))
+    return CropWindow(*(torch.from_numpy(column) for column in (top, left, height, width, tall, broad, down, across)))
 
 
 def to_device(batch: Batch) -> Batch:
@@ -78,7 +78,7 @@ def test_crops_are_those_of_the_host_within_one_level(size: int) -> None:
     for seed in range(4):
         window = boxes(batch, size, seed)
         host = resample_on_cpu(flat(batch), window, size)
-        there = Window(*(column.cuda() for column in window))
+        there = CropWindow(*(column.cuda() for column in window))
         device = resample(flat(to_device(batch)), there, size)
         assert device.shape == host.shape and device.dtype == torch.uint8
         assert device.is_contiguous(memory_format=torch.channels_last)
@@ -91,7 +91,7 @@ def test_a_store_beyond_two_gigabytes_is_read_at_its_end() -> None:
     before = (1 << 31) + 12_345
     pixels = torch.empty(before + len(batch["pixels"]), dtype=torch.uint8, device="cuda")
     pixels[before:] = batch["pixels"]
-    window = Window(*(column.cuda() for column in boxes(photos([(50, 70)]), 32, 0)))
+    window = CropWindow(*(column.cuda() for column in boxes(photos([(50, 70)]), 32, 0)))
     far_away = resample(Flat(pixels, batch["start"] + before, batch["width"]), window, 32)
     assert far_away.equal(resample(flat(batch), window, 32))
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from flatout import verbs
 from flatout.base.errors import MachineError, MissingExtra, Stopped, TrainingError, UsageError
 from flatout.base.events import Event, Observer, read_events
-from flatout.fleet.ray import Workers, launch
+from flatout.fleet.ray import WorkerCount, launch
 from flatout.fleet.ray_submit import submit
 from flatout.reading import read_recipe
 
@@ -66,7 +66,7 @@ def trained(
     cluster: Any, recipe: Path, runs: Path, stands_still: str = "never", observer: Observer = lambda event: None
 ) -> Path:
     work = partial(ray_work.train, str(recipe), str(runs), stands_still)
-    return launch(work, Workers(2, 2), runs, address=cluster.address, observers=(observer,))
+    return launch(work, WorkerCount(2, 2), runs, address=cluster.address, observers=(observer,))
 
 
 def alone(recipe: Path) -> Path:
@@ -122,7 +122,7 @@ def test_a_worker_that_does_not_see_the_runs_says_so_once(cluster: Any, recipe: 
     with pytest.raises(TrainingError, match=r"the worker on node .* does not see /proc/self/cwd/runs") as failed:
         launch(
             partial(ray_work.train, str(recipe), "runs", "never"),
-            Workers(1, 1),
+            WorkerCount(1, 1),
             Path("/proc/self/cwd/runs"),  # another place in every process
             address=cluster.address,
             observers=(lambda event: said.append(event["kind"]),),
@@ -134,12 +134,12 @@ def test_a_worker_that_does_not_see_the_runs_says_so_once(cluster: Any, recipe: 
 @needs_ray
 def test_nobody_at_that_address(recipe: Path) -> None:
     with pytest.raises(MachineError, match=r"no Ray cluster was found at 127\.0\.0\.1:1"):
-        launch(partial(ray_work.train, "", "", "never"), Workers(1, 1), recipe.parent, address="127.0.0.1:1")
+        launch(partial(ray_work.train, "", "", "never"), WorkerCount(1, 1), recipe.parent, address="127.0.0.1:1")
 
 
 def test_ray_client_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"ray://head:10001, a Ray Client, .* http://host:8265"):
-        launch(partial(ray_work.train, "", "", "never"), Workers(2, 2), tmp_path, address="ray://head:10001")
+        launch(partial(ray_work.train, "", "", "never"), WorkerCount(2, 2), tmp_path, address="ray://head:10001")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -157,7 +157,7 @@ def test_nobody_takes_jobs_there(recipe: Path) -> None:
 def test_ray_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtra, match=r"--on ray needs ray, which is not installed: pip install 'flatout\[cluster\]'"):
-        launch(partial(ray_work.train, "", "", "never"), Workers(2, 2), tmp_path)
+        launch(partial(ray_work.train, "", "", "never"), WorkerCount(2, 2), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -166,9 +166,9 @@ def test_ray_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_workers_that_make_no_sense(written: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        Workers.parse(written)
+        WorkerCount.parse(written)
 
 
 def test_a_range_of_workers() -> None:
-    assert Workers.parse(" 2:8 ") == Workers(2, 8)
-    assert (str(Workers.parse("4")), str(Workers.parse("2:8"))) == ("4", "2 to 8")
+    assert WorkerCount.parse(" 2:8 ") == WorkerCount(2, 8)
+    assert (str(WorkerCount.parse("4")), str(WorkerCount.parse("2:8"))) == ("4", "2 to 8")

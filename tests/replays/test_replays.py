@@ -20,8 +20,8 @@ from flatout.machine.ceilings import Ceilings
 from flatout.measure.receipt import KEPT, REJECTED, UNTRIED, Receipt
 from flatout.plan.choose import choose_in
 from flatout.plan.knobs.all import KNOBS
-from flatout.plan.options import Terms
-from flatout.plan.prediction import Group, Prediction
+from flatout.plan.options import SearchTerms
+from flatout.plan.prediction import OperatorGroup, Prediction
 from flatout.plan.search import KnobSearch
 from flatout.plan.situation import Situation
 from flatout.plan.trials.recording import Recording
@@ -50,7 +50,7 @@ def job_of(path: Path) -> Job:
 
 
 def prediction(written: dict[str, Any]) -> Prediction:
-    return Prediction(**{**written, "groups": tuple(Group(**group) for group in written["groups"])})
+    return Prediction(**{**written, "groups": tuple(OperatorGroup(**group) for group in written["groups"])})
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,9 @@ def situation(path: Path, **pins: Any) -> Situation:
 
 def replay(path: Path, recording: dict[str, Any] | None = None, *, steps: float | None = None, **pins: Any) -> Receipt:
     found = recorded(path)
-    terms = Terms(found["steps_left"], found["limit_s"], analyze=True) if steps is None else Terms(steps, limit_s=1e9)
+    terms = (
+        SearchTerms(found["steps_left"], found["limit_s"], analyze=True) if steps is None else SearchTerms(steps, limit_s=1e9)
+    )
     start = choose_in(situation(path, **pins), path.stem).settings
     return KnobSearch(situation(path, **pins), start, KNOBS, Recording(recording or found["recording"]), terms).run()
 
@@ -161,5 +163,5 @@ def test_compiling_must_pay_for_itself(path: Path) -> None:
     assert pays_in < recorded(path)["steps_left"]
     found = recorded(path)["recording"]
     start = choose_in(situation(path), path.stem).settings
-    few = KnobSearch(situation(path), start, KNOBS, Recording(found), Terms(pays_in / 2, limit_s=1e9, free=True)).run()
+    few = KnobSearch(situation(path), start, KNOBS, Recording(found), SearchTerms(pays_in / 2, limit_s=1e9, free=True)).run()
     assert few.settings["compile"] != entry.value

@@ -19,9 +19,9 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     import torch
 
     from flatout import planned
-    from flatout.machine.ceilings import Ceilings, Measured
+    from flatout.machine.ceilings import Ceilings, MeasuredRate
 
-    made_up = Ceilings("cpu", {"fp32": Measured(1e11, 1e11, 1e11, 5)}, launch_s=Measured(2e-6, 2e-6, 2e-6, 5))
+    made_up = Ceilings("cpu", {"fp32": MeasuredRate(1e11, 1e11, 1e11, 5)}, launch_s=MeasuredRate(2e-6, 2e-6, 2e-6, 5))
     monkeypatch.setattr(planned, "ceilings_of", lambda device, cache, job: made_up)
     monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)

@@ -18,7 +18,7 @@ from flatout.boost.forks import Forks
 from flatout.boost.running import waited_for
 from flatout.cli.doctor import measured_once
 from flatout.data.workers import nursery, watched
-from flatout.data.workers.arena import Layout
+from flatout.data.workers.arena import ArenaLayout
 from flatout.data.workers.parcel import Parcel
 from flatout.drill import drill
 from flatout.plan.trials.process import TrialProcess
@@ -30,7 +30,7 @@ assert TREE is not None
 
 def a_worker(there: str, forked: bool) -> None:
     setattr(watched, "start_worker", partial(nursery.start_worker, forked=forked))  # noqa: B010
-    worker = watched.ProcessWorker(Parcel(process_tree.GrowingTask()), None, Layout({}, 0), 600.0)
+    worker = watched.ProcessWorker(Parcel(process_tree.GrowingTask()), None, ArenaLayout({}, 0), 600.0)
     worker.start()
     threading.Thread(target=worker.call, args=(there, str), daemon=True).start()
 

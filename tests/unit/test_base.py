@@ -14,7 +14,7 @@ from flatout.base.errors import FlatoutError, RecipeError, Stopped, UsageError, 
 from flatout.base.events import EventLog, read_events
 from flatout.base.source import source_text
 from flatout.base.specs import Spec, import_named, pick
-from flatout.base.tree import Cell, Column, Doc, Fields, Line, Table, to_data, to_text
+from flatout.base.tree import Cell, Doc, Fields, Table, TableColumn, TextLine, to_data, to_text
 from flatout.base.units import parse_bytes, parse_seconds, show_bytes, show_count, show_rate, show_seconds, split_quantity
 
 # ---- errors ----
@@ -213,16 +213,16 @@ def test_a_full_disk_does_not_end_a_run() -> None:
 
 DOC = Doc(
     (
-        Line("Title"),
+        TextLine("Title"),
         Fields({"rate": 3.5, "shown": Cell(1, "one")}),
         Table(
             "rows",
-            (Column("name", "name"), Column("n", "n", right=True), Column("hidden", "hidden", shown=False)),
+            (TableColumn("name", "name"), TableColumn("n", "n", right=True), TableColumn("hidden", "hidden", shown=False)),
             [{"name": "a", "n": Cell(1000, "1k"), "hidden": True}, {"name": "long", "n": None}],
             fold=[{"name": "folded", "n": 2}],
             fold_note="more like it",
         ),
-        Table("aside", (Column("x", ""),), [{"x": False}], in_json=False),
+        Table("aside", (TableColumn("x", ""),), [{"x": False}], in_json=False),
     )
 )
 

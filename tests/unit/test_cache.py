@@ -24,7 +24,7 @@ from ragged import KINDS, MadeUp, batches, equal
 from flatout.base.errors import UsageError
 from flatout.data.stores import cache as cache_module
 from flatout.data.stores.cache import Cache, cache_key
-from flatout.data.stores.compression import Measured, best_codec, choose_compression, measure_codec
+from flatout.data.stores.compression import CodecSpeed, best_codec, choose_compression, measure_codec
 from flatout.data.stores.entries import hold
 from flatout.data.stores.filling import FillingSource
 from flatout.data.stores.mapped import MappedStore, cached_rows
@@ -420,14 +420,14 @@ def test_open_finds_only_what_is_there(tmp_path: Path) -> None:
 
 
 def test_compression_is_chosen_by_what_it_delivers() -> None:
-    codecs = {"lz4": Measured(2.0, 1e9), "zstd": Measured(3.0, 0.4e9)}
+    codecs = {"lz4": CodecSpeed(2.0, 1e9), "zstd": CodecSpeed(3.0, 0.4e9)}
     choose: Callable[..., str] = lambda disk, needed, threads=1: best_codec(disk, codecs, needed, threads)  # noqa: E731
     assert choose(100e6, 1e9) == "zstd"  # 300 MB/s out of 100
     assert choose(300e6, 1e9) == "lz4"  # zstd unpacks no more than 400
     assert choose(300e6, 1e9, threads=4) == "zstd"
     assert choose(1.5e9, 2e9) == "none"  # either one would be slower than the disk
     assert choose(300e6, 310e6) == "none"  # not worth it
-    assert best_codec(100e6, {"lz4": Measured(1.05, 1e9), "zstd": Measured(1.08, 1e9)}, 1e9) == "none"
+    assert best_codec(100e6, {"lz4": CodecSpeed(1.05, 1e9), "zstd": CodecSpeed(1.08, 1e9)}, 1e9) == "none"
 
 
 SLOW_DISK = Surroundings(

@@ -25,7 +25,7 @@ from flatout.data.stores.cache import Cache
 from flatout.data.stores.filling import place
 from flatout.data.stores.mapped import cached_compression, cached_rows
 from flatout.data.tables import encoded
-from flatout.machine.ceilings import Ceilings, Measured
+from flatout.machine.ceilings import Ceilings, MeasuredRate
 from flatout.plan import situation, tier
 from flatout.plan.plan import Prediction
 from flatout.store.run_folder import all_runs
@@ -34,8 +34,8 @@ from flatout.survey.view import doc
 from flatout.verbs import Run
 
 
-def measured(value: float) -> Measured:
-    return Measured(value, value, value, 5)
+def measured(value: float) -> MeasuredRate:
+    return MeasuredRate(value, value, value, 5)
 
 
 @contextmanager

@@ -397,9 +397,9 @@ def test_env(flatout: Command) -> None:
 
 def test_probe(desk: Path, flatout: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     from flatout.machine import probe
-    from flatout.machine.ceilings import Ceilings, Measured
+    from flatout.machine.ceilings import Ceilings, MeasuredRate
 
-    made_up = Ceilings("cpu", {"fp32": Measured(5e11, 4e11, 6e11, 9)}, unavailable={"launch_s": "made up"})
+    made_up = Ceilings("cpu", {"fp32": MeasuredRate(5e11, 4e11, 6e11, 9)}, unavailable={"launch_s": "made up"})
     monkeypatch.setattr(probe, "measure_ceilings", lambda *given, **named: made_up)
     said = data(flatout("probe", "--json", "--device", "cpu"))
     assert (said["device"], said["cached"]) == ("cpu", False)

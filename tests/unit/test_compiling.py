@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from flatout.base.errors import Stopped
 from flatout.base.events import read_events
 from flatout.engine import assembly, compile_cache
-from flatout.engine.compile_cache import Kept, made_for
-from flatout.engine.compiling import Watch
+from flatout.engine.compile_cache import CompiledFiles, made_for
+from flatout.engine.compiling import CompileWatch
 from flatout.engine.settings import Settings
 from flatout.engine.step import Step
 from flatout.objectives.build import build as build_objective
@@ -149,7 +149,7 @@ def test_what_is_compiled_again_and_again_is_said_and_so_is_its_end(tmp_path: Pa
 
 
 def test_many_models_in_one_process_do_not_share_a_limit(without_kernels: None) -> None:
-    watch = Watch()
+    watch = CompileWatch()
     for _ in range(torch._dynamo.config.recompile_limit + 2):
         step = step_of(Plain(), Settings(compile="on"))
         step.passes.warm(4)
@@ -294,8 +294,8 @@ def test_one_compilation_serves_all_shapes(tmp_path: Path, without_kernels: None
 # ---- what is kept with the run ----
 
 
-def kept(folder: Path, **other: str) -> Kept:
-    return Kept(folder, {**made_for(Settings(compile="on")), **other})
+def kept(folder: Path, **other: str) -> CompiledFiles:
+    return CompiledFiles(folder, {**made_for(Settings(compile="on")), **other})
 
 
 @pytest.fixture

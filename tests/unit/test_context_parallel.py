@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from flatout.base.errors import UsageError
 from flatout.base.events import read_events
 from flatout.engine.determinism import seed_of
-from flatout.engine.parallel.context import Attention, attend_to_past, check_length, check_sequences, own_stretches
+from flatout.engine.parallel.context import SplitAttention, attend_to_past, check_length, check_sequences, own_stretches
 from flatout.engine.parallel.mesh import parse_mesh
 from flatout.engine.settings import Settings
 from flatout.machine.world import World
@@ -197,7 +197,7 @@ def test_queries_see_the_keys_up_to_their_own() -> None:
 
 def test_a_mask_of_the_models_own_is_refused() -> None:
     """It would be of this process's positions alone, as that of packed texts is."""
-    attend = Attention(world_of(2), group=None)
+    attend = SplitAttention(world_of(2), group=None)
     query = torch.zeros(1, 1, 4, 2)
     with pytest.raises(UsageError, match="context=2: the model attends with a mask of its own"):
         attend(query, query, query, attn_mask=torch.ones(4, 4, dtype=torch.bool))

@@ -14,12 +14,12 @@ import pytest
 from commands import Answer, Command
 
 from flatout.base.tree import to_text
-from flatout.plan.plan import Choice, Rejected
+from flatout.plan.plan import Choice, RejectedSetting
 from flatout.survey.advice import words_of
-from flatout.survey.attention import Attention, ThreadWatch
+from flatout.survey.attention import ThreadTime, ThreadWatch
 from flatout.survey.columns import ColumnWords, LabelWords
 from flatout.survey.speeds import Speeds, rows_of, slowest
-from flatout.survey.stages import Loading, Reading, Stages, Step, Wider
+from flatout.survey.stages import LoaderSpeed, ReadingSpeed, Stages, TransformSpeed, Wider
 from flatout.survey.survey import PartSize, Survey
 from flatout.survey.view import doc
 
@@ -191,11 +191,11 @@ PHOTOS = Speeds(
     cores=2,
     threads=2,
     stages=Stages(
-        Reading(200.0, Attention(0.91, 0.0), file_bytes_per_row=110_000),
+        ReadingSpeed(200.0, ThreadTime(0.91, 0.0), file_bytes_per_row=110_000),
         4100.0,
         12e9,
-        (Step("random_resized_crop", 80e-6), Step("flip", 20e-6)),
-        Loading(380.0, "streamed", 2),
+        (TransformSpeed("random_resized_crop", 80e-6), TransformSpeed("flip", 20e-6)),
+        LoaderSpeed(380.0, "streamed", 2),
     ),
     opening_s=1.0,
     wanted_rows_per_s=3000.0,
@@ -230,14 +230,14 @@ def test_nothing_is_advised_that_there_is_no_room_for() -> None:
 
 
 def test_threads_that_wait_for_files() -> None:
-    reading = replace(PHOTOS.stages.reading, attention=Attention(0.2, 0.0))
+    reading = replace(PHOTOS.stages.reading, attention=ThreadTime(0.2, 0.0))
     words = words_of(replace(PHOTOS, stages=replace(PHOTOS.stages, reading=reading)))
     assert any("a faster disk" in sentence for sentence in words)
     assert not any("further thread" in sentence for sentence in words)
 
 
 def test_a_busy_machine_is_said() -> None:
-    reading = replace(PHOTOS.stages.reading, attention=Attention(0.4, 0.6))
+    reading = replace(PHOTOS.stages.reading, attention=ThreadTime(0.4, 0.6))
     words = words_of(replace(PHOTOS, stages=replace(PHOTOS.stages, reading=reading)))
     assert "stood in line for one 60% of the time" in words[-1]
 
@@ -250,7 +250,7 @@ def test_workers_of_a_dataset() -> None:
 
 
 def test_slow_transforms() -> None:
-    steps = (Step("random_resized_crop", 8e-3), Step("flip", 2e-3))
+    steps = (TransformSpeed("random_resized_crop", 8e-3), TransformSpeed("flip", 2e-3))
     speeds = replace(PHOTOS, stages=replace(PHOTOS.stages, transforms=steps))
     assert slowest(speeds).name == "transforms"
     assert words_of(speeds)[1:] == [
@@ -275,7 +275,11 @@ TABLE = Speeds(
     cores=2,
     threads=1,
     stages=Stages(
-        Reading(1e6, Attention(1.0, 0.0), wider=Wider(8192, 3e7)), None, None, (Step("table", 5e-7),), Loading(6e5, "resident")
+        ReadingSpeed(1e6, ThreadTime(1.0, 0.0), wider=Wider(8192, 3e7)),
+        None,
+        None,
+        (TransformSpeed("table", 5e-7),),
+        LoaderSpeed(6e5, "resident"),
     ),
     opening_s=20.0,
     wanted_rows_per_s=2e5,
@@ -299,7 +303,7 @@ def test_a_table_in_memory_that_took_long_to_parse() -> None:
 def test_on_a_cpu_the_same_threads_keep_and_transform() -> None:
     speeds = replace(PHOTOS, on_cpu=True, stages=replace(PHOTOS.stages, copy_bytes_per_s=None))
     assert speeds.later_rows_per_s == pytest.approx(2 / (1 / 4100 + 100e-6))
-    measured = replace(speeds, tier="pinned", stages=replace(speeds.stages, loading=Loading(380.0, "pinned", 2, 1234.0)))
+    measured = replace(speeds, tier="pinned", stages=replace(speeds.stages, loading=LoaderSpeed(380.0, "pinned", 2, 1234.0)))
     assert measured.later_rows_per_s == 1234.0
 
 
@@ -314,7 +318,7 @@ def test_the_page_of_a_slow_pipeline() -> None:
         data={},
         steps=("random_resized_crop", "flip"),
         tier=Choice("tier", "streamed", "read from the source in every epoch: nothing else holds it or would be quicker"),
-        rejected=(Rejected("tier", "pinned", "12 GB is too much for 8 GB free in host memory"),),
+        rejected=(RejectedSetting("tier", "pinned", "12 GB is too much for 8 GB free in host memory"),),
         speeds=replace(PHOTOS, file_bytes=2.2e9),
         notes=("1 bad sample was left out: a.jpg: is empty",),
     )

@@ -35,7 +35,7 @@ from flatout.data.order import Order
 from flatout.data.serving.streamed import IterableFeed
 from flatout.data.source import ArraySource, Batch, Column
 from flatout.data.workers import nursery, watched
-from flatout.data.workers.arena import Layout
+from flatout.data.workers.arena import ArenaLayout
 from flatout.data.workers.failures import WorkerTraceback
 from flatout.data.workers.parcel import Parcel, unpack
 from flatout.data.workers.pool import Errand, Pool
@@ -446,7 +446,7 @@ def test_arrays_go_beside_the_pickle_and_come_back_as_they_were() -> None:
 
 def test_a_worker_can_be_a_new_interpreter_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watched, "start_worker", partial(nursery.start_worker, forked=False))
-    worker = ProcessWorker(Parcel(_Echo()), None, Layout({}, 0), 5.0)
+    worker = ProcessWorker(Parcel(_Echo()), None, ArenaLayout({}, 0), 5.0)
     worker.start()
     assert worker.pid is not None and worker.call("word", str)[0] == "word"
     os.kill(worker.pid, signal.SIGSEGV)
@@ -464,7 +464,7 @@ def test_a_forgotten_source_takes_its_workers_along() -> None:
 
 
 def test_a_pool_that_was_closed_says_so() -> None:
-    pool = Pool(lambda number, of: ThreadWorker(lambda job, memory: job, Layout({}, 0), 1), 1)
+    pool = Pool(lambda number, of: ThreadWorker(lambda job, memory: job, ArenaLayout({}, 0), 1), 1)
     taken: list[Any] = []
     pool.run([Errand(3, lambda reply, memory: taken.append(reply), str)])
     pool.close()
@@ -476,7 +476,7 @@ def test_a_pool_that_was_closed_says_so() -> None:
 def test_the_thread_of_a_worker_has_ended_when_it_is_closed() -> None:
     """One that goes on while the interpreter goes down, and lets go of tensors, would take the process with it."""
     before = set(threading.enumerate())
-    worker = ThreadWorker(lambda job, memory: job, Layout({}, 0), 1)
+    worker = ThreadWorker(lambda job, memory: job, ArenaLayout({}, 0), 1)
     assert worker.call(3, str)[0] == 3
     assert set(threading.enumerate()) - before
     worker.close()
@@ -741,7 +741,7 @@ def test_the_order_is_ours(closing: list[Any]) -> None:
 
 
 def test_workers_are_watched_one_at_a_time() -> None:
-    worker = ProcessWorker(Parcel(_Echo()), None, Layout({}, 0), 5.0)
+    worker = ProcessWorker(Parcel(_Echo()), None, ArenaLayout({}, 0), 5.0)
     worker.start()
     pid = worker.pid
     assert pid is not None and worker.call("word", str)[0] == "word"

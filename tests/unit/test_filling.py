@@ -18,7 +18,7 @@ from flatout.data.stores.cache import Cache, cache_key
 from flatout.data.stores.filling import FillingSource, place
 from flatout.data.stores.mapped import MappedStore
 from flatout.data.stores.memory import MemoryStore, RowStore, bytes_needed
-from flatout.data.stores.records import Layout
+from flatout.data.stores.records import RecordLayout
 from flatout.data.stores.tiers import Surroundings, choose_tier
 from flatout.machine.host import free_host_bytes
 
@@ -328,7 +328,7 @@ def test_ragged_columns_need_a_start() -> None:
     with pytest.raises(
         UsageError, match=r"ragged columns \(x\) need a column 'start', one int64 a row, in the schema; got none"
     ):
-        Layout.of({"x": Column(torch.uint8, (), ragged=3.0)})
+        RecordLayout.of({"x": Column(torch.uint8, (), ragged=3.0)})
 
 
 def test_place_wraps_what_is_not_in_memory(tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ from torch import nn
 from flatout.machine import gains as measuring
 from flatout.machine import probe as probing
 from flatout.machine.cache import CeilingsCache
-from flatout.machine.ceilings import Ceilings, Measured
+from flatout.machine.ceilings import Ceilings, MeasuredRate
 from flatout.machine.comparisons import channels_last, fused_update, in_bfloat16, torchs_own
 from flatout.machine.facts import fingerprint, read_facts
-from flatout.machine.gains import Comparison, Gain, Gains, Pair, Way, gain_key
+from flatout.machine.gains import Gain, GainComparison, Gains, Pair, Way, gain_key
 from flatout.machine.hand_over import USUAL_HAND_OVER_S, hand_over_seconds
 from flatout.machine.optimisations import CHANNELS_LAST, FUSED_OPTIMIZER, OWN_CONVOLUTIONS
 from flatout.machine.probe import keep_gains, probe
@@ -30,7 +30,7 @@ from flatout.measure.counts import Operation, count_step
 from flatout.measure.groups import CONVOLUTIONS, PRODUCTS
 
 CPU = torch.device("cpu")
-BARE = Ceilings("cpu", {"fp32": Measured(1e11, 1e11, 1e11, 5)})
+BARE = Ceilings("cpu", {"fp32": MeasuredRate(1e11, 1e11, 1e11, 5)})
 
 
 class Clock:
@@ -52,8 +52,8 @@ class Clock:
         return self.seconds
 
 
-def compared(key: str, pairs: int = 1, ready: Callable[..., Any] = lambda device, numbers: (int, int)) -> Comparison:
-    return Comparison(key, [Pair(1.0, 1.0, ready)] * pairs)
+def compared(key: str, pairs: int = 1, ready: Callable[..., Any] = lambda device, numbers: (int, int)) -> GainComparison:
+    return GainComparison(key, [Pair(1.0, 1.0, ready)] * pairs)
 
 
 def operations(group: str = CONVOLUTIONS) -> list[Operation]:
@@ -117,7 +117,7 @@ def test_a_machine_that_is_too_busy_to_tell_keeps_nothing(monkeypatch: pytest.Mo
 def test_short_memory_is_no_reason_never_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     gains = Gains(limit_s=1.0, clock=clock)
-    assert gains.measured(Comparison("a", [Pair(1e18, 1.0, lambda device, numbers: (int, int))]), CPU) is None
+    assert gains.measured(GainComparison("a", [Pair(1e18, 1.0, lambda device, numbers: (int, int))]), CPU) is None
     assert not gains.new and not clock.timed
 
 

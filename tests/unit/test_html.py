@@ -5,15 +5,15 @@ from __future__ import annotations
 from html.parser import HTMLParser
 
 from flatout.base.html import to_html
-from flatout.base.tree import Cell, Column, Doc, Fields, Line, Picture, Table, to_data, to_text
+from flatout.base.tree import Cell, Doc, Fields, Picture, Table, TableColumn, TextLine, to_data, to_text
 
 EVIL = '<script>alert("x")</script>&\'"'
-COLUMNS = (Column("name", "name"), Column("n", "n", right=True), Column("hidden", "hidden", shown=False))
+COLUMNS = (TableColumn("name", "name"), TableColumn("n", "n", right=True), TableColumn("hidden", "hidden", shown=False))
 DOC = Doc(
     (
-        Line("A heading", strong=True),
-        Line(),
-        Line("and words"),
+        TextLine("A heading", strong=True),
+        TextLine(),
+        TextLine("and words"),
         Fields({"only": "for programs"}),
         Table(
             "rows",
@@ -69,11 +69,11 @@ def test_a_page_needs_nothing_from_elsewhere() -> None:
 
 
 def test_hostile_names_stay_words() -> None:
-    column = Column("x", EVIL)
+    column = TableColumn("x", EVIL)
     doc = Doc(
         (
-            Line(EVIL, strong=True),
-            Line(EVIL),
+            TextLine(EVIL, strong=True),
+            TextLine(EVIL),
             Table("t", (column,), [{"x": EVIL}], fold=[{"x": Cell(1, EVIL)}], fold_note=EVIL),
             Picture(f"<svg>{EVIL}</svg>", EVIL),
         )
@@ -87,5 +87,5 @@ def test_hostile_names_stay_words() -> None:
 
 
 def test_a_picture_is_for_pages_only() -> None:
-    doc = Doc((Line("words"), Picture("<svg/>", "caption")))
+    doc = Doc((TextLine("words"), Picture("<svg/>", "caption")))
     assert to_text(doc) == "words" and to_data(doc) == {}

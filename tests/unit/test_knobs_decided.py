@@ -20,10 +20,10 @@ from flatout.cli.training import read_asked
 from flatout.data.order import Order
 from flatout.data.serving.evaluation import EvalFeed
 from flatout.data.serving.feed import PinnedFeed
-from flatout.data.serving.tuning import Budget
+from flatout.data.serving.tuning import ReadingBudget
 from flatout.data.source import Batch, Column, Source
 from flatout.engine.settings import is_setting, parse_pins, value_of
-from flatout.machine.ceilings import Ceilings, Measured
+from flatout.machine.ceilings import Ceilings, MeasuredRate
 from flatout.measure.counts import Operation
 from flatout.plan.choose import choose, situation_of
 from flatout.plan.knobs import evaluation_batch, log_every, prefetch, reader_threads
@@ -171,7 +171,7 @@ def why(knob: Decided, s: Situation, tier: str) -> str:
 
 
 def test_what_is_read_ahead_is_said_in_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Budget, "here", lambda: Budget(cores=8, memory_bytes=10**10))
+    monkeypatch.setattr(ReadingBudget, "here", lambda: ReadingBudget(cores=8, memory_bytes=10**10))
     assert why(reader_threads, read_from(Slow(), "cuda"), "streamed").startswith("starts with 7 beside 8 cores, more while")
     assert why(reader_threads, read_from(Slow()), "streamed").startswith("starts with 8, one a core")
     assert why(prefetch, read_from(Slow(), "cuda"), "pinned").startswith("starts with 9 for 7 threads, more where")
@@ -183,8 +183,8 @@ def test_what_is_read_ahead_is_said_in_numbers(monkeypatch: pytest.MonkeyPatch) 
 # ---- evaluation ----
 
 
-def measured(value: float) -> Measured:
-    return Measured(value, value, value, 10)
+def measured(value: float) -> MeasuredRate:
+    return MeasuredRate(value, value, value, 10)
 
 
 def gpu(launch_s: float) -> Ceilings:

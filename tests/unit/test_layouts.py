@@ -22,11 +22,11 @@ from flatout.models.blocks import blocks_of
 from flatout.models.gpt import gpt
 from flatout.plan.layouts.collectives import Network
 from flatout.plan.layouts.count import count_model
-from flatout.plan.layouts.estimate import Cluster, Training, estimate
+from flatout.plan.layouts.estimate import Cluster, TrainingLoad, estimate
 from flatout.plan.layouts.explain import explain_layouts
 from flatout.plan.layouts.jobs import explain_job_layouts, shape_of_job, splits_of
 from flatout.plan.layouts.kinds import LINKS, device_kind
-from flatout.plan.layouts.layout import Layout, cut, problem
+from flatout.plan.layouts.layout import ParallelLayout, cut, problem
 from flatout.plan.layouts.memory import in_flight, memory_of
 from flatout.plan.layouts.search import find_layouts, meshes
 from flatout.plan.layouts.shape import Shape
@@ -155,16 +155,16 @@ def test_a_model_without_a_list_is_one_block() -> None:
 
 
 def test_states_take_sixteen_bytes_a_weight_and_are_divided_by_sharding(stack: Shape) -> None:
-    alone = memory_of(stack, Layout(), 8)
+    alone = memory_of(stack, ParallelLayout(), 8)
     assert alone.parameters + alone.gradients + alone.optimizer == 16 * stack.parameters
-    sharded = memory_of(stack, Layout(shard=4), 8)
+    sharded = memory_of(stack, ParallelLayout(shard=4), 8)
     assert sharded.parameters + sharded.gradients + sharded.optimizer == 16 * stack.parameters / 4
-    assert memory_of(stack, Layout(data=4), 8).parameters == alone.parameters
-    assert memory_of(stack, Layout(), 8, optimizer_bytes=4).optimizer == 4 * stack.parameters
+    assert memory_of(stack, ParallelLayout(data=4), 8).parameters == alone.parameters
+    assert memory_of(stack, ParallelLayout(), 8, optimizer_bytes=4).optimizer == 4 * stack.parameters
 
 
 def test_eight_billion_weights_on_eight_devices_add_up_by_hand(llama: Shape) -> None:
-    memory = memory_of(llama, Layout(shard=8, micro_batch=2, recompute="selective"), 16)
+    memory = memory_of(llama, ParallelLayout(shard=8, micro_batch=2, recompute="selective"), 16)
     tokens, weights = 2 * 8192, 8_030_261_248
     assert memory.parameters == 4 * weights / 8
     assert memory.optimizer == 8 * weights / 8
@@ -173,20 +173,20 @@ def test_eight_billion_weights_on_eight_devices_add_up_by_hand(llama: Shape) -> 
 
 
 def test_recomputing_keeps_the_inputs_of_blocks_alone(llama: Shape) -> None:
-    kept, again = (memory_of(llama, Layout(shard=8, recompute=how), 8).activations for how in ("none", "full"))
+    kept, again = (memory_of(llama, ParallelLayout(shard=8, recompute=how), 8).activations for how in ("none", "full"))
     assert again == 8192 * 32 * 2 * 4096
     assert kept > 10 * again
 
 
 def test_tensor_parallelism_divides_weights_and_activations(llama: Shape) -> None:
-    whole = memory_of(llama, Layout(shard=8, recompute="full"), 64)
-    split = memory_of(llama, Layout(shard=8, tensor=8, recompute="full"), 64)
+    whole = memory_of(llama, ParallelLayout(shard=8, recompute="full"), 64)
+    split = memory_of(llama, ParallelLayout(shard=8, tensor=8, recompute="full"), 64)
     assert split.activations == whole.activations / 8
     assert split.parameters == pytest.approx(whole.parameters / 8, rel=1e-3)  # norms are not divided
 
 
 def test_stages_hold_as_many_micro_batches_as_their_schedule_says() -> None:
-    pipeline = Layout(pipeline=4)
+    pipeline = ParallelLayout(pipeline=4)
     assert [in_flight(pipeline, rank, 16) for rank in range(4)] == [[4], [3], [2], [1]]
     assert in_flight(replace(pipeline, schedule="gpipe"), 0, 16) == [16]
     assert in_flight(pipeline, 0, 2) == [2]
@@ -204,7 +204,7 @@ def test_a_pipeline_idles_less_with_more_micro_batches_and_with_chunks(llama: Sh
     cluster = Cluster.of("h100")
 
     def idle(**how: Any) -> float:
-        layout = Layout(pipeline=4, recompute="full", **how)
+        layout = ParallelLayout(pipeline=4, recompute="full", **how)
         times = times_of(llama, layout, 32, cluster.kind, cluster.network)
         return times.bubble_s / times.compute_s
 
@@ -217,16 +217,16 @@ def test_a_pipeline_idles_less_with_more_micro_batches_and_with_chunks(llama: Sh
 def test_slow_links_are_waited_for(llama: Shape) -> None:
     def waited(between: str) -> float:
         cluster = Cluster.of("h100", between=between)
-        return times_of(llama, Layout(shard=64), 64, cluster.kind, cluster.network).communication_share
+        return times_of(llama, ParallelLayout(shard=64), 64, cluster.kind, cluster.network).communication_share
 
     assert waited("infiniband-ndr") < 0.1 < 0.5 < waited("ethernet-10g")
 
 
 def test_more_work_takes_longer_and_none_is_free(stack: Shape, llama: Shape) -> None:
     cluster = Cluster.of("h100")
-    steps = [times_of(llama, Layout(micro_batch=1), rows, cluster.kind, cluster.network).step_s for rows in (1, 2, 4)]
+    steps = [times_of(llama, ParallelLayout(micro_batch=1), rows, cluster.kind, cluster.network).step_s for rows in (1, 2, 4)]
     assert steps == sorted(steps)
-    small = times_of(stack, Layout(), 1, cluster.kind, cluster.network)
+    small = times_of(stack, ParallelLayout(), 1, cluster.kind, cluster.network)
     assert small.compute_s > 1e-4  # calling its operators takes longer than their arithmetic
 
 
@@ -234,7 +234,7 @@ def test_groups_lie_on_nodes_as_torch_lays_them() -> None:
     """Against torch's own mesh of 64 ranks that don't exist."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    layout = Layout(pipeline=2, data=2, shard=4, tensor=4)
+    layout = ParallelLayout(pipeline=2, data=2, shard=4, tensor=4)
     network = Network(8, LINKS["nvlink4"], LINKS["infiniband-ndr"])
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=64)
     try:
@@ -253,16 +253,16 @@ def test_groups_lie_on_nodes_as_torch_lays_them() -> None:
 
 
 def test_layouts_that_do_not_divide_are_rejected_in_words(stack: Shape, llama: Shape) -> None:
-    assert problem(llama, Layout(tensor=16), 64, 16) == "8 key and value heads do not divide by tensor=16"
-    assert "7 pipeline stages, and the model has 6 blocks" in str(problem(stack, Layout(pipeline=7), 64, 8))
-    assert "12 pipeline stages" in str(problem(stack, Layout(pipeline=6, chunks=2, schedule="interleaved"), 64, 8))
-    assert "too few rows for 128 devices" in str(problem(stack, Layout(data=128), 64, 8))
-    assert "would leave the node" in str(problem(llama, Layout(tensor=8), 64, 4))
-    assert "tensor parallelism needs a plan" in str(problem(counted(), Layout(tensor=2), 64, 8))
+    assert problem(llama, ParallelLayout(tensor=16), 64, 16) == "8 key and value heads do not divide by tensor=16"
+    assert "7 pipeline stages, and the model has 6 blocks" in str(problem(stack, ParallelLayout(pipeline=7), 64, 8))
+    assert "12 pipeline stages" in str(problem(stack, ParallelLayout(pipeline=6, chunks=2, schedule="interleaved"), 64, 8))
+    assert "too few rows for 128 devices" in str(problem(stack, ParallelLayout(data=128), 64, 8))
+    assert "would leave the node" in str(problem(llama, ParallelLayout(tensor=8), 64, 4))
+    assert "tensor parallelism needs a plan" in str(problem(counted(), ParallelLayout(tensor=2), 64, 8))
     assert "multiple of 4 micro-batches, and has 6" in str(
-        problem(llama, Layout(pipeline=4, chunks=2, schedule="interleaved"), 6, 8)
+        problem(llama, ParallelLayout(pipeline=4, chunks=2, schedule="interleaved"), 6, 8)
     )
-    assert problem(llama, Layout(data=2, shard=2, tensor=2, pipeline=2), 64, 8) is None
+    assert problem(llama, ParallelLayout(data=2, shard=2, tensor=2, pipeline=2), 64, 8) is None
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_layouts_that_do_not_divide_are_rejected_in_words(stack: Shape, llama: S
         (lambda: Cluster.of("h100", between="infinband-ndr"), "did you mean 'infiniband-ndr'?"),
         (lambda: Cluster.of("h100", per_node=0), "at least 1 device, got 0"),
         (lambda: described("llama-3.1-7b"), "did you mean 'llama-3.1-"),
-        (lambda: find_layouts(counted(), Training(8), Cluster.of("h100"), 0), "at least 1 device, got 0"),
+        (lambda: find_layouts(counted(), TrainingLoad(8), Cluster.of("h100"), 0), "at least 1 device, got 0"),
     ],
 )
 def test_what_is_asked_wrongly_is_answered_with_what_was_meant(call: Any, words: str) -> None:
@@ -285,24 +285,24 @@ def test_what_is_asked_wrongly_is_answered_with_what_was_meant(call: Any, words:
 
 
 def test_all_meshes_multiply_to_the_world() -> None:
-    every = list(meshes(12, Layout()))
+    every = list(meshes(12, ParallelLayout()))
     assert all(mesh.world == 12 for mesh in every)
     assert len({mesh.mesh for mesh in every}) == len(every) == 4 * 10
 
 
 def test_layouts_are_ordered_by_rate_and_fit(llama: Shape) -> None:
     cluster = Cluster.of("h100")
-    found = find_layouts(llama, Training(64), cluster, 16)
+    found = find_layouts(llama, TrainingLoad(64), cluster, 16)
     rates = [one.rate for one in found.fitting]
     assert rates == sorted(rates, reverse=True)
     assert all(one.memory.reserved <= cluster.usable_bytes for one in found.fitting)
-    assert len(found.fitting) + len(found.rejected) == len(list(meshes(16, Layout())))
+    assert len(found.fitting) + len(found.rejected) == len(list(meshes(16, ParallelLayout())))
     whole = next(one for one in found.rejected if one.layout.mesh == "data=16")
     assert whole.why.startswith("needs at least ") and whole.why.endswith("and 75.2 GB can be used")
 
 
 def test_a_node_with_slow_links_prefers_fewer_exchanges(llama: Shape) -> None:
-    slow = find_layouts(llama, Training(64), Cluster.of("h200", inside="ethernet-10g", between="ethernet-10g"), 8)
+    slow = find_layouts(llama, TrainingLoad(64), Cluster.of("h200", inside="ethernet-10g", between="ethernet-10g"), 8)
     assert slow.fitting[0].layout.tensor == 1
 
 
@@ -359,7 +359,7 @@ def test_constants_are_fitted_on_the_named_rows_alone() -> None:
 
 
 def test_an_estimate_is_what_its_parts_say(llama: Shape) -> None:
-    cluster, layout = Cluster.of("h100"), Layout(shard=8, micro_batch=2, recompute="full")
-    found = estimate(llama, layout, Training(16), cluster)
+    cluster, layout = Cluster.of("h100"), ParallelLayout(shard=8, micro_batch=2, recompute="full")
+    found = estimate(llama, layout, TrainingLoad(16), cluster)
     assert found.rate == 16 * 8192 / found.times.step_s
     assert found.per_device == found.rate / 8

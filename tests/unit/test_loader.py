@@ -32,7 +32,7 @@ from flatout.data.serving.loader import Loader, loader
 from flatout.data.serving.pinned import PinnedFeed
 from flatout.data.serving.ranks import Share
 from flatout.data.serving.slots import Slots
-from flatout.data.serving.tuning import Budget
+from flatout.data.serving.tuning import ReadingBudget
 from flatout.data.source import Batch, Column, Schema, Source
 from flatout.data.texts.sequences import sequences
 
@@ -350,7 +350,7 @@ def test_every_worker_count_depth_and_seek_give_equal_bits(epoch_rows: int | Non
         {"workers": 2},
         {"workers": 5, "depth": 3},
         {"workers": 4, "depth": 11},
-        {"budget": Budget(4, 10**6)},
+        {"budget": ReadingBudget(4, 10**6)},
     ):
         served = feed(**options)
         for turn, size in enumerate(sizes()):
@@ -387,11 +387,11 @@ def test_what_is_in_memory_is_read_without_threads_on_a_cpu() -> None:
             return True
 
     before = _settle(0)
-    slow = PinnedFeed(Scattered(100), Order(0, (100,)), 10, "cpu", budget=Budget(4, 10**6))
+    slow = PinnedFeed(Scattered(100), Order(0, (100,)), 10, "cpu", budget=ReadingBudget(4, 10**6))
     slow.next()
     assert slow.workers == 4 and _threads() > before
     slow.close()
-    quick = PinnedFeed(InMemory(100), Order(0, (100,)), 10, "cpu", budget=Budget(4, 10**6))
+    quick = PinnedFeed(InMemory(100), Order(0, (100,)), 10, "cpu", budget=ReadingBudget(4, 10**6))
     quick.next()
     assert quick.workers == 0 and _threads() == before
 

@@ -17,7 +17,7 @@ from flatout.machine.device import device_name, pick_device
 from flatout.machine.facts import LIBRARIES, fingerprint, read_facts
 from flatout.machine.meters import Meters
 from flatout.machine.nvml import NoGpus, NvmlGpus
-from flatout.machine.reading import Reading
+from flatout.machine.reading import MeterReading
 from flatout.machine.world import World
 
 CPU = torch.device("cpu")
@@ -148,7 +148,7 @@ def test_gpus_are_matched_by_uuid_when_only_some_are_visible() -> None:
     assert visible.throttle_reasons == ("hardware thermal slowdown",)  # resting is not throttling
     assert visible.pcie_width is None  # not supported: unknown
     meters = Meters(torch.device("cuda:0"), gpus)
-    assert meters.read() == Reading(123.4, 5.0, 41.0, 1501.0, 0.5, 10**8)
+    assert meters.read() == MeterReading(123.4, 5.0, 41.0, 1501.0, 0.5, 10**8)
     assert meters.why_unavailable == ""
 
 
@@ -160,7 +160,7 @@ def test_what_a_gpu_does_not_tell_is_none_and_named() -> None:
 
 def test_without_nvml_everything_is_unavailable_for_a_reason() -> None:
     meters = Meters(torch.device("cuda:0"), NoGpus("no driver answers"))
-    assert meters.read() == Reading() and meters.why_unavailable == "no driver answers"
+    assert meters.read() == MeterReading() and meters.why_unavailable == "no driver answers"
     assert "mps" in Meters(torch.device("mps")).why_unavailable
 
 

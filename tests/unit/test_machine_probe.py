@@ -13,8 +13,9 @@ import torch
 from flatout.base.tree import to_data, to_text
 from flatout.machine import probe as probing
 from flatout.machine.advice import advise
-from flatout.machine.ceilings import RATES, Ceilings, Measured, measure_ceilings
+from flatout.machine.ceilings import RATES, Ceilings, MeasuredRate, measure_ceilings
 from flatout.machine.facts import CpuFacts, Facts
+from flatout.machine.links import ring_bytes_per_s
 from flatout.machine.nvml import GpuFacts
 from flatout.machine.probe import doc, probe
 from flatout.machine.rates import MATMUL_DTYPES, Unavailable, disk_bytes_per_s
@@ -34,7 +35,7 @@ HEALTHY = Facts(
     memory_total_bytes=128 * 10**9, memory_available_bytes=100 * 10**9, memory_limit_bytes=None, swap_used_bytes=0,
     shm_bytes=64 * 10**9, open_files_limit=65536, torch_threads=16, libraries={},
 )  # fmt: skip
-RATE = Measured(1e11, 0.9e11, 1.1e11, 20)
+RATE = MeasuredRate(1e11, 0.9e11, 1.1e11, 20)
 ON_GPU = Ceilings("cuda:0", {"fp32": RATE, "bf16": RATE}, RATE, RATE, RATE, RATE, None, None, replace(RATE, value=1e-5), RATE)
 ON_CPU = replace(ON_GPU, device="cpu")
 
@@ -182,7 +183,7 @@ def test_a_cpu_is_measured_quickly_and_reads_well(tmp_path: Path, monkeypatch: p
     state = torch.random.get_rng_state()
     two = World()
     two.size = 2
-    ceilings = measure_ceilings(CPU, quick=True, folder=tmp_path, world=two)
+    ceilings = measure_ceilings(CPU, quick=True, folder=tmp_path, network=lambda: ring_bytes_per_s(two.sum_, two.size, CPU))
     assert torch.equal(state, torch.random.get_rng_state())
     assert list(tmp_path.iterdir()) == []
     found = [

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from flatout.base.errors import UsageError
 from flatout.measure.paired import MIN_POWER, PairedCheck, check_losses
-from flatout.measure.proof import LIMITS, Snapshot, StepCheck, check_step
+from flatout.measure.proof import LIMITS, StepCheck, StepSnapshot, check_step
 
 Batch = tuple[Tensor, Tensor]
 Objective = Callable[[nn.Module, Batch], tuple[Tensor, float]]
@@ -131,7 +131,7 @@ def trained(kind: str, steps: int = 5) -> nn.Module:
     return model
 
 
-def take_step(start: nn.Module, given: list[Batch], how: How = REFERENCE) -> Snapshot:
+def take_step(start: nn.Module, given: list[Batch], how: How = REFERENCE) -> StepSnapshot:
     model = copy.deepcopy(start).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     forward = how.prepare(model)
@@ -153,7 +153,7 @@ def take_step(start: nn.Module, given: list[Batch], how: How = REFERENCE) -> Sna
     gradients = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
     how.optimizer(model).step()
     updates = {name: p.detach() - before[name] for name, p in model.named_parameters()}
-    return Snapshot(
+    return StepSnapshot(
         (loss_sum / weight, *further), dtype, weight, norm, gradients, updates, expected_of(start, gradients, how.plain),
         {name: buffer.clone() for name, buffer in model.named_buffers()}, before,
     )  # fmt: skip
@@ -384,12 +384,12 @@ def still(model: nn.Module) -> torch.optim.Optimizer:
 
 
 @pytest.fixture(scope="module")
-def plain() -> Snapshot:
+def plain() -> StepSnapshot:
     return take_step(trained("convnet"), batches("convnet"))
 
 
 @pytest.mark.parametrize(("by", "passes"), [(1.0, True), (30.0, False)])
-def test_a_bias_may_be_off_by_as_much_as_its_weight(by: float, passes: bool, plain: Snapshot) -> None:
+def test_a_bias_may_be_off_by_as_much_as_its_weight(by: float, passes: bool, plain: StepSnapshot) -> None:
     """In front of batch norm its true gradient is zero, and what it is off by has any direction and length."""
     draw = torch.Generator().manual_seed(0)
     gradients = {name: gradient.clone() for name, gradient in plain.gradients.items() if gradient is not None}
@@ -421,27 +421,27 @@ def test_a_bias_may_be_off_by_as_much_as_its_weight(by: float, passes: bool, pla
     ],
     ids=["loss", "gradient", "update", "buffer", "missing", "shape", "counter", "fewer losses", "norm"],
 )
-def test_broken_steps_fail_in_words(plain: Snapshot, change: Callable[[Snapshot], dict[str, Any]], named: str) -> None:
+def test_broken_steps_fail_in_words(plain: StepSnapshot, change: Callable[[StepSnapshot], dict[str, Any]], named: str) -> None:
     check = check_step(plain, replace(plain, **change(plain)), "bf16")
     assert not check.passed and named in check.why
 
 
-def test_a_gradient_where_the_reference_has_none(plain: Snapshot) -> None:
+def test_a_gradient_where_the_reference_has_none(plain: StepSnapshot) -> None:
     reference = replace(plain, gradients={**plain.gradients, "9.bias": None})
     assert "9.bias has a gradient, the reference has none" in check_step(reference, plain, "fp32").why
 
 
-def test_masks_with_infinities_are_no_fault(plain: Snapshot) -> None:
+def test_masks_with_infinities_are_no_fault(plain: StepSnapshot) -> None:
     masked = replace(plain, buffers={**plain.buffers, "mask": torch.full((4, 4), float("-inf")).triu(1)})
     assert check_step(masked, masked, "fp32").passed
 
 
-def test_a_broken_reference_is_no_evidence(plain: Snapshot) -> None:
+def test_a_broken_reference_is_no_evidence(plain: StepSnapshot) -> None:
     broken = replace(plain, losses=(float("inf"),))
     assert check_step(broken, plain, "fp32").why.startswith("not enough evidence: the reference itself is broken")
 
 
-def shaken(snapshot: Snapshot, by: float, seed: int) -> Snapshot:
+def shaken(snapshot: StepSnapshot, by: float, seed: int) -> StepSnapshot:
     """A step of a model that is not deterministic: each gradient is off by this share of its length."""
     draw = torch.Generator().manual_seed(seed)
 
@@ -452,7 +452,7 @@ def shaken(snapshot: Snapshot, by: float, seed: int) -> Snapshot:
     return replace(snapshot, gradients={name: None if g is None else shake(g) for name, g in snapshot.gradients.items()})
 
 
-def test_the_noise_of_the_reference_widens_the_limits(plain: Snapshot) -> None:
+def test_the_noise_of_the_reference_widens_the_limits(plain: StepSnapshot) -> None:
     again, candidate = shaken(plain, 0.2, seed=1), shaken(plain, 0.2, seed=2)
     assert not check_step(plain, candidate, "fp32").passed
     assert check_step(plain, candidate, "fp32", again).passed
@@ -460,12 +460,12 @@ def test_the_noise_of_the_reference_widens_the_limits(plain: Snapshot) -> None:
     assert "times as long" in check_step(plain, doubled_too, "fp32", again).why
 
 
-def test_a_reference_that_differs_from_itself_too_much_is_no_evidence(plain: Snapshot) -> None:
+def test_a_reference_that_differs_from_itself_too_much_is_no_evidence(plain: StepSnapshot) -> None:
     check = check_step(plain, shaken(plain, 1.5, seed=2), "fp32", shaken(plain, 1.5, seed=1))
     assert not check.passed and check.why.startswith("not enough evidence: the reference differs too much from its own repeat")
 
 
-def test_an_unknown_precision_names_those_that_are_known(plain: Snapshot) -> None:
+def test_an_unknown_precision_names_those_that_are_known(plain: StepSnapshot) -> None:
     with pytest.raises(UsageError, match="bf16"):
         check_step(plain, plain, "bf61")
     assert set(LIMITS) == {"fp32", "tf32", "bf16", "fp16", "fp8"}

@@ -20,7 +20,7 @@ from flatout.models.build import BUILDERS, build, describe, source_hash
 from flatout.models.convnet import convnet
 from flatout.models.facts import has_batch_norm, has_convolution, has_dropout, parameter_count
 from flatout.models.gpt import gelu, gpt
-from flatout.models.head import Head, pad_vocabulary
+from flatout.models.head import OutputHead, pad_vocabulary
 from flatout.models.mlp import mlp
 
 ROWS = Shapes(input_shape=(8, 8), outputs=10)
@@ -110,7 +110,7 @@ def test_padding_is_no_part_of_what_is_kept() -> None:
 
 
 def test_a_head_with_a_bias_can_be_padded_too() -> None:
-    plain = Head(8, 70, bias=True)
+    plain = OutputHead(8, 70, bias=True)
     padded = copy.deepcopy(plain)
     pad_vocabulary(padded, 32)
     x = torch.randn(5, 8)

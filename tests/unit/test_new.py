@@ -14,8 +14,8 @@ import yaml
 from commands import Answer, Command
 
 from flatout.data.places import LocalFile
-from flatout.drafting.dialect import Head, dialect_of
-from flatout.drafting.writing import Entry, page, shown
+from flatout.drafting.dialect import FileStart, dialect_of
+from flatout.drafting.writing import DraftLine, page, shown
 from flatout.reading import read_recipe
 
 Shared = Callable[[str], Path]
@@ -172,9 +172,9 @@ def test_classes_of_one_row(desk: Path, drafted: Any, singles: int) -> None:
 
 def test_the_start_of_a_large_file_ends_with_a_row(desk: Path) -> None:
     (desk / "quoted.csv").write_text('a,b\n1,"two\nlines"\n2,"more\nlines"\n3,x\n')
-    head = Head.of(LocalFile(desk / "quoted.csv"), 30)
+    head = FileStart.of(LocalFile(desk / "quoted.csv"), 30)
     assert head.content == b'a,b\n1,"two\nlines"\n' and not head.whole
-    assert Head.of(LocalFile(desk / "quoted.csv")).whole
+    assert FileStart.of(LocalFile(desk / "quoted.csv")).whole
 
 
 def test_decimal_commas(desk: Path, drafted: Any) -> None:
@@ -419,7 +419,7 @@ def test_values_are_read_back_as_they_were() -> None:
         "\t",
     ]
     written = {"names": odd, "label": "no", "steps": {"1e3": ["log"]}, "many": [f"column number {i}" for i in range(60)]}
-    entries = [Entry("data"), *(Entry(name, value, "a word about it", depth=1) for name, value in written.items())]
+    entries = [DraftLine("data"), *(DraftLine(name, value, "a word about it", depth=1) for name, value in written.items())]
     text = page(["A title"], entries)
     assert max(map(len, text.splitlines())) <= 100
     from flatout.base.plain_yaml import read_yaml  # the reader of recipes knows more numbers than YAML does
@@ -441,7 +441,7 @@ def test_values_are_read_back_as_they_were() -> None:
     ],
 )
 def test_headers(text: str, header: bool) -> None:
-    assert dialect_of(Head("some.csv", text.encode(), True)).options.get("header", True) is header
+    assert dialect_of(FileStart("some.csv", text.encode(), True)).options.get("header", True) is header
 
 
 def test_a_draft_is_a_recipe_with_every_key_checked(desk: Path, flatout: Command) -> None:

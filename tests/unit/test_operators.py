@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from flatout.machine import operators
-from flatout.machine.ceilings import Ceilings, Measured
+from flatout.machine.ceilings import Ceilings, MeasuredRate
 from flatout.machine.operators import with_operators
 from flatout.measure.counts import Call, Operation, count_step
 
 CPU = torch.device("cpu")
-RATE = Measured(1e11, 1e11, 1e11, 5)
+RATE = MeasuredRate(1e11, 1e11, 1e11, 5)
 BARE = Ceilings("cpu", {"fp32": RATE}, copy_bytes_per_s=RATE)
 
 
@@ -146,7 +146,7 @@ def test_what_fails_or_is_too_large_is_none_and_not_asked_again(monkeypatch: pyt
     known = with_operators(BARE, CPU, [relu], 60.0)
     assert seconds_of(dict(known.operators), relu) is None
     assert with_operators(known, CPU, [relu], 60.0) is known and len(calls) == 1
-    slow = Ceilings("cpu", {"fp32": RATE}, copy_bytes_per_s=Measured(1.0, 1.0, 1.0, 5))  # 64 bytes take a minute
+    slow = Ceilings("cpu", {"fp32": RATE}, copy_bytes_per_s=MeasuredRate(1.0, 1.0, 1.0, 5))  # 64 bytes take a minute
     assert seconds_of(timed([relu], ceilings=slow), relu) is None and len(calls) == 1
 
 

@@ -14,15 +14,15 @@ from flatout.data import text
 from flatout.data.keyed import Keys
 from flatout.data.source import hash_tensors
 from flatout.data.texts import tokens
-from flatout.data.texts.packing import IGNORED, Stream, cut_starts, document_starts, seams
+from flatout.data.texts.packing import IGNORED, TokenStream, cut_starts, document_starts, seams
 from flatout.data.texts.text import TextSource
-from flatout.data.texts.tokens import Part, token_parts
+from flatout.data.texts.tokens import TokenFile, token_parts
 from flatout.data.transforms import describe_all
 
 NOBODY = Keys(0, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
 
 
-def some_parts(folder: Path, vocabulary: int, kinds: list[str]) -> tuple[list[Part], list[int]]:
+def some_parts(folder: Path, vocabulary: int, kinds: list[str]) -> tuple[list[TokenFile], list[int]]:
     """Files of several types; those of 40 tokens or more are mapped, the others are read."""
     numbers = np.random.default_rng(vocabulary)
     files, everything = [], []
@@ -58,7 +58,7 @@ def test_a_stream_over_files_of_many_types_is_the_files_end_to_end(
     monkeypatch.setattr(tokens, "_MAP_BYTES", 80)
     parts, everything = some_parts(tmp_path, vocabulary, ["int64", "uint16", "uint8", "uint32", "int32", "uint16", "uint8"])
     assert any(part.pages is not None for part in parts) and any(part.pages is None for part in parts)
-    stream = Stream(parts, vocabulary)
+    stream = TokenStream(parts, vocabulary)
     assert len(stream) == len(everything) and stream.nbytes == len(everything) * {200: 1, 60_000: 2, 70_000: 4}[vocabulary]
     assert stream.slice(0, len(stream)).tolist() == everything
     for length in (1, 7, 100, len(everything)):
@@ -74,7 +74,7 @@ def test_a_stream_over_files_of_many_types_is_the_files_end_to_end(
 def test_large_streams_are_hashed_by_the_pieces_that_tensors_are(tmp_path: Path, kind: str) -> None:
     ids = np.random.default_rng(0).integers(0, 50_000, 17_000_001).astype(kind)  # 34 MB in 2 bytes a token
     ids.tofile(tmp_path / "t.bin")
-    stream = Stream(token_parts([tmp_path / "t.bin"], kind), 50_000)
+    stream = TokenStream(token_parts([tmp_path / "t.bin"], kind), 50_000)
     expected = torch.from_numpy(ids.astype(np.uint16).view(np.int16))
     assert stream.fingerprint() == hash_tensors({"tokens": expected})
     assert stream.cut(1, 17_000_000).fingerprint() == hash_tensors({"tokens": expected[1:-1]})
@@ -88,7 +88,7 @@ def test_rows_are_those_of_plain_python_from_every_side(boundaries: str, stride:
     numbers = np.random.default_rng(stride)
     lengths = [int(length) for length in numbers.integers(1, 30, 40)] + [1, 1, 1, 50]
     ids = numbers.integers(0, 60_000, sum(lengths))
-    stream, starts = Stream([Part("ids", ids)], 60_000), document_starts(lengths)
+    stream, starts = TokenStream([TokenFile("ids", ids)], 60_000), document_starts(lengths)
     source = TextSource(stream, 12, stride, boundaries, starts)
     rows = torch.arange(len(source)).flip(0)
     expected = [plain(ids.tolist(), lengths, int(row) * stride, 12, boundaries) for row in rows]

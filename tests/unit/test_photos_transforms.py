@@ -18,7 +18,7 @@ from flatout.data.photos.colour import ColourJitter
 from flatout.data.photos.crops import CenterCrop, RandomResizedCrop, center_window, random_window
 from flatout.data.photos.mixing import Cutmix, Mixup, beta_quantiles, draw_beta
 from flatout.data.photos.resample import resample_on_cpu, resample_plainly
-from flatout.data.photos.windows import Flat, Window
+from flatout.data.photos.windows import CropWindow, Flat
 from flatout.data.source import Batch, Column
 from flatout.data.transforms import Normalize, parse_transforms
 
@@ -57,7 +57,7 @@ def far(one: Tensor, other: Tensor) -> int:
 # Resampling
 
 
-def boxes(batch: Batch, size: int, seed: int) -> Window:
+def boxes(batch: Batch, size: int, seed: int) -> CropWindow:
     """Any box of each image, scaled to any sides, with the square anywhere in that: up and down by factors of hundreds."""
     draw = np.random.default_rng(seed)
     high, wide = batch["height"].numpy(), batch["width"].numpy()
@@ -65,7 +65,7 @@ def boxes(batch: Batch, size: int, seed: int) -> Window:
     top, left = draw.integers(0, high - height + 1), draw.integers(0, wide - width + 1)
     tall, across_all = draw.integers(size, size + 40, len(high)), draw.integers(size, size + 40, len(high))
     down, across = draw.integers(0, tall - size + 1), draw.integers(0, across_all - size + 1)
-    return Window(*(torch.from_numpy(column) for column in (top, left, height, width, tall, across_all, down, across)))
+    return CropWindow(*(torch.from_numpy(column) for column in (top, left, height, width, tall, across_all, down, across)))
 
 
 @pytest.mark.parametrize("size", [5, 32, 96])

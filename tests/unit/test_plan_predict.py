@@ -17,22 +17,22 @@ from flatout.base.budget import Budget
 from flatout.building import build_job
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings
-from flatout.machine.ceilings import Ceilings, Measured
-from flatout.measure.counts import Counts, Operation, count_step, fuse
+from flatout.machine.ceilings import Ceilings, MeasuredRate
+from flatout.measure.counts import Operation, OperatorCounts, count_step, fuse
 from flatout.measure.groups import ATTENTION, CONVOLUTIONS, ELEMENTWISE, GROUPS, LOSS, MOVEMENT, NORMALISATION, PRODUCTS, UPDATE
 from flatout.plan import work
 from flatout.plan.knobs import graph
 from flatout.plan.plan import Choice
 from flatout.plan.predict import predict
-from flatout.plan.prediction import BOUNDS, COMPUTE, INPUT, LAUNCH, MEMORY, TRANSFER, Group, Prediction
+from flatout.plan.prediction import BOUNDS, COMPUTE, INPUT, LAUNCH, MEMORY, TRANSFER, OperatorGroup, Prediction
 from flatout.plan.situation import Situation
 from flatout.plan.work import work_of
 
 ROWS, WIDTH, HIDDEN, CLASSES = 32, 16, 64, 10
 
 
-def measured(value: float) -> Measured:
-    return Measured(value, value, value, 10)
+def measured(value: float) -> MeasuredRate:
+    return MeasuredRate(value, value, value, 10)
 
 
 CPU = Ceilings(
@@ -72,7 +72,7 @@ def rich_job(**given: Any) -> Job:
     return job_of(lambda: Blocks(), (1, 6, 6), **given)
 
 
-def by_group(counts: Counts, group: str) -> list[Operation]:
+def by_group(counts: OperatorCounts, group: str) -> list[Operation]:
     return [one for one in counts.operations if one.group == group]
 
 
@@ -354,5 +354,5 @@ def test_a_prediction_of_an_older_run_comes_back() -> None:
 
 
 def test_intensity_of_a_group() -> None:
-    assert Group(PRODUCTS, 100.0, 50.0, 1, 0.1, COMPUTE).intensity == 2
-    assert Group(MOVEMENT, 0.0, 0.0, 1, 0.1, MEMORY).intensity == 0
+    assert OperatorGroup(PRODUCTS, 100.0, 50.0, 1, 0.1, COMPUTE).intensity == 2
+    assert OperatorGroup(MOVEMENT, 0.0, 0.0, 1, 0.1, MEMORY).intensity == 0

@@ -17,7 +17,7 @@ from flatout.plan.knobs.all import PRICED
 from flatout.plan.plan import Prediction
 from flatout.plan.price import cheap_s, prices
 from flatout.plan.situation import Situation
-from flatout.plan.trials.reports import FAILED, Ask, Held, Losses, Report
+from flatout.plan.trials.reports import FAILED, Ask, Losses, PeakMemory, TrialReport
 
 NOISE = (0.0, 0.004, -0.003, 0.002, -0.002, 0.001, -0.001, 0.003)
 FINE = {"passed": True, "why": "gradients agree", "figures": {}}
@@ -30,16 +30,16 @@ class Machine:
         self.cost, self.by_turns, self.planted = cost, by_turns, planted
         self.asked: list[Ask] = []
 
-    def attempt(self, ask: Ask) -> Report:
+    def attempt(self, ask: Ask) -> TrialReport:
         self.asked.append(ask)
         if self.planted.get("interrupted"):
             raise KeyboardInterrupt
         if "failure" in self.planted:
-            return Report(dict(ask.settings), self.planted["failure"], self.planted["why"])
+            return TrialReport(dict(ask.settings), self.planted["failure"], self.planted["why"])
         assert ask.against is not None
         against = tuple(self.step_s(ask.against) * (1 - noise) for noise in NOISE) if self.by_turns else ()
         steps = tuple(self.step_s(ask.settings) * (1 + noise) for noise in NOISE)
-        return Report(dict(ask.settings), "", "", 0.5, steps, against, 1000, self.planted.get("check", FINE), 3.0)
+        return TrialReport(dict(ask.settings), "", "", 0.5, steps, against, 1000, self.planted.get("check", FINE), 3.0)
 
     def step_s(self, settings: Mapping[str, Any]) -> float:
         return 0.01 * (self.cost if settings["deterministic"] else 1.0)
@@ -47,7 +47,7 @@ class Machine:
     def losses(self, settings: Mapping[str, Any], steps: int, seed: int, after: int = 0) -> Losses:
         raise AssertionError("a price takes no training")
 
-    def held(self, settings: Mapping[str, Any], rows: int) -> Held:
+    def held(self, settings: Mapping[str, Any], rows: int) -> PeakMemory:
         raise AssertionError("a price takes no probe of memory")
 
 

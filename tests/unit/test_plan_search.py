@@ -18,12 +18,12 @@ from flatout.measure.recording import NOT_RECORDED
 from flatout.plan.knobs import channels_last, compile, fused_optimizer, precision
 from flatout.plan.knobs.all import PRICED
 from flatout.plan.knobs.knob import Candidate, Knob
-from flatout.plan.options import Terms
+from flatout.plan.options import SearchTerms
 from flatout.plan.plan import Prediction
 from flatout.plan.search import KnobSearch
 from flatout.plan.situation import Situation
 from flatout.plan.trials.recording import Recording
-from flatout.plan.trials.reports import CRASHED, HUNG, OUT_OF_MEMORY, Ask, Held, Losses, Report
+from flatout.plan.trials.reports import CRASHED, HUNG, OUT_OF_MEMORY, Ask, Losses, PeakMemory, TrialReport
 
 STEP_S = 0.01
 NOISE = (0.0, 0.004, -0.003, 0.002, -0.002, 0.001, -0.001, 0.003)
@@ -57,20 +57,20 @@ class Machine:
         self.losses_of: Callable[[Mapping[str, Any]], float] = planted.pop("losses_of", lambda settings: 0.0)
         self.interrupt_at: int | None = planted.pop("interrupt_at", None)
 
-    def attempt(self, ask: Ask) -> Report:
+    def attempt(self, ask: Ask) -> TrialReport:
         self.asked.append(ask)
         if self.interrupt_at == len(self.asked):
             raise KeyboardInterrupt
         for (name, value), wrong in self.reports.items():
             if ask.settings[name] == value:
-                report = Report(dict(ask.settings), **wrong)
+                report = TrialReport(dict(ask.settings), **wrong)
                 if not report.ran:
                     return report
         step_s = self.times(ask.settings)
         repeats = tuple(step_s * (1 + noise) for noise in NOISE)
         against = () if ask.against is None else tuple(self.times(ask.against) * (1 - noise) for noise in NOISE)
         check = next((w["check"] for (n, v), w in self.reports.items() if ask.settings[n] == v and "check" in w), FINE)
-        return Report(dict(ask.settings), "", "", 0.5, repeats, against, 1000, check, 1.0)
+        return TrialReport(dict(ask.settings), "", "", 0.5, repeats, against, 1000, check, 1.0)
 
     def losses(self, settings: Mapping[str, Any], steps: int, seed: int, after: int = 0) -> Losses:
         self.trained.append(dict(settings))
@@ -89,7 +89,7 @@ def search(machine: Any, knobs: list[Knob], steps: float = 1e5, **given: Any) ->
     pins = given.pop("pins", {})
     start = Settings(**{"fused_optimizer": False, **pins})
     around = {name: given.pop(name) for name in ("priced", "clock", "say") if name in given}
-    return KnobSearch(situation(**pins), start, knobs, machine, Terms(steps, **given), **around).run()
+    return KnobSearch(situation(**pins), start, knobs, machine, SearchTerms(steps, **given), **around).run()
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,13 @@ def search(machine: Any, knobs: list[Knob], steps: float = 1e5, **given: Any) ->
 )
 def test_a_batch_that_could_not_be_looked_at_is_said(failure: str, words: str) -> None:
     class Small(Machine):
-        def held(self, settings: Mapping[str, Any], rows: int) -> Held:
-            return Held(rows, 0, 0, failure, "80 GB are not enough")
+        def held(self, settings: Mapping[str, Any], rows: int) -> PeakMemory:
+            return PeakMemory(rows, 0, 0, failure, "80 GB are not enough")
 
     on_a_device = replace(situation(), device=torch.device("cuda"))
-    receipt = KnobSearch(on_a_device, Settings(device="cuda", fused_optimizer=False), [FUSED], Small(times()), Terms(1e5)).run()
+    receipt = KnobSearch(
+        on_a_device, Settings(device="cuda", fused_optimizer=False), [FUSED], Small(times()), SearchTerms(1e5)
+    ).run()
     assert receipt.stopped == words and receipt.step_s is None
 
 
@@ -188,17 +190,17 @@ def test_on_a_device_nobody_is_left_slower_by_what_could_not_be_seen_one_by_one(
     class OnADevice(Machine):
         """One arm after the other."""
 
-        def attempt(self, ask: Ask) -> Report:
+        def attempt(self, ask: Ask) -> TrialReport:
             return replace(super().attempt(ask), against_s=())
 
-        def held(self, settings: Mapping[str, Any], rows: int) -> Held:
-            return Held(rows, 1000 + rows, 10**9)
+        def held(self, settings: Mapping[str, Any], rows: int) -> PeakMemory:
+            return PeakMemory(rows, 1000 + rows, 10**9)
 
     def receipt(**factors: float) -> Receipt:
         knobs = [Turn(name, True, 1.1, unless_slower=True) for name in ("fused_optimizer", "channels_last")]
         s = replace(situation(), device=torch.device("cuda"))
         start = Settings(device="cuda", fused_optimizer=False)
-        return KnobSearch(s, start, knobs, OnADevice(times(**factors)), Terms(1e5)).run()
+        return KnobSearch(s, start, knobs, OnADevice(times(**factors)), SearchTerms(1e5)).run()
 
     one = receipt(fused_optimizer=0.992)
     assert set(verdicts(one).values()) == {KEPT} and one.settings["fused_optimizer"] is True
@@ -227,7 +229,7 @@ def test_what_can_not_be_taken_back_is_not_said_to_be(why: str) -> None:
 @pytest.mark.parametrize(("anew", "verdict"), [(True, UNTRIED), (False, KEPT)])
 def test_what_is_not_compiled_anew_is_tried_where_another_compilation_would_not_pay(anew: bool, verdict: str) -> None:
     class SlowToCompile(Machine):
-        def attempt(self, ask: Ask) -> Report:
+        def attempt(self, ask: Ask) -> TrialReport:
             return replace(super().attempt(ask), first_s=40.0 if ask.settings["compile"] == "on" else 0.5)
 
     class OnceCompiled(Turn):
@@ -381,7 +383,7 @@ def test_interrupted_what_was_not_tried_yet_is_as_by_default() -> None:
     machine = Machine(times(fused_optimizer=1.2, channels_last=1.3), interrupt_at=3)
     start = Settings(fused_optimizer=True, channels_last=True)
     fused, last = Turn("fused_optimizer", True, 1.1), Turn("channels_last", True, 1.3)
-    receipt = KnobSearch(situation(), start, [fused, last], machine, Terms(1e5, analyze=True)).run()
+    receipt = KnobSearch(situation(), start, [fused, last], machine, SearchTerms(1e5, analyze=True)).run()
     assert verdicts(receipt) == {("channels_last", True): KEPT, ("fused_optimizer", True): UNTRIED}
     assert receipt.settings["channels_last"] is True and receipt.settings["fused_optimizer"] is True
     assert "as by default" in receipt.entries[-1].why
@@ -390,7 +392,7 @@ def test_interrupted_what_was_not_tried_yet_is_as_by_default() -> None:
 def test_what_would_be_taken_untried_is_tried_even_if_its_trial_does_not_pay() -> None:
     machine = Machine(times(fused_optimizer=0.8, precision=3.0))
     big = Turn("precision", "bf16", 3.0, off="fp32")
-    receipt = KnobSearch(situation(), Settings(fused_optimizer=True), [FUSED, big], machine, Terms(2000)).run()
+    receipt = KnobSearch(situation(), Settings(fused_optimizer=True), [FUSED, big], machine, SearchTerms(2000)).run()
     assert receipt.settings["fused_optimizer"] is False and receipt.settings["precision"] == "bf16"
 
 
@@ -428,7 +430,7 @@ def test_a_search_that_ran_out_of_time_ends_there_again_when_it_is_replayed() ->
     class Slow(Machine):
         now_s = 0.0
 
-        def attempt(self, ask: Ask) -> Report:
+        def attempt(self, ask: Ask) -> TrialReport:
             Slow.now_s += 40.0
             return replace(super().attempt(ask), took_s=40.0)
 

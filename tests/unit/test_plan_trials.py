@@ -25,7 +25,7 @@ from flatout.plan.trials.arm import Arm
 from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.process import TrialProcess
 from flatout.plan.trials.recording import Recording, shown
-from flatout.plan.trials.reports import CRASHED, FAILED, HUNG, SLOW, Ask, Held, Report, fitting_rows
+from flatout.plan.trials.reports import CRASHED, FAILED, HUNG, SLOW, Ask, PeakMemory, TrialReport, fitting_rows
 
 PLAIN = Settings(device="cpu", fused_optimizer=False, deterministic=True)
 FUSED = replace(PLAIN, fused_optimizer=True)
@@ -233,12 +233,12 @@ def test_arms_train_again_from_the_start_on_the_batches_that_follow() -> None:
 
 
 def test_a_compiled_arm_is_trained_from_the_start_without_compiling_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flatout.engine.compiling import Watch
+    from flatout.engine.compiling import CompileWatch
 
     compiled = replace(FUSED, compile="on")
     used, fresh = bench_of(Mixed), bench_of(Mixed)
     assert used.attempt(ask(compiled)).ran
-    watch = Watch()
+    watch = CompileWatch()
     trained = used.losses(compiled.to_dict(), 10, 1)
     assert watch.news() is None
     assert trained.losses == pytest.approx(fresh.losses(compiled.to_dict(), 10, 1).losses, rel=1e-6)
@@ -248,7 +248,7 @@ def test_a_compiled_arm_is_trained_from_the_start_without_compiling_again(monkey
 
 
 def test_rows_that_fit_are_found_from_two_probes() -> None:
-    probes = [Held(rows, 1000 + 50 * rows, 10_000) for rows in (4, 8)]
+    probes = [PeakMemory(rows, 1000 + 50 * rows, 10_000) for rows in (4, 8)]
     assert fitting_rows(probes, 64) == 64
     assert fitting_rows(probes, 256) == 128  # 1000 + 50 * 256 is too much, and so would be 164 of them with the margin
     assert fitting_rows([replace(probe, room_bytes=1500) for probe in probes], 64) == 8
@@ -368,8 +368,8 @@ def test_measurements_of_other_versions_are_not_used_and_that_is_said(tmp_path: 
 
 def test_a_crash_is_tried_again_by_the_next_run() -> None:
     class Crashes:
-        def attempt(self, asked: Ask) -> Report:
-            return Report(dict(asked.settings), CRASHED, "killed by SIGKILL")
+        def attempt(self, asked: Ask) -> TrialReport:
+            return TrialReport(dict(asked.settings), CRASHED, "killed by SIGKILL")
 
     recording = Recording(None, Crashes())
     assert recording.attempt(ask(FUSED)).failure == CRASHED
@@ -389,5 +389,5 @@ def test_what_no_step_depends_on_is_not_asked_twice() -> None:
 
 
 class _Answers:
-    def attempt(self, asked: Ask) -> Report:
-        return Report(dict(asked.settings), steps_s=(1.0,))
+    def attempt(self, asked: Ask) -> TrialReport:
+        return TrialReport(dict(asked.settings), steps_s=(1.0,))

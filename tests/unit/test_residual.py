@@ -23,7 +23,7 @@ from flatout.models.residual import can_narrow, narrow_residual
 from flatout.plan.knobs import residual
 from flatout.plan.knobs.all import conflicts
 from flatout.plan.plan import Prediction
-from flatout.plan.prediction import COMPUTE, Group
+from flatout.plan.prediction import COMPUTE, OperatorGroup
 from flatout.plan.situation import Situation
 from flatout.plan.work import work_of
 
@@ -120,7 +120,7 @@ def test_a_run_ends_near_where_a_plain_one_does(tmp_path: Path) -> None:
 
 
 def situation(job: Job, attends: bool = True, **pins: Any) -> Situation:
-    groups = (Group(ATTENTION, 1.0, 1.0, 1, 0.1, COMPUTE),) if attends else ()
+    groups = (OperatorGroup(ATTENTION, 1.0, 1.0, 1, 0.1, COMPUTE),) if attends else ()
     return Situation(job, CPU, pins, None, Prediction(groups=groups))
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from flatout.base.tree import Doc, Line, Picture, Table, to_data, to_text
-from flatout.plan.prediction import COMPUTE, LAUNCH, MEMORY, Group, Prediction
+from flatout.base.tree import Doc, Picture, Table, TextLine, to_data, to_text
+from flatout.plan.prediction import COMPUTE, LAUNCH, MEMORY, OperatorGroup, Prediction
 from flatout.plan.roofline import draw, roofline, table
 
 SVG = "{http://www.w3.org/2000/svg}"
 GROUPS = (
-    Group("matrix products", 6e12, 1e10, 100, 0.010, COMPUTE),
-    Group("element by element", 0.0, 2e10, 80, 0.008, MEMORY),
-    Group("loss", 0.0, 1e9, 4, 0.0019, MEMORY),
-    Group("other", 0.0, 1e3, 4, 0.0001, LAUNCH),
+    OperatorGroup("matrix products", 6e12, 1e10, 100, 0.010, COMPUTE),
+    OperatorGroup("element by element", 0.0, 2e10, 80, 0.008, MEMORY),
+    OperatorGroup("loss", 0.0, 1e9, 4, 0.0019, MEMORY),
+    OperatorGroup("other", 0.0, 1e3, 4, 0.0001, LAUNCH),
 )
 PREDICTION = Prediction(0.02, 1e9, 8e14, COMPUTE, 0.5, ceiling_bytes_per_s=4e12, groups=GROUPS)
 
@@ -52,13 +52,13 @@ def test_larger_dots_take_longer() -> None:
 
 
 def test_odd_figures_make_no_odd_picture() -> None:
-    tiny = Group("<b>", 1.0, 1e12, 1, 100.0, MEMORY)
-    for groups in ((tiny,), (Group("nothing", 0.0, 0.0, 1, 0.0, LAUNCH),), GROUPS * 4):
+    tiny = OperatorGroup("<b>", 1.0, 1e12, 1, 100.0, MEMORY)
+    for groups in ((tiny,), (OperatorGroup("nothing", 0.0, 0.0, 1, 0.0, LAUNCH),), GROUPS * 4):
         ElementTree.fromstring(draw(Prediction(1.0, None, 1e9, ceiling_bytes_per_s=1e10, groups=groups)))
     assert "<b>" not in draw(Prediction(1.0, None, 1e9, ceiling_bytes_per_s=1e10, groups=(tiny,)))
 
 
 def test_nothing_is_shown_of_what_is_not_known() -> None:
     assert roofline(Prediction(reason="not probed")) == []
-    assert [type(node) for node in roofline(Prediction(0.02, groups=GROUPS))] == [Line, Table]
-    assert [type(node) for node in roofline(PREDICTION)] == [Line, Table, Picture]
+    assert [type(node) for node in roofline(Prediction(0.02, groups=GROUPS))] == [TextLine, Table]
+    assert [type(node) for node in roofline(PREDICTION)] == [TextLine, Table, Picture]

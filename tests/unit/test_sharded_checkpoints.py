@@ -39,7 +39,7 @@ from flatout.machine.world import World
 from flatout.store.checkpoints import Checkpoints
 from flatout.store.sharded import ShardedCheckpoints, snapshot
 from flatout.store.sharded_export import export
-from flatout.store.sharded_files import Part, share_out
+from flatout.store.sharded_files import TensorPart, share_out
 from flatout.store.sharded_peers import Peers
 from flatout.store.sharded_trees import merged
 from flatout.store.tensors import encode, write_tensors
@@ -162,7 +162,7 @@ def test_a_rank_killed_in_the_middle(tmp_path: Path, victim: int) -> None:
 
 
 def test_parts_that_do_not_make_the_whole() -> None:
-    half = Part("w", "float32", [4], [0], [2])
+    half = TensorPart("w", "float32", [4], [0], [2])
     with pytest.raises(StoreError, match="the parts of w on all ranks do not make the whole: 2 elements are missing"):
         share_out([[half], [half]], ["w"])
     with pytest.raises(StoreError, match="the parts of v on all ranks do not make the whole"):

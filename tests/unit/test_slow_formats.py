@@ -13,7 +13,7 @@ from flatout.base.units import show_gain
 from flatout.cli.places import quiet_torch
 from flatout.machine import rates
 from flatout.plan.knobs import precision
-from flatout.plan.plan import Rejected
+from flatout.plan.plan import RejectedSetting
 
 WARNING = "mkldnn_matmul failed, switching to BLAS gemm:mkldnn_matmul bf16 path needs a cpu with bf16 support\nframe #0"
 
@@ -21,7 +21,7 @@ WARNING = "mkldnn_matmul failed, switching to BLAS gemm:mkldnn_matmul bf16 path 
 def rejected(bf16: float) -> str:
     rate = {name: SimpleNamespace(value=value) for name, value in (("fp32", 290.0), ("bf16", bf16))}
     s: Any = SimpleNamespace(device=torch.device("cpu"), ceilings=SimpleNamespace(matmul_flops=rate))
-    return next(one.why for one in precision.default(s, {}) if isinstance(one, Rejected))
+    return next(one.why for one in precision.default(s, {}) if isinstance(one, RejectedSetting))
 
 
 def test_a_slow_format_is_so_many_times_slower() -> None:

@@ -20,7 +20,7 @@ import flatout as fo
 from flatout.base.errors import DataError, UsageError
 from flatout.data.data import Data
 from flatout.data.fitted import Fitted
-from flatout.data.fitted.codings import Category, Codings, Date, Number, Target, bucket_of
+from flatout.data.fitted.codings import Category, Codings, Date, Number, TargetEncoding, bucket_of
 from flatout.data.fitted.dates import PARTS, date_part, to_instant
 from flatout.data.fitted.table_features import CategoryFeatures, NumberFeatures, TableFeatures
 from flatout.data.fitted.table_rows import TableHost
@@ -31,9 +31,9 @@ from flatout.data.tables import column_fits, statistics
 from flatout.data.tables import rows as rows_module
 from flatout.data.tables.arrow import ArrowValues
 from flatout.data.tables.fit import Folds
-from flatout.data.tables.kinds import Planned
-from flatout.data.tables.statistics import Counts, Moments, Sample
-from flatout.data.tables.steps import CategorySteps, Steps, TargetSteps, parse_steps
+from flatout.data.tables.kinds import ColumnPlan
+from flatout.data.tables.statistics import CategoryCounts, HashSample, Moments
+from flatout.data.tables.steps import CategorySteps, ColumnSteps, TargetSteps, parse_steps
 from flatout.data.tables.table import table
 
 
@@ -178,7 +178,7 @@ def test_quantiles_of_more_rows_than_are_kept_come_from_a_sample_without_an_orde
     values, hashes = rng.exponential(size=40_000), rng.integers(0, 2**63, 40_000).astype(np.uint64)
 
     def sampled(order: Any, pieces: int) -> list[float]:
-        sample = Sample(["a"], size=4000)
+        sample = HashSample(["a"], size=4000)
         for part in np.array_split(order, pieces):
             sample.add(hashes[part], [values[part]])
         return sample.quantiles("a", [0.1, 0.5, 0.9])
@@ -256,7 +256,7 @@ def test_counts_are_the_same_whenever_they_overflow() -> None:
     fold = np.arange(1000) % 3
     grids = []
     for pieces in (1, 4, 50):
-        counts = Counts(None, 16, 60, folds=3, outputs=1)
+        counts = CategoryCounts(None, 16, 60, folds=3, outputs=1)
         for part in np.array_split(np.arange(1000), pieces):
             counts.add(np.arange(len(part)), [texts[n] for n in part], fold[part], targets[part])
         assert counts.overflowed
@@ -287,7 +287,10 @@ def test_training_rows_are_encoded_by_the_targets_of_other_folds(prepared: Any) 
     columns = _target_table()
     data = parts = prepared(columns, steps={"city": [{"target_encode": {"smoothing": 3, "folds": 4}}]})
     category = CategorySteps(target=TargetSteps(3, 4))
-    planned = [Planned("city", "category", Steps(category=category), pa.string()), Planned("n", "number", Steps(), pa.int64())]
+    planned = [
+        ColumnPlan("city", "category", ColumnSteps(category=category), pa.string()),
+        ColumnPlan("n", "number", ColumnSteps(), pa.int64()),
+    ]
     folds = Folds(planned, 0).of(pa.record_batch({"city": columns["city"], "n": columns["n"]}))["city"]
     assert set(folds.tolist()) == {0, 1, 2, 3}
     encoded = data.train.read(torch.arange(400))["numeric"][:, 0].numpy()
@@ -458,7 +461,7 @@ def test_what_was_fitted_comes_back_from_json_as_it_was(prepared: Any) -> None:
     back = Fitted.from_json(json.loads(json.dumps(fitted.to_json(), allow_nan=False)))
     assert back.host == fitted.host and back.device.steps == fitted.device.steps and back.signature == fitted.signature
     assert isinstance(back.host, TableHost)
-    assert {type(coding) for coding in back.host.codings.columns} == {Number, Date, Category, Target}
+    assert {type(coding) for coding in back.host.codings.columns} == {Number, Date, Category, TargetEncoding}
     one, other = _encoded(fitted, _mixed()), _encoded(back, _mixed())
     assert all(one[name].tobytes() == other[name].tobytes() for name in one)
     tensors = {name: torch.from_numpy(column) for name, column in one.items()}
@@ -667,7 +670,7 @@ def _floats(written: Any) -> list[float]:
 )
 def test_steps_that_can_not_be_are_refused(steps: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        parse_steps(steps, Steps())
+        parse_steps(steps, ColumnSteps())
 
 
 def test_steps_of_another_kind_of_column_are_refused(prepared: Any) -> None:

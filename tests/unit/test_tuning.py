@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from flatout.data.serving.ahead import Counters
-from flatout.data.serving.tuning import Budget, Tuner
+from flatout.data.serving.tuning import ReadingBudget, Tuner
 
 GB = 10**9
 
@@ -59,7 +59,7 @@ class Simulated:
 
 
 def _tuner(pipe: Simulated, cores: int = 16, memory_bytes: int = 100 * GB, batch_bytes: float = 10**8) -> Tuner:
-    tuner = Tuner(Budget(cores, memory_bytes), batch_bytes, clock=lambda: pipe.now_s, work=lambda: pipe.worked_s)
+    tuner = Tuner(ReadingBudget(cores, memory_bytes), batch_bytes, clock=lambda: pipe.now_s, work=lambda: pipe.worked_s)
     tuner.begin(pipe)
     return tuner
 
@@ -140,11 +140,11 @@ def test_bursts_get_a_deeper_queue_instead_of_more_threads() -> None:
 def test_a_depth_that_was_pinned_stays_and_bounds_the_threads() -> None:
     pipe = Simulated(read_s=0.4, train_s=0.02)
     pipe.depth = 3
-    pipe.run(Tuner(Budget(32, GB), batch_bytes=1.0, depth=3, clock=lambda: pipe.now_s, work=lambda: pipe.worked_s), 60)
+    pipe.run(Tuner(ReadingBudget(32, GB), batch_bytes=1.0, depth=3, clock=lambda: pipe.now_s, work=lambda: pipe.worked_s), 60)
     assert (pipe.workers, pipe.depth) == (3, 3)
     pipe = Simulated(read_s=0.01, train_s=0.1)
     pipe.bursts = True
-    pipe.run(Tuner(Budget(8, GB), batch_bytes=1.0, depth=3, clock=lambda: pipe.now_s, work=lambda: pipe.worked_s), 60)
+    pipe.run(Tuner(ReadingBudget(8, GB), batch_bytes=1.0, depth=3, clock=lambda: pipe.now_s, work=lambda: pipe.worked_s), 60)
     assert pipe.depth == 3
 
 
@@ -174,11 +174,11 @@ def test_a_new_pipe_begins_from_its_own_counters() -> None:
 
 
 def test_memory_bounds_how_many_batches_are_read_ahead_and_never_below_what_it_takes_to_read_at_all() -> None:
-    assert Budget(16, 4 * GB).batches(10**9) == 4
-    assert Budget(16, GB).batches(10**9) == 3
+    assert ReadingBudget(16, 4 * GB).batches(10**9) == 4
+    assert ReadingBudget(16, GB).batches(10**9) == 3
 
 
 def test_one_core_still_reads() -> None:
-    assert Budget(1, 0).threads == 1 and Budget(8, GB).threads == 7
-    here = Budget.here()
+    assert ReadingBudget(1, 0).threads == 1 and ReadingBudget(8, GB).threads == 7
+    here = ReadingBudget.here()
     assert here.cores >= 1 and here.threads >= 1 and here.memory_bytes > 0

@@ -12,17 +12,17 @@ import pytest
 from flatout.machine.watch import SPLIT_FORWARD, NoWatch
 from flatout.machine.watch.blame import from_exchange
 from flatout.machine.watch.inquiry import Answer, Neighbour, Question, answer
-from flatout.machine.watch.limits import LEAST_S, PATIENT_S, UNKNOWN_S, Limits
+from flatout.machine.watch.limits import LEAST_S, PATIENT_S, UNKNOWN_S, StepTimeLimits
 from flatout.machine.watch.lookout import Lookout
 from flatout.machine.watch.news import Failed, Hang, Lost, Moving, News, StoreLost, Straggler
-from flatout.machine.watch.process import Process, state_of, this_process
+from flatout.machine.watch.process import ProcessIdentity, state_of, this_process
 from flatout.machine.watch.pulse import Pulse
 from flatout.machine.watch.records import Record, record_of
 from flatout.machine.watch.roster import Roster
-from flatout.machine.watch.stacks import Frame, Stack, parse_dump, stack_of
-from flatout.machine.watch.stragglers import BLOCKS, Block, Stragglers, find_stragglers
+from flatout.machine.watch.stacks import Stack, StackFrame, parse_dump, stack_of
+from flatout.machine.watch.stragglers import BLOCKS, StepTimes, Stragglers, find_stragglers
 from flatout.machine.watch.verdict import Sight, judge
-from flatout.machine.watch.watch import Watch
+from flatout.machine.watch.watch import RankWatch
 
 TORCH = "/env/torch"
 C10D = f"{TORCH}/distributed/distributed_c10d.py"
@@ -122,8 +122,8 @@ Thread 0x00007f01 (most recent call first):
     found = parse_dump(dump, 0x7F01)
     assert found == Stack(
         (
-            Frame("/home/me/data/native.py", 33, "decode", "", "own"),
-            Frame("/home/me/train.py", 30, "<module>", "", "own"),
+            StackFrame("/home/me/data/native.py", 33, "decode", "", "own"),
+            StackFrame("/home/me/train.py", 30, "<module>", "", "own"),
         )
     )
     assert parse_dump(dump, 5) is None and parse_dump("", 5) is None
@@ -213,8 +213,8 @@ def test_who_has_ended_is_not_blamed_while_the_last_one_works() -> None:
 
 # ---- records, ages and limits ----
 
-HERE = Process(1, 1.0, "node7", "node7 pid:1")
-AWAY = Process(2, 1.0, "node8", "node8 pid:1")
+HERE = ProcessIdentity(1, 1.0, "node7", "node7 pid:1")
+AWAY = ProcessIdentity(2, 1.0, "node8", "node8 pid:1")
 
 
 def record(rank: int, serial: int, *, step: int = 0, phase: str = "step", phase_s: float = 0.1, **fields: Any) -> Record:
@@ -246,7 +246,7 @@ def test_waiting_is_taken_out_of_the_phase_it_was_in() -> None:
 
 
 def test_limits_follow_the_usual_step_and_the_phases_that_take_long() -> None:
-    limits = Limits()
+    limits = StepTimeLimits()
     assert limits.limit_s({"data"}) == UNKNOWN_S
     for step in range(1, 9):
         limits.learn(record(0, step, step=step, clock_s=0.2 * step))
@@ -255,7 +255,7 @@ def test_limits_follow_the_usual_step_and_the_phases_that_take_long() -> None:
     limits.learn(record(0, 9, step=8, clock_s=1.6, phase="evaluation", phase_s=80.0, count=41))
     limits.learn(record(0, 10, step=8, clock_s=1.6, phase="data", count=42))
     assert limits.limit_s({"evaluation"}) == 160.0  # it has taken 80 s before, and was well
-    slow = Limits()
+    slow = StepTimeLimits()
     for step in range(1, 9):
         slow.learn(record(0, step, step=step, clock_s=30.0 * step))
     assert slow.limit_s({"step"}) == 150.0
@@ -270,7 +270,7 @@ class Desk:
     def __init__(self, size: int) -> None:
         self.size, self.now_s, self.serial = size, 100.0, 0
         self.roster = Roster(0, size, HERE, 1.25, 5.0)
-        self.lookout = Lookout(self.roster, Limits(), 10.0)
+        self.lookout = Lookout(self.roster, StepTimeLimits(), 10.0)
 
     def beat(self, *, silent: tuple[int, ...] = (), stacks: dict[int, Stack] | None = None, **fields: Any) -> list[News]:
         """Half a second passes, and all but the silent ranks are heard; those with a stack answer what was asked."""
@@ -367,8 +367,8 @@ def test_an_answer_tells_of_this_process_and_of_a_neighbour_that_is_gone() -> No
 # ---- stragglers ----
 
 
-def blocks(own_s: float, noise: tuple[float, ...] = (0.0,), step_s: float = 0.1, phase: str = "forward") -> list[Block]:
-    return [Block(step_s, {phase: own_s + noise[number % len(noise)], "exchange": 0.01}) for number in range(BLOCKS)]
+def blocks(own_s: float, noise: tuple[float, ...] = (0.0,), step_s: float = 0.1, phase: str = "forward") -> list[StepTimes]:
+    return [StepTimes(step_s, {phase: own_s + noise[number % len(noise)], "exchange": 0.01}) for number in range(BLOCKS)]
 
 
 def test_a_rank_that_is_always_slower_is_a_straggler_with_its_cost() -> None:
@@ -388,13 +388,15 @@ def test_two_stragglers_are_found_together_and_of_two_ranks_one() -> None:
 
 
 def test_who_is_late_with_data_where_weights_are_split_is_found_though_the_others_wait_in_their_forward() -> None:
-    late = [Block(0.1, {"data": 0.05, SPLIT_FORWARD: 0.02}) for _ in range(BLOCKS)]
-    waits = [Block(0.1, {"data": 0.001, SPLIT_FORWARD: 0.069}) for _ in range(BLOCKS)]
+    late = [StepTimes(0.1, {"data": 0.05, SPLIT_FORWARD: 0.02}) for _ in range(BLOCKS)]
+    waits = [StepTimes(0.1, {"data": 0.001, SPLIT_FORWARD: 0.069}) for _ in range(BLOCKS)]
     found = find_stragglers({0: waits, 1: late, 2: waits}, 3)
     assert found is not None and found.ranks == (1,) and found.phase == "data"
     assert found.cost_s == pytest.approx(0.049)
-    own = [Block(0.1, {"data": 0.001, "forward": 0.069}) for _ in range(BLOCKS)]  # which is work, of whoever has all weights
-    assert find_stragglers({0: own, 1: [Block(0.1, {"data": 0.05, "forward": 0.02})] * BLOCKS, 2: own}, 3) is None
+    own = [
+        StepTimes(0.1, {"data": 0.001, "forward": 0.069}) for _ in range(BLOCKS)
+    ]  # which is work, of whoever has all weights
+    assert find_stragglers({0: own, 1: [StepTimes(0.1, {"data": 0.05, "forward": 0.02})] * BLOCKS, 2: own}, 3) is None
 
 
 def test_a_slow_moment_or_a_small_difference_is_nobodys_fault() -> None:
@@ -444,7 +446,7 @@ def test_an_exchange_that_broke_is_an_echo_and_a_bad_value_is_not() -> None:
 
 
 def test_one_process_has_the_same_face() -> None:
-    public = {name for name in vars(Watch) if not name.startswith("_")} | {"beat", "waited", "rank", "size", "trouble"}
+    public = {name for name in vars(RankWatch) if not name.startswith("_")} | {"beat", "waited", "rank", "size", "trouble"}
     assert public == {name for name in vars(NoWatch) if not name.startswith("_")}
     watch = NoWatch()
     watch.beat(1, "data")

@@ -14,7 +14,7 @@ from flatout.data.order import Order
 from flatout.data.serving.together import ShareOrder
 from flatout.engine.parallel.mesh import parse_mesh, show_mesh
 from flatout.machine import joining
-from flatout.machine.joining import Place, first_host, join, read_place
+from flatout.machine.joining import ProcessPlace, first_host, join, read_place
 from flatout.machine.world import World
 
 TORCHRUN = {
@@ -40,12 +40,12 @@ OPEN_MPI = {
 
 def test_every_launcher_says_who_this_is() -> None:
     assert read_place({}) is None
-    assert read_place(TORCHRUN) == Place(5, 8, 1, 4, "node-0", 1234, restarts=3, hosted=True)
+    assert read_place(TORCHRUN) == ProcessPlace(5, 8, 1, 4, "node-0", 1234, restarts=3, hosted=True)
     slurm = read_place(SLURM)
     assert slurm is not None and (slurm.rank, slurm.size, slurm.local_rank, slurm.local_size) == (6, 8, 2, 4)
     assert slurm.address == "gpu03" and slurm == read_place(SLURM)  # the same port everywhere
-    assert read_place(KUBEFLOW) == Place(2, 4, 0, 1, "job-0", 29400)
-    assert read_place(OPEN_MPI) == Place(1, 2, 1, 2, "head", 29500)
+    assert read_place(KUBEFLOW) == ProcessPlace(2, 4, 0, 1, "job-0", 29400)
+    assert read_place(OPEN_MPI) == ProcessPlace(1, 2, 1, 2, "head", 29500)
 
 
 def test_a_batch_script_of_slurm_is_one_process() -> None:

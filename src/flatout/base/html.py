@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from flatout.base.tree import Column, Doc, Fields, Line, Node, Picture, Table, shown_text
+from flatout.base.tree import Doc, Fields, Node, Picture, Table, TableColumn, TextLine, shown_text
 
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -38,7 +38,7 @@ def to_html(doc: Doc, title: str) -> str:
 
 
 def _node(node: Node) -> str:
-    if isinstance(node, Line):
+    if isinstance(node, TextLine):
         tag = "h2" if node.strong else "p"
         return f"<{tag}>{escape(node.text)}</{tag}>" if node.text else ""
     if isinstance(node, Table):
@@ -58,7 +58,7 @@ def _table(table: Table) -> str:
     return "\n".join(parts)
 
 
-def _rows(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
+def _rows(columns: Sequence[TableColumn], rows: Sequence[Mapping[str, Any]]) -> str:
     titles = "".join(_cell("th", column, column.title) for column in columns)
     head = f"<thead><tr>{titles}</tr></thead>" if any(column.title for column in columns) else ""
     lines = ["".join(_cell("td", column, shown_text(row.get(column.key))) for column in columns) for row in rows]
@@ -66,7 +66,7 @@ def _rows(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
     return f'<div class="wide"><table>{head}<tbody>\n{body}\n</tbody></table></div>'
 
 
-def _cell(tag: str, column: Column, text: str) -> str:
+def _cell(tag: str, column: TableColumn, text: str) -> str:
     aligned = ' class="right"' if column.right else ""
     return f"<{tag}{aligned}>{escape(text)}</{tag}>"
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from flatout.base.errors import DamagedFile, MissingFile, StoreError
 from flatout.base.files import sync_folder, write_bytes
-from flatout.base.sealed import Line, append, read_lines, sealed
+from flatout.base.sealed import SealedLine, append, read_lines, sealed
 
 NAME = "manifest.jsonl"
 FORMAT = 1
@@ -115,7 +115,7 @@ class _Seen:
     """A manifest as it was when it was read."""
 
     manifest: Manifest
-    lines: tuple[Line, ...]
+    lines: tuple[SealedLine, ...]
 
     @cached_property
     def entries(self) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ _INNER_SEAL = re.compile(rb', "crc": "[0-9a-f]{8}"\}')
 
 
 @dataclass(frozen=True)
-class Line:
+class SealedLine:
     """`fields` as they were written; where they can't be known, `damage` says why."""
 
     number: int
@@ -63,7 +63,7 @@ def append(handle: int, line: bytes) -> bool:
     return os.write(handle, content) == len(content)
 
 
-def read_lines(path: Path, *, unsealed: bool) -> Iterator[Line]:
+def read_lines(path: Path, *, unsealed: bool) -> Iterator[SealedLine]:
     """Every line that was written whole. `unsealed`: lines before the first one with a checksum may have none."""
     try:
         lines = path.open("rb")
@@ -82,13 +82,13 @@ def read_lines(path: Path, *, unsealed: bool) -> Iterator[Line]:
             if is_sealed(content):
                 unsealed = False
             elif not unsealed:
-                yield Line(number, damage="has lost its checksum")
+                yield SealedLine(number, damage="has lost its checksum")
                 continue
             yield _line(number, content)
 
 
-def _line(number: int, content: bytes) -> Line:
+def _line(number: int, content: bytes) -> SealedLine:
     try:
-        return Line(number, opened(content))
+        return SealedLine(number, opened(content))
     except ValueError as error:
-        return Line(number, damage=str(error))
+        return SealedLine(number, damage=str(error))

@@ -16,7 +16,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Line:
+class TextLine:
     """Words for people only."""
 
     text: str = ""
@@ -31,7 +31,7 @@ class Fields:
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     key: str
     title: str
     right: bool = False
@@ -43,7 +43,7 @@ class Table:
     """Under `key` a list of objects in JSON; aligned columns in text. `fold` rows are in the JSON and only counted in text."""
 
     key: str
-    columns: Sequence[Column]
+    columns: Sequence[TableColumn]
     rows: Sequence[Mapping[str, Any]]
     fold: Sequence[Mapping[str, Any]] = ()
     fold_note: str = "more"
@@ -58,7 +58,7 @@ class Picture:
     caption: str
 
 
-Node = Line | Fields | Table | Picture
+Node = TextLine | Fields | Table | Picture
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def to_data(doc: Doc) -> dict[str, Any]:
 def to_text(doc: Doc) -> str:
     parts: list[str] = []
     for node in doc.nodes:
-        if isinstance(node, Line):
+        if isinstance(node, TextLine):
             parts.append(node.text)
         elif isinstance(node, Table):
             parts.extend(_table_lines(node))

@@ -19,14 +19,14 @@ from flatout.base.html import to_html
 from flatout.base.tree import Doc
 from flatout.base.units import show_seconds, show_share
 from flatout.boost.forks import Forks
-from flatout.boost.looking import Looked, look
+from flatout.boost.looking import ScriptLook, look
 from flatout.boost.patching import difference
 from flatout.boost.protection import protecting
 from flatout.boost.protection.protecting import Protection
-from flatout.boost.remedies.compile import Compile
+from flatout.boost.remedies.compile import CompileRemedy
 from flatout.boost.remedies.no_grad import NoGrad, evaluating_lines
 from flatout.boost.search import RemedySearch, shown
-from flatout.boost.trial import Asked, attempt
+from flatout.boost.trial import TrialRequest, attempt
 from flatout.boost.trying import Trials
 from flatout.boost.writing import written
 from flatout.doctor.account import CHECKPOINT, EVALUATION
@@ -49,7 +49,7 @@ def in_a_fork(what: str, question: Path) -> int:
         os._exit(0)
     if what == "look":
         look(question)
-    attempt(Asked.from_dict(json.loads(question.read_text())))
+    attempt(TrialRequest.from_dict(json.loads(question.read_text())))
     return 1
 
 
@@ -82,7 +82,7 @@ class Boosted:
 
 def tried(
     script: Script,
-    looked: Looked,
+    looked: ScriptLook,
     forks: Forks,
     work: Path,
     out: Path,
@@ -120,7 +120,7 @@ def _doc(script: Script, receipt: Receipt) -> Doc:
 
 def _compiled_later(kept: Sequence[tuple[str, Any]]) -> list[str]:
     """Trials end before the first evaluation, mostly."""
-    if Compile.name not in dict(kept):
+    if CompileRemedy.name not in dict(kept):
         return []
     return [
         "What the model is called with later is compiled when it comes, an evaluation or other shapes: no trial shows that."

@@ -22,14 +22,14 @@ from flatout.boost.remedies.remedy import STEPS, Offer
 from flatout.doctor.diagnosis import diagnose, doc
 from flatout.doctor.patches import Patches
 from flatout.doctor.script import Script, run_script
-from flatout.doctor.watching import Watch
+from flatout.doctor.watching import ScriptWatch
 from flatout.machine.device import device_name
 
 _LIMIT_S = 900.0
 
 
 @dataclass(frozen=True)
-class Looked:
+class ScriptLook:
     device: str
     machine: str
     offers: tuple[Offer, ...]
@@ -41,7 +41,7 @@ class NothingSeen(Exception):
     """The script trained nothing before it ended, or too little."""
 
 
-def looked_at(forks: Forks, script: Script, cache: Path, folder: Path, protection: str) -> Looked:
+def looked_at(forks: Forks, script: Script, cache: Path, folder: Path, protection: str) -> ScriptLook:
     question, answer = folder / "look.json", folder / "looked.json"
     (folder / "looking").mkdir()
     asked = {**asdict(script), "cache": str(cache), "scratch": str(folder / "looking"), "answer": str(answer)}
@@ -54,7 +54,7 @@ def looked_at(forks: Forks, script: Script, cache: Path, folder: Path, protectio
         raise NothingSeen("no training was seen within the window" + (f" (its last line: {last})" if last else ""))
     told = json.loads(answer.read_text())
     offers = tuple(Offer(**{**one, "edits": tuple(map(_edit, one["edits"]))}) for one in told["offers"])
-    return Looked(told["device"], told["machine"], offers, told["computes_s"], told["diagnosis"])
+    return ScriptLook(told["device"], told["machine"], offers, told["computes_s"], told["diagnosis"])
 
 
 def _edit(written: Mapping[str, Any]) -> Edit:
@@ -78,14 +78,14 @@ def look(question: Path) -> None:
                 offer for remedy in REMEDIES.values() for offer in remedy.offered(steps if remedy.measures == STEPS else found)
             )
             computes_s = found.case.compute_ms / 1e3 if found.case.on_device else None
-            looked = Looked(device, device_name(torch.device(device)), offers, computes_s, to_data(doc(found)))
+            looked = ScriptLook(device, device_name(torch.device(device)), offers, computes_s, to_data(doc(found)))
             Path(asked["answer"]).write_text(json.dumps(asdict(looked)))
         os._exit(0)
 
     scratch, cache = Path(asked["scratch"]), Path(asked["cache"])
     protecting.enter(asked["protection"], scratch, [question.parent, cache], patches)
     end_with_parent()
-    watched = Watch(cache=cache, when_done=done, scratch=question.parent)
+    watched = ScriptWatch(cache=cache, when_done=done, scratch=question.parent)
     watched.start()
     run_script(Script(asked["name"], tuple(asked["arguments"]), asked["as_module"]))
     done()

@@ -43,7 +43,7 @@ class Ran:
             )
 
 
-class Pace:
+class ScriptPace:
     def __init__(self) -> None:
         self._steps = 0
         self._ends_s: deque[float] = deque(maxlen=_LAST + 1)

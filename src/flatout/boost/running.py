@@ -14,7 +14,7 @@ from typing import Any
 from flatout.base.child import Child, Printed
 from flatout.base.exits import exit_words
 from flatout.boost.hooks import Hooks
-from flatout.boost.pace import Pace
+from flatout.boost.pace import ScriptPace
 from flatout.boost.remedies.all import REMEDIES
 from flatout.boost.step_recorder import StepRecorder
 from flatout.doctor.patches import Patches
@@ -26,7 +26,7 @@ _EVERY, _IN_A_ROW = 250, 2  # steps between two looks at whether a loss is a num
 
 
 @dataclass(frozen=True)
-class Kept:
+class BoostedRun:
     """`highest`: no loss of the reference's steps was above it; `steps` of them were seen."""
 
     script: str
@@ -39,15 +39,15 @@ class Kept:
     ran: str  # a file that says how fast it went
 
     @classmethod
-    def read(cls, path: Path) -> Kept:
+    def read(cls, path: Path) -> BoostedRun:
         written = json.loads(path.read_text())
         remedies = tuple((name, value) for name, value in written["remedies"])
         return cls(**{**written, "remedies": remedies, "arguments": tuple(written["arguments"])})
 
 
-def run_with(kept: Kept) -> int:
+def run_with(kept: BoostedRun) -> int:
     """In the process of the script."""
-    patches, hooks, pace = Patches(), Hooks(), Pace()
+    patches, hooks, pace = Patches(), Hooks(), ScriptPace()
     not_finite = 0
 
     def window_over() -> None:
@@ -88,7 +88,7 @@ _HANDED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def run_to_its_end(
-    command: Sequence[str], plain: Sequence[str], kept: Kept, folder: Path, say: Callable[[str], None]
+    command: Sequence[str], plain: Sequence[str], kept: BoostedRun, folder: Path, say: Callable[[str], None]
 ) -> tuple[int, str]:
     """The exit code, and why it was started again plain, or "". stdin, stdout and signals are the script's own."""
     question = folder / "kept.json"

@@ -21,9 +21,9 @@ from flatout.doctor import where
 from flatout.doctor.marks import Marks
 from flatout.doctor.observing.stepping import Stepping
 from flatout.doctor.patches import Patches
-from flatout.doctor.seen import Seen
+from flatout.doctor.seen import ScriptRecord
 from flatout.measure.clock import synchronize
-from flatout.measure.differences import Snapshot
+from flatout.measure.differences import StepSnapshot
 
 _Moment = tuple[float, Any]  # on the host; and an event on the device, or None where the host itself computes
 _SETTLES_AT = 3
@@ -59,7 +59,7 @@ class StepRecorder:
         self.steps_done = 0
         self._steps, self._when_done, self._on_step = steps, when_done, on_step
         self._with_losses = steps if losses is None else losses
-        self._stepping = Stepping(Marks(), Seen(), self._step_over)
+        self._stepping = Stepping(Marks(), ScriptRecord(), self._step_over)
         self._first, self._proven = _First(), WeakSet[torch.optim.Optimizer]()
         self._numbers: dict[int, int] = {}
         self._names = WeakIdKeyDictionary()  # of weights
@@ -99,9 +99,9 @@ class StepRecorder:
         """And proves nothing: this is the person's own run."""
         self._drops = self._proves = False
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> StepSnapshot:
         first = self._first
-        return Snapshot(
+        return StepSnapshot(
             tuple(first.losses), first.loss_dtype, 1.0, None, first.gradients, first.updates, first.expected, {}, first.before
         )
 

@@ -27,7 +27,7 @@ from flatout.boost.remedies.all import PRECISIONS, REMEDIES
 from flatout.boost.step_recorder import StepRecorder
 from flatout.doctor.patches import Patches
 from flatout.doctor.script import Script, run_script
-from flatout.measure.differences import Snapshot
+from flatout.measure.differences import StepSnapshot
 from flatout.measure.proof import check_step
 
 WARM_UP = 8  # steps that are not timed; the first of them compile
@@ -36,7 +36,7 @@ _LOOKED_AT = (WARM_UP + 3, WARM_UP + 7)  # steps: to look is to wait for the dev
 
 
 @dataclass(frozen=True)
-class Asked:
+class TrialRequest:
     script: str
     arguments: tuple[str, ...]
     as_module: bool
@@ -78,7 +78,7 @@ class Asked:
         return [(float(step_s), int(step)) for step_s, step in lines]
 
     @classmethod
-    def from_dict(cls, written: Mapping[str, Any]) -> Asked:
+    def from_dict(cls, written: Mapping[str, Any]) -> TrialRequest:
         remedies = tuple((name, value) for name, value in written["remedies"])
         evaluates = tuple((line, training) for line, training in written["evaluates"])
         patched = tuple((file, text) for file, text in written["patched"])
@@ -121,7 +121,7 @@ class Told:
 class _Turn:
     """Of a trial that pauses: the one that it is in, and what those before it took."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: TrialRequest) -> None:
         self._asked = asked
         self.first = 0  # the last step before it
         self._last: int | None = None
@@ -145,7 +145,7 @@ class _Turn:
         return sum(timed) / len(timed)
 
 
-def attempt(asked: Asked) -> None:
+def attempt(asked: TrialRequest) -> None:
     """Does not return: it ends the process."""
     began_s = time.monotonic()
     patches, hooks = Patches(), Hooks()
@@ -211,14 +211,14 @@ def attempt(asked: Asked) -> None:
     answer(Told("failed" if error else "short", error or few, took_s=time.monotonic() - began_s))
 
 
-def _measured(asked: Asked, recording: StepRecorder, turns_s: Sequence[float] | None, began_s: float) -> Told:
+def _measured(asked: TrialRequest, recording: StepRecorder, turns_s: Sequence[float] | None, began_s: float) -> Told:
     snapshot = recording.snapshot()
     if asked.keep is not None:
         torch.save({name: _to_cpu(value) for name, value in vars(snapshot).items()}, asked.keep)
     check = None
     if asked.reference is not None:
         kept = torch.load(asked.reference, weights_only=True, map_location=recording.device)
-        found = check_step(Snapshot(**{**kept, "losses": tuple(kept["losses"])}), snapshot, asked.precision)
+        found = check_step(StepSnapshot(**{**kept, "losses": tuple(kept["losses"])}), snapshot, asked.precision)
         check = asdict(found)
     on_device = recording.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated() if on_device else None

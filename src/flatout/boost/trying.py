@@ -16,7 +16,7 @@ from flatout.base.exits import exit_words, printed_to
 from flatout.base.fork_server import PAUSED
 from flatout.boost.forks import Forks
 from flatout.boost.protection import protecting
-from flatout.boost.trial import SLOWER, WARM_UP, Asked, Told
+from flatout.boost.trial import SLOWER, WARM_UP, Told, TrialRequest
 from flatout.doctor.script import Script
 from flatout.measure.judging import ComparedTimes, speed_up
 from flatout.measure.stats import summarize
@@ -108,13 +108,13 @@ class Trials:
             self._steps_s[tuple(remedies)] = summarize(told.steps_s).median
         return told
 
-    def _asked(self, remedies: Sequence[tuple[str, Any]], **more: Any) -> Asked:
+    def _asked(self, remedies: Sequence[tuple[str, Any]], **more: Any) -> TrialRequest:
         """A trial gets a folder of its own."""
         self._count += 1
         place = self._folder / f"t{self._count}"
         (place / "scratch").mkdir(parents=True)
         keep = more.pop("keep", False)
-        return Asked(
+        return TrialRequest(
             self._script.name,
             self._script.arguments,
             self._script.as_module,
@@ -130,7 +130,7 @@ class Trials:
             **more,
         )
 
-    def _start(self, asked: Asked) -> int:
+    def _start(self, asked: TrialRequest) -> int:
         question = Path(asked.answer).with_name("question.json")
         question.write_text(json.dumps(asdict(asked)))
         return self._forks.start("try", question, _words(asked))
@@ -139,7 +139,7 @@ class Trials:
     def _limit_s(self) -> float:
         return _FIRST_LIMIT_S if self._reference_s is None else 3 * self._reference_s + _COMPILE_S
 
-    def _run(self, asked: Asked) -> Told:
+    def _run(self, asked: TrialRequest) -> Told:
         began_s = time.monotonic()
         pid = self._start(asked)
         try:
@@ -148,7 +148,7 @@ class Trials:
             self._forks.end(pid)
         return self._told(asked, code, time.monotonic() - began_s)
 
-    def _told(self, asked: Asked, code: int | None, took_s: float) -> Told:
+    def _told(self, asked: TrialRequest, code: int | None, took_s: float) -> Told:
         protecting.remove(Path(asked.scratch))  # checkpoints, say: all trials together may fill a disk
         answer = Path(asked.answer)
         if code is not None and answer.exists():
@@ -194,7 +194,7 @@ class Trials:
             took_s=time.monotonic() - began_s,
         )
 
-    def _codes_by_turns(self, asked: Sequence[Asked], precise: float) -> list[int | None]:
+    def _codes_by_turns(self, asked: Sequence[TrialRequest], precise: float) -> list[int | None]:
         """How each ended; PAUSED if nobody waited for its end, since the other one's was no good."""
         codes: list[int | None] = [PAUSED for _ in asked]
         pids: list[int] = []
@@ -229,7 +229,7 @@ class Trials:
             for pid in pids:
                 self._forks.end(pid)
 
-    def _say_until(self, one: Asked, other: Asked) -> None:
+    def _say_until(self, one: TrialRequest, other: TrialRequest) -> None:
         """Both make the same steps in a turn: where a pass ends, a batch is longer or something is written, it is so in both.
         So many as take what a turn should, with all that comes between them; the slower one takes longer, the faster less."""
         mine, beside = one.turns_until_now(), other.turns_until_now()
@@ -244,11 +244,11 @@ class Trials:
         one.until.write_text(str(last))
 
     @staticmethod
-    def _say_enough(asked: Sequence[Asked]) -> None:
+    def _say_enough(asked: Sequence[TrialRequest]) -> None:
         for one in asked:
             one.enough.touch()
 
-    def _is_clear(self, asked: Sequence[Asked], precise: float, took_s: float) -> bool:
+    def _is_clear(self, asked: Sequence[TrialRequest], precise: float, took_s: float) -> bool:
         """Looked at a few times only: with every look chance gets one more."""
         mine, beside = (one.turns_until_now() for one in asked)
         turns, proves = min(len(mine), len(beside)), asked[0].losses or 0
@@ -279,5 +279,5 @@ class Trials:
         return min(wanted_s, self._steps_s.get(tuple(against), 0.0) * (self._ends_at - WARM_UP - 1) / _LOOKS[0])
 
 
-def _words(asked: Asked) -> Path:
+def _words(asked: TrialRequest) -> Path:
     return Path(asked.answer).with_name("words.txt")

@@ -59,7 +59,7 @@ def boost(
     from flatout.boost.looking import NothingSeen, looked_at
     from flatout.boost.pace import Ran
     from flatout.boost.patching import command_for
-    from flatout.boost.running import Kept, run_to_its_end, waited_for
+    from flatout.boost.running import BoostedRun, run_to_its_end, waited_for
     from flatout.doctor.script import Script, check
 
     script = Script(command[0], tuple(command[1:]), as_module)
@@ -95,7 +95,7 @@ def boost(
             return
         if not found.receipt.settings:
             raise typer.Exit(waited_for(_plain(script)))
-        kept = Kept(
+        kept = BoostedRun(
             script.name, script.arguments, as_module, tuple(found.receipt.settings.items()), found.steps, found.highest_loss,
             str(work / "left.txt"), str(work / "ran.json"),
         )  # fmt: skip

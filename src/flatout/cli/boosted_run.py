@@ -13,9 +13,9 @@ from flatout.cli.places import quiet_profiler
 
 def main(kept: str) -> int:
     quiet_profiler()
-    from flatout.boost.running import Kept, run_with
+    from flatout.boost.running import BoostedRun, run_with
 
-    return run_with(Kept.read(Path(kept)))
+    return run_with(BoostedRun.read(Path(kept)))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from flatout.cli.places import cache_folder, process_rank, quiet_profiler, world
 
 if TYPE_CHECKING:
     from flatout.doctor.script import Script
-    from flatout.doctor.watching import Watch
+    from flatout.doctor.watching import ScriptWatch
 
 Command = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The script, and what it gets.")]
 AsModule = Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as for python -m.")]
@@ -75,14 +75,14 @@ def _diagnosed(script: Script, steps: int, stop: bool, html: Path | None, stdout
     from flatout.base.html import to_html
     from flatout.base.tree import to_text
     from flatout.doctor.script import Enough, run_script
-    from flatout.doctor.watching import Watch
+    from flatout.doctor.watching import ScriptWatch
 
     def end() -> None:
         if stop:
             raise Enough
 
     ours, our_stdout, snapshots = os.getpid(), sys.stdout, Path.cwd()
-    watched = Watch(steps, cache_folder().absolute(), when_done=end)
+    watched = ScriptWatch(steps, cache_folder().absolute(), when_done=end)
     watched.start(first_report=sys.stderr)
     try:
         ending = run_script(script)
@@ -107,7 +107,7 @@ def _diagnosed(script: Script, steps: int, stop: bool, html: Path | None, stdout
     return ending.exit_code, found is not None
 
 
-def _explain_memory(error: BaseException, watched: Watch, folder: Path) -> None:
+def _explain_memory(error: BaseException, watched: ScriptWatch, folder: Path) -> None:
     from flatout.doctor.memory import explained, held, keep_snapshot
     from flatout.machine.out_of_memory import is_out_of_memory
 

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 def handed_in(on: str, recipe: Path, arguments: Sequence[str], workers: str, runs: Path) -> int | None:
     """The code that the job left with, where RAY_ADDRESS is a cluster's dashboard; None: it is for this machine to launch."""
-    from flatout.fleet.ray import Workers, is_job_url
+    from flatout.fleet.ray import WorkerCount, is_job_url
 
     if on != "ray":
         raise UsageError(f"--on: ray is all there is, got {on!r}")
-    Workers.parse(workers)
+    WorkerCount.parse(workers)
     address = ray_address()
     if address is None or not is_job_url(address):
         return None
@@ -34,12 +34,12 @@ def handed_in(on: str, recipe: Path, arguments: Sequence[str], workers: str, run
 def run_on_ray(work: Work, asked: Recipe, workers: str, runs: Path, quiet: bool) -> Run:
     from flatout import verbs
     from flatout.cli.progress import progress_view
-    from flatout.fleet.ray import Workers, launch
+    from flatout.fleet.ray import WorkerCount, launch
 
     device = asked.pins.get("device", "auto")
     gpus = None if device == "auto" else device.startswith("cuda")
     with progress_view(quiet) as observers:
-        folder = launch(work, Workers.parse(workers), runs, address=ray_address(), gpus=gpus, observers=observers)
+        folder = launch(work, WorkerCount.parse(workers), runs, address=ray_address(), gpus=gpus, observers=observers)
     return verbs.load(folder)
 
 

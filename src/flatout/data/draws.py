@@ -10,7 +10,7 @@ from flatout.data.keyed import below, hash32, keyed
 from flatout.data.permutations import to_device
 
 
-class Placed:
+class DrawTables:
     """Tables of a draw, kept on the device that last asked for them. "cuda" names a device that tensors call "cuda:0"."""
 
     def __init__(self, *tables: Tensor) -> None:
@@ -30,7 +30,7 @@ class Weighted:
 
     def __init__(self, seed: int, weights: Tensor) -> None:
         self._high, self._low = keyed(seed, "weighted", "high"), keyed(seed, "weighted", "low")
-        self._cumulative = Placed(check_weights(weights).cumsum(0))
+        self._cumulative = DrawTables(check_weights(weights).cumsum(0))
 
     @property
     def epoch_rows(self) -> int:
@@ -53,7 +53,7 @@ class Balanced:
     def __init__(self, seed: int, labels: Tensor) -> None:
         self._of_class, self._of_row = keyed(seed, "balanced", "class"), keyed(seed, "balanced", "row")
         _, counts = torch.unique(labels, return_counts=True)
-        self._tables = Placed(labels.argsort(stable=True), counts, counts.cumsum(0) - counts)
+        self._tables = DrawTables(labels.argsort(stable=True), counts, counts.cumsum(0) - counts)
 
     @property
     def epoch_rows(self) -> int:

@@ -28,7 +28,7 @@ _SHAPE = re.compile(r"""['"]shape['"]\s*:\s*\(([\dL,\s]*)\)""")
 
 
 @dataclass(frozen=True)
-class Header:
+class NpyHeader:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     fortran: bool
@@ -40,7 +40,7 @@ class Header:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_header(file: BinaryIO) -> Header:
+def read_header(file: BinaryIO) -> NpyHeader:
     """ValueError says what is wrong. The file is then where the values begin."""
     start = _exactly(file, 8)
     if start[:6] != _MAGIC:
@@ -56,10 +56,10 @@ def read_header(file: BinaryIO) -> Header:
     kind, fortran, shape = found
     if kind is None or fortran is None or shape is None:
         raise ValueError(f"its header is {text.strip()[:80]!r}; expected descr, fortran_order and shape")
-    return Header(_dtype(kind), _sizes(shape[1]), fortran[1] == "True", 8 + size + length)
+    return NpyHeader(_dtype(kind), _sizes(shape[1]), fortran[1] == "True", 8 + size + length)
 
 
-def read_values(file: BinaryIO, header: Header, there: int, name: str) -> Array:
+def read_values(file: BinaryIO, header: NpyHeader, there: int, name: str) -> Array:
     """The array of which `there` bytes are in the file after its header."""
     if there != header.nbytes:
         state = "it is cut off" if there < header.nbytes else "it is damaged, or holds more than one array"

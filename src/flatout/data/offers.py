@@ -13,7 +13,7 @@ Take = Callable[[str, int], Tensor]
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class StreamState:
     """The state of a dataset (or of its iterator) before sample `place` of pass `number`."""
 
     number: int
@@ -28,7 +28,7 @@ class Go:
 
     number: int
     place: int
-    snapshot: Snapshot | None = None
+    snapshot: StreamState | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Taken:
 
     places: Any
     passes: Any
-    snapshot: Snapshot | None
+    snapshot: StreamState | None
     ends: list[int] = field(default_factory=list)
 
 
@@ -132,7 +132,7 @@ class RowsByLength(Protocol):
         ...
 
 
-class Placed(Protocol):
+class PlacedRows(Protocol):
     """Ragged rows, photos, whose sizes are known before they are read: a device can be filled with them one by one."""
 
     @property

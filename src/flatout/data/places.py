@@ -20,7 +20,7 @@ TO_READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 
 _SPECIAL = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
-class Place(Protocol):
+class FilePlace(Protocol):
     """One file. `name` is how it was written, for messages."""
 
     name: str
@@ -156,7 +156,7 @@ def find(
     base_folder: str | os.PathLike[str] | None = None,
     what: str = "table",
     suffixes: Sequence[str] = (),
-) -> list[Place]:
+) -> list[FilePlace]:
     """Every file meant, in order: those of one glob or folder sorted by name. DataError names what matches nothing.
 
     Relative paths start at `base_folder`. Of a folder, all files below it that end in one of `suffixes` are meant.
@@ -164,7 +164,7 @@ def find(
     written = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not written:
         raise DataError(f"{what}: no files were given")
-    places: list[Place] = []
+    places: list[FilePlace] = []
     for one in written:
         if not isinstance(one, str | os.PathLike):
             raise DataError(f"{what}: expected a path, a glob, a folder or a URL, got {one!r}")
@@ -179,7 +179,7 @@ def find(
     return places
 
 
-def _at(name: str, base: Path, what: str, suffixes: tuple[str, ...]) -> list[Place]:
+def _at(name: str, base: Path, what: str, suffixes: tuple[str, ...]) -> list[FilePlace]:
     if name.startswith("file://"):
         name = name.removeprefix("file://")
     if "://" in name:
@@ -207,7 +207,7 @@ def _at(name: str, base: Path, what: str, suffixes: tuple[str, ...]) -> list[Pla
     return [LocalFile(base / match, match) for match in files]
 
 
-def _remote(url: str, what: str, suffixes: tuple[str, ...]) -> list[Place]:
+def _remote(url: str, what: str, suffixes: tuple[str, ...]) -> list[FilePlace]:
     from fsspec.core import url_to_fs
 
     try:

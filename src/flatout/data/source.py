@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flatout.base.errors import DataError, UsageError
 from flatout.data.bad import Bad
-from flatout.data.offers import Placed, RowsByLength, SampleStream, Take
+from flatout.data.offers import PlacedRows, RowsByLength, SampleStream, Take
 
 Batch = dict[str, Tensor]
 
@@ -133,7 +133,7 @@ class Source(ABC):
         return None
 
     @property
-    def placed(self) -> Placed | None:
+    def placed(self) -> PlacedRows | None:
         """What fills a device row by row, if sizes are known before rows are read."""
         return None
 

@@ -18,7 +18,7 @@ from flatout.base.errors import DataError
 from flatout.base.units import show_bytes
 from flatout.data.allowance import allowed_bytes, too_large
 from flatout.data.damage import reading
-from flatout.data.places import Place
+from flatout.data.places import FilePlace
 
 SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd", ".lz4", ".zip")
 LONGEST_LINE_BYTES = 64 << 20
@@ -26,7 +26,7 @@ _PIECE_BYTES = 1 << 20
 _PACKED_BYTES = 64 << 10
 
 
-def open_plain(place: Place, packed: bool = False) -> io.BufferedReader:
+def open_plain(place: FilePlace, packed: bool = False) -> io.BufferedReader:
     """The decompressed bytes, from the start. Closing it closes the file. With `packed`, one that is not is an error."""
     file = place.open()
     try:
@@ -78,7 +78,7 @@ class LineGuard(io.RawIOBase):
         super().close()
 
 
-def check_unpacked_fits(place: Place, times: int) -> None:
+def check_unpacked_fits(place: FilePlace, times: int) -> None:
     """DataError unless `times` the unpacked content has room in memory. It is read to be counted: no header can be trusted."""
     most, unpacked = allowed_bytes() // times, 0
     with open_plain(place) as stream:
@@ -89,7 +89,7 @@ def check_unpacked_fits(place: Place, times: int) -> None:
                 raise too_large(place.name, what, most * times)
 
 
-def _decompressed(file: BinaryIO, place: Place) -> Any:
+def _decompressed(file: BinaryIO, place: FilePlace) -> Any:
     magic = file.read(6)
     file.seek(0)
     if magic.startswith(b"\x1f\x8b"):
@@ -107,7 +107,7 @@ def _decompressed(file: BinaryIO, place: Place) -> Any:
     return file
 
 
-def _only_member(file: BinaryIO, place: Place) -> Any:
+def _only_member(file: BinaryIO, place: FilePlace) -> Any:
     with reading(place.name, "as a zip file"):
         archive = zipfile.ZipFile(file)
         members = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]

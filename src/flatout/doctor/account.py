@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from flatout.doctor import kinds, marks
-from flatout.doctor.trace import Sample, Span, Trace, Work
+from flatout.doctor.trace import DeviceWork, Span, ThreadSample, Trace
 
 DATA, OPTIMIZER, LOGGING, CHECKPOINT, EVALUATION = "data wait", "optimizer", "logging", "checkpoint", "evaluation"
 PYTHON, UNATTRIBUTED = "Python", "unattributed"
@@ -187,7 +187,7 @@ class _Helpers:
 
 
 class _Samples:
-    def __init__(self, samples: Sequence[Sample]) -> None:
+    def __init__(self, samples: Sequence[ThreadSample]) -> None:
         self._samples = sorted(samples, key=lambda sample: sample.at)
         self._times = [sample.at for sample in self._samples]
 
@@ -293,7 +293,7 @@ class _Stalls:
         return 0 if at < 0 else self._before[at] + min(time, self._kept[at][1]) - self._kept[at][0]
 
 
-def _busy(work: Sequence[Work], moment_at: _MomentAt) -> list[tuple[int, int, str, str]]:
+def _busy(work: Sequence[DeviceWork], moment_at: _MomentAt) -> list[tuple[int, int, str, str]]:
     """Stretches in which the device works, each with one row. Of two at a time a computation counts before a copy."""
     found: list[tuple[int, int, str, str]] = []
     jobs = sorted(((w, *_of_work(w, moment_at)) for w in work), key=lambda job: (job[0].start, job[0].end))
@@ -315,7 +315,7 @@ def _busy(work: Sequence[Work], moment_at: _MomentAt) -> list[tuple[int, int, st
     return sorted(found)
 
 
-def _of_work(work: Work, moment_at: _MomentAt) -> tuple[str, str]:
+def _of_work(work: DeviceWork, moment_at: _MomentAt) -> tuple[str, str]:
     asked = moment_at(work.launched) if work.launched is not None else None
     row = kinds.of_kernel(work.name)
     if asked is None:

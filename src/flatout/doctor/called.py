@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flatout.measure.counts import Call, Layout, Operation
+from flatout.measure.counts import Call, Operation, TensorLayout
 from flatout.measure.groups import CONVOLUTIONS, PRODUCTS
 
 aten = torch.ops.aten
@@ -57,13 +57,13 @@ def _operation(
         if "Tensor" not in str(argument.type) or (not shape and not dtype):
             placed.append(value)
         elif dtype in _DTYPES:
-            placed.append(Layout(tuple(shape), _contiguous(shape), _DTYPES[dtype]))
+            placed.append(TensorLayout(tuple(shape), _contiguous(shape), _DTYPES[dtype]))
         else:
             return None
     by_place = sum(not argument.kwarg_only for argument in arguments)
     named = {argument.name: value for argument, value in zip(arguments[by_place:], placed[by_place:], strict=False)}
     call = Call(func, tuple(placed[:by_place]), named)
-    computes_with = next(one.dtype for one in placed if isinstance(one, Layout))
+    computes_with = next(one.dtype for one in placed if isinstance(one, TensorLayout))
     return Operation(name, group, computes_with, int(flops), (), (), key=call.key, call=call)
 
 

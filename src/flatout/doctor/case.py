@@ -17,7 +17,7 @@ from flatout.doctor.account import (
     Account,
     account,
 )
-from flatout.doctor.seen import Calls, Fetched, Loader, Optimizer, Seen
+from flatout.doctor.seen import Calls, Fetched, Optimizer, ScriptLoader, ScriptRecord
 from flatout.doctor.trace import Trace
 from flatout.machine.gains import Gains
 from flatout.machine.probe import Probe
@@ -31,7 +31,7 @@ _SOLID = frozenset({*kinds.COMPUTE, kinds.COPY, kinds.COMMUNICATION, kinds.COMPI
 class Case:
     """Milliseconds are of one step: of training, with its share of the evaluations and checkpoints that came between."""
 
-    seen: Seen
+    seen: ScriptRecord
     trace: Trace
     account: Account
     rows: dict[str, float]
@@ -83,19 +83,19 @@ class Case:
         return max((call.batch * round(max(call.count / max(call.between, 1), 1)) for call in calls), default=0)
 
     @property
-    def training_loader(self) -> Loader | None:
+    def training_loader(self) -> ScriptLoader | None:
         """The one that feeds the steps."""
         return max((one for one in self.seen.loaders if one.in_steps), key=lambda one: one.in_steps, default=None)
 
-    def batches_per_step(self, loader: Loader) -> float:
+    def batches_per_step(self, loader: ScriptLoader) -> float:
         return max(loader.in_steps, 1) / max(self.seen.window_steps, 1)
 
-    def read_by_workers(self, loader: Loader) -> list[Fetched]:
+    def read_by_workers(self, loader: ScriptLoader) -> list[Fetched]:
         """What its workers say of themselves."""
         number = self.seen.loaders.index(loader)
         return [told for told in self.seen.fetched if told.loader == number and told.batches]
 
-    def fetch_ms(self, loader: Loader) -> float:
+    def fetch_ms(self, loader: ScriptLoader) -> float:
         """What a batch takes a worker; 0 where none has said so."""
         told = self.read_by_workers(loader)
         return 1e3 * sum(one.fetch_s for one in told) / max(sum(one.batches for one in told), 1)
@@ -118,7 +118,7 @@ class Case:
 
 
 def make_case(
-    seen: Seen, trace: Trace, probe: Probe | None, operator_s: float, page_s: float = 0.0, gains: Gains | None = None
+    seen: ScriptRecord, trace: Trace, probe: Probe | None, operator_s: float, page_s: float = 0.0, gains: Gains | None = None
 ) -> Case:
     """`operator_s`: what calling the smallest operator takes on this machine."""
     plain_ms = 1e3 * seen.window_s / seen.window_steps if seen.window_steps else None
@@ -156,7 +156,7 @@ def _called(trace: Trace) -> Iterator[int]:
             yield span.end - span.start
 
 
-def _waited_ms(seen: Seen) -> float | None:
+def _waited_ms(seen: ScriptRecord) -> float | None:
     """For data, in a step that nobody looked at: workers keep up with steps that the profiler makes slow. None without any."""
     if not any(loader.in_steps for loader in seen.loaders):
         return None

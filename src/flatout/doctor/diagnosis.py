@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flatout.base.tree import Cell, Column, Doc, Fields, Line, Table
+from flatout.base.tree import Cell, Doc, Fields, Table, TableColumn, TextLine
 from flatout.base.units import show_count, show_seconds, show_share
 from flatout.doctor.account import ROWS, UNATTRIBUTED
 from flatout.doctor.case import Case
@@ -14,7 +14,12 @@ from flatout.doctor.findings.all import FINDINGS
 
 WORTH_SAYING = 0.01  # of a step
 _SHOWN_ROWS = 0.005
-_LEDGER = (Column("row", ""), Column("ms", "", right=True), Column("share", "", right=True), Column("where", ""))
+_LEDGER = (
+    TableColumn("row", ""),
+    TableColumn("ms", "", right=True),
+    TableColumn("share", "", right=True),
+    TableColumn("where", ""),
+)
 
 
 @dataclass(frozen=True)
@@ -43,12 +48,12 @@ def doc(diagnosis: Diagnosis) -> Doc:
                     "ceiling_share": case.ceiling_share,
                 }
             ),
-            Line(_headline(case), strong=True),
+            TextLine(_headline(case), strong=True),
             Table("ledger", _LEDGER, *_ledger_rows(case), fold_note="rows took less than 0.5%"),
-            Line(),
+            TextLine(),
             *_finding_lines(diagnosis),
             Fields({"findings": [_finding_row(one, case) for one in diagnosis.findings]}),
-            *(Line(f"({note})") for note in diagnosis.notes),
+            *(TextLine(f"({note})") for note in diagnosis.notes),
         )
     )
 
@@ -98,21 +103,21 @@ def _finding_row(finding: Finding, case: Case) -> dict[str, object]:
     }
 
 
-def _finding_lines(diagnosis: Diagnosis) -> list[Line]:
+def _finding_lines(diagnosis: Diagnosis) -> list[TextLine]:
     case = diagnosis.case
     if not diagnosis.findings:
-        return [Line("Nothing is known that would save more than 1% of a step.")]
-    lines = [Line("What costs time, the most first:")]
+        return [TextLine("Nothing is known that would save more than 1% of a step.")]
+    lines = [TextLine("What costs time, the most first:")]
     for number, one in enumerate(diagnosis.findings, 1):
         place = f"  {one.where}" if one.where else ""
-        lines.append(Line(f"{number}. {one.what}: {show_share(case.share(one.cost_ms))}{place}  [{one.id}]", strong=True))
-        lines.append(Line(f"   {one.evidence}"))
-        lines.append(Line(f"   {one.remedy}"))
+        lines.append(TextLine(f"{number}. {one.what}: {show_share(case.share(one.cost_ms))}{place}  [{one.id}]", strong=True))
+        lines.append(TextLine(f"   {one.evidence}"))
+        lines.append(TextLine(f"   {one.remedy}"))
     worth = [
         f"{one.short} {one.predicted_gain(case.step_ms):.3g}x"
         for one in sorted(diagnosis.findings, key=lambda one: -one.predicted_gain(case.step_ms))
         if one.short and one.predicted_gain(case.step_ms) >= 1.01
     ]
     if worth:
-        lines += [Line(), Line("Worth trying, best first: " + " · ".join(worth))]
+        lines += [TextLine(), TextLine("Worth trying, best first: " + " · ".join(worth))]
     return lines

@@ -13,7 +13,7 @@ from flatout.base.units import show_bytes
 
 
 @dataclass(frozen=True)
-class Held:
+class MemoryByKind:
     """Bytes by kind at the moment when there was no more."""
 
     weights: int
@@ -26,7 +26,7 @@ class Held:
         return max(self.total - self.weights - self.gradients - self.optimizer, 0)
 
 
-def held(optimizers: Iterable[torch.optim.Optimizer], device: str) -> Held:
+def held(optimizers: Iterable[torch.optim.Optimizer], device: str) -> MemoryByKind:
     known = list(optimizers)
     weights = [p for one in known for group in one.param_groups for p in group["params"]]
     gradients = [p.grad for p in weights if p.grad is not None]
@@ -37,7 +37,7 @@ def held(optimizers: Iterable[torch.optim.Optimizer], device: str) -> Held:
         import psutil
 
         total = int(psutil.Process().memory_info().rss)
-    return Held(_bytes(weights), _bytes(gradients), _bytes(state), total)
+    return MemoryByKind(_bytes(weights), _bytes(gradients), _bytes(state), total)
 
 
 def keep_snapshot(path: Path) -> Path | None:
@@ -51,7 +51,7 @@ def keep_snapshot(path: Path) -> Path | None:
     return path
 
 
-def explained(error: BaseException, found: Held, snapshot: Path | None) -> list[str]:
+def explained(error: BaseException, found: MemoryByKind, snapshot: Path | None) -> list[str]:
     """A few lines for people."""
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     lines = [

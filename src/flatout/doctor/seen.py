@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass
-class Loader:
+class ScriptLoader:
     """One DataLoader of the script."""
 
     where: str  # the line that goes through it
@@ -123,7 +123,7 @@ class Period:
 
 
 @dataclass
-class Compile:
+class CompileRecord:
     seconds: float = 0.0
     compiles: int = 0
     recompiles: list[tuple[str, str, float]] = field(default_factory=list)  # where, why, seconds
@@ -132,7 +132,7 @@ class Compile:
 
 
 @dataclass(frozen=True)
-class Kept:
+class GrowingGraph:
     """A graph that is kept alive from step to step: the name that holds it, and the line that adds to it."""
 
     name: str
@@ -141,9 +141,9 @@ class Kept:
 
 
 @dataclass
-class Memory:
+class MemoryRecord:
     bytes_by_step: list[tuple[int, int]] = field(default_factory=list)
-    kept: list[Kept] = field(default_factory=list)
+    kept: list[GrowingGraph] = field(default_factory=list)
     device_allocations: int = 0  # cudaMalloc in the windows
     retries: int = 0
     cache_emptied: dict[str, int] = field(default_factory=dict)  # by line, in the windows
@@ -152,17 +152,17 @@ class Memory:
 
 
 @dataclass
-class Seen:
+class ScriptRecord:
     device: str = "cpu"
     steps: int = 0
-    loaders: list[Loader] = field(default_factory=list)
+    loaders: list[ScriptLoader] = field(default_factory=list)
     fetched: list[Fetched] = field(default_factory=list)
     optimizers: list[Optimizer] = field(default_factory=list)
     calls: list[Calls] = field(default_factory=list)
     evaluations: list[Period] = field(default_factory=list)
     checkpoints: list[Period] = field(default_factory=list)
-    compiles: Compile = field(default_factory=Compile)
-    memory: Memory = field(default_factory=Memory)
+    compiles: CompileRecord = field(default_factory=CompileRecord)
+    memory: MemoryRecord = field(default_factory=MemoryRecord)
     threads: int = 1
     threads_set: str = ""  # the line that set them, if it was the script
     cores: int = 1

@@ -24,7 +24,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class DeviceWork:
     """A kernel or a copy on the device. `launched`: when the host asked for it, where that is known."""
 
     start: int
@@ -34,7 +34,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ThreadSample:
     """Where the main thread was: the innermost line of the person's own code."""
 
     at: int
@@ -50,8 +50,8 @@ class Trace:
     steps: int
     host: Sequence[Span]  # of the thread that trains; nested or apart, never crossing
     helpers: Sequence[Span] = ()  # of the threads that run the backward pass for it
-    device: Sequence[Work] = ()
-    samples: Sequence[Sample] = ()
+    device: Sequence[DeviceWork] = ()
+    samples: Sequence[ThreadSample] = ()
     left_out: Sequence[tuple[int, int]] = ()  # evaluations and the like, which are told on their own
     flops: float = 0.0  # of products, convolutions and attention, in all steps
     counts: Mapping[str, int] = field(default_factory=dict)  # how often each operator was called
@@ -65,7 +65,7 @@ def from_profiler(
     begin: int,
     end: int,
     steps: int,
-    samples: Sequence[Sample] = (),
+    samples: Sequence[ThreadSample] = (),
 ) -> Trace:
     """`events` are kineto's, as torch.profiler hands them out."""
     host_threads: dict[int, list[Span]] = {}
@@ -101,7 +101,7 @@ def from_profiler(
         steps,
         host,
         [span for spans in host_threads.values() for span in spans],
-        [Work(start, stop, name, launches.get(asked)) for start, stop, name, asked in work],
+        [DeviceWork(start, stop, name, launches.get(asked)) for start, stop, name, asked in work],
         samples,
         flops=flops,
         counts=counts,

@@ -17,7 +17,7 @@ from flatout.base.errors import MachineError
 from flatout.base.tree import Doc, to_data, to_text
 from flatout.doctor.case import make_case
 from flatout.doctor.diagnosis import Diagnosis, diagnose, doc, nothing
-from flatout.doctor.observing.observer import Observer, Window
+from flatout.doctor.observing.observer import ObservedSteps, Observer
 from flatout.machine.cache import CeilingsCache
 from flatout.machine.device import CPU, pick_device
 from flatout.machine.facts import fingerprint, read_facts
@@ -33,7 +33,7 @@ _GAINS_S = 2.0  # at the end, for measuring what optimisations would gain
 _PATIENCE_S = 20.0  # a script that goes on for longer than this after its window gets a first report
 
 
-class Watch:
+class ScriptWatch:
     """After `stop`, `diagnosis` is what was found, or None where nothing trained."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Watch:
         self.diagnosis: Diagnosis | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="flatout-doctor-", dir=scratch))
         self._cache, self._when_done = cache, when_done
-        self.observer = Observer(self._folder, Window.of(steps), self._window_closed, self._running_on)
+        self.observer = Observer(self._folder, ObservedSteps.of(steps), self._window_closed, self._running_on)
         self._first_report: TextIO | None = None
         self._report_at_s: float | None = None
         self._others = OthersWork()
@@ -130,7 +130,7 @@ def _operator_s() -> float:
 
 
 @contextmanager
-def watch(steps: int = STEPS, *, cache: Path | None = None, tell: TextIO | None = None) -> Iterator[Watch]:
+def watch(steps: int = STEPS, *, cache: Path | None = None, tell: TextIO | None = None) -> Iterator[ScriptWatch]:
     """Look at the training loop inside of this `with`, and print what was found at its end.
 
         with fo.doctor.watch():
@@ -139,7 +139,7 @@ def watch(steps: int = STEPS, *, cache: Path | None = None, tell: TextIO | None 
     `steps`: how many are looked at, a third of them closely. `tell` is where it is printed, else stdout. `cache` is where
     `flatout probe` keeps what it measured of this machine.
     """
-    watched = Watch(steps, cache)
+    watched = ScriptWatch(steps, cache)
     watched.start()
     try:
         yield watched

@@ -14,8 +14,8 @@ from flatout.base.errors import UsageError
 from flatout.data.files import file_format, read_array, read_columns
 from flatout.drafting.draft import Draft
 from flatout.drafting.kinds import Given, relative, split_by_name
-from flatout.drafting.sizes import Training, device_kind, for_images, for_table, scaled_lr
-from flatout.drafting.writing import Entry
+from flatout.drafting.sizes import DraftTraining, device_kind, for_images, for_table, scaled_lr
+from flatout.drafting.writing import DraftLine
 
 Array = np.ndarray[Any, Any]
 _COLOURS = (1, 3, 4)
@@ -50,17 +50,17 @@ def draft_arrays(found: Sequence[Given], asked: str | None, folder: Path) -> Dra
     layout = _layout(x)
     share = 0.0 if validation else 0.2
     size = _size(x, layout, round(len(x) * (1 - share)))
-    entries = [Entry("arrays", columns.written, f"x is {_shape(x)}, y is {_shape(y)}")]
+    entries = [DraftLine("arrays", columns.written, f"x is {_shape(x)}, y is {_shape(y)}")]
     if layout in ("hwc", "chw"):
         entries.append(
-            Entry("layout", layout, "rows are height x width x colours" if layout == "hwc" else "colours come first")
+            DraftLine("layout", layout, "rows are height x width x colours" if layout == "hwc" else "colours come first")
         )
     if x.dtype.kind in "uif":
-        entries.append(Entry("normalize", "auto", "mean 0 and deviation 1, fitted on the training rows"))
+        entries.append(DraftLine("normalize", "auto", "mean 0 and deviation 1, fitted on the training rows"))
     if validation is not None:
-        entries.append(Entry("validation", validation.written, "only evaluated on"))
+        entries.append(DraftLine("validation", validation.written, "only evaluated on"))
     else:
-        entries.append(Entry("holdout", share, "this share of the rows is only evaluated on; or validation: other.npz"))
+        entries.append(DraftLine("holdout", share, "this share of the rows is only evaluated on; or validation: other.npz"))
     objective, words = _objective(y)
     if objective == "regress":
         size = replace(size, lr=scaled_lr(size.lr, float(np.sqrt(np.mean(y.astype(np.float64) ** 2)))))
@@ -103,7 +103,7 @@ def _layout(x: Array) -> str | None:
     return None
 
 
-def _size(x: Array, layout: str | None, rows: int) -> Training:
+def _size(x: Array, layout: str | None, rows: int) -> DraftTraining:
     if layout is None:
         return for_table(len(x), rows)
     sides = x.shape[1:3] if layout in ("hw", "hwc") else x.shape[2:]

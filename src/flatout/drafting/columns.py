@@ -31,7 +31,7 @@ WORDS = {
 
 
 @dataclass(frozen=True)
-class Seen:
+class SampledColumn:
     """One column of the sample. `values` is an Arrow array of its kind; `bad` counts cells that are not of it."""
 
     name: str
@@ -110,13 +110,13 @@ def missing_marks(cells: Any) -> list[str]:
     return sorted({mark for mark in others if mark in _MARKS})
 
 
-def seen(name: str, values: Any, marks: Sequence[str] | None = None) -> Seen:
+def seen(name: str, values: Any, marks: Sequence[str] | None = None) -> SampledColumn:
     """A column as it is; with `marks`, which become missing, one of CSV: its text becomes what it looks like."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if marks is None:
-        return Seen(name, _kind(values.type), values)
+        return SampledColumn(name, _kind(values.type), values)
     unusual: tuple[str, ...] = ()
     if marks:
         trimmed = pc.utf8_trim_whitespace(values)
@@ -126,16 +126,16 @@ def seen(name: str, values: Any, marks: Sequence[str] | None = None) -> Seen:
         values = pc.if_else(gone, pa.scalar(None, pa.string()), values)
     kind = inferred(values.drop_null().slice(0, LEAD))
     if pa.types.is_integer(kind) and pc.any(pc.match_substring_regex(values, r"^0\d+$")).as_py():
-        return Seen(name, "text", values, zeros=True)
+        return SampledColumn(name, "text", values, zeros=True)
     made, bad = converted(values, kind)
     if bad is None:
-        return Seen(name, _kind(kind), made, marks=unusual)
+        return SampledColumn(name, _kind(kind), made, marks=unusual)
     row = int(bad.argmax())
     stray = f"{_shortened(values[row].as_py())}, first in row {row + 1}"
-    return Seen(name, _kind(kind), made, int(bad.sum()), stray, marks=unusual)
+    return SampledColumn(name, _kind(kind), made, int(bad.sum()), stray, marks=unusual)
 
 
-def tells_label(column: Seen, label: Seen) -> bool:
+def tells_label(column: SampledColumn, label: SampledColumn) -> bool:
     """Whether the label follows from this column alone, though many rows share each of its values."""
     import pyarrow as pa
 

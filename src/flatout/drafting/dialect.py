@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from flatout.base.errors import DataError
-from flatout.data.places import Place
+from flatout.data.places import FilePlace
 from flatout.data.tables.cells import NO_NUMBER
 from flatout.data.unpacking import SUFFIXES as PACKED
 from flatout.data.unpacking import open_plain
@@ -27,7 +27,7 @@ _WORDS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 @dataclass(frozen=True)
-class Head:
+class FileStart:
     """The start of a file, unpacked, up to the end of a row."""
 
     name: str
@@ -35,7 +35,7 @@ class Head:
     whole: bool
 
     @classmethod
-    def of(cls, place: Place, most_bytes: int = HEAD_BYTES) -> Head:
+    def of(cls, place: FilePlace, most_bytes: int = HEAD_BYTES) -> FileStart:
         with open_plain(place) as file:
             content = file.read(most_bytes + 1)
         if len(content) <= most_bytes:
@@ -63,7 +63,7 @@ class Dialect:
     seen: dict[str, str]
 
 
-def dialect_of(head: Head) -> Dialect:
+def dialect_of(head: FileStart) -> Dialect:
     options: dict[str, Any] = {}
     seen: dict[str, str] = {}
     encoding = _encoding(head.content)

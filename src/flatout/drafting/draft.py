@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flatout.drafting.sizes import Training
-from flatout.drafting.writing import Entry, page
+from flatout.drafting.sizes import DraftTraining
+from flatout.drafting.writing import DraftLine, page
 
 _OBJECTIVES = {
     "binary": "one of two classes; metrics are accuracy and AUC",
@@ -29,28 +29,28 @@ class Draft:
 
     headline: str
     facts: tuple[tuple[str, str], ...]
-    data: tuple[Entry, ...]
+    data: tuple[DraftLine, ...]
     objective: str
-    training: Training
+    training: DraftTraining
 
     def text(self, command: Sequence[str], recipe: str) -> str:
         """The recipe file; `command` is what was typed, `recipe` what the file is called."""
         training = self.training
         ((model, options),) = training.model.items()
         entries = [
-            Entry("data"),
+            DraftLine("data"),
             *(replace(entry, depth=entry.depth + 1) for entry in self.data),
-            Entry("model", note="or your own: mine:Net, for class Net in mine.py beside this file"),
-            Entry(model, options, _MODELS[model], depth=1),
-            Entry("objective", self.objective, _OBJECTIVES[self.objective]),
-            Entry("batch", training.batch, "rows a step; with a larger one, a larger lr"),
-            Entry("lr", training.lr, "the first thing to try others of: 3 times more or less"),
+            DraftLine("model", note="or your own: mine:Net, for class Net in mine.py beside this file"),
+            DraftLine(model, options, _MODELS[model], depth=1),
+            DraftLine("objective", self.objective, _OBJECTIVES[self.objective]),
+            DraftLine("batch", training.batch, "rows a step; with a larger one, a larger lr"),
+            DraftLine("lr", training.lr, "the first thing to try others of: 3 times more or less"),
         ]
         if training.clip is not None:
-            entries.append(Entry("clip", training.clip, "gradients longer than this are shortened"))
+            entries.append(DraftLine("clip", training.clip, "gradients longer than this are shortened"))
         if training.evaluate is not None:
-            entries.append(Entry("evaluate", training.evaluate))
-        entries.append(Entry("budget", training.budget, f"or {self._other_budgets()}"))
+            entries.append(DraftLine("evaluate", training.evaluate))
+        entries.append(DraftLine("budget", training.budget, f"or {self._other_budgets()}"))
         title = [
             f"Written by: {shlex.join(command)}",
             self.headline,

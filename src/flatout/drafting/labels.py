@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from flatout.base.errors import DataError, UsageError, did_you_mean
 from flatout.base.units import show_count
-from flatout.drafting.columns import Seen
-from flatout.drafting.sample import Sample
+from flatout.drafting.columns import SampledColumn
+from flatout.drafting.sample import TableSample
 
 _MOST_CLASSES = 20  # of whole numbers; more are a number to predict
 _SURE = ("label", "labels", "target", "targets", "class", "y")
@@ -15,7 +15,7 @@ _LIKELY = (
 )  # fmt: skip
 
 
-def choose_label(sample: Sample, asked: str | None, where: str) -> Seen:
+def choose_label(sample: TableSample, asked: str | None, where: str) -> SampledColumn:
     """The column asked for, or the one that is called like a label; UsageError lists the columns."""
     columns = sample.columns
     if asked is not None:
@@ -38,7 +38,7 @@ def choose_label(sample: Sample, asked: str | None, where: str) -> Seen:
     raise UsageError(f"which column is to be learned? Of those in {where}, {why}: say it, such as --label {example}\n{listed}")
 
 
-def target_of(label: Seen) -> str:
+def target_of(label: SampledColumn) -> str:
     """ "class" or "number"; what can't be learned is said."""
     if label.kind in ("date", "nested", "empty"):
         raise UsageError(f"--label: column {label.name!r} holds {label.words}: the label is a class or a number")
@@ -56,7 +56,7 @@ def target_of(label: Seen) -> str:
     return "class" if whole and label.distinct <= _MOST_CLASSES else "number"
 
 
-def label_words(label: Seen, target: str) -> str:
+def label_words(label: SampledColumn, target: str) -> str:
     if target == "number":
         return f"a number, {show_count(label.numbers.min())} to {show_count(label.numbers.max())}"
     present = label.rows - label.missing - label.bad

@@ -16,9 +16,9 @@ from flatout.data.photos.labels import Labels
 from flatout.data.photos.listing import Listing, find_photos, look_into
 from flatout.drafting.draft import Draft
 from flatout.drafting.kinds import Given, relative
-from flatout.drafting.sample import Sample
+from flatout.drafting.sample import TableSample
 from flatout.drafting.sizes import device_kind, for_images
-from flatout.drafting.writing import Entry
+from flatout.drafting.writing import DraftLine
 
 _LOOKED_INTO = 300  # headers, spread over all files
 _SIZES = (224, 160, 128, 96, 64, 48, 32)
@@ -26,7 +26,7 @@ _LARGEST = {"cpu": 64, "accelerator": 224}
 _HELD = ("val", "valid", "validation", "test")
 
 
-def image_column(sample: Sample) -> str | None:
+def image_column(sample: TableSample) -> str | None:
     """The column of a table that names image files."""
     for name, column in sample.columns.items():
         if column.kind == "text" and column.counts and all(v.lower().endswith(SUFFIXES) for v, _ in column.counts[:100]):
@@ -34,7 +34,7 @@ def image_column(sample: Sample) -> str | None:
     return None
 
 
-def check_list(sample: Sample, column: str, where: str, asked: str | None) -> None:
+def check_list(sample: TableSample, column: str, where: str, asked: str | None) -> None:
     """A list of images has its columns called path and label."""
     if column == "path" and "label" in sample.columns and asked in (None, "label"):
         return
@@ -62,14 +62,16 @@ def draft_images(given: Given, asked: str | None, folder: Path) -> Draft:
     training = for_images(round(len(listing.names) * (1 - share)), size, device)
     crops = ["random_resized_crop", "flip"] if size > 32 else ["flip"]
     entries = [
-        Entry("images", relative(given.typed, folder), "the class is the folder" if listing.from_folders else "path and label"),
-        Entry("size", size, f"pixels of a side that the model sees; the files are about {width} x {height}"),
-        Entry("augment", crops, "no flip where left and right differ; more: colour_jitter, {mixup: 0.2}"),
+        DraftLine(
+            "images", relative(given.typed, folder), "the class is the folder" if listing.from_folders else "path and label"
+        ),
+        DraftLine("size", size, f"pixels of a side that the model sees; the files are about {width} x {height}"),
+        DraftLine("augment", crops, "no flip where left and right differ; more: colour_jitter, {mixup: 0.2}"),
     ]
     if share:
-        entries.append(Entry("holdout", share, "this share of the files is only evaluated on; or validation: other/"))
+        entries.append(DraftLine("holdout", share, "this share of the files is only evaluated on; or validation: other/"))
     if bad.count:
-        entries.append(Entry("on_bad", "skip", "some files are no images: they are left out and counted; or error"))
+        entries.append(DraftLine("on_bad", "skip", "some files are no images: they are left out and counted; or error"))
     classes = _class_words(listing, labels)
     facts = [("classes", classes) if labels.classes else ("label", "a number")]
     facts.append(("size", f"about {width} x {height} pixels; the model sees {size} x {size}"))

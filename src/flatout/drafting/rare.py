@@ -7,16 +7,16 @@ from pathlib import Path
 
 from flatout.base.errors import DataError
 from flatout.data.specs import parse_data
-from flatout.drafting.columns import Seen
-from flatout.drafting.writing import Entry
+from flatout.drafting.columns import SampledColumn
+from flatout.drafting.writing import DraftLine
 
 _FEW = 6  # rows of a class: with more, that all are held out does not happen
 _TRIES = 8
 
 
-def holdout(share: float, label: Seen, target: str, others: Sequence[Entry], folder: Path) -> list[Entry]:
+def holdout(share: float, label: SampledColumn, target: str, others: Sequence[DraftLine], folder: Path) -> list[DraftLine]:
     """The share of rows to hold out, with a seed where it takes one; none where no split leaves all classes to train on."""
-    usual = Entry("holdout", share, "this share of the rows is only evaluated on; or validation: other.csv")
+    usual = DraftLine("holdout", share, "this share of the rows is only evaluated on; or validation: other.csv")
     rare = [name for name, count in label.counts if count <= _FEW] if target == "class" else []
     if not rare:
         return [usual]
@@ -30,8 +30,12 @@ def holdout(share: float, label: Seen, target: str, others: Sequence[Entry], fol
         else:
             return [
                 usual,
-                *([Entry("seed", seed, f"a split that leaves every class to train on, {rare[-1]} among them")] if seed else []),
+                *(
+                    [DraftLine("seed", seed, f"a split that leaves every class to train on, {rare[-1]} among them")]
+                    if seed
+                    else []
+                ),
             ]
     shown = ", ".join(rare[:4]) + (f" and {len(rare) - 4} more" if len(rare) > 4 else "")
     note = f"not used, since classes have too few rows to split: {shown}; merge or remove them"
-    return [Entry("holdout", share, note, off=True)]
+    return [DraftLine("holdout", share, note, off=True)]

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flatout.base.errors import DataError
-from flatout.data.places import Place, find
+from flatout.data.places import FilePlace, find
 from flatout.data.tables.cells import with_commas
 from flatout.data.tables.scan import SUFFIXES, scan
 from flatout.data.unpacking import open_plain
-from flatout.drafting.columns import WORDS, Seen, missing_marks, seen
-from flatout.drafting.dialect import Head, dialect_of
+from flatout.drafting.columns import WORDS, SampledColumn, missing_marks, seen
+from flatout.drafting.dialect import FileStart, dialect_of
 from flatout.drafting.kinds import Given
 
 _MOST_ROWS, _MOST_BYTES = 200_000, 256 << 20
@@ -21,10 +21,10 @@ _BINARY = (".parquet", ".pq", ".parq", ".arrow", ".feather", ".ipc", ".arrows")
 
 
 @dataclass(frozen=True)
-class Sample:
+class TableSample:
     """The first rows of a table. `rows` counts all of its rows, as far as is known: `exact` says how far."""
 
-    columns: dict[str, Seen]
+    columns: dict[str, SampledColumn]
     rows: int
     exact: bool
     options: dict[str, Any] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Sample:
         return self.exact and next(iter(self.columns.values())).rows == self.rows
 
 
-def sample_of(given: Sequence[Given], label: str | None = None) -> Sample:
+def sample_of(given: Sequence[Given], label: str | None = None) -> TableSample:
     """DataError where the files can't be read as a table at all.
 
     A strange word in the column `label`, once that is known, is a bad label; in other columns of numbers it means "missing".
@@ -50,23 +50,23 @@ def sample_of(given: Sequence[Given], label: str | None = None) -> Sample:
     return _lines(places) if start[:1] in (b"{", b"[") else _csv(places, label)
 
 
-def _binary(given: Sequence[Given]) -> Sample:
+def _binary(given: Sequence[Given]) -> TableSample:
     """Parquet and Arrow say themselves what they hold."""
     found = scan([one.typed for one in given])
     columns = {name: seen(name, values) for name, values in _read(found).items()}
-    return Sample(columns, found.rows or 0, True)
+    return TableSample(columns, found.rows or 0, True)
 
 
-def _lines(places: Sequence[Place]) -> Sample:
-    head = Head.of(places[0])
+def _lines(places: Sequence[FilePlace]) -> TableSample:
+    head = FileStart.of(places[0])
     with head.on_disk() as path:
         found = scan(path.name, base_folder=path.parent, format="jsonl", on_bad="skip")
         columns = {name: seen(name, values) for name, values in _read(found).items()}
-        return Sample(columns, *_all_rows(places, head, found.rows or 0), bad=found.bad.summary())
+        return TableSample(columns, *_all_rows(places, head, found.rows or 0), bad=found.bad.summary())
 
 
-def _csv(places: Sequence[Place], label: str | None) -> Sample:
-    head = Head.of(places[0])
+def _csv(places: Sequence[FilePlace], label: str | None) -> TableSample:
+    head = FileStart.of(places[0])
     dialect = dialect_of(head)
     with head.on_disk() as path:
         told = {"format": "csv", "on_bad": "skip", "base_folder": path.parent, **dialect.options}
@@ -92,7 +92,7 @@ def _csv(places: Sequence[Place], label: str | None) -> Sample:
         if column.bad
     ]
     bad = "; ".join(filter(None, [found.bad.summary(), *misfits]))
-    return Sample(columns, *_all_rows(places, head, found.rows or 0), options, words, bad or None)
+    return TableSample(columns, *_all_rows(places, head, found.rows or 0), options, words, bad or None)
 
 
 def _take_commas(names: Sequence[str], cells: dict[str, Any], options: dict[str, Any], words: dict[str, str]) -> None:
@@ -127,14 +127,14 @@ def _one(column: Any) -> Any:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _all_rows(places: Sequence[Place], head: Head, rows: int) -> tuple[int, bool]:
+def _all_rows(places: Sequence[FilePlace], head: FileStart, rows: int) -> tuple[int, bool]:
     """How many rows all files have, by the bytes that the first ones take; exact where the head is everything."""
     if head.whole and len(places) == 1:
         return rows, True
     return max(rows, round(rows * sum(map(plain_bytes, places)) / max(1, len(head.content)))), False
 
 
-def plain_bytes(place: Place) -> int:
+def plain_bytes(place: FilePlace) -> int:
     """Unpacked. A large packed file is not read to its end: three times its size is as good a guess as any."""
     with place.open() as raw, open_plain(place) as plain:
         if raw.read(64) == plain.peek(64)[:64]:

@@ -12,7 +12,7 @@ _MOST_IMAGES = {"cpu": 40_000, "accelerator": 4_000_000}  # of 64 x 64 pixels
 
 
 @dataclass(frozen=True)
-class Training:
+class DraftTraining:
     """The part of a recipe that is not data."""
 
     model: dict[str, Any]
@@ -30,13 +30,13 @@ def device_kind() -> str:
     return "cpu" if pick_device("auto").type == "cpu" else "accelerator"
 
 
-def for_table(rows: int, training_rows: int) -> Training:
+def for_table(rows: int, training_rows: int) -> DraftTraining:
     hidden = [64] if rows < 2_000 else [128, 64] if rows < 100_000 else [256, 128]
     batch = _power_of_two(_rows_a_step(training_rows, 60, 16), 1, 1024)
     lr = Raw("1e-3" if batch <= 64 else "2e-3" if batch < 1024 else "3e-3")
     epochs = 60 if rows < 2_000 else 20 if rows < 20_000 else 10
     budget = _epochs_or_steps(epochs, training_rows, batch, _MOST_ROWS)
-    return Training({"mlp": {"hidden": hidden, "dropout": 0.1}}, batch, lr, budget)
+    return DraftTraining({"mlp": {"hidden": hidden, "dropout": 0.1}}, batch, lr, budget)
 
 
 def scaled_lr(lr: Raw, label_size: float) -> Raw:
@@ -46,7 +46,7 @@ def scaled_lr(lr: Raw, label_size: float) -> Raw:
     return Raw(f"{float(lr.text) * min(label_size, 1e8) ** 0.25:.0e}".replace("e-0", "e-"))
 
 
-def for_images(training_rows: int, size: int, device: str) -> Training:
+def for_images(training_rows: int, size: int, device: str) -> DraftTraining:
     """`size` pixels a side, halved by each layer down to about four."""
     channels, side = [32], size // 2
     while side > 4 and len(channels) < 6:
@@ -55,7 +55,7 @@ def for_images(training_rows: int, size: int, device: str) -> Training:
     batch = _power_of_two(_rows_a_step(training_rows, 30, 8), 1, 64 if device == "cpu" else 256)
     epochs = 40 if training_rows < 1_000 else 15 if training_rows < 20_000 else 10
     budget = _epochs_or_steps(epochs, training_rows, batch, int(_MOST_IMAGES[device] * (64 / size) ** 2))
-    return Training({"convnet": {"channels": channels, "hidden": 128, "dropout": 0.2}}, batch, Raw("1e-3"), budget)
+    return DraftTraining({"convnet": {"channels": channels, "hidden": 128, "dropout": 0.2}}, batch, Raw("1e-3"), budget)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Words:
     """Training on text, with the window that its rows have."""
 
     window: int
-    training: Training
+    training: DraftTraining
 
 
 def for_text(tokens: int, held_share: float, vocabulary: int, device: str) -> Words:
@@ -87,7 +87,7 @@ def for_text(tokens: int, held_share: float, vocabulary: int, device: str) -> Wo
     if device != "cpu" and layers > 2:
         gpt["dropout"] = 0.2
     lr = Raw("1e-3" if width > 128 else "3e-3")
-    return Words(window, Training({"gpt": gpt}, batch, lr, f"{steps} steps", Raw("1.0"), "500 steps"))
+    return Words(window, DraftTraining({"gpt": gpt}, batch, lr, f"{steps} steps", Raw("1.0"), "500 steps"))
 
 
 def _rows_a_step(rows: int, steps: int, least: int) -> float:

@@ -8,19 +8,19 @@ from typing import Any
 
 from flatout.base.errors import DataError, FlatoutError
 from flatout.base.units import show_count
-from flatout.drafting.columns import Seen, tells_label
+from flatout.drafting.columns import SampledColumn, tells_label
 from flatout.drafting.draft import Draft
 from flatout.drafting.kinds import Given, relative, split_by_name
 from flatout.drafting.labels import choose_label, label_words, target_of
 from flatout.drafting.rare import holdout
-from flatout.drafting.sample import Sample, sample_of
+from flatout.drafting.sample import TableSample, sample_of
 from flatout.drafting.sizes import for_table
-from flatout.drafting.writing import Entry
+from flatout.drafting.writing import DraftLine
 
 _ONE = {"numbers": "number", "categories": "category", "dates": "date"}
 
 
-def draft_table(found: Sequence[Given], asked: str | None, folder: Path, known: Sample | None = None) -> Draft:
+def draft_table(found: Sequence[Given], asked: str | None, folder: Path, known: TableSample | None = None) -> Draft:
     """`known` is a sample of the files, where one was taken already."""
     training, held = split_by_name(found)
     where = training[0].name if len(training) == 1 else f"{training[0].name} and {len(training) - 1} more"
@@ -40,31 +40,31 @@ def draft_table(found: Sequence[Given], asked: str | None, folder: Path, known: 
     share = 0.0 if "validation" in others else 0.2 if sample.rows < 200_000 else 0.1
     size = for_table(sample.rows, round(sample.rows * (1 - share)))
     entries = [
-        Entry("table", _written(training, folder), "a file, a glob, a folder, or a list of them"),
-        *(Entry(name, value, sample.seen.get(name, "")) for name, value in sample.options.items()),
-        Entry("label", label.name, label_words(label, target) + _first_rows(sample)),
+        DraftLine("table", _written(training, folder), "a file, a glob, a folder, or a list of them"),
+        *(DraftLine(name, value, sample.seen.get(name, "")) for name, value in sample.options.items()),
+        DraftLine("label", label.name, label_words(label, target) + _first_rows(sample)),
     ]
     if target != "class" or label.kind in ("whole", "number"):
-        entries.append(Entry("target", target, "or class, where each value is one" if target == "number" else "or number"))
+        entries.append(DraftLine("target", target, "or class, where each value is one" if target == "number" else "or number"))
     if nested:
         rest = [name for name in sample.columns if name not in nested]
-        entries.append(Entry("columns", rest, f"all but {', '.join(nested)}: a cell of a table is one value, not a list"))
+        entries.append(DraftLine("columns", rest, f"all but {', '.join(nested)}: a cell of a table is one value, not a list"))
     if left_out:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
-        entries.append(Entry("drop", list(left_out), reasons))
+        entries.append(DraftLine("drop", list(left_out), reasons))
     tellers = [column.name for column in inputs if target == "class" and tells_label(column, label)]
     if tellers:
         note = "each of these tells the label by itself: drop what is not known yet when you predict"
-        entries.append(Entry("drop", [*left_out, *tellers], note, off=True))
+        entries.append(DraftLine("drop", [*left_out, *tellers], note, off=True))
     entries += _hints(inputs, sample)
     for part, given in others.items():
         entries.append(
-            Entry(part, _written(given, folder), "only evaluated on" if part == "validation" else "kept for the end")
+            DraftLine(part, _written(given, folder), "only evaluated on" if part == "validation" else "kept for the end")
         )
     if label.missing or sample.bad:
         missing = f"rows without a label: {label.missing}" if label.missing else None
         what = "; ".join(filter(None, [missing, f"in the first rows, {sample.bad}" if sample.bad else None]))
-        entries.append(Entry("on_bad", "skip", f"{what}: bad rows are left out and counted; error stops at the first"))
+        entries.append(DraftLine("on_bad", "skip", f"{what}: bad rows are left out and counted; error stops at the first"))
     if share:
         entries += holdout(share, label, target, entries, folder)
     objective = "regress" if target == "number" else "binary" if label.distinct == 2 else "classify"
@@ -79,7 +79,9 @@ def _written(given: Sequence[Given], folder: Path) -> Any:
     return paths[0] if len(paths) == 1 else paths
 
 
-def _held_out(held: Sequence[Given], sample: Sample, label: Seen, target: str) -> tuple[dict[str, list[Given]], dict[str, str]]:
+def _held_out(
+    held: Sequence[Given], sample: TableSample, label: SampledColumn, target: str
+) -> tuple[dict[str, list[Given]], dict[str, str]]:
     """Files for validation and test, and those that can't be, with the reason. May add to how all files are read."""
     parts: dict[str, list[Given]] = {}
     aside: dict[str, str] = {}
@@ -109,32 +111,32 @@ def _held_out(held: Sequence[Given], sample: Sample, label: Seen, target: str) -
     return parts, aside
 
 
-def _hints(inputs: Sequence[Seen], sample: Sample) -> list[Entry]:
+def _hints(inputs: Sequence[SampledColumn], sample: TableSample) -> list[DraftLine]:
     """Written as comments: what a person may know better."""
     hints = []
     few = [column.name for column in inputs if column.kind == "whole" and 3 <= column.distinct <= 12]
     if few and "text" not in sample.options:
-        hints.append(Entry("text", few, "numbers of few values: as text they become categories", off=True))
+        hints.append(DraftLine("text", few, "numbers of few values: as text they become categories", off=True))
     tails = [column.name for column in inputs if column.has_tail][:4]
     if tails:
         steps = {name: ["log", "standardise"] for name in tails}
-        hints.append(Entry("steps", steps, "a few values far from the rest: the logarithm brings them closer", off=True))
+        hints.append(DraftLine("steps", steps, "a few values far from the rest: the logarithm brings them closer", off=True))
     return hints
 
 
-def _first_rows(sample: Sample) -> str:
+def _first_rows(sample: TableSample) -> str:
     return "" if sample.whole else f" (of the first {show_count(next(iter(sample.columns.values())).rows)} rows)"
 
 
-def _rows(sample: Sample) -> str:
+def _rows(sample: TableSample) -> str:
     return f"{sample.rows:,} rows" if sample.exact else f"about {show_count(sample.rows, 2)} rows"
 
 
 def _facts(
-    sample: Sample,
-    label: Seen,
+    sample: TableSample,
+    label: SampledColumn,
     target: str,
-    inputs: Sequence[Seen],
+    inputs: Sequence[SampledColumn],
     left_out: dict[str, str],
     tellers: Sequence[str],
     others: dict[str, list[Given]],

@@ -16,7 +16,7 @@ from flatout.drafting.draft import Draft
 from flatout.drafting.kinds import Given, relative, split_by_name
 from flatout.drafting.sample import plain_bytes
 from flatout.drafting.sizes import device_kind, for_text
-from flatout.drafting.writing import Entry
+from flatout.drafting.writing import DraftLine
 
 _HEAD_BYTES = 2 << 20
 _MOST_LETTERS, _MOST_CHARACTERS = 512, 200_000_000
@@ -41,10 +41,10 @@ def draft_text(found: Sequence[Given], folder: Path, field: str | None = None) -
     tokens = int(size * characters / len(head)) if by_letters else size
     encoding = "chars" if by_letters else "bytes"
     why = f"{letters} different ones in the first {show_count(characters)}" if by_letters else "no tokenizer needed"
-    entries = [Entry("text", _written(training, folder), "a file, a glob, or a list of them")]
+    entries = [DraftLine("text", _written(training, folder), "a file, a glob, or a list of them")]
     if field not in (None, "text"):
-        entries.append(Entry("field", field, "of each line, holds the text"))
-    entries.append(Entry("encoding", encoding, f"{why}; or tokenizer: tokenizer.json"))
+        entries.append(DraftLine("field", field, "of each line, holds the text"))
+    entries.append(DraftLine("encoding", encoding, f"{why}; or tokenizer: tokenizer.json"))
     files = sum(len(given.files) for given in training)
     name = training[0].name if files == 1 else f"{files} files"
     headline = f"{name}: text of about {show_count(tokens)} {'characters' if by_letters else 'bytes'}"
@@ -60,9 +60,9 @@ def draft_tokens(found: Sequence[Given], folder: Path) -> Draft:
     tokens = size // np.dtype(dtype).itemsize
     ids = np.fromfile(path, dtype, 8 << 20, offset=128 if path.suffix == ".npy" else 0)
     vocabulary = int(ids.max()) + 1
-    entries = [Entry("text", _written(training, folder), "a file of token ids, a glob, or a list of them")]
+    entries = [DraftLine("text", _written(training, folder), "a file of token ids, a glob, or a list of them")]
     if path.suffix != ".npy" and read_sidecar(path) is None:
-        entries.append(Entry("dtype", dtype, f"{why}; uint16 is what most write"))
+        entries.append(DraftLine("dtype", dtype, f"{why}; uint16 is what most write"))
     headline = f"{training[0].name}: about {show_count(tokens)} tokens of {dtype}"
     facts = [("tokens", f"ids up to {vocabulary - 1} in the first {show_count(len(ids))}; {why}")]
     return _draft(headline, facts, entries, tokens, vocabulary, held, folder)
@@ -71,7 +71,7 @@ def draft_tokens(found: Sequence[Given], folder: Path) -> Draft:
 def _draft(
     headline: str,
     facts: list[tuple[str, str]],
-    entries: list[Entry],
+    entries: list[DraftLine],
     tokens: int,
     vocabulary: int,
     held: Sequence[Given],
@@ -82,13 +82,13 @@ def _draft(
     if tokens * (1 - share) < 2 * 9:
         raise DataError(f"{headline}: too little to learn from")
     words = for_text(tokens, share, vocabulary, device_kind())
-    entries.append(Entry("window", words.window, "tokens in a row: how far back the model sees"))
+    entries.append(DraftLine("window", words.window, "tokens in a row: how far back the model sees"))
     if held:
-        entries.append(Entry("validation", _written(validation, folder), "only evaluated on"))
+        entries.append(DraftLine("validation", _written(validation, folder), "only evaluated on"))
         facts.append(("validation", ", ".join(given.name for given in validation)))
         facts += [("not used", f"{given.name}: for flatout evaluate") for given in held if given not in validation]
     else:
-        entries.append(Entry("holdout", share, "the last share of the text is only evaluated on; or validation: other.txt"))
+        entries.append(DraftLine("holdout", share, "the last share of the text is only evaluated on; or validation: other.txt"))
     return Draft(headline, tuple(facts), tuple(entries), "next_token", words.training)
 
 

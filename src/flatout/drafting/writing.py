@@ -20,7 +20,7 @@ _PLAIN = re.compile(r"[\w./~][\w ./*<>=()+-]*")
 
 
 @dataclass(frozen=True)
-class Entry:
+class DraftLine:
     """`key: value` with a comment behind it, or above where it is long. Without a key: a comment alone."""
 
     key: str
@@ -37,7 +37,7 @@ class Raw:
     text: str
 
 
-def page(title: Sequence[str], entries: Sequence[Entry]) -> str:
+def page(title: Sequence[str], entries: Sequence[DraftLine]) -> str:
     """The whole file."""
     texts = [_text(entry) for entry in entries]
     short = [len(text) for text in texts if "\n" not in text and len(text) <= _NOTES_AT]
@@ -86,7 +86,7 @@ def _flow(brackets: str, items: Sequence[str], indent: int) -> str:
     return "\n".join([brackets[0], *(pad + one for one in [*lines, line]), " " * indent + brackets[1]])
 
 
-def _text(entry: Entry) -> str:
+def _text(entry: DraftLine) -> str:
     pad = "  " * entry.depth
     if not entry.key:
         return ""
@@ -95,7 +95,7 @@ def _text(entry: Entry) -> str:
     return "\n".join(f"{pad}# {line[len(pad) :]}" for line in text.split("\n")) if entry.off else text
 
 
-def _lines(entry: Entry, text: str, column: int) -> list[str]:
+def _lines(entry: DraftLine, text: str, column: int) -> list[str]:
     if not entry.note:
         return [text]
     if text and "\n" not in text and max(column, len(text) + 2) + 2 + len(entry.note) <= _WIDTH:

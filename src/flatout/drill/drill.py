@@ -19,7 +19,7 @@ from flatout.base.child import Child, Printed
 from flatout.base.errors import TrainingError
 from flatout.base.events import read_events
 from flatout.base.exits import exit_words
-from flatout.base.tree import Cell, Column, Doc, Fields, Line, Table
+from flatout.base.tree import Cell, Doc, Fields, Table, TableColumn, TextLine
 from flatout.base.units import show_seconds
 from flatout.drill.difference import differing_bits
 from flatout.store.run_folder import RunFolder, all_runs
@@ -35,7 +35,7 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Report:
+class DrillReport:
     recipe: str
     steps: int
     kills: tuple[Kill, ...]
@@ -61,7 +61,7 @@ def drill(
     folder: Path,
     seed: int = 0,
     tell: Callable[[str], None] = lambda line: None,
-) -> Report:
+) -> DrillReport:
     """`arguments` go to `flatout run` as they are; `folder` gets two folders of runs."""
     began_s = time.monotonic()
     command = [sys.executable, "-m", "flatout", "run", str(recipe), *arguments, "--set", "deterministic=on", "--quiet"]
@@ -84,7 +84,7 @@ def drill(
     resumed = sum(event["kind"] in ("resumed", "started") for event in read_events(last.events_path)) - 1
     bits, tensors = differing_bits(calm, last)
     lost = len(list(all_runs(folder / "drilled"))) - 1
-    return Report(str(recipe), steps, tuple(done), resumed, lost, bits, tensors, time.monotonic() - began_s)
+    return DrillReport(str(recipe), steps, tuple(done), resumed, lost, bits, tensors, time.monotonic() - began_s)
 
 
 def _kill_once(command: list[str], runs: Path, target: int, *, inside_write: bool, chance: random.Random) -> Kill:
@@ -148,7 +148,7 @@ def _last_step(folder: RunFolder, offset: int) -> int:
     return max((int(e["step"]) for e in _since(folder, offset) if e["kind"] in ("step", "resumed")), default=-1)
 
 
-def doc(report: Report) -> Doc:
+def doc(report: DrillReport) -> Doc:
     inside = sum(kill.inside_write for kill in report.kills)
     verdict = "passed" if report.passed else "FAILED"
     rows = [
@@ -163,9 +163,9 @@ def doc(report: Report) -> Doc:
     return Doc(
         (
             Fields(report.to_dict()),
-            Line(f"drill {verdict}: {report.recipe}, {report.steps} steps, {show_seconds(report.seconds)}", strong=True),
-            Table("figures", (Column("what", ""), Column("figure", "")), rows, in_json=False),
-            Line(
+            TextLine(f"drill {verdict}: {report.recipe}, {report.steps} steps, {show_seconds(report.seconds)}", strong=True),
+            Table("figures", (TableColumn("what", ""), TableColumn("figure", "")), rows, in_json=False),
+            TextLine(
                 "(weights, optimizer and random state after the last step, against a run left alone; deterministic on for both)"
             ),
         )

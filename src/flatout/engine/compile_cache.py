@@ -35,7 +35,7 @@ def made_for(settings: Settings) -> dict[str, str]:
     }
 
 
-class Kept:
+class CompiledFiles:
     def __init__(self, folder: Path, key: dict[str, str]) -> None:
         self.loaded = False
         self._path = folder / NAME

@@ -107,7 +107,7 @@ class News:
     eager: tuple[str, ...]  # functions that the compiler has given up
 
 
-class Watch:
+class CompileWatch:
     """Of everything that this process compiles, what is new since the last look."""
 
     def __init__(self) -> None:
@@ -173,8 +173,8 @@ class Compiling:
         self._events = events
         self._said: set[str] = set()
         if self._on:
-            self._kept = compile_cache.Kept(folder, compile_cache.made_for(settings))
-            self._watch = Watch()
+            self._kept = compile_cache.CompiledFiles(folder, compile_cache.made_for(settings))
+            self._watch = CompileWatch()
 
     def begin(self) -> None:
         """Before anything is compiled: what an earlier part of this run has compiled need not be made again."""

@@ -12,7 +12,7 @@ from flatout.engine.progress import Progress
 from flatout.engine.records import Interval
 from flatout.engine.settings import LOG_SLOTS
 from flatout.engine.sync import sync_point
-from flatout.machine.reading import Reading
+from flatout.machine.reading import MeterReading
 
 INTERVAL_S = 0.5
 
@@ -67,7 +67,7 @@ class Logbook:
         self.start_at(progress)
         return skipped
 
-    def _emit(self, progress: Progress, interval: Interval, samples_per_s: float, reading: Reading) -> None:
+    def _emit(self, progress: Progress, interval: Interval, samples_per_s: float, reading: MeterReading) -> None:
         tokens = self._job.data.train.tokens_per_row
         self._events.emit(
             "step",

@@ -31,7 +31,7 @@ from flatout.measure.ledger import Ledger
 from flatout.store.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from flatout.machine.watch.watch import Watch
+    from flatout.machine.watch.watch import RankWatch
 
 
 def train(
@@ -41,7 +41,7 @@ def train(
     events: EventLog,
     cache: Path | None = None,
     world: World | None = None,
-    watch: Watch | NoWatch | None = None,
+    watch: RankWatch | NoWatch | None = None,
 ) -> dict[str, Any]:
     """Train to the end of the budget, from the last good checkpoint if there is one. Returns what result.json holds.
 

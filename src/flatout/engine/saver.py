@@ -21,7 +21,7 @@ from flatout.base.events import EventLog
 from flatout.base.units import show_seconds
 from flatout.engine.sync import sync_point
 from flatout.machine.out_of_memory import is_out_of_memory
-from flatout.store.sharded import ShardedCheckpoints, Snapshot, local_parts
+from flatout.store.sharded import RankSnapshot, ShardedCheckpoints, local_parts
 from flatout.store.sharded_peers import why_failed
 from flatout.store.tensors import encode
 
@@ -73,7 +73,7 @@ class Saver:
         blocked_s = time.perf_counter() - began_s
         self._thread = threading.Thread(
             target=self._write,
-            args=(step, Snapshot(document, copies, tensors), copied, best, began_s, blocked_s),
+            args=(step, RankSnapshot(document, copies, tensors), copied, best, began_s, blocked_s),
             name="flatout-checkpoint",
             daemon=True,
         )
@@ -116,7 +116,7 @@ class Saver:
     def _write(
         self,
         step: int,
-        taken: Snapshot,
+        taken: RankSnapshot,
         copied: torch.cuda.Event | None,
         best: dict[str, Any] | None,
         began_s: float,

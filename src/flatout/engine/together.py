@@ -18,7 +18,7 @@ from flatout.machine.watch import NoWatch
 from flatout.machine.world import World
 
 if TYPE_CHECKING:
-    from flatout.machine.watch.watch import Watch
+    from flatout.machine.watch.watch import RankWatch
 
 HEAR_EVERY_S = 0.5
 _met = itertools.count()  # a process may train several times, with the same others and the same store
@@ -27,7 +27,7 @@ _met = itertools.count()  # a process may train several times, with the same oth
 class Together:
     """Of one process: everything is as it is now."""
 
-    def __init__(self, world: World, stop: StopRequest, watch: Watch | NoWatch | None = None) -> None:
+    def __init__(self, world: World, stop: StopRequest, watch: RankWatch | NoWatch | None = None) -> None:
         self.world = world
         self.stop = stop
         self.watch = watch or NoWatch()
@@ -49,7 +49,7 @@ class Together:
 class Among(Together):
     """Of several: as the first one said when they last met. A signal to any one of them is known to all then."""
 
-    def __init__(self, world: World, stop: StopRequest, watch: Watch | NoWatch | None = None) -> None:
+    def __init__(self, world: World, stop: StopRequest, watch: RankWatch | NoWatch | None = None) -> None:
         super().__init__(world, StopRequest(), watch)  # the agreed one
         self._own = stop
         self._now_s = world.from_first(time.monotonic())
@@ -90,5 +90,5 @@ class Among(Together):
         return due
 
 
-def together(world: World, stop: StopRequest, watch: Watch | NoWatch | None = None) -> Together:
+def together(world: World, stop: StopRequest, watch: RankWatch | NoWatch | None = None) -> Together:
     return Together(world, stop, watch) if world.size == 1 else Among(world, stop, watch)

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from flatout.base.tree import Cell, Column, Doc, Fields, Line, Node, Table, to_text
+from flatout.base.tree import Cell, Doc, Fields, Node, Table, TableColumn, TextLine, to_text
 from flatout.base.units import show_seconds, show_share
 from flatout.fleet import pods, rayjob, trainjob
 from flatout.fleet.clusterjob import KINDS, ClusterJob
@@ -52,16 +52,21 @@ def report(job: ClusterJob) -> Doc:
         )
     nodes: list[Node] = [
         Fields({"name": job.name, "kind": KINDS[job.kind], "nodes": [job.nodes.least, job.nodes.most], "workers": job.workers}),
-        Line(what),
-        Line(),
+        TextLine(what),
+        TextLine(),
         Table(
             "worked_out",
-            [Column("key", "", shown=False), Column("what", ""), Column("value", "", right=True), Column("why", "")],
+            [
+                TableColumn("key", "", shown=False),
+                TableColumn("what", ""),
+                TableColumn("value", "", right=True),
+                TableColumn("why", ""),
+            ],
             rows,
         ),
     ]
     if notes := _notes(job):
-        nodes += [Line(), Table("notes", [Column("note", "")], [{"note": f"note: {note}"} for note in notes])]
+        nodes += [TextLine(), Table("notes", [TableColumn("note", "")], [{"note": f"note: {note}"} for note in notes])]
     return Doc(nodes)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from flatout.base.errors import FlatoutError, MachineError, MissingExtra, Stopped, StoreError, TrainingError, UsageError
 from flatout.base.events import Observer
 from flatout.engine.signals import EXIT_CODES, watch_signals
-from flatout.fleet.ray_worker import Line, Work, notice, train_in_worker
+from flatout.fleet.ray_worker import RayLink, Work, notice, train_in_worker
 
 RESTARTS = 5
 _LOOK_S = 0.25
@@ -33,14 +33,14 @@ _FOLDER = ".ray"  # among the runs, while one is under way: Ray Train's own note
 
 
 @dataclass(frozen=True)
-class Workers:
+class WorkerCount:
     """As many as `most`; as few as `least` for a while, where the cluster has no more."""
 
     least: int
     most: int
 
     @classmethod
-    def parse(cls, text: str) -> Workers:
+    def parse(cls, text: str) -> WorkerCount:
         match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
         if match is None:
             raise UsageError(f"--workers is a number such as 8, or a range such as 2:8, got {text!r}")
@@ -62,7 +62,7 @@ def is_job_url(address: str | None) -> bool:
 
 def launch(
     work: Work,
-    workers: Workers,
+    workers: WorkerCount,
     runs: Path,
     *,
     address: str | None = None,
@@ -92,7 +92,7 @@ def launch(
 
 
 @contextmanager
-def _connected(address: str | None, workers: Workers, say: Callable[[str], None]) -> Iterator[tuple[Any, bool]]:
+def _connected(address: str | None, workers: WorkerCount, say: Callable[[str], None]) -> Iterator[tuple[Any, bool]]:
     """Ray, talking to the cluster, and whether that is our own. Whoever has connected it before keeps it so."""
     if address is not None and address.startswith("ray://"):
         raise UsageError(
@@ -161,7 +161,7 @@ def _storage(runs: Path) -> Iterator[Path]:
             place.parent.rmdir()
 
 
-def _check_room(ray: Any, workers: Workers, use_gpu: bool, own: bool, say: Callable[[str], None]) -> None:
+def _check_room(ray: Any, workers: WorkerCount, use_gpu: bool, own: bool, say: Callable[[str], None]) -> None:
     kind = "GPU" if use_gpu else "CPU"
     there = int(ray.cluster_resources().get(kind, 0))
     say(f"{workers} workers, one {kind} each; the cluster has {there} on {len(ray.nodes())} nodes")
@@ -178,10 +178,10 @@ def _line(ray: Any) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return ray.remote(num_cpus=0, scheduling_strategy=here)(Line).remote()
+    return ray.remote(num_cpus=0, scheduling_strategy=here)(RayLink).remote()
 
 
-def _trainer(work: Work, workers: Workers, line: Any, place: Path, use_gpu: bool, restarts: int) -> Any:
+def _trainer(work: Work, workers: WorkerCount, line: Any, place: Path, use_gpu: bool, restarts: int) -> Any:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 

@@ -25,7 +25,7 @@ _LISTEN_S = 1.0
 _DRAIN_S = 2.0  # all workers ask together, as Ray wants it
 
 
-class Line:
+class RayLink:
     """An actor beside the launcher: events of the first worker one way, the wish to stop the other. It outlives any worker."""
 
     def __init__(self) -> None:

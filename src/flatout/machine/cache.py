@@ -22,7 +22,7 @@ _RESTING = ("pcie_generation", "pcie_width", "clock_mhz")
 
 
 @dataclass(frozen=True)
-class Kept:
+class CachedMeasurements:
     ceilings: Ceilings
     quick: bool
     links: Mapping[str, Mapping[str, Any]]  # by GPU uuid
@@ -48,7 +48,7 @@ class CeilingsCache:
             return None  # save() says so
         return self._folder
 
-    def load(self, fingerprint: str, device: torch.device, quick: bool) -> Kept | None:
+    def load(self, fingerprint: str, device: torch.device, quick: bool) -> CachedMeasurements | None:
         """A full measurement serves a quick request; a quick one does not serve a full request."""
         if self._folder is None:
             return None
@@ -58,7 +58,7 @@ class CeilingsCache:
             if written["format"] != _FORMAT or (written["quick"] and not quick):
                 return None
             links = {uuid: {name: link[name] for name in _RESTING} for uuid, link in written["links"].items()}
-            return Kept(Ceilings.from_dict(written["ceilings"]), bool(written["quick"]), links)
+            return CachedMeasurements(Ceilings.from_dict(written["ceilings"]), bool(written["quick"]), links)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

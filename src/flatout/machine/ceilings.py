@@ -12,16 +12,14 @@ from typing import Any
 import torch
 
 from flatout.machine import rates
-from flatout.machine.links import ring_bytes_per_s
 from flatout.machine.rates import Unavailable
-from flatout.machine.world import World
 from flatout.measure.stats import summarize
 
 Outcome = list[float] | tuple[list[float], str]  # repeats, and a note
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRate:
     """A median of `n` repeats and its 95% interval."""
 
     value: float
@@ -31,7 +29,7 @@ class Measured:
     note: str = ""
 
     @classmethod
-    def of(cls, values: Sequence[float], note: str = "") -> Measured:
+    def of(cls, values: Sequence[float], note: str = "") -> MeasuredRate:
         summary = summarize(values)
         return cls(summary.median, summary.low, summary.high, summary.n, note)
 
@@ -41,17 +39,17 @@ class Ceilings:
     """None: unavailable, and `unavailable` says why under the same name ("matmul fp8" for a matmul format)."""
 
     device: str
-    matmul_flops: Mapping[str, Measured]
-    copy_bytes_per_s: Measured | None = None
-    host_to_device_pinned_bytes_per_s: Measured | None = None
-    host_to_device_pageable_bytes_per_s: Measured | None = None
-    device_to_host_bytes_per_s: Measured | None = None
-    peer_bytes_per_s: Measured | None = None
-    network_bytes_per_s: Measured | None = None
-    launch_s: Measured | None = None
-    disk_read_bytes_per_s: Measured | None = None
-    operator_s: Measured | None = None
-    kernel_s: Measured | None = None
+    matmul_flops: Mapping[str, MeasuredRate]
+    copy_bytes_per_s: MeasuredRate | None = None
+    host_to_device_pinned_bytes_per_s: MeasuredRate | None = None
+    host_to_device_pageable_bytes_per_s: MeasuredRate | None = None
+    device_to_host_bytes_per_s: MeasuredRate | None = None
+    peer_bytes_per_s: MeasuredRate | None = None
+    network_bytes_per_s: MeasuredRate | None = None
+    launch_s: MeasuredRate | None = None
+    disk_read_bytes_per_s: MeasuredRate | None = None
+    operator_s: MeasuredRate | None = None
+    kernel_s: MeasuredRate | None = None
     operators: Mapping[str, float | None] = field(default_factory=dict)  # seconds by the key of a call; None: can't be timed
     gains: Mapping[str, float | None] = field(default_factory=dict)  # by key: machine.gains; None: can't be measured
     unavailable: Mapping[str, str] = field(default_factory=dict)
@@ -62,9 +60,9 @@ class Ceilings:
     @classmethod
     def from_dict(cls, written: Mapping[str, Any]) -> Ceilings:
         known = dict(written)
-        known["matmul_flops"] = {name: Measured(**rate) for name, rate in written["matmul_flops"].items()}
+        known["matmul_flops"] = {name: MeasuredRate(**rate) for name, rate in written["matmul_flops"].items()}
         for name in RATES:
-            known[name] = None if written.get(name) is None else Measured(**written[name])
+            known[name] = None if written.get(name) is None else MeasuredRate(**written[name])
         return cls(**known)
 
 
@@ -77,17 +75,18 @@ def measure_ceilings(
     quick: bool = False,
     *,
     folder: Path | None = None,
-    world: World | None = None,
+    network: Callable[[], list[float]] | None = None,
 ) -> Ceilings:
-    """`quick` takes fewer repeats on smaller sizes: under 4 s on two CPU cores, else under 25. `folder` is the disk to read."""
+    """`quick` takes fewer repeats on smaller sizes: under 4 s on two CPU cores, else under 25. `folder` is the disk to read,
+    `network` measures bytes a second between the processes of a run."""
     limit_s = 0.1 if quick else 1.0
     largest = 8192 if device.type != "cpu" else 1024 if quick else 2048
     unavailable: dict[str, str] = {}
 
-    def measured(name: str, measure: Callable[[], Outcome]) -> Measured | None:
+    def measured(name: str, measure: Callable[[], Outcome]) -> MeasuredRate | None:
         return _measured(name, measure, unavailable)
 
-    def link(name: str, *, pinned: bool, to_device: bool) -> Measured | None:
+    def link(name: str, *, pinned: bool, to_device: bool) -> MeasuredRate | None:
         return measured(name, lambda: rates.link_bytes_per_s(device, limit_s, pinned=pinned, to_device=to_device))
 
     products = {
@@ -103,7 +102,7 @@ def measure_ceilings(
         host_to_device_pageable_bytes_per_s=link("host_to_device_pageable_bytes_per_s", pinned=False, to_device=True),
         device_to_host_bytes_per_s=link("device_to_host_bytes_per_s", pinned=True, to_device=False),
         peer_bytes_per_s=measured("peer_bytes_per_s", lambda: rates.peer_bytes_per_s(device, limit_s)),
-        network_bytes_per_s=measured("network_bytes_per_s", lambda: _network_bytes_per_s(device, world or World())),
+        network_bytes_per_s=measured("network_bytes_per_s", network or _no_network),
         launch_s=measured("launch_s", lambda: rates.launch_seconds(device, limit_s)),
         disk_read_bytes_per_s=measured("disk_read_bytes_per_s", lambda: rates.disk_bytes_per_s(disk_folder, disk_bytes, 3)),
         operator_s=measured("operator_s", lambda: rates.operator_seconds(device, limit_s)),
@@ -112,16 +111,14 @@ def measure_ceilings(
     )
 
 
-def _measured(name: str, measure: Callable[[], Outcome], unavailable: dict[str, str]) -> Measured | None:
+def _measured(name: str, measure: Callable[[], Outcome], unavailable: dict[str, str]) -> MeasuredRate | None:
     try:
         outcome = measure()
     except Unavailable as reason:
         unavailable[name] = str(reason)
         return None
-    return Measured.of(*outcome) if isinstance(outcome, tuple) else Measured.of(outcome)
+    return MeasuredRate.of(*outcome) if isinstance(outcome, tuple) else MeasuredRate.of(outcome)
 
 
-def _network_bytes_per_s(device: torch.device, world: World) -> list[float]:
-    if world.size < 2:
-        raise Unavailable("a run of one process")
-    return ring_bytes_per_s(world.sum_, world.size, device)
+def _no_network() -> list[float]:
+    raise Unavailable("a run of one process")

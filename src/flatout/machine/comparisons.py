@@ -16,10 +16,10 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flatout.machine.convolutions import own_convolutions
-from flatout.machine.gains import Comparison, Pair, Way, gain_key
+from flatout.machine.gains import GainComparison, Pair, Way, gain_key
 from flatout.machine.operators import arguments_of, called_again
 from flatout.machine.optimisations import AUTOCAST, CHANNELS_LAST, FUSED_OPTIMIZER, OWN_CONVOLUTIONS
-from flatout.measure.counts import Call, Layout, Operation
+from flatout.measure.counts import Call, Operation, TensorLayout
 
 _MOST_OPERATORS = 8
 _BEARABLE_FLOPS = 1e8  # of one convolution on a CPU: from there on fewer pictures gain as much
@@ -35,7 +35,7 @@ def channels_last_key(device: torch.device, convolutions: Iterable[Operation]) -
     return gain_key(CHANNELS_LAST, device, *(one.key for one in convolutions))
 
 
-def channels_last(device: torch.device, convolutions: Sequence[Operation]) -> Comparison | None:
+def channels_last(device: torch.device, convolutions: Sequence[Operation]) -> GainComparison | None:
     """None where there are no convolutions over images."""
 
     def ready(call: Call, device: torch.device, numbers: torch.Generator) -> tuple[Way, Way]:
@@ -45,7 +45,9 @@ def channels_last(device: torch.device, convolutions: Sequence[Operation]) -> Co
     return _compared(channels_last_key(device, convolutions), images, device, ready)
 
 
-def torchs_own(device: torch.device, convolutions: Sequence[Operation], in_layout: Callable[[Call], Call]) -> Comparison | None:
+def torchs_own(
+    device: torch.device, convolutions: Sequence[Operation], in_layout: Callable[[Call], Call]
+) -> GainComparison | None:
     """`in_layout`: turns a call into the memory format that the model uses."""
     turned = [replace(one, call=in_layout(one.call)) for one in convolutions if one.call is not None]
 
@@ -62,7 +64,7 @@ def torchs_own(device: torch.device, convolutions: Sequence[Operation], in_layou
     return _compared(gain_key(OWN_CONVOLUTIONS, device, *keys), turned, device, ready)
 
 
-def in_bfloat16(device: torch.device, products: Sequence[Operation], plain: str) -> Comparison | None:
+def in_bfloat16(device: torch.device, products: Sequence[Operation], plain: str) -> GainComparison | None:
     """`plain`: in words, how precise float32 products are without it. The smallest factor is cast each time, as weights are."""
 
     def ready(call: Call, device: torch.device, numbers: torch.Generator) -> tuple[Way, Way]:
@@ -79,7 +81,7 @@ def fused_key(device: torch.device, kind: str, sizes: Sequence[int]) -> str:
 
 def fused_update(
     device: torch.device, kind: str, sizes: Sequence[int], dtype: torch.dtype, make: MakeUpdate
-) -> Comparison | None:
+) -> GainComparison | None:
     """`kind`: the optimizer with its options, in words. `sizes`: elements of each tensor."""
     if not sizes:
         return None
@@ -91,11 +93,11 @@ def fused_update(
         return plain, fused
 
     pair = Pair(_COPIES * sum(few) * dtype.itemsize, 1.0, ready)
-    return Comparison(fused_key(device, kind, sizes), (pair,), with_host=True)
+    return GainComparison(fused_key(device, kind, sizes), (pair,), with_host=True)
 
 
 def in_channels_last(call: Call) -> Call:
-    given, named = tree_map_only(Layout, _turned, (call.given, dict(call.named)))
+    given, named = tree_map_only(TensorLayout, _turned, (call.given, dict(call.named)))
     return Call(call.func, given, named)
 
 
@@ -104,13 +106,13 @@ def _compared(
     operations: Iterable[Operation],
     device: torch.device,
     ready: Callable[[Call, torch.device, torch.Generator], tuple[Way, Way]],
-) -> Comparison | None:
+) -> GainComparison | None:
     found = list(operations)
     times = Counter(one.key for one in found)
     distinct = {one.key: one for one in found}.values()
     heaviest = sorted(distinct, key=lambda one: -one.flops * times[one.key])[:_MOST_OPERATORS]
     pairs = [_pair(one, times[one.key], device, ready) for one in heaviest if one.call is not None]
-    return Comparison(key, pairs) if pairs else None
+    return GainComparison(key, pairs) if pairs else None
 
 
 def _pair(
@@ -138,31 +140,31 @@ def _of_fewer_images(call: Call, parts: int) -> tuple[Call, float]:
 
 def _cast_and_called(call: Call, device: torch.device, numbers: torch.Generator) -> Way:
     """In bfloat16; its smallest factor comes in float32."""
-    factors = {place: one for place, one in enumerate(call.given) if isinstance(one, Layout) and len(one.shape) > 1}
+    factors = {place: one for place, one in enumerate(call.given) if isinstance(one, TensorLayout) and len(one.shape) > 1}
     smallest = min(factors, key=lambda place: factors[place].extent_bytes)
-    narrow = Call(call.func, *tree_map_only(Layout, _narrowed, (call.given, dict(call.named))))
+    narrow = Call(call.func, *tree_map_only(TensorLayout, _narrowed, (call.given, dict(call.named))))
     given, named = arguments_of(narrow, device, numbers)
     wide = given[smallest].float()
     return lambda: call.func(*given[:smallest], wide.to(torch.bfloat16), *given[smallest + 1 :], **named)
 
 
-def _narrowed(layout: Layout) -> Layout:
+def _narrowed(layout: TensorLayout) -> TensorLayout:
     return replace(layout, dtype=torch.bfloat16) if layout.dtype == torch.float32 else layout
 
 
-def _turned(layout: Layout) -> Layout:
+def _turned(layout: TensorLayout) -> TensorLayout:
     if not _is_image(layout):
         return layout
     _, channels, height, width = layout.shape
     return replace(layout, strides=(channels * height * width, 1, channels * width, channels))
 
 
-def _is_image(layout: Layout) -> bool:
+def _is_image(layout: TensorLayout) -> bool:
     return len(layout.shape) == 4
 
 
-def _layouts(call: Call) -> list[Layout]:
-    return [leaf for leaf in tree_leaves((call.given, dict(call.named))) if isinstance(leaf, Layout)]
+def _layouts(call: Call) -> list[TensorLayout]:
+    return [leaf for leaf in tree_leaves((call.given, dict(call.named))) if isinstance(leaf, TensorLayout)]
 
 
 def _fewer(sizes: Sequence[int], most: int) -> Sequence[int]:

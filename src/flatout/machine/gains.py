@@ -43,7 +43,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class GainComparison:
     """`key` names the work for good, in other processes too. Of `pairs` the first ones count if time is short."""
 
     key: str
@@ -88,7 +88,7 @@ class Gains:
         self.new: dict[str, float | None] = {}  # measured here; None: it can't be measured on this machine
 
     def expected(
-        self, optimisation: Optimisation, device: torch.device, comparison: Comparison | None, dtype: str = "float32"
+        self, optimisation: Optimisation, device: torch.device, comparison: GainComparison | None, dtype: str = "float32"
     ) -> Gain | None:
         """None: nobody knows."""
         factor = None if comparison is None else self.measured(comparison, device)
@@ -97,7 +97,7 @@ class Gains:
         usual = optimisation.usual_gain(device.type, dtype)
         return None if usual is None else Gain(usual, measured=False)
 
-    def measured(self, comparison: Comparison, device: torch.device) -> float | None:
+    def measured(self, comparison: GainComparison, device: torch.device) -> float | None:
         return self._kept(comparison.key, lambda limit_s: _measured(comparison, device, limit_s, self._clock))
 
     def hand_over_s(self, size_bytes: float) -> float:
@@ -127,7 +127,7 @@ class Gains:
         return self._known.get(key)
 
 
-def with_gains(ceilings: Ceilings, device: torch.device, comparisons: Iterable[Comparison], limit_s: float) -> Ceilings:
+def with_gains(ceilings: Ceilings, device: torch.device, comparisons: Iterable[GainComparison], limit_s: float) -> Ceilings:
     """Measure those that are not known yet, until the time is over. The same object, if there are none."""
     gains = Gains(ceilings.gains, limit_s)
     for comparison in comparisons:
@@ -135,7 +135,7 @@ def with_gains(ceilings: Ceilings, device: torch.device, comparisons: Iterable[C
     return replace(ceilings, gains={**ceilings.gains, **gains.new}) if gains.new else ceilings
 
 
-def _measured(comparison: Comparison, device: torch.device, limit_s: float, clock: Callable[[], float]) -> float | None:
+def _measured(comparison: GainComparison, device: torch.device, limit_s: float, clock: Callable[[], float]) -> float | None:
     began_s, halves = clock(), (_Half(), _Half())
     with _undisturbed(device):
         numbers = torch.Generator(device).manual_seed(0)

@@ -32,7 +32,7 @@ _BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessPlace:
     """Where a launcher has put this process."""
 
     rank: int
@@ -64,7 +64,7 @@ def join(device: torch.device, timeout_s: float = JOIN_TIMEOUT_S) -> World:
     return ProcessWorld(device, place.local_rank, place.local_size, store, ours=True)
 
 
-def _own_device(device: torch.device, place: Place) -> torch.device:
+def _own_device(device: torch.device, place: ProcessPlace) -> torch.device:
     """Of the devices of a host, the one that is this process's; torch's engines look at the current one."""
     if device.type == "cpu":
         return device
@@ -73,7 +73,7 @@ def _own_device(device: torch.device, place: Place) -> torch.device:
     return torch.device(device.type, index)
 
 
-def own_place() -> Place | None:
+def own_place() -> ProcessPlace | None:
     """Where a launcher has put this process; None: none has started it."""
     return read_place(os.environ)
 
@@ -99,7 +99,7 @@ def is_first() -> bool:
     return place is None or place.rank == 0
 
 
-def read_place(environment: Mapping[str, str]) -> Place | None:
+def read_place(environment: Mapping[str, str]) -> ProcessPlace | None:
     """None: no launcher has started this process."""
     for reader in (_of_torchrun, _of_kubeflow, _of_slurm, _of_open_mpi):
         if (place := reader(environment)) is not None:
@@ -109,7 +109,7 @@ def read_place(environment: Mapping[str, str]) -> Place | None:
     return None
 
 
-def _meet(place: Place, timeout_s: float) -> Any:
+def _meet(place: ProcessPlace, timeout_s: float) -> Any:
     where = f"{place.address}:{place.port}"
     hosts = place.rank == 0 and not place.hosted
     try:
@@ -141,13 +141,13 @@ def _meet(place: Place, timeout_s: float) -> Any:
     return store
 
 
-def _of_torchrun(environment: Mapping[str, str]) -> Place | None:
+def _of_torchrun(environment: Mapping[str, str]) -> ProcessPlace | None:
     """Also who sets torch's variables by hand, or has an older operator of Kubeflow set them: those know no local rank."""
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None
     if "MASTER_ADDR" not in environment and int(environment["WORLD_SIZE"] or 1) > 1:
         raise UsageError("RANK and WORLD_SIZE are set, and MASTER_ADDR is not: start with torchrun, or set where to meet")
-    return Place(
+    return ProcessPlace(
         rank=_number(environment, "RANK"),
         size=_number(environment, "WORLD_SIZE"),
         local_rank=_number(environment, "LOCAL_RANK", 0),
@@ -159,7 +159,7 @@ def _of_torchrun(environment: Mapping[str, str]) -> Place | None:
     )
 
 
-def _of_kubeflow(environment: Mapping[str, str]) -> Place | None:
+def _of_kubeflow(environment: Mapping[str, str]) -> ProcessPlace | None:
     if "PET_NNODES" not in environment or "PET_NODE_RANK" not in environment:
         return None
     processes = environment.get("PET_NPROC_PER_NODE", "1")
@@ -168,7 +168,7 @@ def _of_kubeflow(environment: Mapping[str, str]) -> Place | None:
             f"PET_NPROC_PER_NODE is {processes}: several processes on a node are started by torchrun, "
             "`torchrun -m flatout run ...`, which reads these variables"
         )
-    return Place(
+    return ProcessPlace(
         rank=_number(environment, "PET_NODE_RANK"),
         size=_number(environment, "PET_NNODES"),
         local_rank=0,
@@ -178,14 +178,14 @@ def _of_kubeflow(environment: Mapping[str, str]) -> Place | None:
     )
 
 
-def _of_slurm(environment: Mapping[str, str]) -> Place | None:
+def _of_slurm(environment: Mapping[str, str]) -> ProcessPlace | None:
     """Only of tasks that srun has started: a batch script has the same variables, and is one process."""
     if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
         return None
     job = environment.get("SLURM_JOB_ID", "0")
     hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or "localhost"
     per_node = re.match(r"\d+", environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
-    return Place(
+    return ProcessPlace(
         rank=_number(environment, "SLURM_PROCID"),
         size=_number(environment, "SLURM_STEP_NUM_TASKS", _number(environment, "SLURM_NTASKS", 1)),
         local_rank=_number(environment, "SLURM_LOCALID", 0),
@@ -201,13 +201,13 @@ def first_host(written: str) -> str:
     return written if head is None else f"{head[1]}{head[2] or ''}{head[3] or ''}"
 
 
-def _of_open_mpi(environment: Mapping[str, str]) -> Place | None:
+def _of_open_mpi(environment: Mapping[str, str]) -> ProcessPlace | None:
     if "OMPI_COMM_WORLD_RANK" not in environment:
         return None
     size = _number(environment, "OMPI_COMM_WORLD_SIZE", 1)
     if "MASTER_ADDR" not in environment and size > 1:
         raise UsageError("say where to meet: mpirun -x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=29500 ...")
-    return Place(
+    return ProcessPlace(
         rank=_number(environment, "OMPI_COMM_WORLD_RANK"),
         size=size,
         local_rank=_number(environment, "OMPI_COMM_WORLD_LOCAL_RANK", 0),

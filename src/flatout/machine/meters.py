@@ -10,9 +10,9 @@ import psutil
 import torch
 
 from flatout.machine.nvml import Gpus, open_gpus
-from flatout.machine.reading import Reading
+from flatout.machine.reading import MeterReading
 
-__all__ = ["Meters", "Reading"]
+__all__ = ["Meters", "MeterReading"]
 
 _POWERCAP = Path("/sys/class/powercap")
 
@@ -20,7 +20,7 @@ _POWERCAP = Path("/sys/class/powercap")
 class _Source(Protocol):
     why_unavailable: str
 
-    def read(self) -> Reading: ...
+    def read(self) -> MeterReading: ...
 
 
 class Meters:
@@ -35,7 +35,7 @@ class Meters:
         else:
             self._source = _NoMeters(f"there are no meters for {device.type} devices yet")
 
-    def read(self) -> Reading:
+    def read(self) -> MeterReading:
         return self._source.read()
 
     @property
@@ -47,8 +47,8 @@ class _NoMeters:
     def __init__(self, why_unavailable: str) -> None:
         self.why_unavailable = why_unavailable
 
-    def read(self) -> Reading:
-        return Reading()
+    def read(self) -> MeterReading:
+        return MeterReading()
 
 
 class _NvmlMeters:
@@ -58,7 +58,7 @@ class _NvmlMeters:
         missing = self.read().unavailable
         self.why_unavailable = gpus.why_absent or (f"NVML does not tell {', '.join(missing)} of {device}" if missing else "")
 
-    def read(self) -> Reading:
+    def read(self) -> MeterReading:
         return self._gpus.read(self._device)
 
 
@@ -76,10 +76,10 @@ class _HostMeters:
             self.why_unavailable = ""
         psutil.cpu_percent()  # the first call only sets the point from which the next one counts
 
-    def read(self) -> Reading:
+    def read(self) -> MeterReading:
         energy_j = self._energy_j()
         clock = psutil.cpu_freq()
-        return Reading(
+        return MeterReading(
             power_w=self._power_w(energy_j),
             energy_j=energy_j,
             temperature_c=_hottest_c(),

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from flatout.machine.reading import Reading
+from flatout.machine.reading import MeterReading
 
 # NVML's bits for why clocks are held down. Idle and chosen application clocks are nobody's trouble and are left out.
 _THROTTLE_BITS = {
@@ -48,7 +48,7 @@ class Gpus(Protocol):
 
     def facts(self) -> tuple[GpuFacts, ...]: ...
 
-    def read(self, device: torch.device) -> Reading: ...
+    def read(self, device: torch.device) -> MeterReading: ...
 
 
 class NoGpus:
@@ -61,8 +61,8 @@ class NoGpus:
     def facts(self) -> tuple[GpuFacts, ...]:
         return ()
 
-    def read(self, device: torch.device) -> Reading:
-        return Reading()
+    def read(self, device: torch.device) -> MeterReading:
+        return MeterReading()
 
 
 class NvmlGpus:
@@ -81,16 +81,16 @@ class NvmlGpus:
         devices = self._torch_devices()
         return tuple(self._facts(uuid, handle, devices.get(uuid)) for uuid, handle in self._handles.items())
 
-    def read(self, device: torch.device) -> Reading:
+    def read(self, device: torch.device) -> MeterReading:
         if not self._handle_of_device:
             self._handle_of_device = {name: self._handles.get(uuid) for uuid, name in self._torch_devices().items()}
         handle = self._handle_of_device.get(str(device))
         if handle is None:
-            return Reading()
+            return MeterReading()
         n = self._nvml
         utilization = self._ask("nvmlDeviceGetUtilizationRates", handle)
         memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
-        return Reading(
+        return MeterReading(
             power_w=_scaled(self._ask("nvmlDeviceGetPowerUsage", handle), 1e-3),
             energy_j=_scaled(self._ask("nvmlDeviceGetTotalEnergyConsumption", handle), 1e-3),
             temperature_c=_scaled(self._ask("nvmlDeviceGetTemperature", handle, n.NVML_TEMPERATURE_GPU), 1),

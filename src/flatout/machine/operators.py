@@ -25,7 +25,7 @@ from flatout.machine.host import free_host_bytes
 from flatout.machine.rates import MATMUL_DTYPES, tf32_products
 from flatout.machine.turns import BEARABLE_S, time_in_turns
 from flatout.measure.clock import synchronize
-from flatout.measure.counts import Call, Layout, Operation
+from flatout.measure.counts import Call, Operation, TensorLayout
 
 _FORMATS = {dtype: name for name, dtype in MATMUL_DTYPES.items() if dtype != torch.float32}
 # integers and truth values, as what works element by element does; some of them are the bytes of a library's own notes
@@ -84,7 +84,7 @@ def _timed(one: Operation, ceilings: Ceilings, device: torch.device, numbers: to
 
 def _needed_bytes(one: Operation, call: Call) -> int:
     """All that its arguments lie in, which may be more than it reads, and as much again as it reads and writes."""
-    layouts = [leaf for leaf in tree_leaves((call.given, call.named)) if isinstance(leaf, Layout)]
+    layouts = [leaf for leaf in tree_leaves((call.given, call.named)) if isinstance(leaf, TensorLayout)]
     return one.bytes + sum(layout.extent_bytes for layout in layouts)
 
 
@@ -119,7 +119,7 @@ def _is_attention_backward(call: Call) -> bool:
 
 
 def _has_integers(call: Call) -> bool:
-    layouts = [one for one in tree_leaves((call.given, call.named)) if isinstance(one, Layout)]
+    layouts = [one for one in tree_leaves((call.given, call.named)) if isinstance(one, TensorLayout)]
     return any(_is_integer(one.dtype) for one in layouts)
 
 
@@ -136,7 +136,7 @@ def called_again(call: Call, device: torch.device, numbers: torch.Generator) -> 
 def arguments_of(call: Call, device: torch.device, numbers: torch.Generator) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Random numbers in the place of each layout."""
     below = _no_index_reaches(call)
-    given, named = tree_map_only(Layout, lambda layout: _filled(layout, device, below, numbers), (call.given, call.named))
+    given, named = tree_map_only(TensorLayout, lambda layout: _filled(layout, device, below, numbers), (call.given, call.named))
     return given, {name: device if name == "device" else value for name, value in named.items()}
 
 
@@ -165,12 +165,12 @@ def _usual_s(once: Callable[[], object], device: torch.device) -> float:
 def _no_index_reaches(call: Call) -> int:
     """The shortest of all dimensions and numbers that were given: whatever is picked from, an index below it is inside."""
     leaves = tree_leaves((call.given, call.named))
-    sizes = [size for one in leaves if isinstance(one, Layout) for size in one.shape]
+    sizes = [size for one in leaves if isinstance(one, TensorLayout) for size in one.shape]
     counts = [one for one in leaves if type(one) is int and one > 0]
     return max(1, min((*sizes, *counts), default=1))
 
 
-def _filled(layout: Layout, device: torch.device, below: int, numbers: torch.Generator) -> Tensor:
+def _filled(layout: TensorLayout, device: torch.device, below: int, numbers: torch.Generator) -> Tensor:
     # a repeated dimension is one number that stands for many
     shape = [1 if stride == 0 else size for size, stride in zip(layout.shape, layout.strides, strict=True)]
     strides = [1 if stride == 0 else stride for stride in layout.strides]

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from flatout.base.tree import Doc, Fields, Line
+from flatout.base.tree import Doc, Fields, TextLine
 from flatout.machine.advice import Advice, advise
 from flatout.machine.cache import CeilingsCache
 from flatout.machine.ceilings import Ceilings, measure_ceilings
 from flatout.machine.device import device_name
 from flatout.machine.facts import Facts, fingerprint, read_facts
-from flatout.machine.gains import Comparison, with_gains
+from flatout.machine.gains import GainComparison, with_gains
 from flatout.machine.nvml import GpuFacts, open_gpus
 from flatout.machine.operators import with_operators
 from flatout.machine.rates import tf32_products
@@ -40,7 +40,7 @@ def probe(
     quick: bool = False,
     fresh: bool = False,
     operations: Callable[[Ceilings], Iterable[Operation]] = lambda ceilings: (),
-    comparisons: Callable[[Ceilings], Iterable[Comparison]] = lambda ceilings: (),
+    comparisons: Callable[[Ceilings], Iterable[GainComparison]] = lambda ceilings: (),
 ) -> Probe:
     """Facts are read anew each time. Ceilings are measured once and then come from the cache, unless `fresh`.
 
@@ -81,14 +81,16 @@ def doc(probe: Probe) -> Doc:
         (
             Fields({"device": ceilings.device, "cached": probe.cached, "notes": list(probe.notes)}),
             Fields({"facts": facts.to_dict(), "advice": [asdict(advice) for advice in probe.advice]}),
-            Line(f"This machine trains on {device_name(torch.device(ceilings.device))} ({ceilings.device})", strong=True),
-            Line(),
+            TextLine(f"This machine trains on {device_name(torch.device(ceilings.device))} ({ceilings.device})", strong=True),
+            TextLine(),
             machine_table(facts),
-            Line(),
+            TextLine(),
             ceilings_table(ceilings),
-            Line(f"(medians of n, measured {when}; low to high is the 95% interval of the median, or the range where n < 6)"),
-            *(Line(f"({note})") for note in probe.notes),
-            Line(),
+            TextLine(
+                f"(medians of n, measured {when}; low to high is the 95% interval of the median, or the range where n < 6)"
+            ),
+            *(TextLine(f"({note})") for note in probe.notes),
+            TextLine(),
             *advice_lines(probe.advice),
         )
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
-class Reading:
+class MeterReading:
     """None: unavailable. `energy_j` counts up from a zero of its own: only differences mean something."""
 
     power_w: float | None = None

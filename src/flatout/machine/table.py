@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from flatout.base.tree import Cell, Column, Line, Table
+from flatout.base.tree import Cell, Table, TableColumn, TextLine
 from flatout.base.units import show_bytes, show_flops, show_seconds
 from flatout.machine.advice import Advice
-from flatout.machine.ceilings import RATES, Ceilings, Measured
+from flatout.machine.ceilings import RATES, Ceilings, MeasuredRate
 from flatout.machine.facts import CpuFacts, Facts
 from flatout.machine.nvml import GpuFacts
 from flatout.machine.rates import MATMUL_DTYPES
@@ -27,13 +27,13 @@ _WORDS = {
     "kernel_s": "one small kernel of a graph",
 }
 _COLUMNS = (
-    Column("name", "", shown=False),
-    Column("words", "what it can do"),
-    Column("value", "measured", right=True),
-    Column("low", "low", right=True),
-    Column("high", "high", right=True),
-    Column("n", "n", right=True),
-    Column("note", ""),
+    TableColumn("name", "", shown=False),
+    TableColumn("words", "what it can do"),
+    TableColumn("value", "measured", right=True),
+    TableColumn("low", "low", right=True),
+    TableColumn("high", "high", right=True),
+    TableColumn("n", "n", right=True),
+    TableColumn("note", ""),
 )
 
 
@@ -50,7 +50,7 @@ def machine_table(facts: Facts) -> Table:
         *([] if facts.gpus else [("GPU", f"none: {facts.why_no_gpus}" if facts.why_no_gpus else "none")]),
         ("software", " · ".join(versions)),
     ]
-    columns = (Column("what", ""), Column("words", ""))
+    columns = (TableColumn("what", ""), TableColumn("words", ""))
     return Table("machine", columns, [{"what": what, "words": words} for what, words in rows], in_json=False)
 
 
@@ -61,19 +61,19 @@ def ceilings_table(ceilings: Ceilings) -> Table:
     return Table("ceilings", _COLUMNS, [*products, *others])
 
 
-def advice_lines(advice: Sequence[Advice]) -> Iterator[Line]:
+def advice_lines(advice: Sequence[Advice]) -> Iterator[TextLine]:
     if not advice:
-        yield Line("Nothing is mis-set here, as far as can be read.")
+        yield TextLine("Nothing is mis-set here, as far as can be read.")
         return
-    yield Line("1 thing is mis-set:" if len(advice) == 1 else f"{len(advice)} things are mis-set:", strong=True)
+    yield TextLine("1 thing is mis-set:" if len(advice) == 1 else f"{len(advice)} things are mis-set:", strong=True)
     for one in advice:
-        yield Line()
-        yield Line(f"  {one.what}")
-        yield Line(f"    cost    {one.cost}")
-        yield Line(f"    remedy  {one.remedy}")
+        yield TextLine()
+        yield TextLine(f"  {one.what}")
+        yield TextLine(f"    cost    {one.cost}")
+        yield TextLine(f"    remedy  {one.remedy}")
 
 
-def _row(name: str, words: str, measured: Measured | None, show: Show, ceilings: Ceilings) -> dict[str, object]:
+def _row(name: str, words: str, measured: MeasuredRate | None, show: Show, ceilings: Ceilings) -> dict[str, object]:
     if measured is None:
         why = ceilings.unavailable.get(name, "")
         return {"name": name, "words": words, "value": Cell(None, "unavailable"), "note": why}

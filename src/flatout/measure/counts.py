@@ -64,7 +64,7 @@ Touched = tuple[tuple[int, int], ...]  # (a number for a block of memory, bytes 
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """A tensor without its numbers."""
 
     shape: tuple[int, ...]
@@ -121,7 +121,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Counts:
+class OperatorCounts:
     """`bytes` is the traffic of operators run one by one: compiling fuses some of it away."""
 
     flops: int
@@ -130,11 +130,11 @@ class Counts:
     operations: tuple[Operation, ...] = ()
 
     @classmethod
-    def of(cls, operations: tuple[Operation, ...]) -> Counts:
+    def of(cls, operations: tuple[Operation, ...]) -> OperatorCounts:
         return cls(sum(one.flops for one in operations), sum(one.bytes for one in operations), len(operations), operations)
 
 
-def count_step(fn: Callable[[], object]) -> Counts:
+def count_step(fn: Callable[[], object]) -> OperatorCounts:
     """Call `fn` once, eagerly, and count. With fake or meta tensors nothing is computed and nothing allocated."""
     with Counter() as counter:
         fn()
@@ -165,8 +165,8 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note(func, args, kwargs, result, int(count(*args, **kwargs, out_val=result)) if count else 0)
         return result
 
-    def counts(self) -> Counts:
-        return Counts.of(tuple(self._done))
+    def counts(self) -> OperatorCounts:
+        return OperatorCounts.of(tuple(self._done))
 
     @property
     def done(self) -> int:
@@ -253,8 +253,8 @@ def _changed_in_place(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
     ]
 
 
-def _layout(tensor: torch.Tensor) -> Layout | None:
-    return Layout(tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.layout is torch.strided else None
+def _layout(tensor: torch.Tensor) -> TensorLayout | None:
+    return TensorLayout(tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.layout is torch.strided else None
 
 
 def _tensors(tree: object) -> list[torch.Tensor]:

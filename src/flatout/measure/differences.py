@@ -14,7 +14,7 @@ _RESOLUTION = 2.0**-23  # of a float32 weight: an update is the difference of tw
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class StepSnapshot:
     """What one step did, from one state and one batch, dropout off. Tensors are floats, by the model's names."""
 
     losses: tuple[float, ...]  # mean loss of the step's batch, then of further batches from the same state
@@ -27,7 +27,7 @@ class Snapshot:
     buffers: Mapping[str, Tensor]  # after the step
     before: Mapping[str, Tensor] = field(default_factory=dict)  # weights and buffers before it: where given, more can be told
 
-    def to(self, device: torch.device | str) -> Snapshot:
+    def to(self, device: torch.device | str) -> StepSnapshot:
         def moved(tensors: Mapping[str, Any]) -> dict[str, Any]:
             return {name: None if tensor is None else tensor.to(device) for name, tensor in tensors.items()}
 
@@ -57,7 +57,7 @@ class Difference:
 # what must be equal
 
 
-def faults(reference: Snapshot, other: Snapshot) -> Iterator[str]:
+def faults(reference: StepSnapshot, other: StepSnapshot) -> Iterator[str]:
     yield from not_finite(other, reference.buffers)
     if other.weight != reference.weight:
         yield (
@@ -73,7 +73,7 @@ def faults(reference: Snapshot, other: Snapshot) -> Iterator[str]:
     yield from _not_moved(reference, other)
 
 
-def not_finite(snapshot: Snapshot, known_buffers: Mapping[str, Tensor]) -> Iterator[str]:
+def not_finite(snapshot: StepSnapshot, known_buffers: Mapping[str, Tensor]) -> Iterator[str]:
     """A buffer may hold infinities of its own, as masks do: only those that the reference has not are a fault."""
     if not snapshot.losses or not all(map(math.isfinite, snapshot.losses)):
         yield f"the loss is not finite: {', '.join(map(str, snapshot.losses)) or 'none was given'}"
@@ -89,7 +89,7 @@ def not_finite(snapshot: Snapshot, known_buffers: Mapping[str, Tensor]) -> Itera
             yield f"the buffer {name} is not finite"
 
 
-def _loss_faults(reference: Snapshot, other: Snapshot) -> Iterator[str]:
+def _loss_faults(reference: StepSnapshot, other: StepSnapshot) -> Iterator[str]:
     if len(other.losses) != len(reference.losses):
         yield f"{len(other.losses)} losses came where the reference has {len(reference.losses)}"
     if other.loss_dtype != reference.loss_dtype:
@@ -106,7 +106,7 @@ def _all_fit(losses: tuple[float, ...], dtype: torch.dtype) -> bool:
     return bool(wide.isfinite().all()) and torch.equal(wide.to(dtype).double(), wide)
 
 
-def _missing(reference: Snapshot, other: Snapshot) -> Iterator[str]:
+def _missing(reference: StepSnapshot, other: StepSnapshot) -> Iterator[str]:
     for name in sorted(reference.gradients.keys() | other.gradients.keys()):
         asked, got = reference.gradients.get(name), other.gradients.get(name)
         if asked is not None and got is None:
@@ -120,7 +120,7 @@ def _missing(reference: Snapshot, other: Snapshot) -> Iterator[str]:
         yield f"the update of {name} has nothing to be held against: both updates and expected need it"
 
 
-def _misshapen(reference: Snapshot, other: Snapshot) -> Iterator[str]:
+def _misshapen(reference: StepSnapshot, other: StepSnapshot) -> Iterator[str]:
     kinds: tuple[tuple[str, Mapping[str, Tensor | None], Mapping[str, Tensor | None]], ...] = (
         ("gradient", other.gradients, reference.gradients),
         ("update", other.updates, other.expected),
@@ -133,7 +133,7 @@ def _misshapen(reference: Snapshot, other: Snapshot) -> Iterator[str]:
                 yield f"the {what} of {name} has the shape {tuple(got.shape)}, {tuple(asked.shape)} was expected"
 
 
-def _not_moved(reference: Snapshot, other: Snapshot) -> Iterator[str]:
+def _not_moved(reference: StepSnapshot, other: StepSnapshot) -> Iterator[str]:
     for name, after, asked in _both(other.buffers, reference.buffers):
         before = other.before.get(name)
         if torch.equal(after, asked):
@@ -150,7 +150,7 @@ def _not_moved(reference: Snapshot, other: Snapshot) -> Iterator[str]:
 # what rounding may change
 
 
-def differences(reference: Snapshot, other: Snapshot, noise: float) -> list[Difference]:
+def differences(reference: StepSnapshot, other: StepSnapshot, noise: float) -> list[Difference]:
     """What is missing or not finite has no size; it is a fault already."""
     found = (
         *_loss_differences(reference, other),
@@ -161,7 +161,7 @@ def differences(reference: Snapshot, other: Snapshot, noise: float) -> list[Diff
     return [difference for difference in found if math.isfinite(difference.size)]
 
 
-def _loss_differences(reference: Snapshot, other: Snapshot) -> Iterator[Difference]:
+def _loss_differences(reference: StepSnapshot, other: StepSnapshot) -> Iterator[Difference]:
     typical = sum(map(abs, reference.losses)) / len(reference.losses)
     for batch, (asked, got) in enumerate(zip(reference.losses, other.losses, strict=False)):
         off = _share(abs(got - asked), max(abs(asked), typical))
@@ -175,7 +175,7 @@ def _loss_differences(reference: Snapshot, other: Snapshot) -> Iterator[Differen
         yield Difference("norm", "all parameters", _log_ratio(other.norm, reference.norm), words)
 
 
-def _gradient_differences(reference: Snapshot, other: Snapshot, noise: float) -> Iterator[Difference]:
+def _gradient_differences(reference: StepSnapshot, other: StepSnapshot, noise: float) -> Iterator[Difference]:
     """Where a true gradient is zero (a key bias in attention, a bias in front of batch norm) only noise is left, and noise has
     any direction: a difference that is small beside the model's typical element is marked. Zeros don't count there: an
     embedding has a gradient in the rows that were read. So is one of a bias that is no larger than its weight's, element by
@@ -196,7 +196,7 @@ def _gradient_differences(reference: Snapshot, other: Snapshot, noise: float) ->
         yield Difference("angle", name, angle, elsewhere, is_noise)
 
 
-def _update_difference(snapshot: Snapshot, name: str, update: Tensor, expected: Tensor) -> Difference:
+def _update_difference(snapshot: StepSnapshot, name: str, update: Tensor, expected: Tensor) -> Difference:
     """Held against the candidate's own gradients, so their noise is in both and the limit can be tight."""
     rest = update - expected
     off = _share(max(length(rest) - rounding(snapshot, name), 0.0), length(expected))
@@ -212,7 +212,7 @@ def _likely_cause(update: Tensor, expected: Tensor, rest: Tensor, weight: Tensor
     return ""
 
 
-def _buffer_differences(reference: Snapshot, other: Snapshot) -> Iterator[Difference]:
+def _buffer_differences(reference: StepSnapshot, other: StepSnapshot) -> Iterator[Difference]:
     for name, got, asked in _both(other.buffers, reference.buffers):
         if asked.is_floating_point() and not torch.equal(got, asked):
             off = _share(
@@ -235,7 +235,7 @@ def length(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
 
 
-def rounding(snapshot: Snapshot, name: str) -> float:
+def rounding(snapshot: StepSnapshot, name: str) -> float:
     """How long an update may be that is nothing but the rounding of its weights; unknown weights count as 1."""
     weight = snapshot.before.get(name)
     return _RESOLUTION * (length(weight) if weight is not None else math.sqrt(snapshot.expected[name].numel()))

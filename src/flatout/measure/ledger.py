@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from flatout.base.errors import UsageError, did_you_mean
-from flatout.base.tree import Cell, Column, Doc, Fields, Line, Table
+from flatout.base.tree import Cell, Doc, Fields, Table, TableColumn, TextLine
 from flatout.base.units import show_seconds
 
 ROWS = (
@@ -23,7 +23,11 @@ ROWS = (
     "checkpoint",
     "unattributed",
 )
-_COLUMNS = (Column("row", "where the time went"), Column("seconds", "time", right=True), Column("share", "share", right=True))
+_COLUMNS = (
+    TableColumn("row", "where the time went"),
+    TableColumn("seconds", "time", right=True),
+    TableColumn("share", "share", right=True),
+)
 
 
 class Ledger:
@@ -89,7 +93,7 @@ class Ledger:
         spent = [_row(row, spent_s, wall_s) for row, spent_s in self._spent_s.items() if spent_s]
         unused = [_row(row, spent_s, wall_s) for row, spent_s in self._spent_s.items() if not spent_s]
         table = Table("ledger", _COLUMNS, spent, fold=unused, fold_note="rows took no time")
-        return Doc((Fields({"wall_s": wall_s}), table, Line(f"{show_seconds(wall_s)} of wall time in all")))
+        return Doc((Fields({"wall_s": wall_s}), table, TextLine(f"{show_seconds(wall_s)} of wall time in all")))
 
 
 def _row(row: str, spent_s: float, wall_s: float) -> dict[str, Cell | str]:

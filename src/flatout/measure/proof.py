@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from flatout.base.errors import UsageError, did_you_mean
-from flatout.measure.differences import Difference, Snapshot, differences, faults, length, not_finite, percent, rounding
+from flatout.measure.differences import Difference, StepSnapshot, differences, faults, length, not_finite, percent, rounding
 
-__all__ = ["LIMITS", "Limits", "Snapshot", "StepCheck", "check_step"]
+__all__ = ["LIMITS", "DifferenceLimits", "StepSnapshot", "StepCheck", "check_step"]
 
 Allowed = Mapping[tuple[str, str], float]  # by kind and place
 
@@ -29,7 +29,7 @@ class StepCheck:
 
 
 @dataclass(frozen=True)
-class Limits:
+class DifferenceLimits:
     """How large a difference of each kind may be; `noise` is the share of a typical gradient element below which none is."""
 
     loss: float
@@ -57,11 +57,11 @@ class Limits:
 # fp32): prove from a state that has trained a little. The limits lie between these figures and what a bug does: a ratio of
 # 2, a cosine near 0. tf32 has the digits of fp16 and, like fp8, was not measured: fp16's limits, and bf16's widened.
 LIMITS = {
-    "fp32": Limits(loss=1e-4, norm=0.01, length=0.05, angle=math.acos(0.99), noise=1e-4, buffer=1e-3),
-    "tf32": Limits(loss=2e-3, norm=0.03, length=0.1, angle=math.acos(0.96), noise=4e-3, buffer=0.01),
-    "fp16": Limits(loss=2e-3, norm=0.03, length=0.1, angle=math.acos(0.96), noise=4e-3, buffer=0.01),
-    "bf16": Limits(loss=0.02, norm=0.05, length=0.3, angle=math.acos(0.9), noise=0.02, buffer=0.03),
-    "fp8": Limits(loss=0.05, norm=0.15, length=0.4, angle=math.acos(0.8), noise=0.1, buffer=0.1),
+    "fp32": DifferenceLimits(loss=1e-4, norm=0.01, length=0.05, angle=math.acos(0.99), noise=1e-4, buffer=1e-3),
+    "tf32": DifferenceLimits(loss=2e-3, norm=0.03, length=0.1, angle=math.acos(0.96), noise=4e-3, buffer=0.01),
+    "fp16": DifferenceLimits(loss=2e-3, norm=0.03, length=0.1, angle=math.acos(0.96), noise=4e-3, buffer=0.01),
+    "bf16": DifferenceLimits(loss=0.02, norm=0.05, length=0.3, angle=math.acos(0.9), noise=0.02, buffer=0.03),
+    "fp8": DifferenceLimits(loss=0.05, norm=0.15, length=0.4, angle=math.acos(0.8), noise=0.1, buffer=0.1),
 }
 # Beyond these a doubled gradient or a skipped bias would pass: there is nothing left to tell.
 _USELESS = {"loss": 0.2, "norm": math.log(1.6), "length": math.log(1.6), "angle": math.acos(0.5), "update": 0.5, "buffer": 0.5}
@@ -74,7 +74,9 @@ _UNTOLD_SHARE = 0.1
 _SHOWN = 4
 
 
-def check_step(reference: Snapshot, candidate: Snapshot, precision: str, again: Snapshot | None = None) -> StepCheck:
+def check_step(
+    reference: StepSnapshot, candidate: StepSnapshot, precision: str, again: StepSnapshot | None = None
+) -> StepCheck:
     """Did `candidate` do what `reference` did, as far as `precision` can?
 
     `again` is a second step of the reference; what it differs by widens the limits. For a model that is not deterministic it
@@ -100,7 +102,7 @@ def check_step(reference: Snapshot, candidate: Snapshot, precision: str, again: 
     return StepCheck(True, _agreement(figures), figures)
 
 
-def _no_evidence(reference: Snapshot, again: Snapshot | None) -> str | None:
+def _no_evidence(reference: StepSnapshot, again: StepSnapshot | None) -> str | None:
     if broken := next(not_finite(reference, reference.buffers), None):
         return f"the reference itself is broken: {broken}"
     if not any(gradient is not None and gradient.any() for gradient in reference.gradients.values()):

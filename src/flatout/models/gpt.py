@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.base.errors import ModelError
-from flatout.models.head import Head
+from flatout.models.head import OutputHead
 from flatout.models.residual import in_autocast
 
 _MOST_LAYERS = 10_000  # a zero too many would build for hours before memory runs out
 _TWICE_ROOT_OF_2_OVER_PI = 2 * math.sqrt(2 / math.pi)
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float, bias: bool) -> None:
         super().__init__()
         self.heads = heads
@@ -35,11 +35,11 @@ class Attention(nn.Module):
         return projected
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float, bias: bool) -> None:
         super().__init__()
         self.norm_attention = nn.LayerNorm(width, bias=bias)
-        self.attention = Attention(width, heads, dropout, bias)
+        self.attention = SelfAttention(width, heads, dropout, bias)
         self.norm_mlp = nn.LayerNorm(width, bias=bias)
         self.expand = nn.Linear(width, 4 * width, bias=bias)
         self.project = nn.Linear(4 * width, width, bias=bias)
@@ -83,9 +83,9 @@ class GPT(nn.Module):
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(window, width)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, heads, dropout, bias) for _ in range(layers))
+        self.blocks = nn.ModuleList(TransformerBlock(width, heads, dropout, bias) for _ in range(layers))
         self.norm = nn.LayerNorm(width, bias=bias)
-        self.head = Head(width, vocabulary)
+        self.head = OutputHead(width, vocabulary)
         self._initialise(layers)
         if tied:
             self.head.weight = self.tokens.weight

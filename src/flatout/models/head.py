@@ -16,7 +16,7 @@ from torch import Tensor, nn
 PADDING_LOGIT = -1e4
 
 
-class Head(nn.Linear):
+class OutputHead(nn.Linear):
     """Hidden states to logits. The logits of padding are there for speed and change neither loss nor gradient."""
 
     def __init__(self, width: int, vocabulary: int, bias: bool = False) -> None:

@@ -14,7 +14,7 @@ from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import device_name, pick_device
 from flatout.plan.knobs.all import AFTER, BEFORE, KNOBS, conflicts
 from flatout.plan.knobs.knob import Decisions, Knob
-from flatout.plan.plan import Choice, Plan, Prediction, Rejected
+from flatout.plan.plan import Choice, Plan, Prediction, RejectedSetting
 from flatout.plan.situation import Situation
 
 Decide = Callable[[Situation, Mapping[str, Any]], Decisions]
@@ -40,12 +40,12 @@ def choose(
 
 def choose_in(s: Situation, label: str, knobs: Sequence[Knob] = KNOBS) -> Plan:
     choices: list[Choice] = []
-    rejected: list[Rejected] = []
+    rejected: list[RejectedSetting] = []
     values: dict[str, Any] = {"device": str(s.device)}
     decisions: list[Decide] = [one.default for one in (*BEFORE, *knobs, *AFTER)]
     for decide in decisions:
         for decision in decide(s, values):
-            if isinstance(decision, Rejected):
+            if isinstance(decision, RejectedSetting):
                 rejected.append(decision)
                 continue
             if decision.name in s.pins and decision.name != "device":

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from flatout.engine.settings import Settings
-from flatout.machine.ceilings import Ceilings, Measured
+from flatout.machine.ceilings import Ceilings, MeasuredRate
 from flatout.measure.counts import Operation
 from flatout.measure.groups import ATTENTION, CONVOLUTIONS, NORMALISATION, PRODUCTS
 
@@ -149,7 +149,7 @@ class Rates:
         return max(0.0, taken_s - moved_s / self.shares[_PLAIN])
 
 
-def _value(measured: Measured | None) -> float:
+def _value(measured: MeasuredRate | None) -> float:
     return measured.value if measured else 0.0
 
 

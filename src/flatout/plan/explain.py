@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flatout.base.tree import Cell, Column, Doc, Fields, Line, Node, Table
+from flatout.base.tree import Cell, Doc, Fields, Node, Table, TableColumn, TextLine
 from flatout.base.units import show_flops, show_gain, show_rate, show_seconds, show_share, show_value
 from flatout.engine.settings import Settings
 from flatout.measure.receipt import UNTRIED, Receipt
@@ -36,9 +36,9 @@ def explain(
     folded = [c for c in plan.choices if c not in shown]
     return Doc(
         (
-            Line(_headline(plan, predicted, measured, share), strong=True),
+            TextLine(_headline(plan, predicted, measured, share), strong=True),
             *_short_of_memory(short_of_memory),
-            Line(),
+            TextLine(),
             Fields({"model": plan.model, "machine": plan.machine, "rate": _per_unit(plan, rate), "unit": plan.unit}),
             Fields({"bound": plan.prediction.bound, "ceiling_share": share}),
             Table(
@@ -54,7 +54,7 @@ def explain(
 
 
 def _short_of_memory(why: str | None) -> list[Node]:
-    return [] if why is None else [Line(f"memory: {why}"), Fields({"short_of_memory": why})]
+    return [] if why is None else [TextLine(f"memory: {why}"), Fields({"short_of_memory": why})]
 
 
 def _matters(choice: Choice, plan: Plan) -> bool:
@@ -64,16 +64,16 @@ def _matters(choice: Choice, plan: Plan) -> bool:
     return bool(choice.value != vars(_PLAIN).get(choice.name, choice.value))
 
 
-def _columns(plan: Plan) -> tuple[Column, ...]:
+def _columns(plan: Plan) -> tuple[TableColumn, ...]:
     """Factors have columns where there are any; programs get them always."""
     tried = any(choice.measured is not None for choice in plan.choices)
     return (
-        Column("name", "setting"),
-        Column("value", "value"),
-        Column("why", "why"),
-        Column("source", "source", shown=False),
-        Column("predicted", "predicted", right=True, shown=tried),
-        Column("measured", "measured", right=True, shown=tried),
+        TableColumn("name", "setting"),
+        TableColumn("value", "value"),
+        TableColumn("why", "why"),
+        TableColumn("source", "source", shown=False),
+        TableColumn("predicted", "predicted", right=True, shown=tried),
+        TableColumn("measured", "measured", right=True, shown=tried),
     )
 
 
@@ -106,25 +106,25 @@ def _factor(value: float | None, mark: str = "") -> Cell | None:
     return None if value is None else Cell(value, f"{show_gain(value)}{mark}")
 
 
-def _unforeseen(plan: Plan) -> list[Line]:
+def _unforeseen(plan: Plan) -> list[TextLine]:
     marked = any(choice.unforeseen for choice in plan.choices)
-    return [Line("* its own gain differs from the predicted one by more than the noise")] if marked else []
+    return [TextLine("* its own gain differs from the predicted one by more than the noise")] if marked else []
 
 
-def _trials(receipt: Receipt | None) -> list[Line | Fields]:
+def _trials(receipt: Receipt | None) -> list[TextLine | Fields]:
     if receipt is None:
         return []
     if receipt.gain is None:
-        return [Line(), Line(f"no setting was tried: {receipt.stopped}")]
+        return [TextLine(), TextLine(f"no setting was tried: {receipt.stopped}")]
     tried = sum(1 for entry in receipt.entries if entry.verdict != UNTRIED)
     learned = f"{receipt.paired['n']} steps side by side learn the same; " if receipt.paired else ""
     line = f"trials: {tried} in {show_seconds(receipt.took_s)}, {receipt.gain:.2f}x the plain step; {learned}{receipt.stopped}"
-    return [Line(), Line(line), *(Line(note) for note in receipt.notes)]
+    return [TextLine(), TextLine(line), *(TextLine(note) for note in receipt.notes)]
 
 
 def _roofline(plan: Plan) -> list[Node]:
     found = roofline(plan.prediction)
-    return [Line(), *found] if found else []
+    return [TextLine(), *found] if found else []
 
 
 def _shown_value(choice: Choice) -> str:
@@ -137,19 +137,19 @@ def _names(choices: list[Choice]) -> str:
     return "more at default: " + ", ".join(f"{c.name.replace('_', ' ')} {_shown_value(c)}" for c in choices)
 
 
-def _rejected(plan: Plan) -> list[Line | Fields]:
+def _rejected(plan: Plan) -> list[TextLine | Fields]:
     fields = Fields({"rejected": [{"name": r.name, "value": r.value, "why": r.why} for r in plan.rejected]})
     if not plan.rejected:
         return [fields]
     text = "; ".join(f"{r.name.replace('_', ' ')} {show_value(r.value)} ({r.why})" for r in plan.rejected)
-    return [Line(), Line(f"rejected: {text}"), fields]
+    return [TextLine(), TextLine(f"rejected: {text}"), fields]
 
 
-def _degraded(events: tuple[Mapping[str, Any], ...]) -> list[Line | Fields]:
+def _degraded(events: tuple[Mapping[str, Any], ...]) -> list[TextLine | Fields]:
     if not events:
         return []
-    lines = [Line(f"degraded: {event.get('what')}: {event.get('why')}") for event in events]
-    return [Line(), *lines, Fields({"degraded": [{"what": e.get("what"), "why": e.get("why")} for e in events]})]
+    lines = [TextLine(f"degraded: {event.get('what')}: {event.get('why')}") for event in events]
+    return [TextLine(), *lines, Fields({"degraded": [{"what": e.get("what"), "why": e.get("why")} for e in events]})]
 
 
 def _share(plan: Plan, rate: float | None) -> float | None:

@@ -16,16 +16,16 @@ from flatout.measure.search import Attempt, Confirmation, NoBaseline
 from flatout.measure.standing import Standing, median_s
 from flatout.measure.time_limit import TimeLimit
 from flatout.measure.trial_record import TrialRecord
-from flatout.plan.options import MARGIN, MEASURE_S, STEPS_LOOKED_AT, KnobOption, Options, SettingsStanding, Terms
+from flatout.plan.options import MARGIN, MEASURE_S, STEPS_LOOKED_AT, KnobOption, Options, SearchTerms, SettingsStanding
 from flatout.plan.side_by_side import SideBySide
 from flatout.plan.situation import Situation
-from flatout.plan.trials.reports import OUT_OF_MEMORY, Ask, Report, Tries, fitting_rows
+from flatout.plan.trials.reports import OUT_OF_MEMORY, Ask, TrialReport, Tries, fitting_rows
 
 _SLOWER_IN_ALL = "together with the others it is slower than the plain step"
 _SLOWER = 3.0
 _PATIENCE_S, _PATIENCE = 20.0, 4.0  # with a trial: some time, and so many times what it should take
 
-KnobAttempt = Attempt[Settings, Report]
+KnobAttempt = Attempt[Settings, TrialReport]
 
 
 class KnobTrials:
@@ -34,7 +34,7 @@ class KnobTrials:
         s: Situation,
         options: Options,
         tries: Tries,
-        terms: Terms,
+        terms: SearchTerms,
         record: TrialRecord,
         time_limit: TimeLimit,
         say: Callable[[str], None],
@@ -86,7 +86,7 @@ class KnobTrials:
             self.reference = replace(self.reference, micro_batch=rows)
         return None
 
-    def _measured(self, settings: Settings, against: Settings | None = None) -> Report:
+    def _measured(self, settings: Settings, against: Settings | None = None) -> TrialReport:
         beside = None if against is None else against.to_dict()
         return self._tries.attempt(Ask(settings.to_dict(), beside, self.reference.to_dict(), MEASURE_S))
 
@@ -108,7 +108,7 @@ class KnobTrials:
             found = self._weighed(option, report, standing, found)
         return Attempt(found, report, standing)
 
-    def _weighed(self, option: KnobOption, report: Report, standing: SettingsStanding, found: Judgement) -> Judgement:
+    def _weighed(self, option: KnobOption, report: TrialReport, standing: SettingsStanding, found: Judgement) -> Judgement:
         """What it gains against what it costs once. What a trial can't see, it can't weigh against a cost either."""
         assert found.speed is not None
         gained = f"{found.speed.ratio:.2f}x what stood before; gradients agree"
@@ -128,7 +128,7 @@ class KnobTrials:
 
     def together(
         self, standing: SettingsStanding, baseline: SettingsStanding, *, may_measure: bool
-    ) -> Iterator[Confirmation[Report]]:
+    ) -> Iterator[Confirmation[TrialReport]]:
         """By turns on a CPU. On a device the arms' own clocks are enough: what stays unless it is slower may be so by less than
         can be told, and all of it together by more."""
         if self._s.device.type != "cpu":
@@ -141,7 +141,7 @@ class KnobTrials:
                 plain = replace(baseline.result, steps_s=whole.against_s)
                 yield Confirmation(whole, plain, speed_up(times_of(whole, plain), MARGIN))
 
-    def note_together(self, together: Confirmation[Report], stays: bool) -> None:
+    def note_together(self, together: Confirmation[TrialReport], stays: bool) -> None:
         if not stays:
             self._record.take_all_back(_SLOWER_IN_ALL)
 

@@ -12,7 +12,7 @@ from flatout.measure.standing import Standing
 from flatout.plan.knobs.all import conflicts
 from flatout.plan.knobs.knob import Candidate, Knob
 from flatout.plan.situation import Situation
-from flatout.plan.trials.reports import Report
+from flatout.plan.trials.reports import TrialReport
 
 MEASURE_S = 2.0
 STEPS_LOOKED_AT = 8  # that a trial takes beside those that are timed
@@ -27,7 +27,7 @@ Key = tuple[str, str]  # a knob's name and a value of it
 
 
 @dataclass(frozen=True)
-class Terms:
+class SearchTerms:
     """On which a search is made."""
 
     steps_left: float
@@ -37,7 +37,7 @@ class Terms:
     free: bool = False  # trials are replayed and measure nothing, so that no run is too short for them
 
 
-SettingsStanding = Standing[Settings, Report]
+SettingsStanding = Standing[Settings, TrialReport]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class KnobOption:
 
 
 class Options:
-    def __init__(self, s: Situation, start: Settings, knobs: Sequence[Knob], terms: Terms) -> None:
+    def __init__(self, s: Situation, start: Settings, knobs: Sequence[Knob], terms: SearchTerms) -> None:
         """`start`: settings as they would be without a trial. Of the `knobs`, pinned ones are never turned."""
         self._s, self._start, self._terms = s, start, terms
         self.knobs = {k.name: k for k in knobs if k.name not in s.pins and (terms.isolated or not k.risky)}
@@ -123,7 +123,7 @@ class Options:
             return "every knob is pinned"
         start_s = self._s.predicted(self._start).step_s if self._s.plain.step_s else None
         step_s = start_s or self._s.plain.step_s or _UNKNOWN_STEP_S
-        standing = Standing(self._start, Report(self._start.to_dict(), steps_s=(step_s,)))
+        standing = Standing(self._start, TrialReport(self._start.to_dict(), steps_s=(step_s,)))
         cost_s = _START_S.get(self._s.device.type, _START_S["cuda"]) + MEASURE_S
         whole_s = self._terms.steps_left * standing.step_s
         if whole_s <= cost_s:

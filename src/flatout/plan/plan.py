@@ -25,7 +25,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Rejected:
+class RejectedSetting:
     name: str
     value: Any
     why: str
@@ -40,7 +40,7 @@ class Plan:
     batch: int
     settings: Settings
     choices: tuple[Choice, ...]
-    rejected: tuple[Rejected, ...] = ()
+    rejected: tuple[RejectedSetting, ...] = ()
     prediction: Prediction = field(default_factory=Prediction)
 
     def to_dict(self) -> dict[str, Any]:
@@ -52,6 +52,6 @@ class Plan:
         known = dict(written)
         known["settings"] = Settings(**written["settings"])
         known["choices"] = tuple(Choice(**choice) for choice in written["choices"])
-        known["rejected"] = tuple(Rejected(**rejected) for rejected in written["rejected"])
+        known["rejected"] = tuple(RejectedSetting(**rejected) for rejected in written["rejected"])
         known["prediction"] = Prediction(**written["prediction"])
         return cls(**known)

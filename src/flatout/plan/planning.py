@@ -10,7 +10,7 @@ from flatout.base.units import show_value
 from flatout.engine.settings import Settings, value_of
 from flatout.measure.receipt import KEPT, REJECTED, Entry, Receipt
 from flatout.plan.knobs.knob import Knob
-from flatout.plan.plan import Choice, Plan, Rejected
+from flatout.plan.plan import Choice, Plan, RejectedSetting
 from flatout.plan.situation import Situation
 
 
@@ -33,7 +33,7 @@ def with_receipt(plan: Plan, receipt: Receipt, s: Situation, knobs: Sequence[Kno
     choices = tuple(
         _tried(choice, receipt, cumulative, source) if choice.name in searched else choice for choice in plan.choices
     )
-    told = [Rejected(entry.name, entry.value, entry.why) for entry in receipt.entries if entry.verdict != KEPT]
+    told = [RejectedSetting(entry.name, entry.value, entry.why) for entry in receipt.entries if entry.verdict != KEPT]
     rejected = (*(r for r in plan.rejected if r.name not in searched), *told)
     prediction = s.predicted(settings)
     return replace(plan, settings=settings, choices=choices, rejected=rejected, prediction=prediction)

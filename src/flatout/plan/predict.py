@@ -15,8 +15,8 @@ from flatout.machine.ceilings import Ceilings
 from flatout.measure.counts import Operation, fuse
 from flatout.measure.groups import GROUPS
 from flatout.plan.costs import Cost, Rates
-from flatout.plan.prediction import BOUNDS, COMPUTE, INPUT, LAUNCH, MEMORY, TRANSFER, Group, Prediction
-from flatout.plan.work import Work, work_of
+from flatout.plan.prediction import BOUNDS, COMPUTE, INPUT, LAUNCH, MEMORY, TRANSFER, OperatorGroup, Prediction
+from flatout.plan.work import StepWork, work_of
 
 Times = dict[str, float]  # seconds by bound
 
@@ -52,7 +52,7 @@ def predict(job: Job, settings: Settings, ceilings: Ceilings | None, *, input_ro
     )
 
 
-def _add_up(work: Work, settings: Settings, ceilings: Ceilings) -> tuple[tuple[Group, ...], Times, float]:
+def _add_up(work: StepWork, settings: Settings, ceilings: Ceilings) -> tuple[tuple[OperatorGroup, ...], Times, float]:
     """By group; on the device by bound; and what calling takes where the host does it ahead, else 0."""
     rates = Rates.of(ceilings, settings)
     totals = {name: _Total() for name in GROUPS}
@@ -83,13 +83,13 @@ class _Total:
         for bound, seconds in ((COMPUTE, cost.compute_s), (MEMORY, cost.memory_s), (LAUNCH, cost.start_s)):
             self.times[bound] += times * seconds
 
-    def group(self, name: str, by_turns: bool) -> Group:
+    def group(self, name: str, by_turns: bool) -> OperatorGroup:
         times = self.times | {LAUNCH: self.times[LAUNCH] + (self.call_s if by_turns else 0.0)}
         bound = max(times, key=lambda which: times[which])
-        return Group(name, self.flops, self.bytes, self.operators, sum(times.values()), bound)
+        return OperatorGroup(name, self.flops, self.bytes, self.operators, sum(times.values()), bound)
 
 
-def _transfer_s(work: Work, settings: Settings, ceilings: Ceilings) -> float:
+def _transfer_s(work: StepWork, settings: Settings, ceilings: Ceilings) -> float:
     """A batch that doesn't live on the device is copied there, ahead of its step."""
     link = ceilings.host_to_device_pinned_bytes_per_s or ceilings.host_to_device_pageable_bytes_per_s
     if settings.tier == "resident" or link is None:

@@ -14,7 +14,7 @@ BOUNDS = (COMPUTE, MEMORY, LAUNCH, TRANSFER, INPUT)
 
 
 @dataclass(frozen=True)
-class Group:
+class OperatorGroup:
     """The seconds are those of the device; on a CPU, which calls and computes by turns, those of the calls too."""
 
     name: str
@@ -45,12 +45,12 @@ class Prediction:
     reason: str = ""
     ceiling_bytes_per_s: float | None = None
     shares: Mapping[str, float] = field(default_factory=dict)
-    groups: tuple[Group, ...] = ()
+    groups: tuple[OperatorGroup, ...] = ()
     calls_s: float = 0.0  # what the host takes to call the operators, ahead of a device: it may hide behind the step
 
     def __post_init__(self) -> None:
         """Groups that were stored come back as plain objects; runs from before there were any have none."""
-        groups = tuple(Group(**group) if isinstance(group, Mapping) else group for group in self.groups)
+        groups = tuple(OperatorGroup(**group) if isinstance(group, Mapping) else group for group in self.groups)
         object.__setattr__(self, "groups", groups)
 
     def rate(self, batch: int) -> float | None:

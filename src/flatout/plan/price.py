@@ -18,7 +18,7 @@ from flatout.plan.knobs.all import conflicts
 from flatout.plan.knobs.knob import Candidate, Priced
 from flatout.plan.options import MARGIN, MEASURE_S, STEPS_LOOKED_AT
 from flatout.plan.situation import Situation
-from flatout.plan.trials.reports import Ask, Report, Tries
+from flatout.plan.trials.reports import Ask, TrialReport, Tries
 
 _PATIENCE_S, _PATIENCE = 20.0, 4.0  # some time, and so many times what it should take
 _OF_PLANNING, _OF_THE_RUN = 0.03, 0.01  # the most that a price may cost to know, unless somebody asks for it
@@ -65,11 +65,11 @@ def prices(
     return found
 
 
-def _entry(knob: Priced, candidate: Candidate, stands: Any, report: Report, steps_s: Sequence[float]) -> Entry:
+def _entry(knob: Priced, candidate: Candidate, stands: Any, report: TrialReport, steps_s: Sequence[float]) -> Entry:
     if not report.ran:
         found = Judgement(Rejection.FAILED, knob.unpriced(f"{report.failure}: {report.why}"))
         return entry_of(knob.name, candidate.value, stands, report, found)
-    times = times_of(report, Report(report.settings, steps_s=tuple(steps_s)))
+    times = times_of(report, TrialReport(report.settings, steps_s=tuple(steps_s)))
     why = knob.price(candidate.value, time_ratio(times, MARGIN))
     if report.check is not None and not report.check["passed"]:
         why = f"not the same: {report.check['why']}; {why}"

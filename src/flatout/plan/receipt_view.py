@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from flatout.base.tree import Cell, Column, Doc, Fields, Line, Table
+from flatout.base.tree import Cell, Doc, Fields, Table, TableColumn, TextLine
 from flatout.base.units import show_bytes, show_gain, show_seconds, show_value
 from flatout.measure.receipt import KEPT, Entry, Receipt
 
 _COLUMNS = (
-    Column("name", "tried"),
-    Column("value", "value"),
-    Column("instead_of", "instead of"),
-    Column("verdict", "verdict"),
-    Column("predicted", "predicted", right=True),
-    Column("measured", "measured", right=True),
-    Column("interval", "95% interval", right=True),
-    Column("n", "n", right=True),
-    Column("step_s", "step", right=True),
-    Column("against_s", "beside", right=True),
-    Column("first_s", "once", right=True),
-    Column("peak_bytes", "memory", right=True),
-    Column("why", "why", shown=False),
-    Column("check", "check", shown=False),
+    TableColumn("name", "tried"),
+    TableColumn("value", "value"),
+    TableColumn("instead_of", "instead of"),
+    TableColumn("verdict", "verdict"),
+    TableColumn("predicted", "predicted", right=True),
+    TableColumn("measured", "measured", right=True),
+    TableColumn("interval", "95% interval", right=True),
+    TableColumn("n", "n", right=True),
+    TableColumn("step_s", "step", right=True),
+    TableColumn("against_s", "beside", right=True),
+    TableColumn("first_s", "once", right=True),
+    TableColumn("peak_bytes", "memory", right=True),
+    TableColumn("why", "why", shown=False),
+    TableColumn("check", "check", shown=False),
 )
 
 
@@ -30,15 +30,15 @@ def receipt_doc(name: str, receipt: Receipt, plain: str = "with every knob off",
     """`plain`: what the run is compared with, in words. `turned`: the word behind how many were kept."""
     return Doc(
         (
-            Line(_headline(name, receipt, plain, turned), strong=True),
-            Line(_where(receipt)),
-            Line(),
+            TextLine(_headline(name, receipt, plain, turned), strong=True),
+            TextLine(_where(receipt)),
+            TextLine(),
             Table("entries", _COLUMNS, [_row(entry) for entry in receipt.entries]),
-            Line(),
-            *(Line(f"{_shown(entry)}: {entry.verdict}: {entry.why}{_checked(entry)}") for entry in receipt.entries),
+            TextLine(),
+            *(TextLine(f"{_shown(entry)}: {entry.verdict}: {entry.why}{_checked(entry)}") for entry in receipt.entries),
             *_paired(receipt),
-            *(Line(note) for note in receipt.notes),
-            Line(f"The search ended after {show_seconds(receipt.took_s)}: {receipt.stopped}."),
+            *(TextLine(note) for note in receipt.notes),
+            TextLine(f"The search ended after {show_seconds(receipt.took_s)}: {receipt.stopped}."),
             Fields({"run": name, **{key: value for key, value in receipt.to_dict().items() if key != "entries"}}),
             Fields({"gain": receipt.gain}),
         )
@@ -60,11 +60,11 @@ def _where(receipt: Receipt) -> str:
     return f"{receipt.machine} · {versions} · {how} · {receipt.at}"
 
 
-def _paired(receipt: Receipt) -> list[Line]:
+def _paired(receipt: Receipt) -> list[TextLine]:
     if receipt.paired is None:
         return []
     found = receipt.paired
-    return [Line(), Line(f"Training side by side: {found['why']} ({found['test']})")]
+    return [TextLine(), TextLine(f"Training side by side: {found['why']} ({found['test']})")]
 
 
 def _row(entry: Entry) -> dict[str, Any]:

@@ -12,19 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
-from flatout.base.tree import Cell, Column, Line, Node, Picture, Table
+from flatout.base.tree import Cell, Node, Picture, Table, TableColumn, TextLine
 from flatout.base.units import show_bytes, show_count, show_flops, show_seconds, show_share
-from flatout.plan.prediction import Group, Prediction
+from flatout.plan.prediction import OperatorGroup, Prediction
 
 _COLUMNS = (
-    Column("group", "group"),
-    Column("share", "share of time", right=True),
-    Column("seconds", "a step", right=True),
-    Column("intensity", "FLOP/byte", right=True),
-    Column("flops", "FLOP", right=True, shown=False),
-    Column("bytes", "bytes", right=True, shown=False),
-    Column("operators", "operators", right=True),
-    Column("bound", "bound by"),
+    TableColumn("group", "group"),
+    TableColumn("share", "share of time", right=True),
+    TableColumn("seconds", "a step", right=True),
+    TableColumn("intensity", "FLOP/byte", right=True),
+    TableColumn("flops", "FLOP", right=True, shown=False),
+    TableColumn("bytes", "bytes", right=True, shown=False),
+    TableColumn("operators", "operators", right=True),
+    TableColumn("bound", "bound by"),
 )
 _FOLDED_SHARE = 0.02
 
@@ -33,7 +33,7 @@ def roofline(prediction: Prediction) -> list[Node]:
     """Nothing where there is no prediction, or one from before groups were counted."""
     if not prediction.groups:
         return []
-    nodes: list[Node] = [Line("Where the time should go, by group of operations", strong=True), table(prediction)]
+    nodes: list[Node] = [TextLine("Where the time should go, by group of operations", strong=True), table(prediction)]
     if prediction.ceiling_flops and prediction.ceiling_bytes_per_s:
         caption = (
             "Groups of operations under the measured roofs; a larger dot takes more of the step. Hollow: it moves bytes only; "
@@ -51,7 +51,7 @@ def table(prediction: Prediction) -> Table:
     return Table("roofline", _COLUMNS, shown, fold=folded, fold_note=f"more, each below {_FOLDED_SHARE:.0%} of the time")
 
 
-def _row(group: Group, share: float) -> dict[str, object]:
+def _row(group: OperatorGroup, share: float) -> dict[str, object]:
     return {
         "group": group.name,
         "share": Cell(share, show_share(share)),

@@ -20,10 +20,10 @@ from flatout.measure.trial_record import TrialRecord, entry_of
 from flatout.plan.knob_trials import KnobAttempt, KnobTrials
 from flatout.plan.knobs.all import conflicts
 from flatout.plan.knobs.knob import Knob, Priced
-from flatout.plan.options import MARGIN, Key, KnobOption, Options, SettingsStanding, Terms
+from flatout.plan.options import MARGIN, Key, KnobOption, Options, SearchTerms, SettingsStanding
 from flatout.plan.price import cheap_s, prices
 from flatout.plan.situation import Situation
-from flatout.plan.trials.reports import CTRL_C, Report, Tries
+from flatout.plan.trials.reports import CTRL_C, TrialReport, Tries
 
 
 class KnobSearch:
@@ -33,7 +33,7 @@ class KnobSearch:
         start: Settings,
         knobs: Sequence[Knob],
         tries: Tries,
-        terms: Terms,
+        terms: SearchTerms,
         *,
         priced: Sequence[Priced] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -55,7 +55,7 @@ class KnobSearch:
     def run(self) -> Receipt:
         needs = {knob.name: knob.meets for knob in self._knobs.values() if knob.lossy}
         back = TakingBack(self._record, self._trials, needs, MARGIN)
-        search: Search[Settings, Report, KnobOption] = Search(
+        search: Search[Settings, TrialReport, KnobOption] = Search(
             self,
             self._trials,
             self,

@@ -14,7 +14,7 @@ from flatout.engine.optimizers import build_optimizer
 from flatout.engine.settings import Settings, with_values
 from flatout.engine.update import guarded_update
 from flatout.machine.comparisons import channels_last, channels_last_key, fused_key, fused_update
-from flatout.machine.gains import Comparison, Gain, Way
+from flatout.machine.gains import Gain, GainComparison, Way
 from flatout.machine.optimisations import CHANNELS_LAST, FUSED_OPTIMIZER, Optimisation
 from flatout.measure.counts import Operation
 from flatout.measure.groups import CONVOLUTIONS, UPDATE
@@ -22,7 +22,7 @@ from flatout.plan.situation import Situation
 from flatout.plan.work import work_of
 
 
-def comparisons_of(job: Job, device: torch.device, precisions: tuple[str, ...]) -> Iterator[Comparison]:
+def comparisons_of(job: Job, device: torch.device, precisions: tuple[str, ...]) -> Iterator[GainComparison]:
     """Those that the knobs ask about, of a step in each of these precisions."""
     for precision in precisions:
         with suppress(Exception):  # a model that can't be traced has no known convolutions
@@ -65,7 +65,7 @@ def _convolutions(job: Job, device: torch.device, precision: str, *, to_call: bo
     return [one for one in work.operations if one.group == CONVOLUTIONS]
 
 
-def _fused(job: Job, device: torch.device) -> Comparison | None:
+def _fused(job: Job, device: torch.device) -> GainComparison | None:
     if not isinstance(job.optimizer, Spec):
         return None
 

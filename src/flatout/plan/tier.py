@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from flatout.data.serving.tuning import Budget
+from flatout.data.serving.tuning import ReadingBudget
 from flatout.data.source import Source
 from flatout.data.stores.cache import Cache, disk_bytes
 from flatout.data.stores.compression import SAMPLE_BYTES, choose_compression
 from flatout.data.stores.device import filled_by
 from flatout.data.stores.mapped import cached_compression, cached_rows
-from flatout.data.stores.records import Array, Layout, bytes_of
+from flatout.data.stores.records import Array, RecordLayout, bytes_of
 from flatout.data.stores.tiers import Surroundings
 from flatout.engine.job import Job
-from flatout.machine.ceilings import Ceilings, Measured
+from flatout.machine.ceilings import Ceilings, MeasuredRate
 from flatout.machine.host import free_host_bytes
 
 _TRIED_S = 0.3  # reading some rows tells how fast the source is
@@ -50,7 +50,7 @@ def surroundings(
         cached=not train.in_memory and cache is not None and _is_cached(train.compact()[0], cache),
         epochs=epochs,
         needed_rows_s=needed_rows_s,
-        decode_rows_s=None if train.in_memory else read_rate(train) * Budget.here().cores,
+        decode_rows_s=None if train.in_memory else read_rate(train) * ReadingBudget.here().cores,
         disk_bytes_s=_value(ceilings.disk_read_bytes_per_s if ceilings else None),
         link_bytes_s=_value(ceilings.host_to_device_pinned_bytes_per_s if ceilings else None),
     )
@@ -81,13 +81,13 @@ def compression_of(source: Source, around: Surroundings, cache: Path, threads: i
     begun = cached_compression(Cache(cache), narrow)
     if begun is not None:
         return begun, "rows are in the cache already, written so"
-    row_bytes = Layout.of(narrow.schema).row_bytes
-    return choose_compression(around, row_bytes, lambda: sample_rows(narrow), threads or Budget.here().cores)
+    row_bytes = RecordLayout.of(narrow.schema).row_bytes
+    return choose_compression(around, row_bytes, lambda: sample_rows(narrow), threads or ReadingBudget.here().cores)
 
 
 def sample_rows(source: Source) -> Array:
     """Rows spread over all of them, as the cache would hold them: a few, at most 4 MB, no longer than a moment."""
-    layout = Layout.of(source.schema)
+    layout = RecordLayout.of(source.schema)
     count = min(_SAMPLED_ROWS, len(source), max(1, int(SAMPLE_BYTES / max(1.0, layout.row_bytes))))
     content = [np.zeros(0, np.uint8)]
     began_s = time.perf_counter()
@@ -105,5 +105,5 @@ def _is_cached(source: Source, folder: Path) -> bool:
     return cached_rows(Cache(folder), source) == len(source)
 
 
-def _value(measured: Measured | None) -> float | None:
+def _value(measured: MeasuredRate | None) -> float | None:
     return None if measured is None else measured.value

@@ -25,7 +25,7 @@ from flatout.engine.precision import autocast
 from flatout.engine.recompute import recompute_blocks
 from flatout.engine.settings import Settings
 from flatout.engine.update import guarded_update
-from flatout.measure.counts import Counter, Counts, Operation
+from flatout.measure.counts import Counter, Operation, OperatorCounts
 from flatout.measure.groups import MOVEMENT, UPDATE
 from flatout.models.dataless import fake_copy, is_dataless
 from flatout.models.head import pad_vocabulary
@@ -37,10 +37,10 @@ from flatout.plan.traces import Traces
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """Forward and backward of `rows` samples, `parts` times a step, and `around` them: fetching the batch, the update."""
 
-    counts: Counts
+    counts: OperatorCounts
     rows: int
     parts: float
     around: tuple[Operation, ...]
@@ -73,7 +73,7 @@ def keep_traces(job: Job, traces: Traces) -> None:
     _KEPT[job.model] = traces
 
 
-def work_of(job: Job, settings: Settings, *, to_call: bool = False) -> Work:
+def work_of(job: Job, settings: Settings, *, to_call: bool = False) -> StepWork:
     """Raises what the model raises where it can't run without data. `to_call`: with operations that can be called again."""
     whole, columns = job.data.typical_batch(job.batch)
     rows = min(settings.micro_batch or whole, whole)
@@ -84,8 +84,8 @@ def work_of(job: Job, settings: Settings, *, to_call: bool = False) -> Work:
     place = _trace_device(settings)
     both_ways: Form = (place, *how, *head, rows, shapes)
     update: Form = ("update", place, settings.fused_optimizer, settings.graph, settings.optimizer_offload)
-    return Work(
-        counts=Counts.of(_known(job, both_ways, to_call, lambda: trace(job, settings, rows, columns).operations)),
+    return StepWork(
+        counts=OperatorCounts.of(_known(job, both_ways, to_call, lambda: trace(job, settings, rows, columns).operations)),
         rows=rows,
         parts=whole / rows,
         around=(
@@ -109,7 +109,7 @@ def _known(job: Job, form: Form, to_call: bool, make: Callable[[], tuple[Operati
     return found
 
 
-def trace(job: Job, settings: Settings, rows: int, columns: Mapping[str, Column]) -> Counts:
+def trace(job: Job, settings: Settings, rows: int, columns: Mapping[str, Column]) -> OperatorCounts:
     """Forward and backward without computing them: each tensor knows its shape, format and device, and has no data."""
     device = _trace_device(settings)
     model, fake = fake_copy(job.model)
@@ -132,7 +132,7 @@ def trace(job: Job, settings: Settings, rows: int, columns: Mapping[str, Column]
             with autocast(settings.precision, device):
                 loss_sum, weight = loss(_Traced(model, state, counter), batch)
             (loss_sum / weight).backward()
-    return Counts.of(repeats.operations(counter.counts().operations))
+    return OperatorCounts.of(repeats.operations(counter.counts().operations))
 
 
 def _turned(tensor: Tensor, settings: Settings) -> Tensor:

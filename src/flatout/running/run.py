@@ -48,11 +48,11 @@ from flatout.store.lock import StartLock
 from flatout.store.run_folder import RunFolder, check_place, create, find_unfinished
 
 if TYPE_CHECKING:
-    from flatout.machine.watch.watch import Watch
+    from flatout.machine.watch.watch import RankWatch
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunOptions:
     """What `run` was given beside the recipe."""
 
     runs: Path
@@ -77,7 +77,7 @@ def joined(recipe: Recipe) -> Iterator[World]:
         world.close()
 
 
-def run_in(world: World, recipe: Recipe, asked: Asked) -> RunFolder:
+def run_in(world: World, recipe: Recipe, asked: RunOptions) -> RunFolder:
     """Every process of the world calls it. The folder holds the result when it returns."""
     axes = on_all(world, lambda: parse_mesh(recipe.pins.get("mesh", ""), world.size))
     job = _built(world, recipe, asked.cache)
@@ -144,7 +144,7 @@ def _built(world: World, recipe: Recipe, cache: Path | None) -> Job:
     return on_all(world, lambda: build_job(recipe, cache))
 
 
-def _begin(world: World, layout: LayoutChoice, recipe: Recipe, job: Job, own: Identity, asked: Asked) -> dict[str, Any]:
+def _begin(world: World, layout: LayoutChoice, recipe: Recipe, job: Job, own: Identity, asked: RunOptions) -> dict[str, Any]:
     folder = None if asked.fresh else find_unfinished(asked.runs, own.whole)
     if folder is not None and folder.begun:
         plan = folder.parsed("plan.json", Plan.from_dict)
@@ -163,7 +163,7 @@ def _begin(world: World, layout: LayoutChoice, recipe: Recipe, job: Job, own: Id
     return {"folder": str(folder.path), "plan": plan.to_dict(), "begun": False, "receipt": told, "left": about_left}
 
 
-def _planned(world: World, layout: LayoutChoice, recipe: Recipe, job: Job, asked: Asked) -> tuple[Plan, Receipt | None]:
+def _planned(world: World, layout: LayoutChoice, recipe: Recipe, job: Job, asked: RunOptions) -> tuple[Plan, Receipt | None]:
     say = asked.say
     if world.size == 1:
         return checked_plan(recipe, job, asked.cache, limit_s=asked.planning_s, say=say)
@@ -234,7 +234,7 @@ def _train(world: World, job: Job, plan: Plan, folder: RunFolder, events: EventL
     world.barrier()
 
 
-def watch_over(world: World, events: EventLog, keep_end: Callable[[str, str], None]) -> Watch | NoWatch:
+def watch_over(world: World, events: EventLog, keep_end: Callable[[str, str], None]) -> RankWatch | NoWatch:
     """Of several processes: who hangs, is slow, has failed or is gone. What nobody can go on after ends this one.
 
     `keep_end`: is told a status and why.
@@ -242,7 +242,7 @@ def watch_over(world: World, events: EventLog, keep_end: Callable[[str, str], No
     if world.size == 1:
         return NoWatch()
 
-    from flatout.machine.watch.watch import Watch
+    from flatout.machine.watch.watch import RankWatch
 
     def on_news(news: News) -> None:
         if isinstance(news, Failed | Lost | StoreLost):
@@ -255,7 +255,7 @@ def watch_over(world: World, events: EventLog, keep_end: Callable[[str, str], No
         if not world.is_first:  # which has the events, and so whoever looks at them
             _say_aloud(news.words())
 
-    return Watch(world.store, world.rank, world.size, on_news)
+    return RankWatch(world.store, world.rank, world.size, on_news)
 
 
 def _say_aloud(words: str) -> None:
@@ -263,7 +263,7 @@ def _say_aloud(words: str) -> None:
     sys.stderr.flush()
 
 
-def _cause(watch: Watch | NoWatch, world: World, ended: BaseException) -> BaseException:
+def _cause(watch: RankWatch | NoWatch, world: World, ended: BaseException) -> BaseException:
     """What ended the run, which may have been another process."""
     if isinstance(ended, Stopped | KeyboardInterrupt | SystemExit):
         return ended

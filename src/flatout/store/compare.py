@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.base.errors import StoreError
-from flatout.base.tree import Cell, Column, Doc, Fields, Line, Table
+from flatout.base.tree import Cell, Doc, Fields, Table, TableColumn, TextLine
 from flatout.base.units import show_count, show_seconds
 from flatout.store.run_folder import RunFolder, all_runs
 
@@ -18,18 +18,19 @@ def runs_doc(runs: Path) -> Doc:
     rows = [_summary(folder) for folder in all_runs(runs, damaged.__setitem__)]
     rows += [{"name": path.name, "status": "damaged"} for path in damaged]
     if not rows:
-        return Doc((Line(f"no runs in {runs} yet: flatout run recipe.yaml"), Table("runs", _COLUMNS, ())))
+        return Doc((TextLine(f"no runs in {runs} yet: flatout run recipe.yaml"), Table("runs", _COLUMNS, ())))
     whys = [str(error) for error in damaged.values()] + [row.pop("damage") for row in rows if "damage" in row]
     listed = Table("runs", _COLUMNS, rows)
     if not whys:
         return Doc((listed,))
-    return Doc((listed, Line(), *(Line(f"damaged: {why}") for why in whys), Fields({"damaged": whys})))
+    return Doc((listed, TextLine(), *(TextLine(f"damaged: {why}") for why in whys), Fields({"damaged": whys})))
 
 
 _COLUMNS = (
-    Column("name", "run"), Column("status", "status"), Column("created", "began"), Column("steps", "steps", right=True),
-    Column("samples_per_s", "samples/s", right=True), Column("train_seconds", "training", right=True),
-    Column("metrics", "metrics"),
+    TableColumn("name", "run"), TableColumn("status", "status"), TableColumn("created", "began"),
+    TableColumn("steps", "steps", right=True),
+    TableColumn("samples_per_s", "samples/s", right=True), TableColumn("train_seconds", "training", right=True),
+    TableColumn("metrics", "metrics"),
 )  # fmt: skip
 
 
@@ -57,16 +58,16 @@ def compare_doc(a: RunFolder, b: RunFolder) -> Doc:
     asked = _differences({**_asked(a), **_settings(a)}, {**_asked(b), **_settings(b)})
     machine = _differences(_machine(a), _machine(b))
     did = _outcomes(a.parsed_result(_outcome), b.parsed_result(_outcome))
-    columns = (Column("key", ""), Column("a", a.name, right=True), Column("b", b.name, right=True))
-    outcome_columns = (*columns, Column("ratio", "ratio", right=True))
+    columns = (TableColumn("key", ""), TableColumn("a", a.name, right=True), TableColumn("b", b.name, right=True))
+    outcome_columns = (*columns, TableColumn("ratio", "ratio", right=True))
     return Doc(
         (
             Fields({"a": a.name, "b": b.name}),
-            Line("What differed" if asked else "Asked and planned alike", strong=True),
+            TextLine("What differed" if asked else "Asked and planned alike", strong=True),
             Table("differed", columns, asked),
-            *((Line(), Line("Where it ran", strong=True), Table("machine", columns, machine)) if machine else ()),
-            Line(),
-            Line("What it did", strong=True),
+            *((TextLine(), TextLine("Where it ran", strong=True), Table("machine", columns, machine)) if machine else ()),
+            TextLine(),
+            TextLine("What it did", strong=True),
             Table("outcome", outcome_columns, did),
         )
     )

@@ -21,14 +21,14 @@ from torch import Tensor
 
 from flatout.base.errors import DamagedCheckpoint, DamagedFile, StoreError
 from flatout.store.checkpoints import SHARDED, Checkpoints, check_files, named_as_damage, read_head
-from flatout.store.sharded_files import Part, TensorFiles, parts_of, share_out, write_part
+from flatout.store.sharded_files import TensorFiles, TensorPart, parts_of, share_out, write_part
 from flatout.store.sharded_peers import Peers
 from flatout.store.sharded_trees import built, merged, named_in, placed
 from flatout.store.tensors import ToHost, decode, encode, local_part, plain_copy
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class RankSnapshot:
     """What one rank has to keep: the document of `encode`, copies of its parts in the order of the file, and the tensors
     that these are parts of, of which only the layout is looked at."""
 
@@ -37,11 +37,11 @@ class Snapshot:
     tensors: Mapping[str, Tensor]
 
 
-def snapshot(tree: Any) -> Snapshot:
+def snapshot(tree: Any) -> RankSnapshot:
     document, tensors = encode(tree)
     parts = local_parts(tensors)
     with torch.no_grad():
-        return Snapshot(document, {n: t.clone(memory_format=torch.contiguous_format) for n, t in parts.items()}, tensors)
+        return RankSnapshot(document, {n: t.clone(memory_format=torch.contiguous_format) for n, t in parts.items()}, tensors)
 
 
 def local_parts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -53,7 +53,7 @@ class ShardedCheckpoints:
     checkpoints: Checkpoints
     peers: Peers
 
-    def write(self, step: int, taken: Snapshot, to_host: ToHost = plain_copy) -> Path:
+    def write(self, step: int, taken: RankSnapshot, to_host: ToHost = plain_copy) -> Path:
         """A whole checkpoint of all ranks, or none at all."""
         peers, document = self.peers, None
         if peers.size == 1:
@@ -61,13 +61,13 @@ class ShardedCheckpoints:
         final = self.checkpoints.path(step)
         aside = self.checkpoints.aside(step)
 
-        def plan(offers: list[tuple[int, Any, list[list[Any]]]]) -> list[list[Part]]:
+        def plan(offers: list[tuple[int, Any, list[list[Any]]]]) -> list[list[TensorPart]]:
             nonlocal document
             steps = [offer[0] for offer in offers]
             if len(set(steps)) > 1:
                 raise StoreError(f"ranks 0 to {peers.size - 1} came with different steps to keep: {steps}")
             document = reduce(merged, (offer[1] for offer in offers))
-            shares = share_out([[Part(*part) for part in offer[2]] for offer in offers], named_in(document))
+            shares = share_out([[TensorPart(*part) for part in offer[2]] for offer in offers], named_in(document))
             self.checkpoints.begin(step)
             return shares
 
@@ -83,7 +83,7 @@ class ShardedCheckpoints:
 
         try:
             share = peers.agree(lambda: (step, taken.document, parts_of(taken.tensors)), plan)
-            mine = [Part(*part) for part in share]
+            mine = [TensorPart(*part) for part in share]
             peers.agree(write_mine, finish)
         except BaseException:
             if peers.rank == 0:

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from flatout.base.errors import StoreError
 from flatout.base.files import sync_folder
-from flatout.store.sharded_files import Part, parts_of, share_out
+from flatout.store.sharded_files import TensorPart, parts_of, share_out
 from flatout.store.sharded_peers import Peers, why_failed
 from flatout.store.tensors import ToHost, local_part, plain_copy, stream_tensors, write_tensors
 
-Holders = dict[str, list[tuple[int, Part]]]  # a tensor's parts, and who has them
+Holders = dict[str, list[tuple[int, TensorPart]]]  # a tensor's parts, and who has them
 
 
 Expect = Callable[[str, str, int], None]
@@ -44,7 +44,7 @@ def export(
     holders: Holders = {}
 
     def find(offers: list[list[list[object]]]) -> list[None]:
-        parts = [[Part(*part) for part in offer] for offer in offers]  # type: ignore[arg-type]
+        parts = [[TensorPart(*part) for part in offer] for offer in offers]  # type: ignore[arg-type]
         names = dict.fromkeys(part.name for offer in parts for part in offer)
         for rank, share in enumerate(share_out(parts, names)):
             for part in share:

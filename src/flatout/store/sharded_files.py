@@ -23,7 +23,7 @@ from flatout.store.tensors import ToHost, plain_copy, write_tensors
 SUFFIX = ".safetensors"
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """What one process has of a tensor, in words that JSON knows."""
 
     name: str
@@ -37,7 +37,7 @@ class Part(NamedTuple):
         return math.prod(self.sizes)
 
 
-def parts_of(tensors: Mapping[str, Tensor]) -> list[Part]:
+def parts_of(tensors: Mapping[str, Tensor]) -> list[TensorPart]:
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.tensor import DTensor
 
@@ -51,16 +51,16 @@ def parts_of(tensors: Mapping[str, Tensor]) -> list[Part]:
         data = item.tensor_data
         assert data is not None  # of a tensor there always is
         dtype = str(data.properties.dtype).removeprefix("torch.")
-        parts.append(Part(item.index.fqn, dtype, list(data.size), list(data.chunk.offsets), list(data.chunk.sizes)))
+        parts.append(TensorPart(item.index.fqn, dtype, list(data.size), list(data.chunk.offsets), list(data.chunk.sizes)))
     return parts
 
 
-def share_out(offers: Sequence[Iterable[Part]], wanted: Iterable[str]) -> list[list[Part]]:
+def share_out(offers: Sequence[Iterable[TensorPart]], wanted: Iterable[str]) -> list[list[TensorPart]]:
     """Who writes which of its parts: of a part that several ranks have, the lowest, so that all is of one replica."""
-    first_seen: dict[str, tuple[int, Part]] = {}
+    first_seen: dict[str, tuple[int, TensorPart]] = {}
     missing = dict.fromkeys(wanted, 0)
     taken: set[tuple[str, tuple[int, ...]]] = set()
-    shares: list[list[Part]] = []
+    shares: list[list[TensorPart]] = []
     for rank, offer in enumerate(offers):
         share = []
         for part in offer:
@@ -86,7 +86,7 @@ def share_out(offers: Sequence[Iterable[Part]], wanted: Iterable[str]) -> list[l
 
 
 def write_part(
-    folder: Path, rank: int, parts: Iterable[Part], tensors: Mapping[str, Tensor], to_host: ToHost = plain_copy
+    folder: Path, rank: int, parts: Iterable[TensorPart], tensors: Mapping[str, Tensor], to_host: ToHost = plain_copy
 ) -> dict[str, str]:
     """The file of one rank, with its checksum; none where it has nothing to write."""
     mine = {part.name: part for part in parts}

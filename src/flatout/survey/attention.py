@@ -10,7 +10,7 @@ _SCHEDULED = Path("/proc/thread-self/schedstat")  # nanoseconds on a core, and n
 
 
 @dataclass(frozen=True)
-class Attention:
+class ThreadTime:
     """Shares of the time that has passed; `queued` is 0 where the system does not tell."""
 
     working: float
@@ -27,10 +27,10 @@ class ThreadWatch:
     def __init__(self) -> None:
         self._began_s, self._worked_s, self._queued_s = time.perf_counter(), time.thread_time(), _queued_s()
 
-    def attention(self) -> Attention:
+    def attention(self) -> ThreadTime:
         passed_s = max(time.perf_counter() - self._began_s, 1e-9)
         working = min(1.0, (time.thread_time() - self._worked_s) / passed_s)
-        return Attention(working, min(1 - working, (_queued_s() - self._queued_s) / passed_s))
+        return ThreadTime(working, min(1 - working, (_queued_s() - self._queued_s) / passed_s))
 
 
 def _queued_s() -> float:

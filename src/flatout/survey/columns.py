@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatout.base.units import show_bytes, show_count
 from flatout.data.data import Data
-from flatout.data.fitted.codings import Category, Date, Target
+from flatout.data.fitted.codings import Category, Date, TargetEncoding
 from flatout.data.fitted.table_features import CategoryFeatures, NumberFeatures, TableFeatures
 from flatout.data.fitted.table_rows import TableHost
 from flatout.data.source import Source
@@ -97,7 +97,7 @@ def _fitted(host: TableHost, features: TableFeatures, sample: Mapping[str, Tenso
         gone = absent[codings.numeric.index(coding.outputs[0])]
         if isinstance(coding, Date):
             yield ColumnWords(coding.name, "date", gone, ", ".join(_part_words(part, coding.name) for part in parts))
-        elif isinstance(coding, Target):
+        elif isinstance(coding, TargetEncoding):
             yield ColumnWords(coding.name, "category", None, "the mean of the label over other rows with its value")
         else:
             yield ColumnWords(coding.name, "number", gone, _number_words(parts[0], coding.shift))

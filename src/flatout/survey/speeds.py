@@ -55,7 +55,7 @@ class Speeds:
 
 
 @dataclass(frozen=True)
-class Row:
+class StageRow:
     """A stage in the table. `path`: rows pass it in the first epoch, and can be held up there."""
 
     name: str
@@ -71,48 +71,48 @@ class Row:
         return self.rows_per_s * self.at_once
 
 
-def rows_of(s: Speeds) -> list[Row]:
+def rows_of(s: Speeds) -> list[StageRow]:
     """In the order that rows pass them; then the whole, and what it is for."""
     stages, found = s.stages, []
     memory = s.memory_bytes_per_s
     if stages.reading is not None and s.in_memory:
         most = None if memory is None else memory / (2 * s.row_bytes)
-        found.append(Row("picking", "rows out of memory, one thread", stages.reading.rows_per_s, most, "memory"))
+        found.append(StageRow("picking", "rows out of memory, one thread", stages.reading.rows_per_s, most, "memory"))
     elif stages.reading is not None:
         found.append(_reading(s))
     if stages.kept_rows_per_s is not None:
         most = None if memory is None else memory / (2 * s.row_bytes)
         words = f"rows once read, from memory: {show_bytes(s.row_bytes)} each"
-        found.append(Row("keeping", words, stages.kept_rows_per_s, most, "memory", path=False))
+        found.append(StageRow("keeping", words, stages.kept_rows_per_s, most, "memory", path=False))
     if stages.copy_bytes_per_s is not None:
         most = None if s.link_bytes_per_s is None else s.link_bytes_per_s / s.row_bytes
         words = f"to the device, {show_bytes(stages.copy_bytes_per_s)}/s"
         rate = stages.copy_bytes_per_s / s.row_bytes
-        found.append(Row("copying", words, rate, most, "link", path=not (s.in_memory and s.tier == "resident")))
+        found.append(StageRow("copying", words, rate, most, "link", path=not (s.in_memory and s.tier == "resident")))
     if (transforms := stages.transform_rows_per_s) is not None:
         at_once = s.threads if s.on_cpu and not s.in_memory else 1
-        found.append(Row("transforms", _shares(s), transforms, at_once=at_once))
+        found.append(StageRow("transforms", _shares(s), transforms, at_once=at_once))
     return found
 
 
-def slowest(s: Speeds) -> Row | None:
+def slowest(s: Speeds) -> StageRow | None:
     path = [row for row in rows_of(s) if row.path]
     return min(path, key=lambda row: row.effective_rows_per_s) if path else None
 
 
-def _reading(s: Speeds) -> Row:
+def _reading(s: Speeds) -> StageRow:
     reading = s.stages.reading
     assert reading is not None
     if reading.own_workers is not None:
         plural = "" if reading.own_workers == 1 else "s"
-        return Row("reading", f"{reading.own_workers} worker{plural} of the dataset", reading.rows_per_s)
+        return StageRow("reading", f"{reading.own_workers} worker{plural} of the dataset", reading.rows_per_s)
     spent = reading.attention
     shares = {"working": spent.working, "waiting for files": spent.waiting, "in line for a core": spent.queued}
     words = "one thread: " + ", ".join(f"{share:.0%} {what}" for what, share in shares.items() if share >= 0.05)
     most, ceiling = None, ""
     if s.disk_bytes_per_s and (reading.file_bytes_per_row or 0) > _READS_FILES:
         most, ceiling = s.disk_bytes_per_s / (reading.file_bytes_per_row or 1), "disk"
-    return Row("reading", words, reading.rows_per_s, most, ceiling, at_once=s.threads)
+    return StageRow("reading", words, reading.rows_per_s, most, ceiling, at_once=s.threads)
 
 
 def _shares(s: Speeds) -> str:

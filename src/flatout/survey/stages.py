@@ -18,7 +18,7 @@ from flatout.data.serving.lookahead import Lookahead
 from flatout.data.source import Batch, Source
 from flatout.data.stores.memory import MemoryStore
 from flatout.measure.clock import Stopwatch
-from flatout.survey.attention import Attention, ThreadWatch, bytes_read
+from flatout.survey.attention import ThreadTime, ThreadWatch, bytes_read
 
 _SHARES = {"reading": 0.3, "keeping": 0.1, "copying": 0.1, "transforms": 0.2, "loader": 0.3}  # of the seconds there are
 _MOST_ROWS = 50_000_000  # a store has a few bytes for each row of the source
@@ -36,18 +36,18 @@ class Wider:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadingSpeed:
     """One thread, and what it did with its time."""
 
     rows_per_s: float
-    attention: Attention
+    attention: ThreadTime
     own_workers: int | None = None  # processes that read for it, so that the thread only waits for them
     file_bytes_per_row: float | None = None
     wider: Wider | None = None
 
 
 @dataclass(frozen=True)
-class Step:
+class TransformSpeed:
     """One transform of a batch on the device."""
 
     name: str
@@ -55,7 +55,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Loading:
+class LoaderSpeed:
     """The whole loader, in the first epoch and, where there was time for it, in those after it.
 
     `workers` threads read ahead; None where nothing is read ahead.
@@ -71,11 +71,11 @@ class Loading:
 class Stages:
     """None: there is no such stage here, or it can't be timed by itself."""
 
-    reading: Reading | None
+    reading: ReadingSpeed | None
     kept_rows_per_s: float | None  # rows once read, from host memory
     copy_bytes_per_s: float | None
-    transforms: tuple[Step, ...]
-    loading: Loading
+    transforms: tuple[TransformSpeed, ...]
+    loading: LoaderSpeed
 
     @property
     def transform_rows_per_s(self) -> float | None:
@@ -111,7 +111,7 @@ def measure(
     return Stages(reading, kept, copying, steps, loading)
 
 
-def _reading(source: Source, ahead: Lookahead, at_once: int, seconds: float) -> tuple[Reading, Tensor, Batch]:
+def _reading(source: Source, ahead: Lookahead, at_once: int, seconds: float) -> tuple[ReadingSpeed, Tensor, Batch]:
     """In the order of training. Also hands over the last rows read."""
     before, thread, done = bytes_read(), ThreadWatch(), 0
     with Stopwatch() as watch:
@@ -124,10 +124,10 @@ def _reading(source: Source, ahead: Lookahead, at_once: int, seconds: float) -> 
     attention, after = thread.attention(), bytes_read()
     own = source.workers or None
     per_row = None if before is None or after is None or own else (after - before) / done
-    return Reading(done / watch.elapsed_s, attention, own, per_row), rows, columns
+    return ReadingSpeed(done / watch.elapsed_s, attention, own, per_row), rows, columns
 
 
-def _picking(source: Source, ahead: Lookahead, batch: int, reading: Reading, seconds: float) -> Reading:
+def _picking(source: Source, ahead: Lookahead, batch: int, reading: ReadingSpeed, seconds: float) -> ReadingSpeed:
     """By the median of calls, which are short; and in larger batches, where the call itself costs next to nothing."""
     rates = {}
     for size in (batch, min(_WIDER * batch, len(source), _MOST_WIDE)):
@@ -151,7 +151,7 @@ def _copying(columns: Batch, device: torch.device, seconds: float) -> float:
     return size / _median_s(lambda: [c.to(device, non_blocking=True) for c in pinned.values()], seconds, device)
 
 
-def _transforms(data: Data, batch: Batch, rows: Tensor, seed: int, seconds: float) -> tuple[Step, ...]:
+def _transforms(data: Data, batch: Batch, rows: Tensor, seed: int, seconds: float) -> tuple[TransformSpeed, ...]:
     steps, transforms = [], data.transforms()
     keys = Keys(seed, torch.zeros_like(rows), rows)
     for transform in transforms:
@@ -159,17 +159,17 @@ def _transforms(data: Data, batch: Batch, rows: Tensor, seed: int, seconds: floa
         name = written if isinstance(written, str) else next(iter(written))
         taken_s = _median_s(partial(transform, batch, keys), seconds / len(transforms), rows.device)
         batch = transform(batch, keys)
-        steps.append(Step(str(name), taken_s / len(rows)))
+        steps.append(TransformSpeed(str(name), taken_s / len(rows)))
     return tuple(steps)
 
 
-def _loading(data: Data, tier: str, batch: int, device: torch.device, seconds: float) -> Loading:
+def _loading(data: Data, tier: str, batch: int, device: torch.device, seconds: float) -> LoaderSpeed:
     tier = "streamed" if tier == "mapped" else tier  # the first epoch is the same
     with loader(data, batch, device=device, tier=tier) as batches:
         first = _epochs(batches, 1, device, seconds / 2 if tier == "pinned" else seconds)
         workers = batches.stats().get("workers")
         later = _epochs(batches, 1000, device, seconds / 2) if first.ended and not data.train.in_memory else None
-    return Loading(first.rows_per_s, tier, workers, None if later is None else later.rows_per_s)
+    return LoaderSpeed(first.rows_per_s, tier, workers, None if later is None else later.rows_per_s)
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from flatout import verbs
 from flatout.base.errors import FlatoutError
 from flatout.building import build_job
 from flatout.data.data import Data
-from flatout.data.serving.tuning import Budget
+from flatout.data.serving.tuning import ReadingBudget
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import device_name, pick_device
 from flatout.machine.host import free_host_bytes
 from flatout.measure.clock import Stopwatch
 from flatout.models.dataless import WeightsBudget
-from flatout.plan.plan import Choice, Plan, Rejected
+from flatout.plan.plan import Choice, Plan, RejectedSetting
 from flatout.planned import ceilings_of, default_plan
 from flatout.recipe import Recipe
 from flatout.survey.columns import ColumnWords, LabelWords, columns_of, label_of
@@ -52,7 +52,7 @@ class Survey:
     data: Mapping[str, Any]
     steps: tuple[str, ...]
     tier: Choice
-    rejected: tuple[Rejected, ...]
+    rejected: tuple[RejectedSetting, ...]
     speeds: Speeds
     notes: tuple[str, ...]
     no_plan: str | None = None
@@ -70,7 +70,7 @@ def survey(recipe: Recipe, *, seconds: float = 5.0, cache: Path | None = verbs.C
     stages = measure(data, str(tier.value), recipe.batch, device, seconds, in_memory=in_memory, seed=recipe.seed)
     sizes = list(_sizes(recipe))
     endless = data.train.stream is not None
-    budget, parts = Budget.here(), tuple(_parts(data))
+    budget, parts = ReadingBudget.here(), tuple(_parts(data))
     speeds = Speeds(
         unit=_unit(data),
         row_bytes=data.row_bytes,

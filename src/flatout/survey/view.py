@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from flatout.base.tree import Cell, Column, Doc, Fields, Line, Node, Table
+from flatout.base.tree import Cell, Doc, Fields, Node, Table, TableColumn, TextLine
 from flatout.base.units import show_bytes, show_count, show_rate, show_seconds
 from flatout.survey.advice import words_of
 from flatout.survey.columns import ColumnWords, LabelWords
-from flatout.survey.speeds import Row, rows_of, slowest
+from flatout.survey.speeds import StageRow, rows_of, slowest
 from flatout.survey.survey import Survey
 
 _WIDTH = 100
@@ -24,25 +24,25 @@ def doc(found: Survey) -> Doc:
         (
             *_headline(found),
             Fields({"name": found.name, "machine": found.machine}),
-            Line(),
+            TextLine(),
             _parts(found),
-            Line(),
+            TextLine(),
             *_size(found),
-            Line(),
+            TextLine(),
             _columns(found.columns),
-            Line(),
+            TextLine(),
             *_label(found.label),
             *_wrapped("steps", ", then ".join(step for step in found.steps if step != "table")),
             Fields({"steps": list(found.steps), "schema": found.data.get("columns")}),
             *_tier(found),
-            Line(),
+            TextLine(),
             _stages(found),
             *_said(found),
         )
     )
 
 
-def _headline(found: Survey) -> Iterator[Line]:
+def _headline(found: Survey) -> Iterator[TextLine]:
     speeds = found.speeds
     row = slowest(speeds)
     bound = f" · slowest stage: {row.name}" if row is not None else ""
@@ -52,11 +52,15 @@ def _headline(found: Survey) -> Iterator[Line]:
     )
     whole = f"{what} · {how_fast}"
     for line in [whole] if len(whole) <= _WIDTH else [what, how_fast]:
-        yield Line(line, strong=True)
+        yield TextLine(line, strong=True)
 
 
 def _parts(found: Survey) -> Table:
-    columns = (Column("name", "part"), Column("rows", found.speeds.unit, right=True), Column("bytes", "in memory", right=True))
+    columns = (
+        TableColumn("name", "part"),
+        TableColumn("rows", found.speeds.unit, right=True),
+        TableColumn("bytes", "in memory", right=True),
+    )
     rows = [
         {
             "name": part.name,
@@ -79,10 +83,10 @@ def _size(found: Survey) -> Iterator[Node]:
 
 def _columns(columns: tuple[ColumnWords, ...]) -> Table:
     shapes = (
-        Column("name", "column"),
-        Column("kind", "kind"),
-        Column("missing", "missing", right=True, shown=any(column.missing for column in columns)),
-        Column("what", "what is made of it"),
+        TableColumn("name", "column"),
+        TableColumn("kind", "kind"),
+        TableColumn("missing", "missing", right=True, shown=any(column.missing for column in columns)),
+        TableColumn("what", "what is made of it"),
     )
     names = [_cut(column.name, _LONGEST_NAME) for column in columns]
     taken = max(map(len, ["column", *names])) + max(len(column.kind) for column in columns) + len("missing") + 6
@@ -133,24 +137,24 @@ def _stages(found: Survey) -> Table:
     speeds, loading = found.speeds, found.speeds.stages.loading
     rows = [_stage(row, speeds.unit) for row in rows_of(speeds)]
     threads = f", {loading.workers} reading thread{'' if loading.workers == 1 else 's'}" if loading.workers else ""
-    whole = Row("loader", f"all of it, tier {loading.tier}{threads}", loading.rows_per_s)
+    whole = StageRow("loader", f"all of it, tier {loading.tier}{threads}", loading.rows_per_s)
     rows.append(_stage(whole, speeds.unit))
     if speeds.kept and (later := speeds.later_rows_per_s) is not None:
-        rows.append(_stage(Row("later", "the loader, from the second epoch on", later), speeds.unit))
+        rows.append(_stage(StageRow("later", "the loader, from the second epoch on", later), speeds.unit))
     if speeds.wanted_rows_per_s is not None:
-        rows.append(_stage(Row("training", "what it takes at most, as planned", speeds.wanted_rows_per_s), speeds.unit))
+        rows.append(_stage(StageRow("training", "what it takes at most, as planned", speeds.wanted_rows_per_s), speeds.unit))
     columns = (
-        Column("stage", "stage"),
-        Column("words", "what it does"),
-        Column("rows_per_s", "rate", right=True),
-        Column("ceiling", "ceiling", right=True),
-        Column("ceiling_of", "", shown=False),
-        Column("threads", "", shown=False),
+        TableColumn("stage", "stage"),
+        TableColumn("words", "what it does"),
+        TableColumn("rows_per_s", "rate", right=True),
+        TableColumn("ceiling", "ceiling", right=True),
+        TableColumn("ceiling_of", "", shown=False),
+        TableColumn("threads", "", shown=False),
     )
     return Table("stages", columns, rows)
 
 
-def _stage(row: Row, unit: str) -> dict[str, Any]:
+def _stage(row: StageRow, unit: str) -> dict[str, Any]:
     ceiling = "" if row.ceiling_rows_per_s is None else f"{show_count(row.ceiling_rows_per_s)} ({row.ceiling})"
     return {
         "stage": row.name,
@@ -167,22 +171,22 @@ def _said(found: Survey) -> Iterator[Node]:
     yield Fields({"slowest": None if row is None else row.name, "advice": words, "notes": list(found.notes)})
     yield Fields({"later_rows_per_s": found.speeds.later_rows_per_s, "no_plan": found.no_plan})
     if words:
-        yield Line()
+        yield TextLine()
     for sentence in words:
         yield from _wrapped(None, sentence)
     if found.notes:
-        yield Line()
+        yield TextLine()
     for note in found.notes:
         yield from _wrapped("note", note)
 
 
-def _wrapped(name: str | None, words: str) -> Iterator[Line]:
+def _wrapped(name: str | None, words: str) -> Iterator[TextLine]:
     """Under a name in the margin; None: no margin."""
     if not words:
         return
     margin = "" if name is None else f"{name:<8}"
     for line in textwrap.wrap(words, _WIDTH, initial_indent=margin, subsequent_indent=" " * len(margin)):
-        yield Line(line)
+        yield TextLine(line)
 
 
 def _cut(text: str, most: int) -> str:

@@ -14,7 +14,7 @@ from torch import nn
 import flatout as fo
 from flatout.building import build_job
 from flatout.engine.settings import Settings, value_of, with_values
-from flatout.machine.ceilings import Ceilings, Measured
+from flatout.machine.ceilings import Ceilings, MeasuredRate
 from flatout.plan.choose import choose, situation_of
 from flatout.plan.knobs.all import KNOBS, conflicts
 from flatout.plan.knobs.knob import Knob
@@ -85,8 +85,8 @@ class KnobConformance:
 def made_up() -> Ceilings:
     """A machine that nobody has to measure."""
 
-    def measured(value: float) -> Measured:
-        return Measured(value, value, value, 10)
+    def measured(value: float) -> MeasuredRate:
+        return MeasuredRate(value, value, value, 10)
 
     products = {"fp32": measured(1e11), "bf16": measured(2e11)}
     return Ceilings("cpu", products, copy_bytes_per_s=measured(2e10), launch_s=measured(2e-6))

@@ -6,7 +6,7 @@ from flatout.boost.remedies.aligned import Aligned
 from flatout.boost.remedies.async_copies import AsyncCopies
 from flatout.boost.remedies.autocast import Autocast
 from flatout.boost.remedies.channels_last import ChannelsLast
-from flatout.boost.remedies.compile import Compile
+from flatout.boost.remedies.compile import CompileRemedy
 from flatout.boost.remedies.cuda_graphs import CudaGraphs
 from flatout.boost.remedies.cudnn_benchmark import CudnnBenchmark
 from flatout.boost.remedies.early_reads import EarlyReads
@@ -19,13 +19,13 @@ from flatout.boost.remedies.remedy import Remedy
 from flatout.boost.remedies.resident import Resident
 from flatout.boost.remedies.tf32 import Tf32
 from flatout.boost.remedies.threads import Threads
-from flatout.boost.remedies.workers import Workers
+from flatout.boost.remedies.workers import WorkersRemedy
 
 REMEDIES: dict[str, Remedy] = {
     remedy.name: remedy
     for remedy in (
-        Resident(), Workers(), AsyncCopies(), Autocast(), Tf32(), ChannelsLast(), CudnnBenchmark(), Fused(), Threads(),
-        Aligned(), EarlyReads(), CudaGraphs(), Compile(), NoGrad(), KeepMemory(), QuickDropout(),
+        Resident(), WorkersRemedy(), AsyncCopies(), Autocast(), Tf32(), ChannelsLast(), CudnnBenchmark(), Fused(), Threads(),
+        Aligned(), EarlyReads(), CudaGraphs(), CompileRemedy(), NoGrad(), KeepMemory(), QuickDropout(),
         OwnConvolutions(),
     )
 }  # fmt: skip

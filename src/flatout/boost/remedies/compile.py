@@ -18,7 +18,7 @@ from flatout.machine.optimisations import COMPILE
 _WORTH_ON_CPU = 1.1  # compiling takes long there and gains little
 
 
-class Compile(Remedy):
+class CompileRemedy(Remedy):
     name = COMPILE.name
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:

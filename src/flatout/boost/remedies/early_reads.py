@@ -29,7 +29,7 @@ class EarlyReads(Remedy):
         return [] if gain is None or not diagnosis.case.on_device else [Offer(self.name, "on", "off", gain)]
 
     def apply(self, value: Any, hooks: Hooks) -> None:
-        sent = Sent()
+        sent = LossSent()
         hooks.patches.wrap(torch.autograd, "backward", sent.at_backward)
         hooks.patches.wrap(Tensor, "item", sent.read)
         hooks.patches.wrap(Tensor, "__float__", lambda original: sent.read(original, float))
@@ -49,7 +49,7 @@ def _is_shared() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-class Sent:
+class LossSent:
     """The last loss that a script went back from."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ from flatout.doctor.diagnosis import Diagnosis
 _LOOKED_AT_EACH = 32  # batches
 
 
-class Workers(Remedy):
+class WorkersRemedy(Remedy):
     name = "workers"
     values = "a number of workers"
     feeds = True

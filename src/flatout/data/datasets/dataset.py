@@ -17,7 +17,7 @@ from flatout.data.bad import Bad
 from flatout.data.data import Data
 from flatout.data.datasets.iterables import IterableSource, gathered
 from flatout.data.datasets.rowreader import RowReader
-from flatout.data.datasets.rowtask import Part
+from flatout.data.datasets.rowtask import DatasetPart
 from flatout.data.datasets.samples import Columns, Form, as_tensor
 from flatout.data.fitted.tensors import to_tensor
 from flatout.data.keyed import keyed
@@ -151,14 +151,14 @@ def dataset(
         stream = IterableSource(train, form, length=length, in_process=in_process, timeout_s=timeout, bad=bad, seed=seed)
         sources: list[Source] = [stream]
     else:
-        parts = [Part(train, _length_of(train, length))]
+        parts = [DatasetPart(train, _length_of(train, length))]
         if holdout:
             kept, set_aside = _split(parts[0].length, holdout, seed)
-            parts = [Part(train, len(numbers), numbers.numpy()) for numbers in (kept, set_aside)]
+            parts = [DatasetPart(train, len(numbers), numbers.numpy()) for numbers in (kept, set_aside)]
             if isinstance(weights, Tensor) and len(weights) == len(kept) + len(set_aside):
                 weights = weights.index_select(0, kept)
         elif validation is not None and not is_iterable(validation):
-            parts.append(Part(validation, _length_of(validation, None)))
+            parts.append(DatasetPart(validation, _length_of(validation, None)))
         held_in_memory = [in_memory(part, form) for part in parts]
         if all(held is not None for held in held_in_memory):
             sources = [held for held in held_in_memory if held is not None]
@@ -179,7 +179,7 @@ def dataset(
     )
 
 
-def in_memory(part: Part, form: Form) -> ArraySource | None:
+def in_memory(part: DatasetPart, form: Form) -> ArraySource | None:
     """What a TensorDataset holds, as it is, so that rows are taken by the thousand. None for others, which make each row."""
     if type(part.dataset) is not TensorDataset or form.collate is not None:
         return None
@@ -242,7 +242,7 @@ def _split(rows: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
 def _validation(validation: Any, form: Form, timeout: float, bad: Bad, seed: int) -> Source:
     if is_iterable(validation):
         return gathered(IterableSource(validation, form, in_process=False, timeout_s=timeout, bad=bad, seed=seed))
-    return DatasetSource(RowReader([Part(validation, _length_of(validation, None))], form, 0, False, timeout, bad, seed))
+    return DatasetSource(RowReader([DatasetPart(validation, _length_of(validation, None))], form, 0, False, timeout, bad, seed))
 
 
 def _classes(dataset: Any, told: int | None) -> tuple[int | None, tuple[str, ...] | None]:

@@ -16,7 +16,7 @@ from flatout.data.datasets.streamtask import LookAtStream, Reply, StreamTask, Ta
 from flatout.data.offers import Go, SampleStream, Skip, Taken
 from flatout.data.source import ArraySource, Batch, Column, Source, hash_tensors
 from flatout.data.workers import nursery
-from flatout.data.workers.arena import Layout, Memory
+from flatout.data.workers.arena import ArenaLayout, WorkerMemory
 from flatout.data.workers.failures import SampleFailed, WorkerTraceback, error_of
 from flatout.data.workers.watched import ProcessWorker, ThreadWorker, WontStart, Worker, packed
 
@@ -48,7 +48,7 @@ class IterableSource(Source):
         self._timeout_s = timeout_s
         self._task = StreamTask(dataset, form, seed, self._bad.policy == "skip", endless=length == math.inf)
         self._parcel = packed(self._task, self._say_thread) if in_process else None
-        looker = ThreadWorker(LookAtStream(self._task), Layout({}, 0), timeout_s, borrows=True)
+        looker = ThreadWorker(LookAtStream(self._task), ArenaLayout({}, 0), timeout_s, borrows=True)
         self._terms, self._drew = self._answer(looker, TakeSamples(1))[0]
         looker.close()
         self._task.settle(self._terms)
@@ -98,7 +98,7 @@ class IterableSource(Source):
 
     def _worker(self, rows: int) -> Worker:
         """The one that reads, from the start. A process where that can be had."""
-        layout = Layout(self.schema, rows)
+        layout = ArenaLayout(self.schema, rows)
         if self._parcel is not None:
             nursery.prepare()
             worker = ProcessWorker(self._parcel, self._terms, layout, self._timeout_s)
@@ -113,13 +113,13 @@ class IterableSource(Source):
         self._task.rewind()
         return ThreadWorker(self._task, layout, self._timeout_s, borrows=self._drew)
 
-    def _called(self, worker: Worker, job: Any) -> tuple[Any, Memory]:
+    def _called(self, worker: Worker, job: Any) -> tuple[Any, WorkerMemory]:
         reply, memory = self._answer(worker, job)
         for failure in reply.left_out if isinstance(reply, Reply) else ():
             self._bad.found(f"sample {failure.number} of {self.name}", failure.why)
         return reply, memory
 
-    def _answer(self, worker: Worker, job: Any) -> tuple[Any, Memory]:
+    def _answer(self, worker: Worker, job: Any) -> tuple[Any, WorkerMemory]:
         try:
             return worker.call(job, lambda: f"the next samples of {self.name}")
         except SampleFailed as failed:
@@ -132,7 +132,7 @@ class IterableSource(Source):
 class IterableReader:
     """What has a worker do its part, and counts the samples that were left out."""
 
-    def __init__(self, worker: Worker, call: Callable[[Worker, Any], tuple[Any, Memory]]) -> None:
+    def __init__(self, worker: Worker, call: Callable[[Worker, Any], tuple[Any, WorkerMemory]]) -> None:
         self._worker, self._call = worker, call
 
     def begin(self, at: Go | Skip) -> None:

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from flatout.base.errors import DataError
 from flatout.data.bad import Bad
-from flatout.data.datasets.rowtask import Looked, LookTask, Part, RowJob, Rows, RowTask, Terms, many
+from flatout.data.datasets.rowtask import DatasetPart, LookTask, RowJob, RowsRead, RowTask, SampleLook, SampleTerms, many
 from flatout.data.datasets.samples import Form, put_row
 from flatout.data.source import Batch
 from flatout.data.workers import nursery
-from flatout.data.workers.arena import Layout, Memory
+from flatout.data.workers.arena import ArenaLayout, WorkerMemory
 from flatout.data.workers.failures import Failure, SampleFailed, Unusable, WorkerTraceback, error_of
 from flatout.data.workers.parcel import Parcel
 from flatout.data.workers.pool import Errand, Pool
@@ -37,7 +37,14 @@ class RowReader:
     """
 
     def __init__(
-        self, parts: Sequence[Part], form: Form, workers: int | str, processes: bool, timeout_s: float, bad: Bad, seed: int
+        self,
+        parts: Sequence[DatasetPart],
+        form: Form,
+        workers: int | str,
+        processes: bool,
+        timeout_s: float,
+        bad: Bad,
+        seed: int,
     ) -> None:
         self.degraded: list[str] = []
         self.varies = self.repeats = False
@@ -51,14 +58,14 @@ class RowReader:
         self._task = RowTask(parts, form, seed, skip)
         # before a look changes what is in the dataset
         self._parcel = packed(self._task, self._say_threads) if processes and workers != 0 else None
-        self._looker = ThreadWorker(LookTask(parts, form, seed, skip), Layout({}, 0), timeout_s, borrows=True)
+        self._looker = ThreadWorker(LookTask(parts, form, seed, skip), ArenaLayout({}, 0), timeout_s, borrows=True)
         first = self._look_at_all()
         self._terms = replace(first.terms, draws=self.varies)
         self.schema = dict(first.terms.schema)
         self._task.settle(self._terms)
         self._workers = self._decide(workers)
         row_bytes = sum(column.row_bytes for column in self.schema.values())
-        self._layout = Layout(self.schema, max(1, min(_JOB_ROWS, _JOB_BYTES // max(1, row_bytes))))
+        self._layout = ArenaLayout(self.schema, max(1, min(_JOB_ROWS, _JOB_BYTES // max(1, row_bytes))))
 
     def length(self, part: int) -> int:
         return self._parts[part].length
@@ -112,7 +119,7 @@ class RowReader:
     def _errand(self, part: int, rows: Tensor, visits: Tensor, batch: Batch, start: int, stop: int) -> Errand:
         wanted = rows[start:stop].numpy()
 
-        def take(came: Rows, memory: Memory) -> None:
+        def take(came: RowsRead, memory: WorkerMemory) -> None:
             for name, column in batch.items():
                 column[start:stop].copy_(memory.columns[name][: len(wanted)])
             self._count(came.left_out)
@@ -155,7 +162,7 @@ class RowReader:
     def _say_threads(self, why: str) -> None:
         self.degraded.append(f"{self._name} is read by threads, one sample of Python code at a time, not by processes: {why}")
 
-    def _look_at_all(self) -> Looked:
+    def _look_at_all(self) -> SampleLook:
         """The first sample and the last, twice each, and the first of other parts."""
         first = self._look(0, 0)
         looks = [first, self._look(0, 0), *(self._look(0, self._parts[0].length - 1) for _ in range(2))]
@@ -172,9 +179,9 @@ class RowReader:
         self._sample_s = min(look.seconds for look in looks)
         return first
 
-    def _look(self, part: int, row: int) -> Looked:
+    def _look(self, part: int, row: int) -> SampleLook:
         try:
-            looked: Looked = self._looker.call((part, row), str)[0]
+            looked: SampleLook = self._looker.call((part, row), str)[0]
         except SampleFailed as failed:
             raise error_of(failed.failure, self._name, self.bad) from WorkerTraceback(failed.failure.trace)
         return looked
@@ -217,7 +224,7 @@ class RowReader:
 
 
 def _process_workers(
-    parcel: Parcel, terms: Terms, layout: Layout, timeout_s: float, workers: int
+    parcel: Parcel, terms: SampleTerms, layout: ArenaLayout, timeout_s: float, workers: int
 ) -> Callable[[int, int], ProcessWorker]:
     """Makes them; it knows nothing of who will read, so that a reader that is forgotten takes its workers along.
 
@@ -232,7 +239,7 @@ def _equal(one: Batch, other: Batch) -> bool:
     return all(torch.equal(one[name].nan_to_num(), other[name].nan_to_num()) for name in one)
 
 
-def _check_fits(validation: Looked, train: Looked) -> None:
+def _check_fits(validation: SampleLook, train: SampleLook) -> None:
     for name, column in train.terms.schema.items():
         if name not in validation.row:
             raise DataError(f"validation samples have no {name!r}, which the training samples have")

@@ -13,13 +13,13 @@ from torch.utils.data import Subset
 from flatout.base.errors import DataError
 from flatout.data.datasets.samples import Form, put, schema_of
 from flatout.data.source import Batch, Schema
-from flatout.data.workers.arena import Memory
+from flatout.data.workers.arena import WorkerMemory
 from flatout.data.workers.failures import Failure, SampleFailed
 from flatout.data.workers.seeding import drawn_since, generators, set_generators
 
 
 @dataclass(frozen=True)
-class Part:
+class DatasetPart:
     """A dataset, or those of its samples that `numbers` lists: row r of it is the sample numbers[r]."""
 
     dataset: Any
@@ -40,7 +40,7 @@ class RowJob:
 
 
 @dataclass(frozen=True)
-class Terms:
+class SampleTerms:
     """What the first samples settled: how they become rows of which kind, the first one's name, whether they draw at random."""
 
     picks: tuple[tuple[str, str | int], ...]
@@ -50,17 +50,17 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Looked:
+class SampleLook:
     """A sample read to see what the dataset gives."""
 
-    terms: Terms
+    terms: SampleTerms
     row: Batch
     drew: bool
     seconds: float
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowsRead:
     """`left_out` on the way. `drew`: random numbers were drawn, where no sample had done so before."""
 
     left_out: list[Failure]
@@ -74,13 +74,13 @@ class RowTask:
     with generators set if it turns out that it did draw.
     """
 
-    def __init__(self, parts: Sequence[Part], form: Form, seed: int | None, skip: bool) -> None:
+    def __init__(self, parts: Sequence[DatasetPart], form: Form, seed: int | None, skip: bool) -> None:
         self.dataset = parts[0].dataset
         self._parts, self._form, self._seed, self._skip = parts, form, seed, skip
-        self._terms = Terms((), {}, "")
+        self._terms = SampleTerms((), {}, "")
         self._draws = True
 
-    def settle(self, terms: Terms) -> None:
+    def settle(self, terms: SampleTerms) -> None:
         self._terms = terms
         self._form = replace(self._form, picks=terms.picks)
         self._draws = terms.draws
@@ -90,17 +90,17 @@ class RowTask:
         task._seed = None
         return task
 
-    def __call__(self, job: RowJob, memory: Memory) -> Rows:
+    def __call__(self, job: RowJob, memory: WorkerMemory) -> RowsRead:
         if self._seed is None or self._draws:
-            return Rows(self._read(job, memory), drew=False)
+            return RowsRead(self._read(job, memory), drew=False)
         before = generators()
         left_out = self._read(job, memory)
         if not drawn_since(before):
-            return Rows(left_out, drew=False)
+            return RowsRead(left_out, drew=False)
         self._draws = True
-        return Rows(self._read(job, memory), drew=True)
+        return RowsRead(self._read(job, memory), drew=True)
 
-    def _read(self, job: RowJob, memory: Memory) -> list[Failure]:
+    def _read(self, job: RowJob, memory: WorkerMemory) -> list[Failure]:
         """The samples that were left out on the way."""
         part, bad = self._parts[job.part], list[Failure]()
         together = self._together(part, job, memory)
@@ -109,7 +109,7 @@ class RowTask:
                 self._one(part, row, visit, memory, place, bad)
         return bad
 
-    def _together(self, part: Part, job: RowJob, memory: Memory) -> list[Any] | None:
+    def _together(self, part: DatasetPart, job: RowJob, memory: WorkerMemory) -> list[Any] | None:
         """What __getitems__ gives; None when the dataset has none or it raised, and then samples are read one by one."""
         fetch = many(part.dataset)
         if fetch is None or not len(job.rows):
@@ -126,14 +126,14 @@ class RowTask:
             raise SampleFailed(Failure(numbers[0], why, why))
         return samples
 
-    def _placed(self, sample: Any, memory: Memory, place: int) -> bool:
+    def _placed(self, sample: Any, memory: WorkerMemory, place: int) -> bool:
         try:
             self._put(sample, memory, place)
         except Exception:
             return False
         return True
 
-    def _one(self, part: Part, row: int, visit: int, memory: Memory, place: int, bad: list[Failure]) -> None:
+    def _one(self, part: DatasetPart, row: int, visit: int, memory: WorkerMemory, place: int, bad: list[Failure]) -> None:
         """The row, or where bad ones are left out the next good one as they are stored, which is the same in every run."""
         for step in range(part.length):
             number = part.number((row + step) % part.length)
@@ -151,7 +151,7 @@ class RowTask:
             bad.append(failure)
         raise _none_left(part, failure)
 
-    def _put(self, sample: Any, memory: Memory, place: int) -> None:
+    def _put(self, sample: Any, memory: WorkerMemory, place: int) -> None:
         put(sample, self._form, self._terms.schema, self._terms.first, memory, place)
 
     def _set(self, visit: int, number: int) -> None:
@@ -162,10 +162,10 @@ class RowTask:
 class LookTask:
     """The row of the first good sample from a row on, read in the process that trains, before anything is known of it."""
 
-    def __init__(self, parts: Sequence[Part], form: Form, seed: int, skip: bool) -> None:
+    def __init__(self, parts: Sequence[DatasetPart], form: Form, seed: int, skip: bool) -> None:
         self._parts, self._form, self._seed, self._skip = parts, form, seed, skip
 
-    def __call__(self, job: tuple[int, int], memory: Memory) -> Looked:
+    def __call__(self, job: tuple[int, int], memory: WorkerMemory) -> SampleLook:
         part = self._parts[job[0]]
         for step in range(part.length):
             number = part.number((job[1] + step) % part.length)
@@ -184,7 +184,7 @@ class LookTask:
                 failure = Failure.of(number, error)
             else:
                 assert form.picks is not None
-                return Looked(Terms(form.picks, schema_of(row), f"sample {number}"), row, drew, seconds)
+                return SampleLook(SampleTerms(form.picks, schema_of(row), f"sample {number}"), row, drew, seconds)
             if not self._skip:
                 raise SampleFailed(failure)
         raise _none_left(part, failure)
@@ -199,5 +199,5 @@ def many(dataset: Any) -> Callable[[list[int]], Any] | None:
     return fetch
 
 
-def _none_left(part: Part, last: Failure) -> SampleFailed:
+def _none_left(part: DatasetPart, last: Failure) -> SampleFailed:
     return SampleFailed(Failure(last.number, f"{last.why}; and none of the other {part.length - 1} can be used", last.trace))

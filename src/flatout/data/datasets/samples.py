@@ -14,7 +14,7 @@ from torch import Tensor
 from flatout.base.errors import DataError, did_you_mean
 from flatout.data.fitted.tensors import to_tensor
 from flatout.data.source import Batch, Column, Schema
-from flatout.data.workers.arena import Memory
+from flatout.data.workers.arena import WorkerMemory
 from flatout.data.workers.failures import Unusable
 
 Columns = Mapping[str, str | int] | Sequence[str | None]
@@ -51,7 +51,7 @@ def schema_of(row: Mapping[str, Tensor]) -> dict[str, Column]:
     return {name: Column(tensor.dtype, tuple(tensor.shape)) for name, tensor in row.items()}
 
 
-def put(sample: Any, form: Form, schema: Schema, first: str, memory: Memory, place: int) -> None:
+def put(sample: Any, form: Form, schema: Schema, first: str, memory: WorkerMemory, place: int) -> None:
     """A sample's row to its place in the memory. Most samples are just what is wanted, and need no other checks than that."""
     if form.collate is None and type(sample) in (tuple, dict):
         for name, key in form.picks or ():

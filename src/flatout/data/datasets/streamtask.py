@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from flatout.base.errors import DataError
-from flatout.data.datasets.rowtask import Terms
+from flatout.data.datasets.rowtask import SampleTerms
 from flatout.data.datasets.samples import Form, put, schema_of
-from flatout.data.offers import Go, Skip, Snapshot, Taken
-from flatout.data.workers.arena import Memory
+from flatout.data.offers import Go, Skip, StreamState, Taken
+from flatout.data.workers.arena import WorkerMemory
 from flatout.data.workers.failures import Failure, SampleFailed
 from flatout.data.workers.seeding import drawn_since, generators, set_generators
 
@@ -46,7 +46,7 @@ class StreamTask:
     def __init__(self, dataset: Any, form: Form, seed: int | None, skip: bool, endless: bool) -> None:
         self.dataset = dataset
         self._form, self._seed, self._skip, self._endless = form, seed, skip, endless
-        self._terms = Terms((), {}, "")
+        self._terms = SampleTerms((), {}, "")
         self._pass = self._place = 0
         self._iterator: Iterator[Any] | None = None
         self._once = hasattr(dataset, "__next__")
@@ -54,7 +54,7 @@ class StreamTask:
         self._snapshot_s = float("-inf")
         self._one_pass = False
 
-    def settle(self, terms: Terms) -> None:
+    def settle(self, terms: SampleTerms) -> None:
         self._terms = terms
         self._form = replace(self._form, picks=terms.picks)
 
@@ -67,7 +67,7 @@ class StreamTask:
         if not self._once:
             self._restart(0)
 
-    def look(self) -> tuple[Terms, bool]:
+    def look(self) -> tuple[SampleTerms, bool]:
         """The first sample's kind, and whether it draws random numbers. It is read again, or kept where it can't be."""
         state = None
         if has_state(self.dataset):
@@ -95,9 +95,9 @@ class StreamTask:
         except Exception as error:
             raise SampleFailed(Failure.of(0, error)) from error
         assert form.picks is not None
-        return Terms(form.picks, schema_of(row), "sample 0"), drew
+        return SampleTerms(form.picks, schema_of(row), "sample 0"), drew
 
-    def __call__(self, job: Go | Skip | TakeSamples, memory: Memory) -> Any:
+    def __call__(self, job: Go | Skip | TakeSamples, memory: WorkerMemory) -> Any:
         if isinstance(job, TakeSamples):
             return self._take(job, memory)
         if isinstance(job, Go):
@@ -107,7 +107,7 @@ class StreamTask:
             self._good(memory, None, [], [])
         return None
 
-    def _take(self, job: TakeSamples, memory: Memory) -> Reply:
+    def _take(self, job: TakeSamples, memory: WorkerMemory) -> Reply:
         places, passes = np.empty(job.samples, dtype=np.int64), np.empty(job.samples, dtype=np.int64)
         taken = Reply(places, passes, self._snapshot())
         self._one_pass = job.one_pass
@@ -120,7 +120,7 @@ class StreamTask:
             passes[at] = self._pass
         return taken
 
-    def _go(self, job: Go, memory: Memory) -> None:
+    def _go(self, job: Go, memory: WorkerMemory) -> None:
         self._restart(job.number)
         if job.snapshot is not None:
             self._load(job.snapshot)
@@ -138,7 +138,7 @@ class StreamTask:
             raise DataError(f"{name} is an iterator, which can be gone through once: what was read of it can't be read again")
         self._pass, self._place, self._iterator = number, 0, None
 
-    def _load(self, snapshot: Snapshot) -> None:
+    def _load(self, snapshot: StreamState) -> None:
         self._pass, self._place = snapshot.number, snapshot.place
         self._set_epoch()
         if not snapshot.of_iterator:
@@ -147,7 +147,7 @@ class StreamTask:
         if snapshot.of_iterator:
             self._iterator.load_state_dict(snapshot.state)  # type: ignore[union-attr]
 
-    def _snapshot(self) -> Snapshot | None:
+    def _snapshot(self) -> StreamState | None:
         now_s = time.monotonic()
         if self._iterator is None or now_s - self._snapshot_s < _SNAPSHOT_S:
             return None
@@ -156,9 +156,9 @@ class StreamTask:
             return None
         state = copy.deepcopy((self._iterator if of_iterator else self.dataset).state_dict())  # type: ignore[union-attr]
         self._snapshot_s = time.monotonic()
-        return Snapshot(self._pass, self._place, state, of_iterator)
+        return StreamState(self._pass, self._place, state, of_iterator)
 
-    def _good(self, memory: Memory, at: int | None, ends: list[int], left_out: list[Failure]) -> int:
+    def _good(self, memory: WorkerMemory, at: int | None, ends: list[int], left_out: list[Failure]) -> int:
         """The next sample that can be used, to place `at` of the memory; its place in its pass."""
         while True:
             place = self._place
@@ -186,7 +186,7 @@ class StreamTask:
                         replace(failure, why=f"1000 samples of one batch can't be used; {failure.why}")
                     ) from error
 
-    def _next(self, memory: Memory, ends: list[int]) -> Any:
+    def _next(self, memory: WorkerMemory, ends: list[int]) -> Any:
         while True:
             memory.at(self._place)
             if self._iterator is None:
@@ -245,6 +245,6 @@ class LookAtStream:
     def __init__(self, task: StreamTask) -> None:
         self._task = task
 
-    def __call__(self, job: TakeSamples, memory: Memory) -> tuple[Terms, bool]:
+    def __call__(self, job: TakeSamples, memory: WorkerMemory) -> tuple[SampleTerms, bool]:
         memory.at(0)
         return self._task.look()

@@ -93,7 +93,7 @@ class Category:
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetEncoding:
     """A category as the mean of the target over its training rows: `means` has a row for each id."""
 
     name: str
@@ -110,7 +110,7 @@ class Target:
         return np.array(self.means, dtype=np.float64)
 
 
-Coding = Number | Date | Category | Target
+Coding = Number | Date | Category | TargetEncoding
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Codings:
         for coding in self.columns:
             if isinstance(coding, Category):
                 ids.append(coding.ids(values, unseen))
-            elif isinstance(coding, Target):
+            elif isinstance(coding, TargetEncoding):
                 places = coding.category.ids(values, unseen)
                 means = (
                     coding.table[places] if others is None else others.tables[coding.name][places, others.folds[coding.name]]
@@ -176,7 +176,7 @@ def bucket_of(texts: list[str | None], buckets: int) -> Array:
     return np.where(present, hashed.astype(np.int64) + 1, 0).astype(np.int32)
 
 
-_NAMES: dict[type, str] = {Number: "number", Date: "date", Category: "category", Target: "target"}
+_NAMES: dict[type, str] = {Number: "number", Date: "date", Category: "category", TargetEncoding: "target"}
 
 
 def _coding(written: Mapping[str, Any]) -> Coding:
@@ -188,7 +188,7 @@ def _coding(written: Mapping[str, Any]) -> Coding:
     if kind == "category":
         return _category(rest)
     means = tuple(tuple(row) for row in rest["means"])
-    return Target(rest["name"], _category(rest["category"]), means, tuple(rest["suffixes"]))
+    return TargetEncoding(rest["name"], _category(rest["category"]), means, tuple(rest["suffixes"]))
 
 
 def _category(written: Mapping[str, Any]) -> Category:

@@ -15,7 +15,7 @@ from flatout.base.errors import DataError
 from flatout.data.fitted.host import RawInput
 from flatout.data.photos.decode import plan
 from flatout.data.photos.decoders import make_decoder
-from flatout.data.photos.headers import Header, read_header
+from flatout.data.photos.headers import PhotoHeader, read_header
 from flatout.data.source import Batch
 
 Array = np.ndarray[Any, Any]
@@ -82,7 +82,7 @@ class PhotoHost:
         return cls(written["cover"], written["decoder"], None if names is None else tuple(names), written["classes"])
 
 
-def _header(content: bytes, row: int) -> Header:
+def _header(content: bytes, row: int) -> PhotoHeader:
     try:
         return read_header(io.BytesIO(content))
     except ValueError as error:

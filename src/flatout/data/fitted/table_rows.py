@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from flatout.base.errors import DataError, did_you_mean
-from flatout.data.fitted.codings import LARGEST, Category, Coding, Codings, Date, Number, Target
+from flatout.data.fitted.codings import LARGEST, Category, Coding, Codings, Date, Number, TargetEncoding
 from flatout.data.fitted.host import RawInput
 from flatout.data.fitted.label import Label
 from flatout.data.fitted.values import Array, PlainValues
 from flatout.data.source import Batch
 
 VERSION = 1
-_KINDS: dict[type[Coding], str] = {Number: "number", Date: "date", Category: "category", Target: "category"}
+_KINDS: dict[type[Coding], str] = {Number: "number", Date: "date", Category: "category", TargetEncoding: "category"}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from flatout.base.errors import DataError
 from flatout.data.keyed import Keys
 from flatout.data.photos.resample import resample
-from flatout.data.photos.windows import Flat, Window
+from flatout.data.photos.windows import CropWindow, Flat
 from flatout.data.source import Batch, Column, Schema
 
 _TRIES = 10
@@ -80,7 +80,7 @@ def resize_for(size: int) -> int:
 
 def random_window(
     height: Tensor, width: Tensor, keys: Keys, scale: tuple[float, float], ratio: tuple[float, float], size: int
-) -> Window:
+) -> CropWindow:
     """In float64: the last bit of a root, which devices differ in, then decides about no pixel."""
     high, wide = height.double()[:, None], width.double()[:, None]
     drawn = {name: keys.uniform(f"random_resized_crop {name}", _TRIES).double() for name in ("area", "ratio", "down", "across")}
@@ -102,15 +102,15 @@ def random_window(
     top = torch.where(none.squeeze(1), (height - box_high) // 2, top.gather(1, first).squeeze(1).long())
     left = torch.where(none.squeeze(1), (width - box_wide) // 2, left.gather(1, first).squeeze(1).long())
     whole, zero = torch.full_like(height, size), torch.zeros_like(height)
-    return Window(top, left, box_high, box_wide, whole, whole, zero, zero)
+    return CropWindow(top, left, box_high, box_wide, whole, whole, zero, zero)
 
 
-def center_window(height: Tensor, width: Tensor, size: int, resize: int) -> Window:
+def center_window(height: Tensor, width: Tensor, size: int, resize: int) -> CropWindow:
     short = torch.minimum(height, width)
     tall, wide = (height * resize) // short, (width * resize) // short
     zero = torch.zeros_like(height)
     down, across = _middle(tall - size), _middle(wide - size)
-    return Window(zero, zero, height, width, tall, wide, down, across)
+    return CropWindow(zero, zero, height, width, tall, wide, down, across)
 
 
 def _middle(spare: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def _middle(spare: Tensor) -> Tensor:
     return (spare.double() / 2).round_().long()
 
 
-def _cut(batch: Batch, window: Window, size: int) -> Batch:
+def _cut(batch: Batch, window: CropWindow, size: int) -> Batch:
     x = resample(Flat(batch["pixels"], batch["start"], batch["width"]), window, size)
     return {"x": x, **{name: column for name, column in batch.items() if name not in _RAGGED}}
 

@@ -26,7 +26,7 @@ _USUAL_SCANS = 64  # of a progressive JPEG; most have ten
 _MOST_SCANNED_PIXELS = 1 << 31
 
 
-class Plan(NamedTuple):
+class DecodePlan(NamedTuple):
     """How one file is decoded: to `stage` pixels, then a whole `factor` smaller, then turned."""
 
     turbo: bool
@@ -47,9 +47,9 @@ class Plans(NamedTuple):
     height: Array
     width: Array
 
-    def of(self, files: Sequence[int]) -> list[Plan]:
+    def of(self, files: Sequence[int]) -> list[DecodePlan]:
         columns = (self.turbo, self.stage_height, self.stage_width, self.factor, self.orientation)
-        return [Plan(*row) for row in zip(*(column[files].tolist() for column in columns), strict=True)]
+        return [DecodePlan(*row) for row in zip(*(column[files].tolist() for column in columns), strict=True)]
 
 
 def plan(height: Array, width: Array, orientation: Array, turbo: Array, cover: int) -> Plans:
@@ -76,7 +76,7 @@ class Decoder(Protocol):
         """Libraries and their versions, and the version of the rule: another id, other pixels."""
         ...
 
-    def decode(self, contents: Sequence[bytes], plans: Sequence[Plan], outs: Sequence[Array]) -> list[str | None]:
+    def decode(self, contents: Sequence[bytes], plans: Sequence[DecodePlan], outs: Sequence[Array]) -> list[str | None]:
         """Fills each flat array with an image. Why it could not, in words, or None: for each."""
         ...
 
@@ -93,11 +93,11 @@ class Turbo:
 
         return f"turbo rule {RULE}, simplejpeg {simplejpeg.__version__}, pillow {PIL.__version__}"
 
-    def decode(self, contents: Sequence[bytes], plans: Sequence[Plan], outs: Sequence[Array]) -> list[str | None]:
+    def decode(self, contents: Sequence[bytes], plans: Sequence[DecodePlan], outs: Sequence[Array]) -> list[str | None]:
         return [decode_one(content, plan, out) for content, plan, out in zip(contents, plans, outs, strict=True)]
 
 
-def decode_one(content: bytes, plan: Plan, out: Array) -> str | None:
+def decode_one(content: bytes, plan: DecodePlan, out: Array) -> str | None:
     import simplejpeg
 
     try:
@@ -143,7 +143,7 @@ def _decode_by_pil(content: bytes) -> Array:
     return np.asarray(image.convert("RGB"))
 
 
-def _finish(pixels: Array, plan: Plan, out: Array) -> None:
+def _finish(pixels: Array, plan: DecodePlan, out: Array) -> None:
     _check_size(pixels, plan)
     if plan.factor > 1:
         from PIL import Image
@@ -162,7 +162,7 @@ def upright(pixels: Array, orientation: int) -> Array:
     return pixels[:, ::-1] if orientation in (2, 3, 6, 7) else pixels
 
 
-def _check_size(pixels: Array, plan: Plan) -> None:
+def _check_size(pixels: Array, plan: DecodePlan) -> None:
     if pixels.shape != (plan.stage_height, plan.stage_width, 3):
         came, wanted = pixels.shape[:2], (plan.stage_height, plan.stage_width)
         raise ValueError(f"{came[0]} x {came[1]} pixels came out, and its header promised {wanted[0]} x {wanted[1]}")

@@ -22,7 +22,7 @@ _BYTES_PER_PIXEL = 12  # decoded, with all layers, and as RGB
 _MOST_PIXELS = 1 << 26  # larger ones are left to Pillow, which has a limit for what it trusts
 
 
-class Header(NamedTuple):
+class PhotoHeader(NamedTuple):
     """Height and width are of the pixels as they are stored, before the rotation that `orientation` (EXIF, 1 to 8) asks for."""
 
     height: int
@@ -32,7 +32,7 @@ class Header(NamedTuple):
     mark: int  # 64 bits of hash of the file's size, first and last bytes
 
 
-def read_header(file: BinaryIO) -> Header:
+def read_header(file: BinaryIO) -> PhotoHeader:
     """Reads a few kilobytes. ValueError says in words what is wrong with the file."""
     head, mark = _mark(file)
     kind = image_kind(head)
@@ -40,7 +40,7 @@ def read_header(file: BinaryIO) -> Header:
         raise ValueError(_not_an_image(head))
     plain = _plain_jpeg(head) if kind == "JPEG" else None
     if plain is not None:
-        return Header(*plain, turbo=True, mark=mark)
+        return PhotoHeader(*plain, turbo=True, mark=mark)
     image = _opened(file, kind)
     width, height = image.size
     if min(width, height) < 1:
@@ -50,7 +50,7 @@ def read_header(file: BinaryIO) -> Header:
     if image.mode == "F":
         raise ValueError(f"is a {kind} of floating-point values, which have no range: save it with 8 or 16 bits")
     orientation = exif_orientation(image.info.get("exif"))
-    return Header(height, width, orientation, kind == "JPEG" and image.mode in ("L", "RGB"), mark)
+    return PhotoHeader(height, width, orientation, kind == "JPEG" and image.mode in ("L", "RGB"), mark)
 
 
 def _plain_jpeg(head: bytes) -> tuple[int, int, int] | None:

@@ -10,13 +10,13 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
-from flatout.data.photos.windows import Flat, Window
+from flatout.data.photos.windows import CropWindow, Flat
 
 _BLOCK = 256
 _one_at_a_time = threading.Lock()  # several threads that find a kernel not compiled yet would compile it side by side
 
 
-def resample_by_triton(images: Flat, window: Window, size: int) -> Tensor:
+def resample_by_triton(images: Flat, window: CropWindow, size: int) -> Tensor:
     """uint8 [B, 3, size, size], channels last in memory. Nothing waits for the device, and no shape depends on a value."""
     count = len(images.start)
     out = torch.empty((count, size, size, 3), dtype=torch.uint8, device=images.pixels.device)

@@ -15,7 +15,7 @@ import numpy as np
 
 from flatout.base.errors import DataError
 from flatout.data.bad import Bad
-from flatout.data.photos.headers import KINDS, SUFFIXES, Header, image_kind, read_header
+from flatout.data.photos.headers import KINDS, SUFFIXES, PhotoHeader, image_kind, read_header
 from flatout.data.photos.lists import read_list
 from flatout.data.photos.opening import is_remote, open_photo, remote_names
 from flatout.data.places import open_regular
@@ -115,13 +115,13 @@ def look_into(listing: Listing, bad: Bad) -> Photos:
     paths = [os.path.join(listing.folder, name) for name in listing.names]
     pieces = [paths[start : start + _SCAN_AT_ONCE] for start in range(0, len(paths), _SCAN_AT_ONCE)]
     kept: list[int] = []
-    headers: list[Header] = []
+    headers: list[PhotoHeader] = []
     pool = ThreadPoolExecutor(_SCAN_THREADS, thread_name_prefix="headers")
     try:
         for place, found in enumerate(chain.from_iterable(pool.map(_headers, pieces))):
             if _missing(listing.targets[place]):
                 bad.found(listing.where[place], "has no label")
-            elif isinstance(found, Header):
+            elif isinstance(found, PhotoHeader):
                 kept.append(place)
                 headers.append(found)
             else:
@@ -148,11 +148,11 @@ def _missing(target: Any) -> bool:
     return target is None or target == "" or target != target  # NaN is not itself
 
 
-def _headers(paths: Sequence[str]) -> list[Header | str]:
+def _headers(paths: Sequence[str]) -> list[PhotoHeader | str]:
     return [_header(path) for path in paths]
 
 
-def _header(path: str) -> Header | str:
+def _header(path: str) -> PhotoHeader | str:
     try:
         with open_photo(path) as file:
             return read_header(file)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.data.photos.decode import RULE, Array, Plan, decode_one, upright
+from flatout.data.photos.decode import RULE, Array, DecodePlan, decode_one, upright
 
 _END = b"\xff\xd9"
 
@@ -36,7 +36,7 @@ class NvJpeg:
 
         return f"nvjpeg rule {RULE}, torchvision {torchvision.__version__}, cuda {torch.version.cuda}, pillow {PIL.__version__}"
 
-    def decode(self, contents: Sequence[bytes], plans: Sequence[Plan], outs: Sequence[Array]) -> list[str | None]:
+    def decode(self, contents: Sequence[bytes], plans: Sequence[DecodePlan], outs: Sequence[Array]) -> list[str | None]:
         problems: list[str | None] = [None] * len(contents)
         ours = [place for place, plan in enumerate(plans) if plan.turbo]
         for place in range(len(contents)):
@@ -71,7 +71,7 @@ def _decode_alone(content: bytes, problems: list[str | None], place: int) -> lis
         return [None]
 
 
-def _finish(image: Tensor, content: bytes, plan: Plan, out: Array) -> str | None:
+def _finish(image: Tensor, content: bytes, plan: DecodePlan, out: Array) -> str | None:
     if _END not in content[-4096:]:  # nvJPEG fills what is missing with grey and says nothing
         return "can't be decoded: Premature end of JPEG file"
     high, wide = -(-plan.stage_height // plan.factor), -(-plan.stage_width // plan.factor)

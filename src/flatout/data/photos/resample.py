@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from flatout.data.photos.windows import Flat, Window
+from flatout.data.photos.windows import CropWindow, Flat
 from flatout.data.room import empty
 
 _FEW = 8  # images: below this a second thread is not worth waking
 
 
-def resample(images: Flat, window: Window, size: int) -> Tensor:
+def resample(images: Flat, window: CropWindow, size: int) -> Tensor:
     """uint8 [B, 3, size, size], channels last in memory."""
     device = images.pixels.device.type
     if device == "cpu":
@@ -31,7 +31,7 @@ def resample(images: Flat, window: Window, size: int) -> Tensor:
     return resample_plainly(images, window, size)
 
 
-def resample_on_cpu(images: Flat, window: Window, size: int) -> Tensor:
+def resample_on_cpu(images: Flat, window: CropWindow, size: int) -> Tensor:
     count = len(images.start)
     out = empty((count, size, size, 3), torch.uint8).permute(0, 3, 1, 2)
     numbers = torch.stack([images.start, images.width, *window], 1).tolist()
@@ -55,7 +55,7 @@ def resample_on_cpu(images: Flat, window: Window, size: int) -> Tensor:
     return out
 
 
-def resample_plainly(images: Flat, window: Window, size: int) -> Tensor:
+def resample_plainly(images: Flat, window: CropWindow, size: int) -> Tensor:
     """The sums that define it: every device can do them, and they are slow."""
     places = torch.arange(size, device=images.start.device)
     first_y, taps_y, weight_y = _taps(places + window.down[:, None], window.height, window.tall)

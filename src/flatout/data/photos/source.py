@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flatout.base.errors import DataError, UsageError
 from flatout.data.bad import Bad
-from flatout.data.offers import Placed, Take
+from flatout.data.offers import PlacedRows, Take
 from flatout.data.photos.decode import Decoder, plan
 from flatout.data.photos.listing import Photos
 from flatout.data.photos.opening import read_photo
@@ -73,7 +73,7 @@ class PhotoSource(Source):
         return self._sizes
 
     @property
-    def placed(self) -> Placed:
+    def placed(self) -> PlacedRows:
         return self
 
     def column(self, name: str) -> Tensor:

@@ -15,7 +15,7 @@ class Flat(NamedTuple):
     width: Tensor
 
 
-class Window(NamedTuple):
+class CropWindow(NamedTuple):
     """int64 [B] each: the box of an image that is scaled to `tall` x `wide`, and where in that the square begins."""
 
     top: Tensor

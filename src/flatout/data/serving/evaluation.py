@@ -18,7 +18,7 @@ from flatout.data.serving.ahead import Ahead
 from flatout.data.serving.bucketed import Bucketed
 from flatout.data.serving.pinned import spans
 from flatout.data.serving.resident import move
-from flatout.data.serving.tuning import Budget, depth_for
+from flatout.data.serving.tuning import ReadingBudget, depth_for
 from flatout.data.serving.uplink import Uplink, next_sent, piece_rows
 from flatout.data.source import Batch, Source
 from flatout.data.stores.cache import Cache
@@ -126,7 +126,7 @@ class EvalFeed:
 
     def _from_host(self) -> Iterator[Batch]:
         alone = self._source.alone  # draws from the generators of this process: not beside it
-        workers = 1 if alone or self._source.in_memory else self._threads or Budget.here().cores
+        workers = 1 if alone or self._source.in_memory else self._threads or ReadingBudget.here().cores
         uplink = Uplink(self._source, Sequential(len(self._source)), self.batch, self._device, workers, kept=self._kept)
         self.degraded = [*uplink.degraded, *self._source.degraded]
         pieces = -(-self.batch // piece_rows(self._source, self.batch))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.data.offers import Snapshot, Taken
+from flatout.data.offers import StreamState, Taken
 from flatout.data.serving.slots import Slots
 from flatout.data.source import Batch, Column
 
@@ -18,23 +18,23 @@ _ROWS, _VISITS = "<rows>", "<visits>"
 
 
 @dataclass
-class Piece:
+class StreamedSamples:
     """Samples that were read ahead and not yet served. `snapshot` is from before the first."""
 
     columns: Batch
     rows: Tensor
     visits: Tensor
     numbers: tuple[Any, Any]  # the same on the host: place and pass
-    snapshot: Snapshot | None
+    snapshot: StreamState | None
     copied: Any = None
 
-    def split(self, size: int) -> tuple[Piece, Piece]:
+    def split(self, size: int) -> tuple[StreamedSamples, StreamedSamples]:
         return self._cut(slice(None, size), self.snapshot), self._cut(slice(size, None), None)
 
-    def _cut(self, part: slice, snapshot: Snapshot | None) -> Piece:
+    def _cut(self, part: slice, snapshot: StreamState | None) -> StreamedSamples:
         columns = {name: column[part] for name, column in self.columns.items()}
         places, passes = self.numbers
-        return Piece(columns, self.rows[part], self.visits[part], (places[part], passes[part]), snapshot, self.copied)
+        return StreamedSamples(columns, self.rows[part], self.visits[part], (places[part], passes[part]), snapshot, self.copied)
 
 
 class Landing:
@@ -53,7 +53,7 @@ class Landing:
     def degraded(self) -> list[str]:
         return [] if self._slots is None else self._slots.degraded
 
-    def land(self, taken: Taken, columns: Mapping[str, Tensor]) -> Piece:
+    def land(self, taken: Taken, columns: Mapping[str, Tensor]) -> StreamedSamples:
         size = len(taken.places)
         host = {name: column[:size] for name, column in columns.items()}
         host[_ROWS], host[_VISITS] = torch.from_numpy(taken.places), torch.from_numpy(taken.passes)
@@ -68,9 +68,9 @@ class Landing:
                 slot.copied = copied = self._stream.record_event()
             self._slots.give_back(slot)
         rows, visits = landed.pop(_ROWS), landed.pop(_VISITS)
-        return Piece(landed, rows, visits, (taken.places, taken.passes), taken.snapshot, copied)
+        return StreamedSamples(landed, rows, visits, (taken.places, taken.passes), taken.snapshot, copied)
 
-    def receive(self, piece: Piece) -> None:
+    def receive(self, piece: StreamedSamples) -> None:
         """Order the current stream after the copy; the host does not wait."""
         if piece.copied is None:
             return

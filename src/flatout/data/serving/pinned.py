@@ -18,8 +18,8 @@ from flatout.data.keyed import Keys
 from flatout.data.order import Sampler
 from flatout.data.serving.ahead import Ahead, Counters
 from flatout.data.serving.contract import CapturableFeed
-from flatout.data.serving.tuning import Budget, Tuner, depth_for
-from flatout.data.serving.uplink import Piece, Sent, Span, Uplink, next_sent, piece_rows
+from flatout.data.serving.tuning import ReadingBudget, Tuner, depth_for
+from flatout.data.serving.uplink import BatchPiece, SentBatch, Span, Uplink, next_sent, piece_rows
 from flatout.data.source import Batch, Source
 from flatout.data.stores.device import DeviceStore
 from flatout.data.transforms import Transform, apply, describe_all
@@ -45,7 +45,7 @@ class PinnedFeed(CapturableFeed):
         seed: int = 0,
         workers: int | str = "auto",
         depth: int | None = None,
-        budget: Budget | None = None,
+        budget: ReadingBudget | None = None,
         epoch_rows: int | None = None,
         kept: DeviceStore | None = None,
     ) -> None:
@@ -67,7 +67,7 @@ class PinnedFeed(CapturableFeed):
         self._by_readers = bool(transforms) and self._device.type != "cpu"
         finish = self._transformed if self._by_readers else None
         self._uplink = Uplink(source, sampler, batch, self._device, max(1, self.workers), finish, kept)
-        self._ahead: Ahead[Piece, Piece] | None = None
+        self._ahead: Ahead[BatchPiece, BatchPiece] | None = None
         self._past = Counters()
         self._static: Batch | None = None
         self._began_s: float | None = None
@@ -143,7 +143,7 @@ class PinnedFeed(CapturableFeed):
             "changes": [] if self._tuner is None else [asdict(change) for change in self._tuner.history],
         }
 
-    def _fetch(self, size: int) -> Sent:
+    def _fetch(self, size: int) -> SentBatch:
         if size > self.batch:
             raise UsageError(f"next(size={size}): the buffers hold batches of {self.batch}; make the feed with a larger batch")
         if self._began_s is None:
@@ -174,7 +174,7 @@ class PinnedFeed(CapturableFeed):
             return spans(self.position, None, self.batch)
         return epoch_spans(self.position, self._epoch_rows, self.batch)
 
-    def _sizes(self, source: Source, workers: int | str, depth: int | None, budget: Budget | None) -> tuple[int, int]:
+    def _sizes(self, source: Source, workers: int | str, depth: int | None, budget: ReadingBudget | None) -> tuple[int, int]:
         """Threads and depth to start with; where threads are ours to choose, a tuner goes on from there."""
         pinned = depth * self._pieces if depth else None
         fixed = fixed_threads(source, self._device)
@@ -190,9 +190,9 @@ class PinnedFeed(CapturableFeed):
         workers = first_threads(source, self._device, tuner.most)
         return workers, tuner.depth_of(workers)
 
-    def _budget(self) -> Budget:
+    def _budget(self) -> ReadingBudget:
         """Batches that are ready wait on the device: of its memory they may take an eighth of what is free."""
-        budget = Budget.here()
+        budget = ReadingBudget.here()
         if self._device.type == "cuda":
             budget = replace(budget, memory_bytes=min(budget.memory_bytes, torch.cuda.mem_get_info(self._device)[0] // 8))
         return budget

@@ -15,10 +15,10 @@ import torch
 
 from flatout.base.errors import UsageError
 from flatout.data.keyed import Keys
-from flatout.data.offers import Go, SampleStream, Skip, Snapshot, StreamReader
+from flatout.data.offers import Go, SampleStream, Skip, StreamReader, StreamState
 from flatout.data.serving.ahead import Ahead
 from flatout.data.serving.contract import Feed
-from flatout.data.serving.landing import Landing, Piece
+from flatout.data.serving.landing import Landing, StreamedSamples
 from flatout.data.source import Batch, Source
 from flatout.data.transforms import Transform, apply
 
@@ -53,9 +53,9 @@ class IterableFeed(Feed):
         landing = Landing(source.schema, batch, torch.device(device), self._depth)
         self._reading = _Reading(stream, batch, landing, self._said)
         self._begin: Go | Skip | None = None
-        self._ahead: Ahead[int, Piece] | None = None
-        self._rest: deque[Piece] = deque()
-        self._snapshot: Snapshot | None = None
+        self._ahead: Ahead[int, StreamedSamples] | None = None
+        self._rest: deque[StreamedSamples] = deque()
+        self._snapshot: StreamState | None = None
         self._next_place = (0, 0)  # pass, and place in it, of the sample after the last one served
         if self._transforms:  # their constants are on the device before the first batch
             none = torch.zeros(1, dtype=torch.int64, device=device)
@@ -73,7 +73,7 @@ class IterableFeed(Feed):
     def next(self, size: int | None = None) -> Batch:
         """The next batch of the stream. The host waits only when it is not there yet."""
         size = self.batch if size is None else size
-        pieces: list[Piece] = []
+        pieces: list[StreamedSamples] = []
         left = size
         while left:
             piece = self._rest.popleft() if self._rest else self._fetch()
@@ -119,7 +119,7 @@ class IterableFeed(Feed):
             )
         self.close()
         self.position, self._next_place = int(state["position"]), (int(state["pass"]), int(state["place"]))
-        self._snapshot = None if state["snapshot"] is None else Snapshot(**state["snapshot"])
+        self._snapshot = None if state["snapshot"] is None else StreamState(**state["snapshot"])
         self._begin = Go(*self._next_place, self._snapshot)
         if self._snapshot is None and self._next_place[1] > 0:
             self._say_replay(self._next_place[1])
@@ -137,14 +137,14 @@ class IterableFeed(Feed):
         why = "it has no state_dict and load_state_dict" if not self._stream.resumes else "its state at that place is not known"
         self._said.append(f"{samples} samples of {self._stream.name} are read again to come back to where the run was: {why}")
 
-    def _serve(self, piece: Piece) -> None:
+    def _serve(self, piece: StreamedSamples) -> None:
         places, passes = piece.numbers
         self._snapshot = piece.snapshot or self._snapshot
         self._next_place = int(passes[-1]), int(places[-1]) + 1
         self.position += len(places)
         self._reading.landing.receive(piece)
 
-    def _fetch(self) -> Piece:
+    def _fetch(self) -> StreamedSamples:
         try:
             if self._begin is not None:
                 self._reading.begin(self._begin)
@@ -170,7 +170,7 @@ class _Reading:
     def begin(self, at: Go | Skip) -> None:
         self._opened().begin(at)
 
-    def read(self, samples: int) -> Piece:
+    def read(self, samples: int) -> StreamedSamples:
         taken, columns = self._opened().take(samples)
         for length in taken.ends:
             self._pass_ended(length)

@@ -16,14 +16,14 @@ _HEADROOM = 1.1  # reads vary; a pipe of exactly equal rates waits half of the t
 
 
 @dataclass(frozen=True)
-class Budget:
+class ReadingBudget:
     """What reading may take of the machine."""
 
     cores: int
     memory_bytes: int
 
     @classmethod
-    def here(cls) -> Budget:
+    def here(cls) -> ReadingBudget:
         """The cores this process may use, and a quarter of the memory that is free."""
         import psutil
 
@@ -91,7 +91,7 @@ class Tuner:
 
     def __init__(
         self,
-        budget: Budget,
+        budget: ReadingBudget,
         batch_bytes: float,
         pieces: int = 1,
         *,

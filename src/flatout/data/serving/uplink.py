@@ -31,7 +31,7 @@ _ROWS, _VISITS = "<rows>", "<visits>"  # beside the columns in a slot
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentBatch:
     """A batch on its way: its tensors may be used once the stream has passed `ready` (None: they never left the host)."""
 
     columns: Batch
@@ -41,14 +41,14 @@ class Sent:
     span: Span
 
 
-class Planned:
+class OutgoingBatch:
     """A batch that is to be sent, and `sent` once all its pieces are read: those of the `wanted` rows."""
 
     def __init__(self, span: Span, rows: Tensor, visits: Tensor, pieces: int) -> None:
         self.span, self.rows, self.visits, self.pieces = span, rows, visits, pieces
         self.wanted = rows
         self.photos = self.wanted_photos = rows  # where the device keeps them: what rows show, and what the wanted ones do
-        self.sent: Sent | None = None
+        self.sent: SentBatch | None = None
         self.lock = threading.Lock()
         self.slot: Slot | None = None
         self.room: Batch | None = None  # where pieces are written to
@@ -58,16 +58,16 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Piece:
+class BatchPiece:
     """Of the rows that a batch wants those from `begin` to `end`: what one thread reads at a time."""
 
-    batch: Planned
+    batch: OutgoingBatch
     begin: int
     end: int
     last: bool
 
 
-def next_sent(ahead: Ahead[Piece, Piece]) -> Sent:
+def next_sent(ahead: Ahead[BatchPiece, BatchPiece]) -> SentBatch:
     """The next batch: pieces come in order, so with its last one all are read."""
     piece = next(ahead)
     while not piece.last:
@@ -108,7 +108,7 @@ class Uplink:
         self._ragged = any(column.ragged is not None for column in source.schema.values())
         self._piece_rows = piece_rows(source, batch)
         self._pieces = -(-batch // self._piece_rows)
-        self._under_way: set[Planned] = set()
+        self._under_way: set[OutgoingBatch] = set()
         self._finish_batch = finish
         self._kept = kept
         self._slots: Slots | None = None
@@ -130,11 +130,11 @@ class Uplink:
         if self._slots is not None:
             self._slots.resize(self._slots_for(workers))
 
-    def send(self, span: Span) -> Sent:
+    def send(self, span: Span) -> SentBatch:
         planned = self._plan(span, 1)
         return self._whole(planned)
 
-    def pieces(self, spans: Iterable[Span]) -> Iterator[Piece]:
+    def pieces(self, spans: Iterable[Span]) -> Iterator[BatchPiece]:
         """Of one batch after the other."""
         for span in spans:
             rows = span[1] - span[0]
@@ -142,9 +142,9 @@ class Uplink:
             batch = self._plan(span, count)
             wanted = len(batch.wanted)
             for number in range(count):  # as many whatever is wanted: the depth ahead of training counts them
-                yield Piece(batch, wanted * number // count, wanted * (number + 1) // count, last=number == count - 1)
+                yield BatchPiece(batch, wanted * number // count, wanted * (number + 1) // count, last=number == count - 1)
 
-    def carry(self, piece: Piece) -> Piece:
+    def carry(self, piece: BatchPiece) -> BatchPiece:
         batch = piece.batch
         if batch.pieces == 1:
             batch.sent = self._whole(batch)
@@ -158,7 +158,7 @@ class Uplink:
             batch.sent = self._finish(batch)
         return piece
 
-    def receive(self, sent: Sent) -> None:
+    def receive(self, sent: SentBatch) -> None:
         """Order the current stream after the copy; the host does not wait."""
         if sent.ready is None:
             return
@@ -183,24 +183,24 @@ class Uplink:
         """Those being filled, and those that are copied from."""
         return SPARE + (workers if self._pieces == 1 else -(-workers // self._pieces) + 1)
 
-    def _plan(self, span: Span, pieces: int) -> Planned:
+    def _plan(self, span: Span, pieces: int) -> OutgoingBatch:
         """Cheap, and best called in order: rows are made by the 64k."""
         with self._lock:
-            planned = Planned(span, self._ahead.rows(*span), self._ahead.visits(*span), pieces)
+            planned = OutgoingBatch(span, self._ahead.rows(*span), self._ahead.visits(*span), pieces)
         self._look_up(planned)
         return planned
 
-    def _look_up(self, planned: Planned) -> None:
+    def _look_up(self, planned: OutgoingBatch) -> None:
         """What the device lacks."""
         if self._kept is not None:
             planned.photos = self._kept.photos(planned.rows)
             planned.wanted, planned.wanted_photos = self._kept.missing(planned.rows, planned.photos)
 
-    def _is_outdated(self, planned: Planned) -> bool:
+    def _is_outdated(self, planned: OutgoingBatch) -> bool:
         """Whether a photo turned out bad meanwhile: then nobody knows which one was read."""
         return self._kept is not None and not torch.equal(self._kept.photos(planned.rows), planned.photos)
 
-    def _whole(self, planned: Planned) -> Sent:
+    def _whole(self, planned: OutgoingBatch) -> SentBatch:
         if self._slots is None:
             began_s = time.perf_counter()
             columns = self._read_surely(planned, lambda: self._read(planned))
@@ -212,7 +212,7 @@ class Uplink:
         finally:
             self._slots.give_back(slot)
 
-    def _open(self, batch: Planned) -> None:
+    def _open(self, batch: OutgoingBatch) -> None:
         """The first thread that comes makes room; the others wait until it has."""
         with batch.lock:
             if batch.room is not None:
@@ -225,11 +225,11 @@ class Uplink:
                 batch.items = [0, *self._source.row_sizes(batch.wanted).cumsum(0).tolist()]
             batch.room = {name: self._room(batch, name, column) for name, column in self._source.schema.items()}
 
-    def _room(self, batch: Planned, name: str, column: Column) -> Tensor:
+    def _room(self, batch: OutgoingBatch, name: str, column: Column) -> Tensor:
         length = len(batch.wanted) if column.ragged is None else batch.items[-1]
         return empty((length, *column.shape), column.dtype) if batch.slot is None else batch.slot.take(name, length)
 
-    def _fill(self, piece: Piece) -> None:
+    def _fill(self, piece: BatchPiece) -> None:
         batch, schema = piece.batch, self._source.schema
         if piece.begin == piece.end:
             return
@@ -252,7 +252,7 @@ class Uplink:
             batch.resized = True
         self._count(piece.end - piece.begin, time.perf_counter() - began_s)
 
-    def _finish(self, batch: Planned) -> Sent:
+    def _finish(self, batch: OutgoingBatch) -> SentBatch:
         with self._lock:
             self._under_way.discard(batch)
         assert batch.room is not None
@@ -269,14 +269,14 @@ class Uplink:
         finally:
             self._slots.give_back(batch.slot)
 
-    def _through(self, slot: Slot, planned: Planned) -> Sent:
+    def _through(self, slot: Slot, planned: OutgoingBatch) -> SentBatch:
         self._note_copy(slot)
         began_s = time.perf_counter()
         filled = self._read_surely(planned, lambda: self._read_into(slot, planned))
         self._count(len(planned.wanted), time.perf_counter() - began_s)
         return self._upload(slot, planned, filled)
 
-    def _read_surely(self, planned: Planned, read: Callable[[], Batch]) -> Batch:
+    def _read_surely(self, planned: OutgoingBatch, read: Callable[[], Batch]) -> Batch:
         """Again, if a photo turned out bad on the way."""
         while True:
             if self._is_outdated(planned):
@@ -285,7 +285,7 @@ class Uplink:
             if not self._is_outdated(planned):
                 return columns
 
-    def _upload(self, slot: Slot, planned: Planned, filled: Batch) -> Sent:
+    def _upload(self, slot: Slot, planned: OutgoingBatch, filled: Batch) -> SentBatch:
         with self._module.stream(self._stream):
             slot.began = self._event()
             slot.copied_bytes = sum(column.nbytes for column in filled.values())
@@ -300,17 +300,17 @@ class Uplink:
             if self._finish_batch is not None:
                 uploaded = self._finish_batch(uploaded, rows, visits)
                 ready = self._stream.record_event()
-        return Sent(uploaded, rows, visits, ready, planned.span)
+        return SentBatch(uploaded, rows, visits, ready, planned.span)
 
-    def _here(self, planned: Planned, columns: Batch) -> Sent:
+    def _here(self, planned: OutgoingBatch, columns: Batch) -> SentBatch:
         if self._kept is not None:
             self._kept.put(planned.wanted_photos, columns)
             columns = self._kept.gather(planned.photos)
         if self._finish_batch is not None:
             columns = self._finish_batch(columns, planned.rows, planned.visits)
-        return Sent(columns, planned.rows, planned.visits, None, planned.span)
+        return SentBatch(columns, planned.rows, planned.visits, None, planned.span)
 
-    def _read(self, planned: Planned) -> Batch:
+    def _read(self, planned: OutgoingBatch) -> Batch:
         if self._source.by_visit:
             return self._source.read_visits(planned.rows, planned.visits)
         whole = self._whole_at_hand()
@@ -320,7 +320,7 @@ class Uplink:
         """On a CPU rows that are in memory are picked where they lie; a device gets copies of them."""
         return self._source.at_hand() if self._slots is None else None
 
-    def _read_into(self, slot: Slot, planned: Planned) -> Batch:
+    def _read_into(self, slot: Slot, planned: OutgoingBatch) -> Batch:
         if self._source.by_visit:
             return {name: slot.take(name, len(column)).copy_(column) for name, column in self._read(planned).items()}
         return dict(self._source.read_with(planned.wanted, slot.take))

@@ -29,7 +29,7 @@ from flatout.base.units import parse_bytes, show_bytes
 from flatout.data.source import Schema, Source
 from flatout.data.stores.compression import check_compression
 from flatout.data.stores.entries import Entries, lock_shared, mark_used
-from flatout.data.stores.records import Layout
+from flatout.data.stores.records import RecordLayout
 
 VERSION = 1  # of the code that prepares and keeps rows: raise it when either changes what is read back
 
@@ -219,7 +219,7 @@ class CacheEntry:
 
 def _written(schema: Schema) -> dict[str, Any]:
     """Without the mean of ragged columns, which is only an estimate."""
-    Layout.of(schema)  # says what is wrong with it
+    RecordLayout.of(schema)  # says what is wrong with it
     return {
         name: [str(column.dtype).removeprefix("torch."), list(column.shape), column.ragged is not None]
         for name, column in schema.items()

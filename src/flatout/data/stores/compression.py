@@ -20,7 +20,7 @@ SAMPLE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class Measured:
+class CodecSpeed:
     """What a codec does to a sample, on one core."""
 
     ratio: float  # bytes before to bytes after
@@ -50,7 +50,7 @@ def decompress(content: Array, compression: str, size: int) -> Array:
     return np.frombuffer(unpacked, np.uint8)
 
 
-def measure_codec(compression: str, sample: Array) -> Measured:
+def measure_codec(compression: str, sample: Array) -> CodecSpeed:
     """On blocks of the size that a cache compresses at once."""
     sample = sample[:SAMPLE_BYTES]
     blocks = [sample[begin : begin + BLOCK_BYTES] for begin in range(0, len(sample), BLOCK_BYTES)]
@@ -60,7 +60,7 @@ def measure_codec(compression: str, sample: Array) -> Measured:
     for block, small in zip(blocks, packed, strict=True):
         decompress(small, compression, len(block))
     took_s = max(time.perf_counter() - began_s, 1e-9)
-    return Measured(len(sample) / sum(map(len, packed)), len(sample) / took_s)
+    return CodecSpeed(len(sample) / sum(map(len, packed)), len(sample) / took_s)
 
 
 def choose_compression(s: Surroundings, row_bytes: float, sample: Callable[[], Array], threads: int = 1) -> tuple[str, str]:
@@ -87,7 +87,7 @@ def choose_compression(s: Surroundings, row_bytes: float, sample: Callable[[], A
     return best, f"{slow}; with {best} {_rate(codec.delivers(s.disk_bytes_s, threads))}: {gain}"
 
 
-def best_codec(disk_bytes_s: float, measured: Mapping[str, Measured], needed_bytes_s: float, threads: int = 1) -> str:
+def best_codec(disk_bytes_s: float, measured: Mapping[str, CodecSpeed], needed_bytes_s: float, threads: int = 1) -> str:
     """Of equal ones the cheaper: they are in the order none, lz4, zstd. A gain below a tenth is not worth the cores."""
     best, best_bytes_s = "none", min(disk_bytes_s, needed_bytes_s)
     for name, codec in measured.items():

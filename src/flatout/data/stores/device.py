@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.data.offers import Placed, Take
+from flatout.data.offers import PlacedRows, Take
 from flatout.data.source import Batch, Source
 from flatout.data.stores.records import START
 
@@ -20,7 +20,7 @@ _LARGE_BYTES = 64 << 10  # a row. Batches of smaller ones come faster than a hos
 _FLAT = "pixels"
 
 
-def filled_by(source: Source, device: torch.device | str) -> Placed | None:
+def filled_by(source: Source, device: torch.device | str) -> PlacedRows | None:
     """What fills the device, if it does well to be filled with the source photo by photo, and not beforehand."""
     if torch.device(device).type != "cuda" or source.placed is None:
         return None
@@ -30,7 +30,7 @@ def filled_by(source: Source, device: torch.device | str) -> Placed | None:
 class DeviceStore:
     """Photos lie in the order they came: a batch of new ones is one copy. OutOfMemoryError where there is no room for all."""
 
-    def __init__(self, source: Placed, device: torch.device | str) -> None:
+    def __init__(self, source: PlacedRows, device: torch.device | str) -> None:
         self._source = source
         self._start = torch.zeros(len(source), dtype=torch.int64)
         self._pixels = torch.empty(int(source.sizes.sum()), dtype=torch.uint8, device=device)

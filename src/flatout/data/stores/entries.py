@@ -84,7 +84,7 @@ class Entries:
         return True
 
 
-class Held:
+class EntryInUse:
     """An entry that nobody evicts until this is closed or forgotten."""
 
     def __init__(self, lock: int) -> None:
@@ -94,7 +94,7 @@ class Held:
         return type(None), ()  # a copy holds nothing: what it was made from does
 
 
-def hold(entry: Path, make: bool = False) -> Held | None:
+def hold(entry: Path, make: bool = False) -> EntryInUse | None:
     """`entry` is <cache>/<kind>/<name>. None: it is not there, or it is a folder of other people, which nobody evicts."""
     if entry.parent.name not in KINDS or not _NAME.fullmatch(entry.name):
         if make:
@@ -106,7 +106,7 @@ def hold(entry: Path, make: bool = False) -> Held | None:
         with Entries(entry.parent.parent).alone():
             if make:
                 entry.mkdir(exist_ok=True)
-            return Held(lock_shared(entry, make=True))
+            return EntryInUse(lock_shared(entry, make=True))
     except OSError:
         if make:
             raise

@@ -15,7 +15,7 @@ from flatout.data.source import Batch, Column, Source, fill_buffers
 from flatout.data.stores.cache import Cache, cache_key
 from flatout.data.stores.mapped import MappedStore
 from flatout.data.stores.memory import MemoryStore, RowStore
-from flatout.data.stores.records import START, Layout, plain
+from flatout.data.stores.records import START, RecordLayout, plain
 
 TIERS = ("resident", "pinned", "mapped", "streamed")
 _ROWS_AT_ONCE = 256
@@ -28,7 +28,7 @@ class FillingSource(Source):
         """Without a store every row comes from the source; `degraded` says why."""
         self.source = source
         self.store = store
-        self._layout = Layout.of(source.schema)
+        self._layout = RecordLayout.of(source.schema)
         self._degraded = degraded
         self._at_hand: Mapping[str, Tensor] | None = None
 

@@ -23,8 +23,8 @@ from flatout.data.source import Batch, Source
 from flatout.data.stores.cache import Cache, CacheEntry, CacheFull, cache_key
 from flatout.data.stores.compression import check_compression
 from flatout.data.stores.part_list import PartList
-from flatout.data.stores.parts import Kept, Part, bound_bytes, encode
-from flatout.data.stores.records import Array, Layout, bytes_of, starts
+from flatout.data.stores.parts import CacheFile, PackedRows, bound_bytes, encode
+from flatout.data.stores.records import Array, RecordLayout, bytes_of, starts
 
 _PART_BYTES = 64 << 20
 _PARTS_WAITING = 2
@@ -41,7 +41,7 @@ class MappedStore:
     ) -> None:
         self._entry = entry
         self._rows = len(source)
-        self._layout = Layout.of(source.schema)
+        self._layout = RecordLayout.of(source.schema)
         self._compression = check_compression(compression)
         self._part_bytes = part_bytes
         self._wait = wait
@@ -51,9 +51,9 @@ class MappedStore:
         self._one_at_a_time = threading.Lock()
         self._claimed = np.zeros(self._rows, bool)  # here, or on the way
         self._unclaimed = self._rows
-        self._buffer: list[Kept] = []
+        self._buffer: list[PackedRows] = []
         self._buffer_bytes = 0
-        self._jobs: queue.Queue[list[Kept] | None] = queue.Queue(maxsize=_PARTS_WAITING)
+        self._jobs: queue.Queue[list[PackedRows] | None] = queue.Queue(maxsize=_PARTS_WAITING)
         self._writer: threading.Thread | None = None
         self._filling = self._stopped = False
         self._look(first=True)
@@ -142,7 +142,7 @@ class MappedStore:
     def _load(self, path: Path, instead: bool) -> None:
         self._loaded.add(path)
         try:
-            part = Part(path, self._layout)
+            part = CacheFile(path, self._layout)
             if not 0 <= int(part.rows.min()) <= int(part.rows.max()) < self._rows:
                 raise DataError(f"{path} has rows beyond the {self._rows} of its source")
         except (DataError, OSError, ValueError, LookupError) as error:
@@ -152,14 +152,14 @@ class MappedStore:
             return
         self._parts.add(part, instead=instead)
 
-    def _copied(self, wanted: Array, picked: Array, sizes: Array, batch: Batch) -> Kept:
+    def _copied(self, wanted: Array, picked: Array, sizes: Array, batch: Batch) -> PackedRows:
         begins = starts(sizes)
         items = []
         for name, column in self._layout.ragged.items():
             content, width = bytes_of(batch[name]), column.dtype.itemsize
             runs = [content[begins[one] * width : (begins[one] + sizes[one]) * width] for one in picked.tolist()]
             items.append(np.concatenate(runs))
-        return Kept(wanted[picked], self._layout.records(batch, torch.from_numpy(picked)), sizes[picked], items)
+        return PackedRows(wanted[picked], self._layout.records(batch, torch.from_numpy(picked)), sizes[picked], items)
 
     def _hand_over(self, wait: bool = False, all_of_it: bool = False) -> None:
         """Gives the buffer to the writer once it makes up a part, or no row is missing."""
@@ -200,10 +200,10 @@ class MappedStore:
                 job = None  # its memory is not held while there is nothing to do
                 self._jobs.task_done()
 
-    def _write(self, pieces: list[Kept]) -> None:
+    def _write(self, pieces: list[PackedRows]) -> None:
         path = self._entry.write_part(encode(pieces, self._layout, self._compression), bound_bytes(pieces))
         self._loaded.add(path)
-        self._parts.add(Part(path, self._layout), trusted=True)
+        self._parts.add(CacheFile(path, self._layout), trusted=True)
 
     def _stop(self, why: str) -> None:
         self._stopped = True
@@ -213,7 +213,7 @@ class MappedStore:
 
 def cached_rows(cache: Cache, source: Source, preparation: str = "") -> int:
     """How many rows of the source a cache has, by the indexes of its parts: for plans, made before anything is read."""
-    parts = PartList(Layout.of(source.schema), len(source))
+    parts = PartList(RecordLayout.of(source.schema), len(source))
     for part in _parts(cache, source, preparation):
         parts.add(part)
     return parts.count
@@ -225,7 +225,7 @@ def cached_compression(cache: Cache, source: Source, preparation: str = "") -> s
     return str(parts[-1].compression) if parts else None
 
 
-def _parts(cache: Cache, source: Source, preparation: str) -> list[Part]:
+def _parts(cache: Cache, source: Source, preparation: str) -> list[CacheFile]:
     entry = cache.open(cache_key(source, preparation))
     if entry is None:
         return []
@@ -233,7 +233,7 @@ def _parts(cache: Cache, source: Source, preparation: str) -> list[Part]:
     try:
         for path in entry.part_paths():
             with suppress(DataError, OSError, ValueError, LookupError):
-                parts.append(Part(path, Layout.of(source.schema)))
+                parts.append(CacheFile(path, RecordLayout.of(source.schema)))
     finally:
         entry.close()
     return parts

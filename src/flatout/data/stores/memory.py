@@ -19,7 +19,7 @@ from flatout.base.units import show_bytes
 from flatout.data.offers import Take
 from flatout.data.room import empty
 from flatout.data.source import Batch, Source
-from flatout.data.stores.records import Array, Layout, starts
+from flatout.data.stores.records import Array, RecordLayout, starts
 from flatout.data.stores.runs import CHUNK_BYTES, Runs
 from flatout.machine.host import free_host_bytes
 
@@ -69,7 +69,7 @@ class RowStore(Protocol):
 
 def bytes_needed(source: Source) -> int:
     """An estimate of what a store of the whole source takes: ragged columns count by their mean."""
-    layout = Layout.of(source.schema)
+    layout = RecordLayout.of(source.schema)
     return round(len(source) * (layout.row_bytes + _INDEX_BYTES))
 
 
@@ -83,7 +83,7 @@ class MemoryStore:
     ) -> None:
         self.degraded: list[str] = []
         self._rows = len(source)
-        self._layout = Layout.of(source.schema)
+        self._layout = RecordLayout.of(source.schema)
         self._capacity = self._rows
         if limit_bytes is not None and bytes_needed(source) > limit_bytes:
             self._capacity = int(max(0, limit_bytes) / (self._layout.row_bytes + _INDEX_BYTES))

@@ -16,8 +16,8 @@ from torch import Tensor
 from flatout.base.errors import UsageError
 from flatout.data.offers import Take
 from flatout.data.source import Batch
-from flatout.data.stores.parts import Part
-from flatout.data.stores.records import Array, Layout, bytes_of, starts
+from flatout.data.stores.parts import CacheFile
+from flatout.data.stores.records import Array, RecordLayout, bytes_of, starts
 from flatout.machine.host import free_host_bytes
 
 _DECOMPRESSED_BYTES = 32 << 20
@@ -29,7 +29,7 @@ _UNKNOWN, _GOOD, _BAD = 0, 1, 2
 class _Index:
     """Replaced as a whole when a part comes, so that whoever reads keeps what is consistent."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[CacheFile, ...]
     first: Array  # the number of each part's first record, and of its first granule
     first_granule: Array
     per_granule: Array
@@ -46,7 +46,7 @@ class _Index:
         part = int(np.searchsorted(self.first_granule, number, side="right")) - 1
         return part, number - int(self.first_granule[part])
 
-    def with_part(self, part: Part, records: int, state: int) -> _Index:
+    def with_part(self, part: CacheFile, records: int, state: int) -> _Index:
         return _Index(
             (*self.parts, part),
             np.append(self.first, records),
@@ -64,7 +64,7 @@ class _Index:
 class PartList:
     """Any number of threads read; parts may come meanwhile."""
 
-    def __init__(self, layout: Layout, rows: int) -> None:
+    def __init__(self, layout: RecordLayout, rows: int) -> None:
         self.count = 0  # rows that are here
         self.damaged: list[str] = []
         self._layout = layout
@@ -77,7 +77,7 @@ class PartList:
         self._decompressed = _Recent(_DECOMPRESSED_BYTES)
         self._one_at_a_time = threading.Lock()
 
-    def add(self, part: Part, *, trusted: bool = False, instead: bool = True) -> None:
+    def add(self, part: CacheFile, *, trusted: bool = False, instead: bool = True) -> None:
         """`trusted`: this process has just written it. `instead`: it also counts for rows that are here already.
 
         Not so once rows are read: between `check` and `read` a row must not move to where nobody has compared checksums.
@@ -132,7 +132,7 @@ class PartList:
             self._find(index.parts[one], np.flatnonzero(part == one), local, found)
         return found.columns(take)
 
-    def _find(self, part: Part, chosen: Array, local: Array, found: _Found) -> None:
+    def _find(self, part: CacheFile, chosen: Array, local: Array, found: _Found) -> None:
         """Where the rows of one part are: in its mapping, or in granules that are decompressed."""
         if part.compression == "none" and not self._layout.ragged:  # then they lie there like the rows of a matrix
             found.records[chosen] = np.take(part.all_records(), local[chosen], axis=0, mode="clip")
@@ -149,7 +149,7 @@ class PartList:
             content = self._content(part, int(granules[some[0]]))
             found.add(content, chosen[some], records[some], [run[some] for run in runs])
 
-    def _content(self, part: Part, granule: int) -> Array:
+    def _content(self, part: CacheFile, granule: int) -> Array:
         key = (part.path.name, granule)
         content = self._decompressed.get(key)
         if content is None:
@@ -175,7 +175,7 @@ class PartList:
 class _Found:
     """Where each row of a batch lies: bytes, and places in them. Read when all are known, as only then their sizes are."""
 
-    def __init__(self, layout: Layout, rows: int) -> None:
+    def __init__(self, layout: RecordLayout, rows: int) -> None:
         self._layout = layout
         self.sizes = np.zeros(rows, np.int64)
         self.records = np.empty((rows, layout.record_bytes), np.uint8)

@@ -25,7 +25,7 @@ import torch
 
 from flatout.base.errors import DataError
 from flatout.data.stores.compression import BLOCK_BYTES, compress, decompress
-from flatout.data.stores.records import Array, Layout
+from flatout.data.stores.records import Array, RecordLayout
 
 _TRAILER = struct.Struct("<8sQQI")  # magic, bytes of granules, bytes of index, its checksum; then a checksum of these
 _TRAILER_BYTES = _TRAILER.size + 4
@@ -33,7 +33,7 @@ _MAGIC = b"flatout1"
 
 
 @dataclass(frozen=True)
-class Kept:
+class PackedRows:
     """Rows on their way into a part: `items` has the ragged columns' bytes of all rows, column by column."""
 
     rows: Array  # int64 [k]
@@ -46,13 +46,13 @@ class Kept:
         return int(self.records.nbytes + sum(flat.nbytes for flat in self.items) + 16 * len(self.rows))
 
 
-def bound_bytes(pieces: Sequence[Kept]) -> int:
+def bound_bytes(pieces: Sequence[PackedRows]) -> int:
     """No part of these rows is larger, however badly they compress."""
     kept_bytes = sum(piece.nbytes for piece in pieces)
     return kept_bytes + kept_bytes // 64 + 64 * sum(len(piece.rows) for piece in pieces) + 4096
 
 
-def encode(pieces: Sequence[Kept], layout: Layout, compression: str) -> Iterator[Any]:
+def encode(pieces: Sequence[PackedRows], layout: RecordLayout, compression: str) -> Iterator[Any]:
     """The content of the file, bit by bit, without making a copy of it."""
     rows, sizes = (np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("rows", "sizes"))
     count, ends = len(rows), np.append(0, np.cumsum(sizes))
@@ -106,10 +106,10 @@ def checksum(*content: Array) -> int:
     return found
 
 
-class Part:
+class CacheFile:
     """A part's file, memory-mapped. Its pages belong to the kernel, which drops them when memory is short."""
 
-    def __init__(self, path: Path, layout: Layout) -> None:
+    def __init__(self, path: Path, layout: RecordLayout) -> None:
         """DataError when the file is not a whole part of this layout; the granules are looked at later, by `check`."""
         self.path = path
         size = path.stat().st_size
@@ -128,7 +128,7 @@ class Part:
             raise DataError(f"{path} is damaged: the checksum of its index does not fit")
         self._read_index(index, layout)
 
-    def _read_index(self, index: Array, layout: Layout) -> None:
+    def _read_index(self, index: Array, layout: RecordLayout) -> None:
         tables = int(np.flatnonzero(index[:4096] == ord("\n"))[0]) + 1
         head = json.loads(index[:tables].tobytes())
         self.count, self.per_granule, self.compression = head["rows"], head["per_granule"], head["compression"]

@@ -27,14 +27,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
-class Layout:
+class RecordLayout:
     """`fixed` columns have one shape for all rows, `ragged` ones lie flat."""
 
     fixed: Mapping[str, Column]
     ragged: Mapping[str, Column]
 
     @staticmethod
-    def of(schema: Schema) -> Layout:
+    def of(schema: Schema) -> RecordLayout:
         ragged = {name: column for name, column in schema.items() if column.ragged is not None}
         fixed = {name: column for name, column in schema.items() if column.ragged is None}
         if ragged:
@@ -45,7 +45,7 @@ class Layout:
                 raise UsageError(
                     f"ragged columns ({names}) need a column {START!r}, one int64 a row, in the schema; got {came}"
                 )
-        return Layout(fixed, ragged)
+        return RecordLayout(fixed, ragged)
 
     @cached_property
     def record_bytes(self) -> int:

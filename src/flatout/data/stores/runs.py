@@ -15,7 +15,7 @@ from flatout.base.units import show_bytes
 from flatout.data.offers import Take
 from flatout.data.room import empty
 from flatout.data.source import Batch
-from flatout.data.stores.records import START, Array, Layout, plain, starts
+from flatout.data.stores.records import START, Array, RecordLayout, plain, starts
 
 CHUNK_BYTES = 64 << 20
 
@@ -23,7 +23,7 @@ CHUNK_BYTES = 64 << 20
 class Runs:
     """The ragged columns of a source. `allocate` is called by one thread at a time, on rows that were not allocated before."""
 
-    def __init__(self, layout: Layout, rows: int, limit_bytes: int | None, known_sizes: Tensor | None) -> None:
+    def __init__(self, layout: RecordLayout, rows: int, limit_bytes: int | None, known_sizes: Tensor | None) -> None:
         self._layout = layout
         self._limit_bytes = limit_bytes
         self._chunks: list[Batch] = []

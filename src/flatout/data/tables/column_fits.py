@@ -13,8 +13,8 @@ from flatout.data.fitted.dates import PERIODS, date_part
 from flatout.data.fitted.label import Label
 from flatout.data.fitted.table_features import CategoryFeatures, NumberFeatures
 from flatout.data.tables.arrow import ArrowValues
-from flatout.data.tables.kinds import Planned, listed
-from flatout.data.tables.statistics import HASH_BUCKETS, MOST_CATEGORIES, Counts, Moments, Sample
+from flatout.data.tables.kinds import ColumnPlan, listed
+from flatout.data.tables.statistics import HASH_BUCKETS, MOST_CATEGORIES, CategoryCounts, HashSample, Moments
 from flatout.data.tables.targets import target_coding, target_matrix
 
 Array = np.ndarray[Any, Any]
@@ -31,7 +31,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Done:
+class FittedColumn:
     """A fitted column. `others` is what target-encoded training rows get, [ids, folds, outputs]."""
 
     coding: Coding
@@ -41,7 +41,7 @@ class Done:
 
 
 class NumberFit:
-    def __init__(self, column: Planned, context: Context) -> None:
+    def __init__(self, column: ColumnPlan, context: Context) -> None:
         self.name, self.steps = column.name, column.steps.number
         self._raw = Moments()
         self._low, self._high = (None, None) if self.steps.clip_quantiles else self.steps.clip
@@ -54,7 +54,7 @@ class NumberFit:
         if self._shaped is not self._raw:
             self._shaped.add(self._shape(numbers, self._low, self._high))
 
-    def done(self, sample: Sample, notes: Dropped) -> Done | None:
+    def done(self, sample: HashSample, notes: Dropped) -> FittedColumn | None:
         raw = self._raw
         if not raw.count:
             notes.empty.append(self.name)
@@ -85,21 +85,21 @@ class NumberFit:
             edges=self._edges(sample, shift),
             rank=self.steps.bucket_ranks,
         )
-        return Done(Number(self.name, shift), (features,))
+        return FittedColumn(Number(self.name, shift), (features,))
 
     def _shape(self, numbers: Array, low: float | None, high: float | None) -> Array:
         if low is not None or high is not None:
             numbers = np.clip(numbers, low, high)
         return np.sign(numbers) * np.log1p(np.abs(numbers)) if self.steps.log else numbers
 
-    def _fill(self, raw: Moments, sample: Sample) -> float:
+    def _fill(self, raw: Moments, sample: HashSample) -> float:
         if self.steps.fill == "mean":
             return raw.mean
         if self.steps.fill == "median":
             return sample.quantiles(self.name, [0.5])[0]
         return 0.0 if self.steps.fill == "zero" else float(self.steps.fill)
 
-    def _edges(self, sample: Sample, shift: float) -> tuple[float, ...]:
+    def _edges(self, sample: HashSample, shift: float) -> tuple[float, ...]:
         """Between the buckets: equal ones, where many rows have one value, are one."""
         if self.steps.buckets is None or not self._raw.varies:
             return ()
@@ -118,7 +118,7 @@ class NumberFit:
 
 
 class DateFit:
-    def __init__(self, column: Planned, context: Context) -> None:
+    def __init__(self, column: ColumnPlan, context: Context) -> None:
         import pyarrow as pa
 
         self.name, self._steps = column.name, column.steps.date
@@ -130,7 +130,7 @@ class DateFit:
         for part, moments in self._parts.items():
             moments.add(np.where(missing, np.nan, date_part(part, instants)))
 
-    def done(self, sample: Sample, notes: Dropped) -> Done | None:
+    def done(self, sample: HashSample, notes: Dropped) -> FittedColumn | None:
         varying = {part: moments for part, moments in self._parts.items() if moments.varies}
         if not varying:
             empty = all(not moments.count for moments in self._parts.values())
@@ -148,18 +148,18 @@ class DateFit:
                     f"{self.name}.{part}", fill=moments.mean, flag=flag, mean=moments.mean, std=moments.std, period=period
                 )
             )
-        return Done(Date(self.name, tuple(varying), self._steps.format), tuple(features))
+        return FittedColumn(Date(self.name, tuple(varying), self._steps.format), tuple(features))
 
 
 class CategoryFit:
-    def __init__(self, column: Planned, context: Context) -> None:
+    def __init__(self, column: ColumnPlan, context: Context) -> None:
         self.name, self._steps = column.name, column.steps.category
         target = self._steps.target
         self._label = label = context.label
         outputs = 0 if target is None or label is None else target_matrix(np.zeros(0), label.class_count).shape[1]
         most = MOST_CATEGORIES if context.hash_buckets is None else min(MOST_CATEGORIES, context.hash_buckets)
         fallback = context.hash_buckets or HASH_BUCKETS
-        self._counts = Counts(self._steps.hash, fallback, most, 1 if target is None else target.folds, outputs)
+        self._counts = CategoryCounts(self._steps.hash, fallback, most, 1 if target is None else target.folds, outputs)
 
     def add(self, values: ArrowValues, folds: Mapping[str, Array], y: Array | None) -> None:
         codes, texts = values.texts(self.name)
@@ -168,7 +168,7 @@ class CategoryFit:
         else:
             self._counts.add(codes, texts, folds[self.name], y)
 
-    def done(self, sample: Sample, notes: Dropped) -> Done | None:
+    def done(self, sample: HashSample, notes: Dropped) -> FittedColumn | None:
         counts, target = self._counts, self._steps.target
         if counts.distinct <= 1:
             (notes.empty if counts.only_missing else notes.constant).append(self.name)
@@ -184,7 +184,7 @@ class CategoryFit:
                 NumberFeatures(name, fill=m.mean, mean=m.mean, std=m.std if m.varies else 1.0)
                 for name, m in zip(coding.outputs, moments, strict=True)
             ]
-            return Done(coding, tuple(means), others=others)
+            return FittedColumn(coding, tuple(means), others=others)
         if category.cardinality == 1:
             notes.said.append(
                 f"{self.name!r} left out: none of its {counts.distinct} values comes {self._steps.min_count} times"
@@ -196,7 +196,7 @@ class CategoryFit:
             )
         small = category.buckets is None and len(category.categories) <= self._steps.onehot
         names = tuple("(missing)" if text is None else text for text in category.categories) if small else ()
-        return Done(category, categories=(CategoryFeatures(self.name, category.cardinality, names),))
+        return FittedColumn(category, categories=(CategoryFeatures(self.name, category.cardinality, names),))
 
 
 class Dropped:

@@ -12,7 +12,7 @@ from typing import Any
 from flatout.base.errors import DataError, FlatoutError
 from flatout.data.allowance import within_memory
 from flatout.data.damage import in_words
-from flatout.data.places import Place
+from flatout.data.places import FilePlace
 from flatout.data.tables.ipc_sizes import check_batches_fit
 from flatout.data.tables.schema import Types, Where, check_distinct, plain
 from flatout.data.tables.validity import checked
@@ -23,7 +23,7 @@ _BATCH_BYTES = 512 << 20
 class ParquetPart:
     """One Parquet file; its blocks are its row groups."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: FilePlace) -> None:
         self.name = place.name
         self._place = place
         with self._opened() as file:
@@ -77,7 +77,7 @@ class ParquetPart:
 class ArrowPart:
     """One file of Arrow record batches (Feather too), with a table of contents at its end or as it was streamed."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: FilePlace) -> None:
         self.name = place.name
         self._place = place
         path = place.local()
@@ -158,7 +158,7 @@ def _readable(schema: Any) -> Any:
 
 
 @contextmanager
-def _told(place: Place, kind: str, mark: bytes) -> Iterator[None]:
+def _told(place: FilePlace, kind: str, mark: bytes) -> Iterator[None]:
     """Whatever the library says of a file it can't read, in words that name the file."""
     try:
         with within_memory(place.name):
@@ -169,7 +169,7 @@ def _told(place: Place, kind: str, mark: bytes) -> Iterator[None]:
         raise DataError(unreadable(place, kind, mark, error)) from error
 
 
-def unreadable(place: Place, kind: str, mark: bytes, error: Exception) -> str:
+def unreadable(place: FilePlace, kind: str, mark: bytes, error: Exception) -> str:
     """Why a file can't be read as what its name says it is."""
     with place.open() as file:
         start = file.read(64)

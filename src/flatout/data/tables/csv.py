@@ -14,9 +14,9 @@ import numpy as np
 
 from flatout.base.errors import DataError
 from flatout.data.bad import Bad
-from flatout.data.places import Place
+from flatout.data.places import FilePlace
 from flatout.data.tables.cells import converted, fitting, with_commas
-from flatout.data.tables.dialect import CsvOptions, Head, Lines
+from flatout.data.tables.dialect import CsvHeader, CsvOptions, Lines
 from flatout.data.tables.schema import Types, Where, check_distinct, told
 from flatout.data.tables.utf8 import not_utf8, utf8
 
@@ -27,11 +27,11 @@ _DECIMAL_COMMA = r"^(\s*[+-]?\d*),(\d+([eE][+-]?\d+)?\s*)$"
 class CsvPart:
     """One CSV file. `survey` reads it through once: what its columns hold, how many rows it has, which of them are bad."""
 
-    def __init__(self, place: Place, options: CsvOptions, bad: Bad) -> None:
+    def __init__(self, place: FilePlace, options: CsvOptions, bad: Bad) -> None:
         self.name = place.name
         self.rows: int | None = None
         self._place, self._options, self._bad = place, options, bad
-        self._head = Head.read(place, options)
+        self._head = CsvHeader.read(place, options)
         check_distinct(self._head.names, self.name)
         self.types: Types = dict.fromkeys(self._head.names)
         self._lines = Lines(place, options, self._head)
@@ -186,7 +186,7 @@ class _Watched:
 
     closed = False
 
-    def __init__(self, stream: io.BufferedReader, place: Place) -> None:
+    def __init__(self, stream: io.BufferedReader, place: FilePlace) -> None:
         self._stream, self._place = stream, place
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self.quotes = 0

@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Any
 
 from flatout.base.errors import DataError, UsageError
-from flatout.data.places import Place
+from flatout.data.places import FilePlace
 from flatout.data.tables.utf8 import not_utf8, utf8
 from flatout.data.unpacking import LONGEST_LINE_BYTES, LineGuard, read_line
 
@@ -63,7 +63,7 @@ class CsvOptions:
 
 
 @dataclass(frozen=True)
-class Head:
+class CsvHeader:
     """What stands before the first row."""
 
     names: tuple[str, ...]
@@ -74,7 +74,7 @@ class Head:
     """How many lines stand before the first row."""
 
     @staticmethod
-    def read(place: Place, options: CsvOptions) -> Head:
+    def read(place: FilePlace, options: CsvOptions) -> CsvHeader:
         with utf8(place, options.encoding) as stream:
             head, lines = _skipped(stream, options, place.name)
             sample = stream.read(_SAMPLE_BYTES) + read_line(stream, place.name)  # whole lines
@@ -90,12 +90,12 @@ class Head:
         with _long_values():
             first = next((record for record in reader if record), [])
         if not options.header:
-            return Head(_given_names(place, options, first), delimiter, head, lines)
+            return CsvHeader(_given_names(place, options, first), delimiter, head, lines)
         names = _header_names(place, options, first)
         taken = "".join(line for line, _ in zip(io.StringIO(text, newline=""), range(reader.line_num), strict=False))
         if not sample.startswith(taken.encode()):  # what can't be decoded was replaced
             raise DataError(not_utf8(place))
-        return Head(names, delimiter, head + len(taken.encode()), lines + reader.line_num)
+        return CsvHeader(names, delimiter, head + len(taken.encode()), lines + reader.line_num)
 
 
 def _skipped(stream: io.BufferedReader, options: CsvOptions, name: str) -> tuple[int, int]:
@@ -119,7 +119,7 @@ def _check_width(sample: bytes, name: str) -> None:
         )
 
 
-def _header_names(place: Place, options: CsvOptions, first: list[str]) -> tuple[str, ...]:
+def _header_names(place: FilePlace, options: CsvOptions, first: list[str]) -> tuple[str, ...]:
     if all(_is_number(cell) for cell in first):
         raise DataError(
             f"{place.name}: the first line looks like a row, not like names of columns ({', '.join(first[:5])}): "
@@ -129,7 +129,7 @@ def _header_names(place: Place, options: CsvOptions, first: list[str]) -> tuple[
     return tuple(name or f"column_{place}" for place, name in enumerate(names, 1))
 
 
-def _given_names(place: Place, options: CsvOptions, first: list[str]) -> tuple[str, ...]:
+def _given_names(place: FilePlace, options: CsvOptions, first: list[str]) -> tuple[str, ...]:
     if options.names is None:
         return tuple(f"column_{place}" for place in range(1, len(first) + 1))
     if len(options.names) != len(first):
@@ -174,7 +174,7 @@ class Lines:
     Values may hold line breaks and lines may be blank: then the file is read again, once for all rows asked for in order.
     """
 
-    def __init__(self, place: Place, options: CsvOptions, head: Head) -> None:
+    def __init__(self, place: FilePlace, options: CsvOptions, head: CsvHeader) -> None:
         self._place, self._options, self._head = place, options, head
         self._starts: Iterator[int] = iter(())
         self._next = 0

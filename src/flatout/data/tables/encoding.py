@@ -19,7 +19,7 @@ from flatout.data.source import Source
 from flatout.data.tables.arrow import ArrowValues
 from flatout.data.tables.encoded import Gathering
 from flatout.data.tables.kinds import check_column
-from flatout.data.tables.rows import Place, Rows
+from flatout.data.tables.rows import RowPlace, UsableRows
 from flatout.data.tables.scan import Scan, scan
 
 Array = np.ndarray[Any, Any]
@@ -55,7 +55,7 @@ class TableEncoder:
         text = [name for name in self.host.needed(targets=False) if self.host.types[name] == "string"]
         return scan(paths, **{**options, "columns": columns, "text": sorted({*options.get("text", ()), *text} & {*columns})})
 
-    def rows(self, found: Scan, bad: Bad, targets: bool, keep_bytes: int) -> Rows:
+    def rows(self, found: Scan, bad: Bad, targets: bool, keep_bytes: int) -> UsableRows:
         """Those of `found` that can be encoded."""
         codings = self.host.codings.columns
         names = self.host.needed(targets)
@@ -64,10 +64,10 @@ class TableEncoder:
         numbers = [coding.name for coding in codings if isinstance(coding, Number)]
         dates = {coding.name: coding.format for coding in codings if isinstance(coding, Date)}
         label = self.host.label.name if targets else None
-        return Rows(found, bad, keep_bytes, columns=names, label=label, numbers=numbers, dates=dates)
+        return UsableRows(found, bad, keep_bytes, columns=names, label=label, numbers=numbers, dates=dates)
 
     def encoded(
-        self, batch: Any, place: Place, targets: bool, unseen: Counter[str] | None = None, others: FoldMeans | None = None
+        self, batch: Any, place: RowPlace, targets: bool, unseen: Counter[str] | None = None, others: FoldMeans | None = None
     ) -> dict[str, Array]:
         """One record batch; `others` is given for training rows. `place` says in messages where its rows stand."""
         values = ArrowValues(batch)
@@ -77,7 +77,7 @@ class TableEncoder:
             self._check_known(batch, columns["y"], place)
         return columns
 
-    def _check_known(self, batch: Any, y: Array, place: Place) -> None:
+    def _check_known(self, batch: Any, y: Array, place: RowPlace) -> None:
         label = self.host.label
         if label.classes is not None and (y == UNKNOWN).any():
             row = int((y == UNKNOWN).argmax())

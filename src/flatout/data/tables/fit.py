@@ -15,10 +15,10 @@ from flatout.data.fitted.table_features import TableFeatures
 from flatout.data.keyed import keyed
 from flatout.data.split import hash_batch
 from flatout.data.tables.arrow import ArrowValues
-from flatout.data.tables.column_fits import FITS, Context, Done, Dropped
-from flatout.data.tables.kinds import Planned
+from flatout.data.tables.column_fits import FITS, Context, Dropped, FittedColumn
+from flatout.data.tables.kinds import ColumnPlan
 from flatout.data.tables.label import LabelFit
-from flatout.data.tables.statistics import Sample
+from flatout.data.tables.statistics import HashSample
 from flatout.data.tables.targets import target_matrix
 
 Array = np.ndarray[Any, Any]
@@ -45,7 +45,7 @@ class FitOptions:
     seed: int = 0
 
 
-def fit(blocks: Blocks, columns: Sequence[Planned], label: str, label_type: Any, options: FitOptions) -> TableFit:
+def fit(blocks: Blocks, columns: Sequence[ColumnPlan], label: str, label_type: Any, options: FitOptions) -> TableFit:
     """`blocks` gives the training rows anew at each call, as record batches of even size."""
     notes: list[str] = []
     known: Label | None = None
@@ -58,7 +58,7 @@ def fit(blocks: Blocks, columns: Sequence[Planned], label: str, label_type: Any,
     context = Context(known, options.hash_buckets)
     fits = [FITS[column.kind](column, context) for column in columns]
     sampled = [column.name for column in columns if column.kind == "number" and column.steps.number.need_quantiles]
-    sample, folds_of = Sample(sampled), Folds(columns, options.seed).of
+    sample, folds_of = HashSample(sampled), Folds(columns, options.seed).of
     rows = 0
     for block in blocks():
         values = ArrowValues(block)
@@ -78,7 +78,7 @@ def fit(blocks: Blocks, columns: Sequence[Planned], label: str, label_type: Any,
 class Folds:
     """The fold of each row, by the hash of its inputs: for each way of folding (their number) that some column asks for."""
 
-    def __init__(self, columns: Sequence[Planned], seed: int) -> None:
+    def __init__(self, columns: Sequence[ColumnPlan], seed: int) -> None:
         targets = {c.name: c.steps.category.target for c in columns if c.kind == "category"}
         self._counts = {name: target.folds for name, target in targets.items() if target is not None}
         self._inputs = [column.name for column in columns]
@@ -91,9 +91,9 @@ class Folds:
         return {name: (hashes % np.uint64(count)).astype(np.int64) for name, count in self._counts.items()}
 
 
-def _assembled(fits: Sequence[Any], sample: Sample, label: Label, notes: list[str], rows: int) -> TableFit:
+def _assembled(fits: Sequence[Any], sample: HashSample, label: Label, notes: list[str], rows: int) -> TableFit:
     dropped = Dropped()
-    done: list[Done] = [found for column in fits if (found := column.done(sample, dropped)) is not None]
+    done: list[FittedColumn] = [found for column in fits if (found := column.done(sample, dropped)) is not None]
     notes = [*notes, *dropped.notes()]
     if not done:
         raise DataError("no column is left to learn from: " + ("; ".join(notes) or "the table has none beside the label"))

@@ -14,7 +14,7 @@ from flatout.base.errors import DataError
 from flatout.data.bad import Bad
 from flatout.data.damage import in_words, reading
 from flatout.data.json_objects import parse_object
-from flatout.data.places import Place
+from flatout.data.places import FilePlace
 from flatout.data.tables.schema import Types, Where, told, wider
 from flatout.data.unpacking import open_plain, read_line
 
@@ -24,7 +24,7 @@ _BLOCK_BYTES = 4 << 20
 class JsonPart:
     """One file of JSON lines. It is read through once when it is opened: what its columns hold, and which lines are bad."""
 
-    def __init__(self, place: Place, bad: Bad) -> None:
+    def __init__(self, place: FilePlace, bad: Bad) -> None:
         self.name = place.name
         self._place, self._bad = place, bad
         self.types: Types = {}

@@ -8,18 +8,18 @@ from typing import Any
 
 from flatout.base.errors import DataError, UsageError, did_you_mean
 from flatout.data.tables.arrow import is_date, is_nested, is_number
-from flatout.data.tables.steps import CATEGORY_STEPS, DATE_STEPS, NUMBER_STEPS, Steps
+from flatout.data.tables.steps import CATEGORY_STEPS, DATE_STEPS, NUMBER_STEPS, ColumnSteps
 
 _STEPS_OF = {"number": NUMBER_STEPS, "category": CATEGORY_STEPS, "date": DATE_STEPS}
 
 
 @dataclass(frozen=True)
-class Planned:
+class ColumnPlan:
     """One input column: "number", "category" or "date", and what is to be done to it."""
 
     name: str
     kind: str
-    steps: Steps
+    steps: ColumnSteps
     type: Any
 
 
@@ -29,10 +29,10 @@ def plan_columns(
     numeric: str | Sequence[str],
     categorical: str | Sequence[str],
     aside: Iterable[str],
-    steps: Mapping[str, Steps],
-    usual: Steps,
+    steps: Mapping[str, ColumnSteps],
+    usual: ColumnSteps,
     notes: list[str],
-) -> list[Planned]:
+) -> list[ColumnPlan]:
     """The inputs in the order of the table. `aside` are columns that are no inputs: the label, what is dropped.
 
     A list names every column of its kind; columns that neither takes are left out, which `notes` says.
@@ -57,7 +57,7 @@ def plan_columns(
             left.append(name)
         else:
             _check_steps(name, found, mine)
-            planned.append(Planned(name, found, mine, kind))
+            planned.append(ColumnPlan(name, found, mine, kind))
     if left:
         notes.append(f"left out, since neither numeric nor categorical names them: {listed(left)}")
     return planned
@@ -81,7 +81,7 @@ def _names(given: str | Sequence[str], what: str) -> list[str] | None:
     return list(given)
 
 
-def _kind(name: str, kind: Any, numbers: list[str] | None, categories: list[str] | None, steps: Steps) -> str | None:
+def _kind(name: str, kind: Any, numbers: list[str] | None, categories: list[str] | None, steps: ColumnSteps) -> str | None:
     import pyarrow as pa
 
     by_steps = next((k for k, known in _STEPS_OF.items() if any(step in known for step in steps.named)), None)
@@ -111,7 +111,7 @@ def _checked_category(name: str, kind: Any) -> str:
     return "category"
 
 
-def _check_steps(name: str, kind: str, steps: Steps) -> None:
+def _check_steps(name: str, kind: str, steps: ColumnSteps) -> None:
     for step in steps.named:
         if step not in _STEPS_OF[kind]:
             known = ", ".join(_STEPS_OF[kind])

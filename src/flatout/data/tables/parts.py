@@ -17,7 +17,7 @@ from flatout.data.split import hash_batch, held_out
 from flatout.data.tables.arrow import ArrowValues
 from flatout.data.tables.encoded import Gathering, kept_rows
 from flatout.data.tables.encoding import TableEncoder
-from flatout.data.tables.rows import Place, Rows
+from flatout.data.tables.rows import RowPlace, UsableRows
 
 Array = np.ndarray[Any, Any]
 
@@ -27,7 +27,7 @@ _NO_PART = 255
 PartOf = Callable[[Any, int], Array]
 
 
-def part_rows(rows: Rows, holdout: float, split: str | None, seed: int) -> PartOf:
+def part_rows(rows: UsableRows, holdout: float, split: str | None, seed: int) -> PartOf:
     """Of a batch, and the number of its first row: the part (a place in PARTS) that each of its rows belongs to."""
     if holdout:
         key = keyed(seed, "holdout")
@@ -53,7 +53,7 @@ def _by_column(batch: Any, split: str) -> Array:
 
 
 def encode_parts(
-    rows: Rows,
+    rows: UsableRows,
     encoder: TableEncoder,
     part_of: PartOf,
     folders: Mapping[str, Path],
@@ -91,7 +91,7 @@ def encode_parts(
             one.discard()
 
 
-def _weights(batch: Any, name: str, place: Place) -> Array:
+def _weights(batch: Any, name: str, place: RowPlace) -> Array:
     weights = ArrowValues(batch).numbers(name)
     with np.errstate(invalid="ignore"):
         wrong = ~((weights >= 0) & (weights < np.inf))

@@ -23,7 +23,7 @@ BLOCK_ROWS = 1 << 16
 _MOST_BLOCK_BYTES = 2_000_000_000  # of a column of text Arrow holds 2 GB in one piece
 
 
-class Rows:
+class UsableRows:
     """A scan without the rows that can't be used: those raise, or are left out and counted, by `bad`.
 
     The same rows in the same order in every pass. What was read is kept while it takes less than `keep_bytes`.
@@ -44,11 +44,11 @@ class Rows:
         self._columns, self._label = list(columns), label
         self._numbers = [name for name in numbers if is_number(scan.columns[name])]
         self._dates = {name: form for name, form in dates.items() if str(scan.columns[name]) in ("string", "large_string")}
-        self._kept: list[tuple[Any, Place]] | None = None
+        self._kept: list[tuple[Any, RowPlace]] | None = None
         self._counted, self._all_good = False, True
         self.count: int | None = None
 
-    def batches(self) -> Iterator[tuple[Any, Place]]:
+    def batches(self) -> Iterator[tuple[Any, RowPlace]]:
         if self._kept is not None:
             yield from self._kept
             return
@@ -94,9 +94,9 @@ class Rows:
         if waiting:
             yield _joined(pa, waiting)
 
-    def _usable(self, batch: Any, where: Where) -> tuple[Any, Place]:
+    def _usable(self, batch: Any, where: Where) -> tuple[Any, RowPlace]:
         if self._counted and self._all_good:
-            return batch, Place(where)
+            return batch, RowPlace(where)
         wrong = np.zeros(batch.num_rows, dtype=np.bool_)
         for bad, why in self._checks(batch):
             if bad.any():
@@ -105,9 +105,9 @@ class Rows:
                         self._bad.found(where.of(row), why(row))
                 wrong |= bad
         if not wrong.any():
-            return batch, Place(where)
+            return batch, RowPlace(where)
         self._all_good = False
-        return _filtered(batch, ~wrong), Place(where, np.flatnonzero(~wrong))
+        return _filtered(batch, ~wrong), RowPlace(where, np.flatnonzero(~wrong))
 
     def _checks(self, batch: Any) -> Iterator[tuple[Array, Any]]:
         values = ArrowValues(batch)
@@ -129,7 +129,7 @@ class Rows:
             )
 
 
-class Place:
+class RowPlace:
     """Where the rows of a batch stand, some of which may have been left out."""
 
     def __init__(self, where: Where, rows: Array | None = None) -> None:
@@ -138,10 +138,10 @@ class Place:
     def of(self, row: int) -> str:
         return self._where.of(row if self._rows is None else int(self._rows[row]))
 
-    def among(self, mask: Array) -> Place:
+    def among(self, mask: Array) -> RowPlace:
         """Of the rows that `mask` takes."""
         taken = np.flatnonzero(mask)
-        return Place(self._where, taken if self._rows is None else self._rows[taken])
+        return RowPlace(self._where, taken if self._rows is None else self._rows[taken])
 
 
 def _filtered(batch: Any, mask: Array) -> Any:

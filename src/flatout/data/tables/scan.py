@@ -9,12 +9,12 @@ from typing import Any
 
 from flatout.base.errors import DataError, UsageError, did_you_mean
 from flatout.data.bad import Bad
-from flatout.data.places import Place, Written, find
+from flatout.data.places import FilePlace, Written, find
 from flatout.data.tables.columnar import ArrowPart, ParquetPart
 from flatout.data.tables.csv import CsvPart
 from flatout.data.tables.dialect import CsvOptions
 from flatout.data.tables.jsonl import JsonPart
-from flatout.data.tables.schema import Part, Types, Where, agreed, as_types, check_columns
+from flatout.data.tables.schema import TableFile, Types, Where, agreed, as_types, check_columns
 from flatout.data.unpacking import SUFFIXES as PACKED
 from flatout.data.unpacking import open_plain
 
@@ -42,7 +42,7 @@ class Scan:
     bad          what on_bad=skip left out: count, examples, summary()
     """
 
-    def __init__(self, parts: Sequence[Part], columns: Types, bad: Bad) -> None:
+    def __init__(self, parts: Sequence[TableFile], columns: Types, bad: Bad) -> None:
         self.columns = columns
         self.bad = bad
         counts = [part.rows for part in parts]
@@ -137,7 +137,7 @@ def scan(
     )
     if kind != "csv" and options != CsvOptions():
         raise UsageError(f"{', '.join(vars(CsvOptions()))} are for CSV; {places[0].name} is {kind}")
-    parts: Sequence[Part]
+    parts: Sequence[TableFile]
     if kind == "csv":
         parts, types = _survey_csv([CsvPart(place, options, bad) for place in places], columns, text)
     else:
@@ -146,13 +146,15 @@ def scan(
     return _checked(Scan(parts, _as_text(types, text), bad), label, [place.name for place in places])
 
 
-def _part(kind: str, place: Place, bad: Bad) -> Part:
+def _part(kind: str, place: FilePlace, bad: Bad) -> TableFile:
     if kind == "jsonl":
         return JsonPart(place, bad)
     return ParquetPart(place) if kind == "parquet" else ArrowPart(place)
 
 
-def _survey_csv(parts: Sequence[CsvPart], columns: Sequence[str] | None, text: Sequence[str]) -> tuple[Sequence[Part], Types]:
+def _survey_csv(
+    parts: Sequence[CsvPart], columns: Sequence[str] | None, text: Sequence[str]
+) -> tuple[Sequence[TableFile], Types]:
     """All files together have one type a column, as if they were one file."""
     import pyarrow as pa
 
@@ -189,7 +191,7 @@ def _checked(scan: Scan, label: str | None, files: Sequence[str]) -> Scan:
     return scan
 
 
-def _one_format(places: Sequence[Place], asked: str | None) -> str:
+def _one_format(places: Sequence[FilePlace], asked: str | None) -> str:
     if asked is not None:
         return {"tsv": "csv", "feather": "arrow"}.get(asked, asked)
     formats = {place.name: _format_of(place) for place in places}
@@ -200,7 +202,7 @@ def _one_format(places: Sequence[Place], asked: str | None) -> str:
     return first
 
 
-def _format_of(place: Place) -> str:
+def _format_of(place: FilePlace) -> str:
     """By its name; by its first bytes if the name says nothing."""
     name = place.name.lower()
     for packed in PACKED:

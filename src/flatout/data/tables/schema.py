@@ -41,7 +41,7 @@ class Where:
         return Where(self.file, 0, rows[kept], self._line)
 
 
-class Part(Protocol):
+class TableFile(Protocol):
     """One file, or one query, of a table."""
 
     name: str
@@ -111,7 +111,7 @@ def _wider_number(a: Any, b: Any) -> Any:
     return {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}.get(bits, pa.float64())
 
 
-def agreed(parts: Sequence[Part], wanted: Sequence[str] | None) -> Types:
+def agreed(parts: Sequence[TableFile], wanted: Sequence[str] | None) -> Types:
     """The columns of all parts with types wide enough for each; DataError names the files and columns that don't fit."""
     first = parts[0]
     names = list(first.types) if wanted is None else list(wanted)
@@ -134,7 +134,7 @@ def agreed(parts: Sequence[Part], wanted: Sequence[str] | None) -> Types:
     return types
 
 
-def check_columns(names: Sequence[str], part: Part, strict: bool, like: str) -> None:
+def check_columns(names: Sequence[str], part: TableFile, strict: bool, like: str) -> None:
     lacking = [name for name in names if name not in part.types]
     if lacking and part.name == like:
         raise DataError(f"{part.name} has no column {lacking[0]!r}; {did_you_mean(lacking[0], part.types)}")

@@ -61,7 +61,7 @@ class Moments:
         return self.high > self.low
 
 
-class Sample:
+class HashSample:
     """Columns of the rows with the smallest hashes, `EXACT_QUANTILES` of them."""
 
     def __init__(self, columns: Sequence[str], size: int = EXACT_QUANTILES) -> None:
@@ -95,7 +95,7 @@ class Sample:
         self._pieces, self._held = [(hashes, values)], len(hashes)
 
 
-class Counts:
+class CategoryCounts:
     """How often each category stands there, and in target encoding also the sum of targets, by fold.
 
     More than `limit` distinct ones are counted by hash bucket from there on, those seen before among them.

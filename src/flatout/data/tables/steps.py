@@ -66,7 +66,7 @@ class DateSteps:
 
 
 @dataclass(frozen=True)
-class Steps:
+class ColumnSteps:
     """All that may be done to one column: which of the three applies, its kind decides. `named` are the steps written."""
 
     number: NumberSteps = field(default_factory=NumberSteps)
@@ -75,7 +75,7 @@ class Steps:
     named: tuple[str, ...] = ()
 
 
-def parse_steps(written: Mapping[str, Any] | None, usual: Steps) -> dict[str, Steps]:
+def parse_steps(written: Mapping[str, Any] | None, usual: ColumnSteps) -> dict[str, ColumnSteps]:
     """Column -> its steps, for the columns that are written about."""
     if written is None:
         return {}
@@ -84,7 +84,7 @@ def parse_steps(written: Mapping[str, Any] | None, usual: Steps) -> dict[str, St
     return {str(column): _column_steps(str(column), given, usual) for column, given in written.items()}
 
 
-def _column_steps(column: str, written: Any, usual: Steps) -> Steps:
+def _column_steps(column: str, written: Any, usual: ColumnSteps) -> ColumnSteps:
     try:
         if isinstance(written, Mapping):
             specs = [Spec.parse({name: given}) for name, given in written.items()]
@@ -119,14 +119,14 @@ def _check_names(names: Sequence[str], in_order: bool) -> None:
         raise UsageError(f"got the order {', '.join(names)}; these steps are always done as {order}: write them so")
 
 
-def _fill(steps: Steps, spec: Spec) -> Steps:
+def _fill(steps: ColumnSteps, spec: Spec) -> ColumnSteps:
     how = spec.value
     if how not in _FILLS and not _is_number(how):
         raise UsageError(f"fill is mean, median, zero or a number, got {how!r}")
     return _number(steps, fill=how if isinstance(how, str) else float(how))
 
 
-def _clip(steps: Steps, spec: Spec) -> Steps:
+def _clip(steps: ColumnSteps, spec: Spec) -> ColumnSteps:
     if spec.options:
         if set(spec.options) != {"quantiles"}:
             raise UsageError(f"clip: expected {{quantiles: [0.01, 0.99]}}, got {dict(spec.options)!r}")
@@ -146,15 +146,15 @@ def _clip(steps: Steps, spec: Spec) -> Steps:
     return _number(steps, clip=(low, high), clip_quantiles=False)
 
 
-def _log(steps: Steps, spec: Spec) -> Steps:
+def _log(steps: ColumnSteps, spec: Spec) -> ColumnSteps:
     return _number(steps, log=_switch(spec))
 
 
-def _standardise(steps: Steps, spec: Spec) -> Steps:
+def _standardise(steps: ColumnSteps, spec: Spec) -> ColumnSteps:
     return _number(steps, standardise=_switch(spec))
 
 
-def _quantile_buckets(steps: Steps, spec: Spec) -> Steps:
+def _quantile_buckets(steps: ColumnSteps, spec: Spec) -> ColumnSteps:
     options = _options(spec, {"count": 10, "as": "onehot"})
     count = _whole(options["count"], "quantile_buckets", 2, MOST_BUCKETS)
     if options["as"] not in ("onehot", "rank"):
@@ -162,19 +162,19 @@ def _quantile_buckets(steps: Steps, spec: Spec) -> Steps:
     return _number(steps, buckets=count, bucket_ranks=options["as"] == "rank", standardise=False)
 
 
-def _min_count(steps: Steps, spec: Spec) -> Steps:
+def _min_count(steps: ColumnSteps, spec: Spec) -> ColumnSteps:
     return _category(steps, min_count=_whole(spec.value, "min_count", 1))
 
 
-def _onehot(steps: Steps, spec: Spec) -> Steps:
+def _onehot(steps: ColumnSteps, spec: Spec) -> ColumnSteps:
     return _category(steps, onehot=_whole(spec.value, "onehot", 0))
 
 
-def _hash(steps: Steps, spec: Spec) -> Steps:
+def _hash(steps: ColumnSteps, spec: Spec) -> ColumnSteps:
     return _category(steps, hash=_whole(spec.value, "hash", 1, (1 << 31) - 2))
 
 
-def _target_encode(steps: Steps, spec: Spec) -> Steps:
+def _target_encode(steps: ColumnSteps, spec: Spec) -> ColumnSteps:
     options = _options(spec, {"smoothing": 20.0, "folds": 5})
     if not _is_number(options["smoothing"]) or options["smoothing"] < 0:
         raise UsageError(f"target_encode: smoothing is a number of rows, 0 or more, got {options['smoothing']!r}")
@@ -182,7 +182,7 @@ def _target_encode(steps: Steps, spec: Spec) -> Steps:
     return _category(steps, target=TargetSteps(float(options["smoothing"]), folds))
 
 
-def _date(steps: Steps, spec: Spec) -> Steps:
+def _date(steps: ColumnSteps, spec: Spec) -> ColumnSteps:
     options = _options(spec, {"parts": list(PARTS), "cycles": True, "format": None})
     parts = [options["parts"]] if isinstance(options["parts"], str) else list(options["parts"])
     for part in parts:
@@ -200,11 +200,11 @@ _READERS = {
 }  # fmt: skip
 
 
-def _number(steps: Steps, **changes: Any) -> Steps:
+def _number(steps: ColumnSteps, **changes: Any) -> ColumnSteps:
     return replace(steps, number=replace(steps.number, **changes))
 
 
-def _category(steps: Steps, **changes: Any) -> Steps:
+def _category(steps: ColumnSteps, **changes: Any) -> ColumnSteps:
     return replace(steps, category=replace(steps.category, **changes))
 
 

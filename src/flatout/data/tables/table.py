@@ -21,13 +21,13 @@ from flatout.data.source import Source
 from flatout.data.tables import encoded
 from flatout.data.tables.encoding import TableEncoder, unseen_notes
 from flatout.data.tables.fit import FitOptions, Folds, fit
-from flatout.data.tables.kinds import Planned, check_column, plan_columns
+from flatout.data.tables.kinds import ColumnPlan, check_column, plan_columns
 from flatout.data.tables.parts import encode_parts, part_rows
 from flatout.data.tables.query import is_query
-from flatout.data.tables.rows import Rows
+from flatout.data.tables.rows import UsableRows
 from flatout.data.tables.scan import Scan, scan
 from flatout.data.tables.sql import scan_sql
-from flatout.data.tables.steps import CategorySteps, Steps, parse_steps
+from flatout.data.tables.steps import CategorySteps, ColumnSteps, parse_steps
 
 
 def table(
@@ -83,7 +83,7 @@ def table(
         for name in names:
             if name is not None:
                 check_column(name, found.columns, what)
-    usual = Steps(category=CategorySteps(min_count=min_count, onehot=onehot))
+    usual = ColumnSteps(category=CategorySteps(min_count=min_count, onehot=onehot))
     columns = plan_columns(
         found.columns,
         numeric=numeric,
@@ -183,10 +183,12 @@ def _other(encoder: TableEncoder, given: Any, queries: bool, on_bad: str, base_f
     return encoder.scan(given, on_bad=on_bad, base_folder=base_folder, **options)
 
 
-def _rows(found: Scan, bad: Bad, columns: Sequence[Planned], label: str, more: Sequence[str], everything: bool) -> Rows:
+def _rows(
+    found: Scan, bad: Bad, columns: Sequence[ColumnPlan], label: str, more: Sequence[str], everything: bool
+) -> UsableRows:
     """With `everything`, unused columns are read too: the split goes by whole rows, whatever is used of them."""
     used = {*(column.name for column in columns), label, *more}
-    return Rows(
+    return UsableRows(
         found,
         bad,
         encoded.MEMORY_BYTES,

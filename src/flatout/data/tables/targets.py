@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flatout.data.fitted.codings import Category, Target
+from flatout.data.fitted.codings import Category, TargetEncoding
 from flatout.data.tables.statistics import Moments
 
 Array = np.ndarray[Any, Any]
@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 
 def target_coding(
     category: Category, rows: Array, sums: Array, smoothing: float, suffixes: tuple[str, ...]
-) -> tuple[Target, Array, list[Moments]]:
+) -> tuple[TargetEncoding, Array, list[Moments]]:
     """From counts [ids, folds] and sums [ids, folds, outputs]: the coding for rows not trained on, the means for those
     that were [ids, folds, outputs], and the moments of these over the training rows."""
     every = _smoothed(rows.sum(1), sums.sum(1), smoothing)
@@ -29,7 +29,7 @@ def target_coding(
         one = Moments()
         one.add(others[:, :, output].ravel(), rows.ravel())
         moments.append(one)
-    return Target(category.name, category, tuple(tuple(row) for row in every.tolist()), suffixes), others, moments
+    return TargetEncoding(category.name, category, tuple(tuple(row) for row in every.tolist()), suffixes), others, moments
 
 
 def target_matrix(y: Array, classes: int | None) -> Array:

@@ -7,13 +7,13 @@ import io
 from typing import Any
 
 from flatout.base.errors import DataError
-from flatout.data.places import Place
+from flatout.data.places import FilePlace
 from flatout.data.unpacking import open_plain
 
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 
-def utf8(place: Place, encoding: str | None) -> io.BufferedReader:
+def utf8(place: FilePlace, encoding: str | None) -> io.BufferedReader:
     """The text of a file as UTF-8 bytes, without a byte order mark."""
     stream = open_plain(place)
     start = stream.peek(3)
@@ -28,7 +28,7 @@ def utf8(place: Place, encoding: str | None) -> io.BufferedReader:
 class _Recoded(io.RawIOBase):
     """Text of any encoding, as UTF-8 bytes."""
 
-    def __init__(self, stream: io.BufferedReader, place: Place, encoding: str) -> None:
+    def __init__(self, stream: io.BufferedReader, place: FilePlace, encoding: str) -> None:
         self._stream = stream
         self._name, self._encoding = place.name, encoding
         self._decoder = codecs.getincrementaldecoder(encoding)()
@@ -61,7 +61,7 @@ class _Recoded(io.RawIOBase):
         super().close()
 
 
-def not_utf8(place: Place) -> str:
+def not_utf8(place: FilePlace) -> str:
     """Why a file is not UTF-8 text, with the place of the first byte that shows it."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     taken, lines = 0, 1

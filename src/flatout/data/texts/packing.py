@@ -23,19 +23,19 @@ from torch import Tensor
 from flatout.data.files import Array
 from flatout.data.keyed import Keys
 from flatout.data.source import HASH_WHOLE_BYTES, PIECE_BYTES, PIECES, Batch, Column, Schema
-from flatout.data.texts.tokens import Part
+from flatout.data.texts.tokens import TokenFile
 
 BOUNDARIES = ("none", "loss", "attention")
 IGNORED = -100
 
 
-class Stream:
+class TokenStream:
     """Parts end to end, in as few bytes a token as the vocabulary allows; windows and slices are copied out of them.
 
     Two bytes are uint16 here and int16 with the same bits as tensors, since torch can't always index uint16.
     """
 
-    def __init__(self, parts: Sequence[Part], vocabulary: int) -> None:
+    def __init__(self, parts: Sequence[TokenFile], vocabulary: int) -> None:
         kind = np.uint8 if vocabulary <= 1 << 8 else np.uint16 if vocabulary <= 1 << 16 else np.int32
         self.kind: np.dtype[Any] = np.dtype(kind)
         self.vocabulary = vocabulary
@@ -54,12 +54,12 @@ class Stream:
     def nbytes(self) -> int:
         return len(self) * self.kind.itemsize
 
-    def cut(self, start: int, stop: int) -> Stream:
+    def cut(self, start: int, stop: int) -> TokenStream:
         """The tokens from `start` to `stop`, not copied."""
         firsts = self._ends - [len(part) for part in self._parts]
         bounds = [(max(start - first, 0), min(stop, end) - first) for first, end in zip(firsts, self._ends, strict=True)]
         kept = [part.cut(int(a), int(b)) for part, (a, b) in zip(self._parts, bounds, strict=True) if a < b]
-        return Stream(kept, self.vocabulary)
+        return TokenStream(kept, self.vocabulary)
 
     def windows(self, begins: Array, length: int, into: Array | None = None) -> Array:
         """[len(begins), length]: the tokens from each place on, in an array of the caller's if there is one."""
@@ -110,10 +110,10 @@ class Stream:
         return digest.hexdigest()
 
 
-def _joined(parts: Sequence[Part], kind: np.dtype[Any]) -> list[Part]:
+def _joined(parts: Sequence[TokenFile], kind: np.dtype[Any]) -> list[TokenFile]:
     """Neighbours that are in memory become one part: a corpus of many small files is as fast as one of a single file."""
-    joined: list[Part] = []
-    waiting: list[Part] = []
+    joined: list[TokenFile] = []
+    waiting: list[TokenFile] = []
     for part in [*parts, None]:
         if part is not None and part.pages is None:
             waiting += [part] if len(part) else []
@@ -121,7 +121,7 @@ def _joined(parts: Sequence[Part], kind: np.dtype[Any]) -> list[Part]:
         if waiting:
             one = len(waiting) == 1 and waiting[0].ids.dtype == kind
             ids = waiting[0].ids if one else np.concatenate([held.ids.astype(kind) for held in waiting])
-            joined.append(Part(waiting[0].name, ids, held=waiting[0].held))
+            joined.append(TokenFile(waiting[0].name, ids, held=waiting[0].held))
             waiting = []
         if part is not None and len(part):
             joined.append(part)

@@ -26,10 +26,10 @@ from flatout.data.fitted.token_rows import SequenceHost, TextCode, row_ids
 from flatout.data.fitted.tokenizer import Tokenizer
 from flatout.data.split import hash_strings, held_out
 from flatout.data.texts.buckets import MULTIPLE, check_lengths
-from flatout.data.texts.packing import Stream, as_tensor
+from flatout.data.texts.packing import TokenStream, as_tensor
 from flatout.data.texts.sequence_source import SequenceSource
 from flatout.data.texts.tokenizer import load_tokenizer
-from flatout.data.texts.tokens import Part, check_vocabulary, find_files, json_rows, kind_of, text_field
+from flatout.data.texts.tokens import TokenFile, check_vocabulary, find_files, json_rows, kind_of, text_field
 
 _BYTES_PER_TOKEN = 16  # of a row by itself, and of all rows end to end
 
@@ -73,7 +73,7 @@ def sequences(
         taken = held_out(hash_strings([np.asarray(ids, "<i8").tobytes() for ids in train.rows], seed), holdout)
         train, held = train.select(np.flatnonzero(~taken)), train.select(np.flatnonzero(taken))
     both = [train] if held is None else [train, held]
-    ids = [Part(part.name, part.flat()) for part in both]
+    ids = [TokenFile(part.name, part.flat()) for part in both]
     if reader.text and reader.tokenizer is None:
         vocabulary = max(vocabulary or 0, 256)
     if reader.tokenizer is not None:
@@ -98,7 +98,7 @@ def sequences(
         longest = -(-longest // MULTIPLE) * MULTIPLE  # what a plan may pad to
     sources = [
         SequenceSource(
-            as_tensor(Stream([part], vocabulary).slice(0, len(part))),
+            as_tensor(TokenStream([part], vocabulary).slice(0, len(part))),
             torch.from_numpy(read.lengths()),
             target,
             pad,
@@ -134,14 +134,14 @@ def other_sequences(fitted: Fitted, given: Any, targets: bool) -> SequenceSource
     if isinstance(given, str | os.PathLike):
         reader = _Reader(how["field"], how["label"] if targets else None, host.code.tokenizer, Bad(how["on_bad"]))
         read = reader.read(given, None, "")
-        check_vocabulary([Part(read.name, read.flat())], host.code.vocabulary)
+        check_vocabulary([TokenFile(read.name, read.flat())], host.code.vocabulary)
         if read.y is not None:
             names = host.class_names
             y = targets_of(read.y if names is None else read.y.astype(str), names or ())
     else:
         read = _Rows("rows", host.ids(given), None)
     lengths = torch.from_numpy(read.lengths())
-    stream = Stream([Part(read.name, read.flat())], host.code.vocabulary)
+    stream = TokenStream([TokenFile(read.name, read.flat())], host.code.vocabulary)
     longest = max(host.longest, int(lengths.max()))  # a longer row does not fit the model, which is said by name
     tokens = as_tensor(stream.slice(0, len(stream)))
     return SequenceSource(tokens, lengths, y, host.pad, longest=longest, batch_tokens=how["tokens"])

@@ -20,12 +20,12 @@ from flatout.data.fitted.token_rows import TextCode, TextHost
 from flatout.data.fitted.tokenizer import Tokenizer
 from flatout.data.source import Batch, Column, Source, hash_tensors
 from flatout.data.texts import packing
-from flatout.data.texts.packing import BOUNDARIES, Split, Stream
+from flatout.data.texts.packing import BOUNDARIES, Split, TokenStream
 from flatout.data.texts.tokenizer import check_made_with, encoded, load_tokenizer
 from flatout.data.texts.tokens import (
     TOKEN_SUFFIXES,
-    Part,
     Paths,
+    TokenFile,
     after_each,
     by_alphabet,
     byte_parts,
@@ -44,7 +44,9 @@ ENCODINGS = ("chars", "bytes", "tokens")
 class TextSource(Source):
     """Row r is the window at r * stride: cut on the device out of the stream that is stored there, or read from the stream."""
 
-    def __init__(self, stream: Stream, window: int, stride: int, boundaries: str = "none", starts: Array | None = None) -> None:
+    def __init__(
+        self, stream: TokenStream, window: int, stride: int, boundaries: str = "none", starts: Array | None = None
+    ) -> None:
         """`starts` are where documents begin, the first at 0; of no use when boundaries are "none"."""
         self._narrow = NarrowText(stream, window, stride, None if boundaries == "none" else starts)
         self._split = Split(boundaries)
@@ -96,7 +98,7 @@ class TextSource(Source):
 class NarrowText(Source):
     """Windows as they lie in the stream, one token longer than a row: 2 bytes a token where x and y would be 16."""
 
-    def __init__(self, stream: Stream, window: int, stride: int, starts: Array | None) -> None:
+    def __init__(self, stream: TokenStream, window: int, stride: int, starts: Array | None) -> None:
         self._stream, self._starts = stream, starts
         self._length, self._stride = window + 1, stride
 
@@ -206,7 +208,7 @@ def text(
         vocabulary = reading.tokenizer.allows(vocabulary)
     else:
         vocabulary = check_vocabulary(everything, vocabulary)
-    streams = [Stream(parts, vocabulary) for parts in groups]
+    streams = [TokenStream(parts, vocabulary) for parts in groups]
     train, starts = streams[0], read[0].starts
     cut = len(train) if held_files is not None else len(train) - int(len(train) * holdout)
     rows = _Rows(window, boundaries)
@@ -254,7 +256,7 @@ def other_text(fitted: Fitted, paths: Paths, cache: Path | None) -> TextSource:
     read = reading.read(files)
     parts = read.parts if code.alphabet is None else placed(read.parts, code.alphabet, str(files[0]))
     check_vocabulary(parts, code.vocabulary)
-    stream = Stream(parts, code.vocabulary)
+    stream = TokenStream(parts, code.vocabulary)
     rows = _Rows(host.window, host.boundaries)
     return rows.of(stream, read.starts, (0, len(stream)), host.window, "other", files)
 
@@ -265,7 +267,7 @@ def _cache(folder: str | os.PathLike[str] | None) -> Path:
 
 @dataclass(frozen=True)
 class _Read:
-    parts: list[Part]
+    parts: list[TokenFile]
     starts: Array | None
 
 
@@ -320,7 +322,7 @@ class _Rows:
     boundaries: str
 
     def of(
-        self, stream: Stream, starts: Array | None, span: tuple[int, int], stride: int, part: str, files: Sequence[Path]
+        self, stream: TokenStream, starts: Array | None, span: tuple[int, int], stride: int, part: str, files: Sequence[Path]
     ) -> TextSource:
         tokens = span[1] - span[0]
         if not tokens:

@@ -27,8 +27,8 @@ from flatout.data.files import Array
 from flatout.data.fitted.tokenizer import Tokenizer, library
 from flatout.data.places import open_regular
 from flatout.data.stores.entries import hold
-from flatout.data.texts.packing import Stream, document_starts
-from flatout.data.texts.tokens import Document, Part, Sidecar, documents, kind_of, read_sidecar, token_parts, write_sidecar
+from flatout.data.texts.packing import TokenStream, document_starts
+from flatout.data.texts.tokens import Document, Sidecar, TokenFile, documents, kind_of, read_sidecar, token_parts, write_sidecar
 
 _FORMAT = 1
 _PIECE_CHARS = 256 << 10
@@ -62,7 +62,7 @@ def check_made_with(tokenizer: Tokenizer, path: Path) -> None:
 
 def encoded(
     files: Sequence[Path], tokenizer: Tokenizer, field: str, eot: str | int | None, bad: Bad, cache: Path
-) -> tuple[Part, Array]:
+) -> tuple[TokenFile, Array]:
     """All documents of the files end to end, and where each begins; from the cache if it was done before."""
     end = tokenizer.end_of_text(eot)
     lines = field if any(kind_of(path)[0] == "lines" for path in files) else None
@@ -113,7 +113,7 @@ def _date(path: Path) -> int:
 
 def _write(folder: Path, found: Iterable[Document], tokenizer: Tokenizer, eot: int | None, bad: Bad) -> None:
     path = folder / "tokens.bin"
-    kind = Stream([], tokenizer.vocabulary).kind
+    kind = TokenStream([], tokenizer.vocabulary).kind
     lengths = array("q")
     length = largest = 0
     with path.open("wb") as file:
@@ -147,7 +147,7 @@ def _write(folder: Path, found: Iterable[Document], tokenizer: Tokenizer, eot: i
 
 
 def _checksum(folder: Path, dtype: str, vocabulary: int) -> str:
-    stream = Stream(token_parts([folder / "tokens.bin"], dtype), vocabulary)
+    stream = TokenStream(token_parts([folder / "tokens.bin"], dtype), vocabulary)
     return f"{stream.fingerprint()}-{_content(folder / 'starts.npy')}"
 
 
@@ -199,7 +199,7 @@ def _cut(held: str, end: int, encode: Callable[[Sequence[str]], list[list[int]]]
     return 0
 
 
-def _open(folder: Path, bad: Bad) -> tuple[Part, Array] | None:
+def _open(folder: Path, bad: Bad) -> tuple[TokenFile, Array] | None:
     """What was kept, if it is as it was written; what was left out then is told to `bad` again."""
     path = folder / "tokens.bin"
     held = hold(folder)  # for as long as its ids are used

@@ -26,7 +26,7 @@ from flatout.data.files import Array
 from flatout.data.json_objects import parse_object
 from flatout.data.modules import module_files
 from flatout.data.places import LocalFile, open_regular, special_kind
-from flatout.data.stores.entries import Held
+from flatout.data.stores.entries import EntryInUse
 from flatout.data.unpacking import LONGEST_LINE_BYTES, check_unpacked_fits, line_too_long, open_plain
 
 TOKEN_TYPES = ("uint8", "uint16", "int32", "uint32", "int64")
@@ -189,7 +189,7 @@ def _chunks(path: Path, bad: Bad) -> Iterator[bytes]:
 
 
 @dataclass(frozen=True)
-class Part:
+class TokenFile:
     """A stretch of ids, in memory or mapped; `name` is for messages."""
 
     name: str
@@ -197,14 +197,14 @@ class Part:
     pages: mmap.mmap | None = None
     first_byte: int = 0  # of `ids` in the mapping
     largest: int | None = None  # where it is known without a look at all of them
-    held: Held | None = None  # the entry of a cache that it is in
+    held: EntryInUse | None = None  # the entry of a cache that it is in
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def cut(self, start: int, stop: int) -> Part:
+    def cut(self, start: int, stop: int) -> TokenFile:
         first_byte = self.first_byte + start * self.ids.itemsize
-        return Part(self.name, self.ids[start:stop], self.pages, first_byte, self.largest, self.held)
+        return TokenFile(self.name, self.ids[start:stop], self.pages, first_byte, self.largest, self.held)
 
     def expect(self, begins: Array, length: int) -> None:
         """Ask for all that is about to be read at once: the disk then works on many requests, not on one after the other."""
@@ -271,14 +271,14 @@ def read_sidecar(path: Path) -> Sidecar | None:
     return known
 
 
-def token_parts(files: Sequence[Path], dtype: str | None) -> list[Part]:
+def token_parts(files: Sequence[Path], dtype: str | None) -> list[TokenFile]:
     """The ids of each file as they are stored there, of type `dtype` where the file does not say."""
     if dtype is not None and dtype not in TOKEN_TYPES:
         raise DataError(f"dtype of token files is one of {', '.join(TOKEN_TYPES)}, got {dtype!r}")
     return [_token_part(path, dtype) for path in files]
 
 
-def _token_part(path: Path, dtype: str | None) -> Part:
+def _token_part(path: Path, dtype: str | None) -> TokenFile:
     if path.suffix == ".npy":
         return _npy_part(path)
     known = read_sidecar(path)
@@ -293,7 +293,7 @@ def _token_part(path: Path, dtype: str | None) -> Part:
     return _part(path, kind, 0, size // kind.itemsize)
 
 
-def _npy_part(path: Path) -> Part:
+def _npy_part(path: Path) -> TokenFile:
     with reading(str(path), "as npy"), open_regular(path) as file:
         header = npy.read_header(file)
         there = os.fstat(file.fileno()).st_size - header.header_bytes
@@ -305,17 +305,17 @@ def _npy_part(path: Path) -> Part:
     return _part(path, kind, first, shape[0])
 
 
-def _part(path: Path, kind: np.dtype[Any], first_byte: int, count: int) -> Part:
+def _part(path: Path, kind: np.dtype[Any], first_byte: int, count: int) -> TokenFile:
     if count * kind.itemsize < _MAP_BYTES:
-        return Part(str(path), np.fromfile(path, kind, count, offset=first_byte))
+        return TokenFile(str(path), np.fromfile(path, kind, count, offset=first_byte))
     with path.open("rb") as file:
         pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return Part(str(path), np.frombuffer(pages, kind, count, first_byte), pages, first_byte)
+    return TokenFile(str(path), np.frombuffer(pages, kind, count, first_byte), pages, first_byte)
 
 
-def byte_parts(files: Sequence[Path], field: str, bad: Bad) -> tuple[list[Part], list[int]]:
+def byte_parts(files: Sequence[Path], field: str, bad: Bad) -> tuple[list[TokenFile], list[int]]:
     """Bytes as they are, and the number of bytes of each document."""
-    parts: list[Part] = []
+    parts: list[TokenFile] = []
     lengths: list[int] = []
     room = Allowance()
     for path in files:
@@ -326,7 +326,7 @@ def byte_parts(files: Sequence[Path], field: str, bad: Bad) -> tuple[list[Part],
                 found.append(document.encode())
                 room.take(_BYTES_PER_BYTE * len(found[-1]), str(path))
             lengths += map(len, found)
-            parts.append(Part(str(path), np.frombuffer(b"".join(found), np.uint8)))
+            parts.append(TokenFile(str(path), np.frombuffer(b"".join(found), np.uint8)))
             continue
         before = bad.count
         size = path.stat().st_size
@@ -337,13 +337,13 @@ def byte_parts(files: Sequence[Path], field: str, bad: Bad) -> tuple[list[Part],
     return parts, lengths
 
 
-def _unpacked(path: Path, bad: Bad, room: Allowance) -> Part:
+def _unpacked(path: Path, bad: Bad, room: Allowance) -> TokenFile:
     content = bytearray()
     _check_room(path, _BYTES_PER_BYTE, bad)
     for chunk in _chunks(path, bad):
         room.take(_BYTES_PER_BYTE * len(chunk), str(path))
         content += chunk
-    return Part(str(path), np.frombuffer(content, np.uint8))
+    return TokenFile(str(path), np.frombuffer(content, np.uint8))
 
 
 def _check_room(path: Path, times: int, bad: Bad) -> None:
@@ -358,7 +358,7 @@ def _check_room(path: Path, times: int, bad: Bad) -> None:
         pass  # damaged: said where it is read, and by what on_bad says
 
 
-def char_parts(files: Sequence[Path], field: str, bad: Bad) -> tuple[list[Part], list[int]]:
+def char_parts(files: Sequence[Path], field: str, bad: Bad) -> tuple[list[TokenFile], list[int]]:
     """Code points, and the number of characters of each document."""
     room = Allowance()
     codes: list[Array] = []
@@ -371,10 +371,10 @@ def char_parts(files: Sequence[Path], field: str, bad: Bad) -> tuple[list[Part],
             room.take(_BYTES_PER_CHARACTER * len(piece), f"the text of {files[0]}{' and others' if len(files) > 1 else ''}")
             codes.append(np.frombuffer(piece.encode("utf-32-le"), np.uint32))
             lengths[-1] += len(piece)
-    return [Part("the text", np.concatenate(codes) if codes else np.empty(0, np.uint32))], lengths
+    return [TokenFile("the text", np.concatenate(codes) if codes else np.empty(0, np.uint32))], lengths
 
 
-def by_alphabet(groups: Sequence[Sequence[Part]]) -> tuple[str, list[list[Part]]]:
+def by_alphabet(groups: Sequence[Sequence[TokenFile]]) -> tuple[str, list[list[TokenFile]]]:
     """Code points to places in the sorted alphabet of all the text."""
     present = np.zeros(_CODE_POINTS, dtype=bool)
     for part in (part for parts in groups for part in parts):
@@ -382,14 +382,14 @@ def by_alphabet(groups: Sequence[Sequence[Part]]) -> tuple[str, list[list[Part]]
     letters = present.nonzero()[0]
     place = np.zeros(_CODE_POINTS, dtype=np.int32)
     place[letters] = np.arange(len(letters))
-    return "".join(map(chr, letters)), [[Part(part.name, place[part.ids]) for part in parts] for parts in groups]
+    return "".join(map(chr, letters)), [[TokenFile(part.name, place[part.ids]) for part in parts] for parts in groups]
 
 
-def placed(parts: Sequence[Part], alphabet: str, name: str) -> list[Part]:
+def placed(parts: Sequence[TokenFile], alphabet: str, name: str) -> list[TokenFile]:
     """Code points to places in an alphabet that is known; `name` is of the files, for messages."""
     place = np.full(_CODE_POINTS, -1, dtype=np.int32)
     place[[ord(letter) for letter in alphabet]] = np.arange(len(alphabet))
-    found = [Part(part.name, place[part.ids]) for part in parts]
+    found = [TokenFile(part.name, place[part.ids]) for part in parts]
     strange = {letter for part, own in zip(found, parts, strict=True) for letter in np.unique(own.ids[part.ids < 0]).tolist()}
     if strange:
         shown = " ".join(repr(chr(letter)) for letter in sorted(strange)[:10])
@@ -397,7 +397,7 @@ def placed(parts: Sequence[Part], alphabet: str, name: str) -> list[Part]:
     return found
 
 
-def check_vocabulary(parts: Sequence[Part], told: int | None, whose: str = "") -> int:
+def check_vocabulary(parts: Sequence[TokenFile], told: int | None, whose: str = "") -> int:
     """As told, if every token is below it, or one more than the largest token. Looks at a piece at a time."""
     largest = 0
     for part in parts:
@@ -423,7 +423,7 @@ def _out_of_range(name: str, place: int, found: int, vocabulary: int | None, who
     return DataError(f"{name}: token ids must be {below}{whose}, found {found} (token {place}): {remedy}")
 
 
-def after_each(parts: Sequence[Part], eot: int) -> Array:
+def after_each(parts: Sequence[TokenFile], eot: int) -> Array:
     """The places just after each end-of-text token, over all parts end to end."""
     found, passed = [], 0
     for part in parts:

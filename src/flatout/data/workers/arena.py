@@ -32,7 +32,7 @@ def aligned(size: int) -> int:
     return -(-size // _ALIGN) * _ALIGN
 
 
-class Layout:
+class ArenaLayout:
     """Where `rows` rows of each column lie, after a header that says how far the reading is."""
 
     def __init__(self, schema: Schema, rows: int) -> None:
@@ -56,20 +56,20 @@ class Layout:
         return flat.view(shape)
 
 
-class Memory:
+class WorkerMemory:
     """What a worker writes and its owner reads: `columns` (for NumPy, `arrays`), and which sample the worker is at."""
 
-    def __init__(self, layout: Layout, buffer: Any) -> None:
+    def __init__(self, layout: ArenaLayout, buffer: Any) -> None:
         self.columns = layout.columns(buffer)
         self.arrays: dict[str, Any] = {n: c.numpy() for n, c in self.columns.items() if c.dtype is not torch.bfloat16}
         self._header: Any = np.frombuffer(buffer, dtype=np.int64, count=2)
 
     @classmethod
-    def shared(cls, layout: Layout, descriptor: int) -> Memory:
+    def shared(cls, layout: ArenaLayout, descriptor: int) -> WorkerMemory:
         return cls(layout, mmap.mmap(descriptor, layout.size))
 
     @classmethod
-    def own(cls, layout: Layout) -> Memory:
+    def own(cls, layout: ArenaLayout) -> WorkerMemory:
         return cls(layout, bytearray(layout.size))
 
     def at(self, sample: int) -> None:

@@ -27,7 +27,7 @@ _BOOT = (
 )
 
 
-class Process(Protocol):
+class WorkerProcess(Protocol):
     """A worker, however it was started."""
 
     @property
@@ -40,7 +40,7 @@ class Process(Protocol):
         ...
 
 
-def start_worker(descriptors: Sequence[int], forked: bool | None = None) -> Process:
+def start_worker(descriptors: Sequence[int], forked: bool | None = None) -> WorkerProcess:
     """A process that runs `worker.work` on its copies of the four descriptors."""
     if forked is None:
         forked = sys.platform == "linux"
@@ -103,7 +103,7 @@ class _Forked:
             return self._code
 
 
-def _forked(descriptors: Sequence[int]) -> Process:
+def _forked(descriptors: Sequence[int]) -> WorkerProcess:
     server = _template()
     try:
         return _Forked(server, server.start({}, descriptors))

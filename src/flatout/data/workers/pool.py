@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flatout.base.errors import DataError
-from flatout.data.workers.arena import Memory
+from flatout.data.workers.arena import WorkerMemory
 from flatout.data.workers.watched import ProcessWorker, Worker
 
 _END_S = 1.0
@@ -40,7 +40,7 @@ class Errand:
     """A job, what to do with its reply while the worker's memory still holds it, and the samples by name."""
 
     job: Any
-    take: Callable[[Any, Memory], None]
+    take: Callable[[Any, WorkerMemory], None]
     samples: Callable[[], str]
 
 

@@ -22,12 +22,12 @@ from typing import Any, Protocol
 
 from flatout.base.errors import DataError
 from flatout.base.exits import exit_words
-from flatout.data.workers.arena import Layout, Memory, open_memory
+from flatout.data.workers.arena import ArenaLayout, WorkerMemory, open_memory
 from flatout.data.workers.failures import Failure, SampleFailed, WorkerTraceback, own_line
-from flatout.data.workers.nursery import Process, can_start, start_worker
+from flatout.data.workers.nursery import WorkerProcess, can_start, start_worker
 from flatout.data.workers.parcel import Parcel, Unpackable
 from flatout.data.workers.seeding import borrowed_generators
-from flatout.data.workers.worker import Answer, Broken, Done, Refused, Setup, Task, do
+from flatout.data.workers.worker import Answer, Broken, JobDone, Refused, Setup, Task, do
 
 _START_S = 300.0
 _END_S = 1.0
@@ -52,7 +52,7 @@ def packed(task: object, say: Callable[[str], None]) -> Parcel | None:
 
 
 class Worker(Protocol):
-    def call(self, job: Any, samples: Callable[[], str]) -> tuple[Any, Memory]:
+    def call(self, job: Any, samples: Callable[[], str]) -> tuple[Any, WorkerMemory]:
         """The reply of the task, and the memory that holds its rows until the next call. `samples` names them in errors."""
         ...
 
@@ -60,7 +60,7 @@ class Worker(Protocol):
 
 
 def answered(answer: Answer) -> Any:
-    if isinstance(answer, Done):
+    if isinstance(answer, JobDone):
         return answer.reply
     if isinstance(answer, Failure):
         raise SampleFailed(answer)
@@ -79,17 +79,17 @@ def hung(number: int, timeout_s: float, where: str) -> DataError:
 class ThreadWorker:
     """In this process, whose random number generators it may borrow. A thread can't be ended: one that hangs is left behind."""
 
-    def __init__(self, task: Task, layout: Layout, timeout_s: float, borrows: bool = False) -> None:
+    def __init__(self, task: Task, layout: ArenaLayout, timeout_s: float, borrows: bool = False) -> None:
         self._task, self._layout, self._timeout_s, self._borrows = task, layout, timeout_s, borrows
         self._runner: _Runner | None = None
 
-    def call(self, job: Any, samples: Callable[[], str]) -> tuple[Any, Memory]:
+    def call(self, job: Any, samples: Callable[[], str]) -> tuple[Any, WorkerMemory]:
         with borrowed_generators() if self._borrows else contextlib.nullcontext():
             return self._call(job)
 
-    def _call(self, job: Any) -> tuple[Any, Memory]:
+    def _call(self, job: Any) -> tuple[Any, WorkerMemory]:
         if self._runner is None:
-            self._runner = _Runner(self._task, Memory.own(self._layout))
+            self._runner = _Runner(self._task, WorkerMemory.own(self._layout))
         memory = self._runner.memory
         patience = _Patience(memory, self._timeout_s)
         self._runner.jobs.put(job)
@@ -108,7 +108,7 @@ class ThreadWorker:
 
 
 class _Runner:
-    def __init__(self, task: Task, memory: Memory) -> None:
+    def __init__(self, task: Task, memory: WorkerMemory) -> None:
         self.memory = memory
         self.jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
@@ -134,7 +134,7 @@ def _end(jobs: queue.SimpleQueue[Any], thread: threading.Thread) -> None:
         thread.join(_END_S)
 
 
-def _run(task: Task, memory: Memory, jobs: queue.SimpleQueue[Any], answers: queue.SimpleQueue[Answer]) -> None:
+def _run(task: Task, memory: WorkerMemory, jobs: queue.SimpleQueue[Any], answers: queue.SimpleQueue[Answer]) -> None:
     while (job := jobs.get()) is not None:
         answers.put(do(task, job, memory))
 
@@ -142,7 +142,7 @@ def _run(task: Task, memory: Memory, jobs: queue.SimpleQueue[Any], answers: queu
 class _Patience:
     """Time left for the sample that a worker is at."""
 
-    def __init__(self, memory: Memory, timeout_s: float) -> None:
+    def __init__(self, memory: WorkerMemory, timeout_s: float) -> None:
         self._memory, self._timeout_s = memory, timeout_s
         self._ticks, self._since_s = memory.ticks, time.monotonic()
 
@@ -158,14 +158,16 @@ class _Patience:
 class ProcessWorker:
     """One process, started by the first call. Its memory is mapped here as well, and stays when the process is replaced."""
 
-    def __init__(self, parcel: Parcel, terms: Any, layout: Layout, timeout_s: float, number: int = 0, workers: int = 1) -> None:
+    def __init__(
+        self, parcel: Parcel, terms: Any, layout: ArenaLayout, timeout_s: float, number: int = 0, workers: int = 1
+    ) -> None:
         self._parcel, self._terms, self._layout, self._timeout_s = parcel, terms, layout, timeout_s
         self._number, self._workers = number, workers
         self._shared, self._trace = open_memory(layout.size), open_memory(_TRACE_BYTES)
         for descriptor in (self._shared, self._trace):
             weakref.finalize(self, os.close, descriptor)
-        self._memory = Memory.shared(layout, self._shared)
-        self._process: Process | None = None
+        self._memory = WorkerMemory.shared(layout, self._shared)
+        self._process: WorkerProcess | None = None
         self._line: Connection[Any, Any] | None = None
 
     @property
@@ -191,7 +193,7 @@ class ProcessWorker:
             self.close(at_once=True)
             raise WontStart(ready.trace.strip().splitlines()[-1]) from WorkerTraceback(ready.trace)
 
-    def call(self, job: Any, samples: Callable[[], str]) -> tuple[Any, Memory]:
+    def call(self, job: Any, samples: Callable[[], str]) -> tuple[Any, WorkerMemory]:
         if self._process is None:
             try:
                 self.start()

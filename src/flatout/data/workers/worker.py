@@ -19,11 +19,11 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from flatout.base.errors import DataError
-from flatout.data.workers.arena import Layout, Memory
+from flatout.data.workers.arena import ArenaLayout, WorkerMemory
 from flatout.data.workers.failures import Failure, SampleFailed
 from flatout.data.workers.parcel import Contents, unpack
 
-Task = Callable[[Any, Memory], Any]  # a job, and where its rows go, to a reply
+Task = Callable[[Any, WorkerMemory], Any]  # a job, and where its rows go, to a reply
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Setup:
 
     contents: Contents
     terms: Any
-    layout: Layout
+    layout: ArenaLayout
     number: int
     workers: int
     folder: str
@@ -40,7 +40,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Done:
+class JobDone:
     reply: Any
 
 
@@ -58,12 +58,12 @@ class Broken:
     trace: str
 
 
-Answer = Done | Failure | Refused | Broken
+Answer = JobDone | Failure | Refused | Broken
 
 
-def do(task: Task, job: Any, memory: Memory) -> Answer:
+def do(task: Task, job: Any, memory: WorkerMemory) -> Answer:
     try:
-        return Done(task(job, memory))
+        return JobDone(task(job, memory))
     except SampleFailed as failed:
         return failed.failure
     except DataError as error:
@@ -100,13 +100,13 @@ def _work(line: Connection, memory: int, parcel: int) -> None:
         spawn.prepare(setup.contents.main or {})  # with a main: that script, imported, in place of ours
         task = unpack(parcel, setup.contents)
         task.settle(setup.terms)
-        shared = Memory.shared(setup.layout, memory)
+        shared = WorkerMemory.shared(setup.layout, memory)
         told = {"id": setup.number, "num_workers": setup.workers, "seed": 0, "dataset": task.dataset}
         torch_worker._worker_info = torch_worker.WorkerInfo(**told)
     except BaseException:
         line.send(Broken(traceback.format_exc()))
         return
-    line.send(Done(None))
+    line.send(JobDone(None))
     while (job := line.recv()) is not None:
         line.send(do(task, job, shared))
 

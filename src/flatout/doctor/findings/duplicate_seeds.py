@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
-from flatout.doctor.seen import Fetched, Loader
+from flatout.doctor.seen import Fetched, ScriptLoader
 
 
 def look(case: Case) -> Iterator[Finding]:
@@ -27,7 +27,7 @@ def look(case: Case) -> Iterator[Finding]:
         return
 
 
-def _repeats(loader: Loader, told: list[Fetched]) -> tuple[str, str, str] | None:
+def _repeats(loader: ScriptLoader, told: list[Fetched]) -> tuple[str, str, str] | None:
     if loader.iterable:
         if all(one.first_batch and one.first_batch == told[0].first_batch for one in told):
             return (

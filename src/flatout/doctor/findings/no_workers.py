@@ -9,19 +9,19 @@ from flatout.base.units import show_seconds
 from flatout.doctor.account import DATA
 from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
-from flatout.doctor.seen import Loader
+from flatout.doctor.seen import ScriptLoader
 
 _MOST = 8
 _LEAST = 0.01  # of a step: less waiting is no finding
 
 
-def workers_may_help(case: Case, loader: Loader) -> bool:
+def workers_may_help(case: Case, loader: ScriptLoader) -> bool:
     if case.seen.cores < 2 or case.share(case.rows[DATA]) < _LEAST:
         return False
     return case.rows[DATA] >= 2 * hand_over_ms(case, loader) * case.batches_per_step(loader)
 
 
-def hand_over_ms(case: Case, loader: Loader) -> float:
+def hand_over_ms(case: Case, loader: ScriptLoader) -> float:
     """What it takes to get a batch from a worker."""
     return 1e3 * case.gains.hand_over_s(loader.batch_bytes)
 

@@ -9,7 +9,7 @@ from flatout.base.units import show_seconds
 from flatout.doctor.account import DATA
 from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
-from flatout.doctor.seen import Loader
+from flatout.doctor.seen import ScriptLoader
 
 _MOST = 0.4
 
@@ -42,7 +42,7 @@ def look(case: Case) -> Iterator[Finding]:
     )
 
 
-def _lines(case: Case, loader: Loader) -> tuple[Counter[str], float]:
+def _lines(case: Case, loader: ScriptLoader) -> tuple[Counter[str], float]:
     """Samples by line, and milliseconds of one process for one batch."""
     if loader.workers:
         lines: Counter[str] = Counter()

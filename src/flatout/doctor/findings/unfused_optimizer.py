@@ -14,7 +14,7 @@ from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
 from flatout.doctor.seen import Optimizer
 from flatout.machine.comparisons import fused_update
-from flatout.machine.gains import Comparison, Way
+from flatout.machine.gains import GainComparison, Way
 from flatout.machine.optimisations import FUSED_OPTIMIZER
 
 _LEAST = 0.01  # of a step: below that no gain would be worth saying
@@ -41,7 +41,7 @@ def look(case: Case) -> Iterator[Finding]:
     )
 
 
-def _compared(case: Case, seen: Optimizer) -> Comparison | None:
+def _compared(case: Case, seen: Optimizer) -> GainComparison | None:
     options: dict[str, Any] = {"lr": 1e-3, **seen.options}
 
     def make(weights: list[nn.Parameter], fused: bool) -> Way:

@@ -16,7 +16,7 @@ from flatout.doctor import where
 from flatout.doctor.marks import BACKWARD, FORWARD, Marks
 from flatout.doctor.observing.stepping import Stepping
 from flatout.doctor.patches import Patches
-from flatout.doctor.seen import Calls, Period, Seen, is_odd
+from flatout.doctor.seen import Calls, Period, ScriptRecord, is_odd
 
 _BY_MODE = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
 _RARE = 0.5  # a line that is called between fewer of the steps than this is no part of a step
@@ -31,7 +31,7 @@ class _How(NamedTuple):
 
 
 class Calling:
-    def __init__(self, marks: Marks, seen: Seen, stepping: Stepping) -> None:
+    def __init__(self, marks: Marks, seen: ScriptRecord, stepping: Stepping) -> None:
         self._marks, self._seen, self._stepping = marks, seen, stepping
         self._main = threading.get_ident()
         self._inside = False

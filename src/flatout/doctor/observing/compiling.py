@@ -6,18 +6,18 @@ import sys
 from typing import Any
 
 from flatout.doctor import where
-from flatout.doctor.seen import Compile
+from flatout.doctor.seen import CompileRecord
 
 
-def compiled_so_far(warm_up: int = 0) -> Compile:
+def compiled_so_far(warm_up: int = 0) -> CompileRecord:
     """Read from dynamo's own records; nothing where the script compiles nothing.
 
     What the first steps compile they have to: of the first `warm_up` compilations none counts as one too many.
     """
     told = sys.modules.get("torch._dynamo.utils")
     if told is None:
-        return Compile()
-    found = Compile()
+        return CompileRecord()
+    found = CompileRecord()
     for number, metrics in enumerate(told.get_compilation_metrics()):
         seconds = _seconds(metrics)
         found.seconds += seconds

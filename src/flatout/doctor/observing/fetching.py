@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data._utils import fetch, worker
 
-from flatout.doctor.observing.sampler import Sampler
+from flatout.doctor.observing.sampler import StackSampler
 from flatout.doctor.seen import Fetched
 
 _TELLS_AT = (1, 4, 8, 16, 32)  # batches after which it says how it went; then it is left alone
@@ -58,7 +58,7 @@ class _Report:
         self._path = folder / f"worker-{loader}-{number}-{os.getpid()}.json"
         self._loader, self._number, self._dataset = loader, number, dataset
         self._batches, self._fetch_s, self._collate_s = 0, 0.0, 0.0
-        self._sampler: Sampler | None = None
+        self._sampler: StackSampler | None = None
         self._before: dict[str, str] = {}
         self._first = ""
         self._own = False
@@ -69,7 +69,7 @@ class _Report:
                 return original(fetcher, indices)
             if not self._batches:
                 self._before, self._own = _random_states(self._dataset)
-                self._sampler = Sampler(threading.get_ident(), 0.004)
+                self._sampler = StackSampler(threading.get_ident(), 0.004)
                 self._sampler.start()
             began_s = time.perf_counter()
             batch = original(fetcher, indices)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flatout.doctor import where
-from flatout.doctor.seen import Kept, Seen
+from flatout.doctor.seen import GrowingGraph, ScriptRecord
 
 _MOST_NODES = 20_000
 _LOOKS = 3  # at so many steps in a row
@@ -22,7 +22,7 @@ _LOOKS = 3  # at so many steps in a row
 class Growing:
     """Looks at the variables of the frames that led to the optimizer's step: whose graph has grown each time?"""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: ScriptRecord) -> None:
         self._seen = seen
         self._sizes: list[dict[tuple[str, str], int]] = []
         self._frames: dict[tuple[str, str], FrameType] = {}
@@ -45,7 +45,7 @@ class Growing:
             for key, (filename, _line, name) in places.items():
                 if first.get(key, 0) < middle.get(key, 0) < last[key]:
                     line = _line_that_adds(filename, name)
-                    self._seen.memory.kept.append(Kept(name, line, last[key]))
+                    self._seen.memory.kept.append(GrowingGraph(name, line, last[key]))
 
     def weigh(self, step: int) -> None:
         device = self._seen.device

@@ -18,21 +18,21 @@ from flatout.doctor import where
 from flatout.doctor.marks import DATA, Marks
 from flatout.doctor.observing import fetching
 from flatout.doctor.patches import Patches
-from flatout.doctor.seen import Loader, Seen
+from flatout.doctor.seen import ScriptLoader, ScriptRecord
 
 _MOST_WAITS = 10_000
 _DEEP = 4
 
 
-class Loading:
-    def __init__(self, marks: Marks, seen: Seen, folder: Path) -> None:
+class LoaderObserver:
+    def __init__(self, marks: Marks, seen: ScriptRecord, folder: Path) -> None:
         """Workers leave what they say of themselves in `folder`."""
         self._marks, self._seen, self._folder = marks, seen, folder
         self._main = threading.get_ident()
         self._made: WeakKeyDictionary[DataLoader[Any], str] = WeakKeyDictionary()
-        self._known: WeakKeyDictionary[DataLoader[Any], Loader] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[DataLoader[Any], ScriptLoader] = WeakKeyDictionary()
         self._held_first: WeakKeyDictionary[DataLoader[Any], int] = WeakKeyDictionary()
-        self._of_iterator: WeakKeyDictionary[Any, Loader] = WeakKeyDictionary()
+        self._of_iterator: WeakKeyDictionary[Any, ScriptLoader] = WeakKeyDictionary()
         self._at_start: WeakSet[Any] = WeakSet()  # iterators that have given nothing yet
         self._inside = False
         self.counting = False
@@ -112,13 +112,13 @@ class Loading:
 
         return __next__
 
-    def _note_wait(self, known: Loader, seconds: float) -> None:
+    def _note_wait(self, known: ScriptLoader, seconds: float) -> None:
         if self.counting:
             now = time.time_ns()
             known.waited.append((now - int(1e9 * seconds), now))
 
-    def _described(self, loader: DataLoader[Any]) -> Loader:
-        return Loader(
+    def _described(self, loader: DataLoader[Any]) -> ScriptLoader:
+        return ScriptLoader(
             where.caller(),
             self._made.get(loader, ""),
             loader.num_workers,

@@ -21,14 +21,14 @@ from flatout.doctor.marks import Marks
 from flatout.doctor.observing.calling import Calling
 from flatout.doctor.observing.compiling import compiled_so_far
 from flatout.doctor.observing.growing import Growing
-from flatout.doctor.observing.loading import Loading
-from flatout.doctor.observing.reading import Reading
-from flatout.doctor.observing.sampler import Sampler
+from flatout.doctor.observing.loading import LoaderObserver
+from flatout.doctor.observing.reading import HostReadObserver
+from flatout.doctor.observing.sampler import StackSampler
 from flatout.doctor.observing.saving import Saving
 from flatout.doctor.observing.stepping import Stepping
 from flatout.doctor.observing.talking import Talking
 from flatout.doctor.patches import Patches
-from flatout.doctor.seen import Seen
+from flatout.doctor.seen import ScriptRecord
 from flatout.doctor.trace import Trace, from_profiler
 from flatout.machine.host import affinity_cores
 from flatout.measure.clock import synchronize
@@ -40,14 +40,14 @@ _WEIGH_EVERY = 5
 
 
 @dataclass(frozen=True)
-class Window:
+class ObservedSteps:
     """How many steps are looked at: `profiled` closely, `plain` only to know how long they take when nobody looks."""
 
     profiled: int = 10
     plain: int = 20
 
     @classmethod
-    def of(cls, steps: int) -> Window:
+    def of(cls, steps: int) -> ObservedSteps:
         return cls(max(_FEWEST, steps // 3), max(_FEWEST, steps - steps // 3))
 
 
@@ -55,23 +55,23 @@ class Observer:
     def __init__(
         self,
         folder: Path,
-        window: Window | None = None,
+        window: ObservedSteps | None = None,
         when_done: Callable[[], None] = lambda: None,
         afterwards: Callable[[], None] = lambda: None,
     ) -> None:
         """`when_done` is called at the end of the step that closes the last window, `afterwards` at each later one."""
-        self.seen = Seen()
+        self.seen = ScriptRecord()
         self.trace: Trace | None = None
-        self._window, self._when_done, self._afterwards = window or Window(), when_done, afterwards
+        self._window, self._when_done, self._afterwards = window or ObservedSteps(), when_done, afterwards
         self._plain_s = 0.0
         self._compiled_warm = 0
         self._marks = Marks()
         self._always, self._in_window = Patches(), Patches()
         self._stepping = Stepping(self._marks, self.seen, self._step_over)
         self._calling = Calling(self._marks, self.seen, self._stepping)
-        self._loading = Loading(self._marks, self.seen, folder)
+        self._loading = LoaderObserver(self._marks, self.seen, folder)
         self._saving = Saving(self._marks, self.seen)
-        self._reading, self._talking = Reading(self._marks, self.seen), Talking(self._marks, self.seen)
+        self._reading, self._talking = HostReadObserver(self._marks, self.seen), Talking(self._marks, self.seen)
         self._growing = Growing(self.seen)
         self._main = threading.get_ident()
         self._phase: Callable[[], None] = self._warming_up
@@ -82,7 +82,7 @@ class Observer:
         self._last_step_s: float | None = None
         self._profiler: Any = None
         self._events: Any = None
-        self._sampler: Sampler | None = None
+        self._sampler: StackSampler | None = None
         self._device = torch.device("cpu")
         self.complete = False
 
@@ -162,7 +162,7 @@ class Observer:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch may say that it would not keep those of an earlier one
             self._profiler.__enter__()
-        self._sampler = Sampler(self._main)
+        self._sampler = StackSampler(self._main)
         self._sampler.start()
         self._marks.recording = True
         self._phase, self._phase_steps = self._profiling, 0

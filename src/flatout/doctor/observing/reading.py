@@ -11,7 +11,7 @@ from torch import Tensor
 from flatout.doctor import where
 from flatout.doctor.marks import COPY, READ, Marks
 from flatout.doctor.patches import Patches
-from flatout.doctor.seen import Seen
+from flatout.doctor.seen import ScriptRecord
 
 _READS = (
     "item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__repr__", "__format__", "nonzero",
@@ -19,8 +19,8 @@ _READS = (
 )  # fmt: skip
 
 
-class Reading:
-    def __init__(self, marks: Marks, seen: Seen) -> None:
+class HostReadObserver:
+    def __init__(self, marks: Marks, seen: ScriptRecord) -> None:
         self._marks, self._seen = marks, seen
         self._main = threading.get_ident()
         self._inside = False

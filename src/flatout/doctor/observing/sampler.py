@@ -10,16 +10,16 @@ from pathlib import Path
 import torch
 
 from flatout.doctor import where
-from flatout.doctor.trace import Sample
+from flatout.doctor.trace import ThreadSample
 
 _PERIOD_S = 0.003
 _SWITCH_S = 0.0001  # else a thread that computes in Python is only seen where it calls something that lets others run
 _TORCH = str(Path(torch.__file__).parent)
 
 
-class Sampler:
+class StackSampler:
     def __init__(self, thread: int, period_s: float = _PERIOD_S) -> None:
-        self.samples: list[Sample] = []
+        self.samples: list[ThreadSample] = []
         self._thread, self._period_s = thread, period_s
         self._stop = threading.Event()
         self._switched_s = sys.getswitchinterval()
@@ -44,5 +44,5 @@ class Sampler:
                 return
             own = next(where.own_frames(frame), None)
             line = "" if own is None else where.place(own.f_code.co_filename, own.f_lineno)
-            self.samples.append(Sample(at, line, frame.f_code.co_filename.startswith(_TORCH), time.time_ns() - at))
+            self.samples.append(ThreadSample(at, line, frame.f_code.co_filename.startswith(_TORCH), time.time_ns() - at))
             del frame, own  # it holds everything that the thread's functions hold

@@ -12,11 +12,11 @@ import torch
 from flatout.doctor import where
 from flatout.doctor.marks import CHECKPOINT, Marks
 from flatout.doctor.patches import Patches
-from flatout.doctor.seen import Period, Seen
+from flatout.doctor.seen import Period, ScriptRecord
 
 
 class Saving:
-    def __init__(self, marks: Marks, seen: Seen) -> None:
+    def __init__(self, marks: Marks, seen: ScriptRecord) -> None:
         self._marks, self._seen = marks, seen
         self._main = threading.get_ident()
         self._wrapped: set[str] = set()

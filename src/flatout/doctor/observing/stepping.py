@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from flatout.doctor import where
 from flatout.doctor.marks import STEP, Marks
 from flatout.doctor.patches import Patches
-from flatout.doctor.seen import Optimizer, Seen
+from flatout.doctor.seen import Optimizer, ScriptRecord
 
 _FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # of torch's own, those with a fused kernel
 # options that change how much an update computes
@@ -27,7 +27,7 @@ class Stepping:
     """Several optimizers may step in turn, a GAN's say: the one that steps least often tells when a step is over. Where one
     is used after the other, the next one takes over."""
 
-    def __init__(self, marks: Marks, seen: Seen, on_step: Callable[[], None]) -> None:
+    def __init__(self, marks: Marks, seen: ScriptRecord, on_step: Callable[[], None]) -> None:
         self._marks, self._seen, self._on_step = marks, seen, on_step
         self._known: WeakKeyDictionary[torch.optim.Optimizer, Optimizer] = WeakKeyDictionary()
         self._made: WeakKeyDictionary[torch.optim.Optimizer, str] = WeakKeyDictionary()

@@ -11,7 +11,7 @@ from typing import Any
 from flatout.doctor import where
 from flatout.doctor.marks import LOGGING, Marks
 from flatout.doctor.patches import Patches
-from flatout.doctor.seen import Seen
+from flatout.doctor.seen import ScriptRecord
 
 # only what the script has imported already
 _TRACKERS = (
@@ -24,7 +24,7 @@ _TRACKERS = (
 
 
 class Talking:
-    def __init__(self, marks: Marks, seen: Seen) -> None:
+    def __init__(self, marks: Marks, seen: ScriptRecord) -> None:
         self._marks, self._seen = marks, seen
         self._main = threading.get_ident()
         self._inside = False

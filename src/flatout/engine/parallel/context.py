@@ -36,7 +36,7 @@ def split_sequences(model: nn.Module, objective: Objective, shapes: Mapping[str,
     group = world.mesh.get_group("context")
     for module in model.modules():
         if _offers(module, "attend"):
-            module.attend = Attention(world, group)  # type: ignore[assignment]
+            module.attend = SplitAttention(world, group)  # type: ignore[assignment]
         if _offers(module, "locate"):
             module.locate = Positions(world)  # type: ignore[assignment]
 
@@ -115,7 +115,7 @@ class Positions:
         return torch.cat([torch.arange(first, end, device=device) for first, end in spans])
 
 
-class Attention:
+class SplitAttention:
     """From this process's positions to those of all, called as torch's function is."""
 
     def __init__(self, world: World, group: Any) -> None:

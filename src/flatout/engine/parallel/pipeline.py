@@ -36,7 +36,7 @@ class Edge(Protocol):
     def leave(self, made: Tensor) -> Tensor: ...
 
 
-class Stage(nn.Module):
+class ChainStage(nn.Module):
     """Some pieces of a chain. Its modules belong to the part of the model that this process has."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Pipeline:
         self._loss, self._call, self._beside = loss, call, beside
         self._group, self._data_group, self._device, self._schedule = group, data_group, device, schedule
         self._modules = {
-            stage: Stage(chain, only(self.model, own), self._pieces[stage], beside, edge) for stage, own in names.items()
+            stage: ChainStage(chain, only(self.model, own), self._pieces[stage], beside, edge) for stage, own in names.items()
         }
         if spread is not None:
             for module in self._modules.values():

@@ -22,7 +22,7 @@ QKV = 3  # parts of a fused projection
 
 
 @dataclass(frozen=True)
-class Stream:
+class ResidualStream:
     mesh: DeviceMesh
     layout: Placement
     is_local: bool  # plain tensors; else DTensors, which know what they are a part of
@@ -48,42 +48,42 @@ class Stream:
         """As it is handed to another stage of a pipeline: a plain tensor, whole."""
         return _gathered(made).contiguous() if isinstance(made, DTensor) else made
 
-    def __deepcopy__(self, memo: object) -> Stream:
+    def __deepcopy__(self, memo: object) -> ResidualStream:
         return self  # a copied model talks to the same processes
 
 
-def run_by_column(module: Any, stream: Stream) -> None:
+def run_by_column(module: Any, stream: ResidualStream) -> None:
     module.forward = partial(_own_outputs, module, stream)
 
 
-def run_gathered(module: Any, stream: Stream) -> None:
+def run_gathered(module: Any, stream: ResidualStream) -> None:
     module.forward = partial(_all_outputs, module, stream)
 
 
-def run_logits(module: Any, stream: Stream) -> None:
+def run_logits(module: Any, stream: ResidualStream) -> None:
     module.forward = partial(_logits, module, stream)
 
 
-def run_by_row(module: Any, stream: Stream) -> None:
+def run_by_row(module: Any, stream: ResidualStream) -> None:
     module.forward = partial(_own_tokens if isinstance(module, nn.Embedding) else _own_inputs, module, stream)
 
 
-def run_by_heads(module: Any, stream: Stream) -> None:
+def run_by_heads(module: Any, stream: ResidualStream) -> None:
     module.forward = partial(_own_heads, module, stream)
 
 
-def run_on_sequence(module: nn.Module, stream: Stream) -> None:
+def run_on_sequence(module: nn.Module, stream: ResidualStream) -> None:
     module.register_forward_pre_hook(lambda _, given: (stream.take(given[0], stream.layout), *given[1:]))
     module.register_forward_hook(lambda _, given, made: stream.give(made))
 
 
-def run_whole(module: nn.Module, stream: Stream) -> None:
+def run_whole(module: nn.Module, stream: ResidualStream) -> None:
     module.register_forward_pre_hook(lambda _, given: (stream.take(given[0], Replicate()), *given[1:]))
     if stream.is_local:
         module.register_forward_hook(lambda _, given, made: made.to_local())
 
 
-RUNS: dict[str, Callable[[nn.Module, Stream], None]] = {
+RUNS: dict[str, Callable[[nn.Module, ResidualStream], None]] = {
     "column": run_by_column,
     "gathered": run_gathered,
     "logits": run_logits,
@@ -94,23 +94,23 @@ RUNS: dict[str, Callable[[nn.Module, Stream], None]] = {
 }
 
 
-def _own_outputs(module: Any, stream: Stream, x: Tensor) -> Tensor:
+def _own_outputs(module: Any, stream: ResidualStream, x: Tensor) -> Tensor:
     if isinstance(module, nn.Embedding):
         return F.embedding(stream.take(x, Replicate()).to_local(), _own(module.weight))
     return F.linear(stream.take_whole(x), _own(module.weight), _own(module.bias))
 
 
-def _all_outputs(module: Any, stream: Stream, x: Tensor) -> Tensor:
+def _all_outputs(module: Any, stream: ResidualStream, x: Tensor) -> Tensor:
     return _gathered(_as_part(module, stream, _own_outputs(module, stream, x)))
 
 
-def _logits(module: Any, stream: Stream, x: Tensor) -> Tensor:
+def _logits(module: Any, stream: ResidualStream, x: Tensor) -> Tensor:
     """They stay where they are made while they only go into a loss."""
     logits = _as_part(module, stream, _own_outputs(module, stream, x))
     return logits if module.training else _gathered(logits)
 
 
-def _own_inputs(module: Any, stream: Stream, x: Tensor) -> Tensor:
+def _own_inputs(module: Any, stream: ResidualStream, x: Tensor) -> Tensor:
     """Each process has some of the inputs, and so a part of every sum."""
     if isinstance(x, DTensor) or x.shape[-1] == module.in_features:
         x = stream.take(x, Shard(x.dim() - 1)).to_local()
@@ -121,7 +121,7 @@ def _own_inputs(module: Any, stream: Stream, x: Tensor) -> Tensor:
     return stream.give(biased)
 
 
-def _own_tokens(module: Any, stream: Stream, x: Tensor) -> Tensor:
+def _own_tokens(module: Any, stream: ResidualStream, x: Tensor) -> Tensor:
     """An embedding of which each process has some rows: zeros for the tokens of others."""
     weight = _own(module.weight)
     first = stream.mesh.get_local_rank() * -(-module.num_embeddings // stream.mesh.size())
@@ -131,7 +131,7 @@ def _own_tokens(module: Any, stream: Stream, x: Tensor) -> Tensor:
     return stream.give(DTensor.from_local(found, stream.mesh, [Partial()], run_check=False))
 
 
-def _own_heads(module: Any, stream: Stream, x: Tensor) -> Tensor:
+def _own_heads(module: Any, stream: ResidualStream, x: Tensor) -> Tensor:
     """Queries, keys and values of this process's heads, one after the other as the whole layer gives them.
 
     In the logical weight all queries come first, so its rows, split evenly, are not those of whole heads. Rows change hands in
@@ -158,7 +158,7 @@ def _own(weight: Any) -> Any:
     return None if weight is None else weight.to_local()
 
 
-def _as_part(module: Any, stream: Stream, local: Tensor) -> DTensor:
+def _as_part(module: Any, stream: ResidualStream, local: Tensor) -> DTensor:
     """The number of outputs need not divide: of the last process there may be fewer."""
     outputs = module.embedding_dim if isinstance(module, nn.Embedding) else module.out_features
     shape = torch.Size((*local.shape[:-1], outputs))

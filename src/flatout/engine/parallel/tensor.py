@@ -26,9 +26,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from flatout.base.errors import UsageError, did_you_mean
-from flatout.engine.parallel.split_layers import QKV, RUNS, Stream
-from flatout.models.gpt import GPT, Attention
-from flatout.models.head import Head
+from flatout.engine.parallel.split_layers import QKV, RUNS, ResidualStream
+from flatout.models.gpt import GPT, SelfAttention
+from flatout.models.head import OutputHead
 from flatout.models.mlp import MLP
 
 STYLES = ("column", "row", "gathered", "qkv", "sequence", "whole")
@@ -54,7 +54,7 @@ def split_tensors(
     *,
     sequence: bool = True,
     split_logits: bool = False,
-) -> Stream:
+) -> ResidualStream:
     """In place, before an optimizer is made: `mesh` has one axis, that of the processes that share the model's weights.
 
     A `plan` has patterns of module names, part by part: {"layers.*.up": "column", "layers.*.down": "row"}. The built-in models
@@ -66,13 +66,15 @@ def split_tensors(
     model_with_plan, styles = planned(model, plan, parts)
     by_sequence = sequence and "sequence" in styles.values()
     # gpt adds positions to its tokens outside of any module: there both are DTensors
-    stream = Stream(mesh, Shard(1) if by_sequence else Replicate(), not by_sequence and not isinstance(model_with_plan, GPT))
+    stream = ResidualStream(
+        mesh, Shard(1) if by_sequence else Replicate(), not by_sequence and not isinstance(model_with_plan, GPT)
+    )
     _place(model, mesh, layouts_of(model_with_plan, styles))
     for name, style in styles.items():
         module = model_with_plan.get_submodule(name)
-        RUNS["logits" if split_logits and isinstance(module, Head) else style](module, stream)
+        RUNS["logits" if split_logits and isinstance(module, OutputHead) else style](module, stream)
     for attention in model_with_plan.modules():
-        if isinstance(attention, Attention) and isinstance(attention.qkv.weight, DTensor):
+        if isinstance(attention, SelfAttention) and isinstance(attention.qkv.weight, DTensor):
             attention.heads //= parts
     return stream
 
@@ -113,7 +115,7 @@ def styles_of(model: nn.Module, plan: Mapping[str, str], parts: int) -> dict[str
             raise UsageError(f"tensor_plan: no module with weights is called {pattern!r}; {did_you_mean(pattern, shown)}")
         found |= dict.fromkeys(matched, style)
     for module in model.modules():
-        if isinstance(module, Attention) and "qkv" in found.values() and module.heads % parts:
+        if isinstance(module, SelfAttention) and "qkv" in found.values() and module.heads % parts:
             raise UsageError(_does_not_divide(parts, module.heads, "heads of gpt", "heads"))
     for name, style in found.items():
         _check(name, model.get_submodule(name), style, parts)
@@ -124,7 +126,7 @@ def _check(name: str, module: nn.Module, style: str, parts: int) -> None:
     if style in ("sequence", "whole"):
         return
     kinds = (nn.Linear,) if style == "qkv" else (nn.Linear, nn.Embedding)
-    if not isinstance(module, kinds) or not (type(module) in kinds or isinstance(module, Head)):
+    if not isinstance(module, kinds) or not (type(module) in kinds or isinstance(module, OutputHead)):
         can = "a Linear" if style == "qkv" else "a Linear or an Embedding of torch's own"
         raise UsageError(f"tensor_plan: {name} is a {type(module).__name__}, and {style} is for {can}: leave it out")
     if isinstance(module, nn.Embedding):

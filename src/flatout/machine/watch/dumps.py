@@ -11,7 +11,7 @@ import faulthandler
 import os
 from contextlib import suppress
 
-from flatout.machine.watch.process import Process
+from flatout.machine.watch.process import ProcessIdentity
 from flatout.machine.watch.stacks import Stack, parse_dump
 
 
@@ -45,7 +45,7 @@ class NoDumps:
         pass
 
 
-def read_dump(process: Process, file: int | None, thread: int) -> Stack | None:
+def read_dump(process: ProcessIdentity, file: int | None, thread: int) -> Stack | None:
     """What another process of this host wrote when it was stuck; None where it wrote nothing, or it can't be read."""
     if file is None:
         return None

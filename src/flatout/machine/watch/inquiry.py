@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flatout.machine.watch.dumps import read_dump
-from flatout.machine.watch.process import Process, State, state_of
+from flatout.machine.watch.process import ProcessIdentity, State, state_of
 from flatout.machine.watch.records import Record
 from flatout.machine.watch.stacks import Stack, stack_of
 
@@ -72,7 +72,7 @@ def answer(question: Mapping[str, Any], mine: Record) -> Answer:
     """To a question as it was read, by the rank whose present record is `mine`."""
     neighbours = {}
     for asked in question["silent"]:
-        process = Process(**asked["process"])
+        process = ProcessIdentity(**asked["process"])
         if asked["rank"] != mine.rank and process.place == mine.process.place:
             stack = read_dump(process, asked["file"], asked["thread"])
             neighbours[asked["rank"]] = Neighbour(state_of(process, mine.process), stack)

@@ -18,7 +18,7 @@ PATIENT_S = {"evaluation": 20.0, "checkpoint": 20.0, "setup": 300.0, "compile": 
 _KEPT = 50
 
 
-class Limits:
+class StepTimeLimits:
     """Learns from the records of all ranks. `fixed_s` replaces what is learned of steps."""
 
     def __init__(self, fixed_s: float | None = None) -> None:

@@ -10,9 +10,9 @@ from uuid import uuid4
 
 from flatout.base.units import show_seconds
 from flatout.machine.watch.inquiry import Answer, Question
-from flatout.machine.watch.limits import Limits
+from flatout.machine.watch.limits import StepTimeLimits
 from flatout.machine.watch.news import Hang, Lost, Moving, News
-from flatout.machine.watch.records import Record, Seen
+from flatout.machine.watch.records import RankSeen, Record
 from flatout.machine.watch.roster import Roster
 from flatout.machine.watch.stacks import Stack
 from flatout.machine.watch.stragglers import Stragglers
@@ -22,7 +22,7 @@ ANSWER_S = 3.0  # a thread that runs at all answers within two heartbeats
 
 
 class Lookout:
-    def __init__(self, roster: Roster, limits: Limits, lost_s: float) -> None:
+    def __init__(self, roster: Roster, limits: StepTimeLimits, lost_s: float) -> None:
         self._roster, self._limits, self._lost_s = roster, limits, lost_s
         self._stragglers = Stragglers(roster.size)
         self.lost: dict[int, Lost] = {}
@@ -128,7 +128,7 @@ class Lookout:
         self.question, self._told_s = None, moved_s
         return [Hang(judge(sights), self._roster.size, now_s - moved_s)]
 
-    def _phases(self, conditions: dict[int, Condition], seen: list[Seen]) -> set[str]:
+    def _phases(self, conditions: dict[int, Condition], seen: list[RankSeen]) -> set[str]:
         """In which ranks may be now. One that fell silent may have left the phase that it last told of, if others are ahead."""
         if "stopped" in conditions.values():
             return set()  # no phase takes long by nature any more

@@ -14,7 +14,7 @@ State = Literal["running", "stopped", "gone", "unknown"]
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessIdentity:
     """`place` is where its number means something: one host's name may be that of several containers."""
 
     pid: int
@@ -23,15 +23,15 @@ class Process:
     place: str
 
 
-def this_process() -> Process:
+def this_process() -> ProcessIdentity:
     namespace = ""
     with suppress(OSError):
         namespace = os.readlink("/proc/self/ns/pid")
     host = socket.gethostname()
-    return Process(os.getpid(), round(psutil.Process().create_time(), 2), host, f"{host} {namespace}")
+    return ProcessIdentity(os.getpid(), round(psutil.Process().create_time(), 2), host, f"{host} {namespace}")
 
 
-def state_of(process: Process, here: Process) -> State:
+def state_of(process: ProcessIdentity, here: ProcessIdentity) -> State:
     """ "unknown" for one on another host: only a process there can tell."""
     if process.place != here.place:
         return "unknown"

@@ -11,14 +11,14 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from flatout.machine.watch.process import Process
+from flatout.machine.watch.process import ProcessIdentity
 from flatout.machine.watch.pulse import Pulse
 
 
 @dataclass(frozen=True)
 class Record:
     rank: int
-    process: Process
+    process: ProcessIdentity
     serial: int  # of this heartbeat
     step: int
     phase: str
@@ -39,11 +39,11 @@ class Record:
     def from_bytes(cls, data: bytes) -> Record:
         fields: dict[str, Any] = json.loads(data)
         step, clock_s, spent_s = fields.pop("at_step")
-        return cls(**{**fields, "process": Process(**fields["process"]), "at_step": (step, clock_s, spent_s)})
+        return cls(**{**fields, "process": ProcessIdentity(**fields["process"]), "at_step": (step, clock_s, spent_s)})
 
 
 def record_of(
-    pulse: Pulse, rank: int, process: Process, serial: int, dump_file: int | None, alike: str, ended: bool = False
+    pulse: Pulse, rank: int, process: ProcessIdentity, serial: int, dump_file: int | None, alike: str, ended: bool = False
 ) -> Record:
     now_s = time.monotonic()
     return Record(
@@ -64,7 +64,7 @@ def record_of(
 
 
 @dataclass
-class Seen:
+class RankSeen:
     """A rank as one reader has seen it."""
 
     record: Record
@@ -72,7 +72,7 @@ class Seen:
     moved_s: float  # when its loop last moved
 
     @classmethod
-    def first(cls, record: Record, now_s: float) -> Seen:
+    def first(cls, record: Record, now_s: float) -> RankSeen:
         return cls(record, now_s, now_s - record.phase_s)
 
     def see(self, record: Record, now_s: float) -> None:

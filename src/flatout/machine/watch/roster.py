@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flatout.machine.watch.process import Process, state_of
-from flatout.machine.watch.records import Record, Seen
+from flatout.machine.watch.process import ProcessIdentity, state_of
+from flatout.machine.watch.records import RankSeen, Record
 from flatout.machine.watch.verdict import Condition
 
 
 class Roster:
-    def __init__(self, rank: int, size: int, here: Process, late_s: float, silent_s: float) -> None:
+    def __init__(self, rank: int, size: int, here: ProcessIdentity, late_s: float, silent_s: float) -> None:
         self.rank, self.size = rank, size
-        self.seen: dict[int, Seen] = {}
+        self.seen: dict[int, RankSeen] = {}
         self._here, self._late_s, self._silent_s = here, late_s, silent_s
         self._gone: set[int] = set()
         self._told: dict[int, Condition] = {}  # of ranks on other hosts, by a process there
@@ -24,7 +24,7 @@ class Roster:
     def see(self, record: Record, now_s: float) -> None:
         seen = self.seen.get(record.rank)
         if seen is None:
-            self.seen[record.rank] = Seen.first(record, now_s)
+            self.seen[record.rank] = RankSeen.first(record, now_s)
             return
         heard_s = seen.heard_s
         seen.see(record, now_s)
@@ -45,7 +45,7 @@ class Roster:
         late_s = seen.silent_for(now_s)
         return "answers" if late_s <= self._late_s else self._condition_now(rank, seen, late_s)
 
-    def _condition_now(self, rank: int, seen: Seen, late_s: float) -> Condition:
+    def _condition_now(self, rank: int, seen: RankSeen, late_s: float) -> Condition:
         if rank in self._gone:
             return "gone"
         state = state_of(seen.record.process, self._here)

@@ -28,7 +28,7 @@ _DUMPED = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<functio
 
 
 @dataclass(frozen=True)
-class Frame:
+class StackFrame:
     file: str
     line: int
     function: str
@@ -45,15 +45,15 @@ class Frame:
 class Stack:
     """Innermost frame first."""
 
-    frames: tuple[Frame, ...]
+    frames: tuple[StackFrame, ...]
 
     @property
-    def own(self) -> Frame | None:
+    def own(self) -> StackFrame | None:
         """The innermost line of the user's or flatout's code; where there is none, the innermost line."""
         return next((frame for frame in self.frames if frame.kind == "own"), self.frames[0] if self.frames else None)
 
     @property
-    def called(self) -> tuple[Frame, ...]:
+    def called(self) -> tuple[StackFrame, ...]:
         """What that line called, innermost first."""
         own = self.own
         return () if own is None else self.frames[: self.frames.index(own)]
@@ -86,7 +86,7 @@ class Stack:
 
     @classmethod
     def from_list(cls, rows: list[Any]) -> Stack:
-        return cls(tuple(Frame(*row) for row in rows))
+        return cls(tuple(StackFrame(*row) for row in rows))
 
 
 _DEVICE_WAITS = ("synchronize", "wait", "wait_event", "wait_stream")
@@ -111,7 +111,7 @@ def stack_of(thread: int) -> Stack | None:
     return None if frame is None else Stack(tuple(_frames(frame)))
 
 
-def _frames(frame: FrameType | None) -> Iterable[Frame]:
+def _frames(frame: FrameType | None) -> Iterable[StackFrame]:
     for _ in range(DEPTH):
         if frame is None:
             return
@@ -120,13 +120,13 @@ def _frames(frame: FrameType | None) -> Iterable[Frame]:
         frame = frame.f_back
 
 
-def _frame(file: str, line: int, function: str) -> Frame:
-    return Frame(file, line, function, linecache.getline(file, line).strip()[:120], kind_of(file))
+def _frame(file: str, line: int, function: str) -> StackFrame:
+    return StackFrame(file, line, function, linecache.getline(file, line).strip()[:120], kind_of(file))
 
 
 def parse_dump(text: str, thread: int) -> Stack | None:
     """One thread's stack out of what `faulthandler` wrote; of the last dump, where there are several."""
-    found: list[Frame] | None = None
+    found: list[StackFrame] | None = None
     reading = False
     for row in text.splitlines():
         if row.startswith(("Thread 0x", "Current thread 0x")):

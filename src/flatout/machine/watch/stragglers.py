@@ -27,7 +27,7 @@ WORTH = 0.05  # of a step; less is not worth telling
 
 
 @dataclass(frozen=True)
-class Block:
+class StepTimes:
     """Seconds a step."""
 
     step_s: float
@@ -37,11 +37,11 @@ class Block:
         return sum(self.phases_s.get(phase, 0.0) for phase in phases)
 
 
-class Pace:
+class RankPace:
     """The last blocks of one rank, out of its records."""
 
     def __init__(self) -> None:
-        self.blocks: deque[Block] = deque(maxlen=BLOCKS)
+        self.blocks: deque[StepTimes] = deque(maxlen=BLOCKS)
         self._began: tuple[int, float, dict[str, float]] | None = None
 
     def learn(self, record: Record) -> None:
@@ -52,11 +52,11 @@ class Pace:
         if steps >= 1 and seconds >= BLOCK_S:
             before = self._began[2]
             phases_s = {phase: (value - before.get(phase, 0.0)) / steps for phase, value in spent_s.items()}
-            self.blocks.append(Block(seconds / steps, phases_s))
+            self.blocks.append(StepTimes(seconds / steps, phases_s))
             self._began = record.at_step
 
 
-def find_stragglers(paces: Mapping[int, Sequence[Block]], size: int) -> Straggler | None:
+def find_stragglers(paces: Mapping[int, Sequence[StepTimes]], size: int) -> Straggler | None:
     """Among ranks that do the same work; None while there is not enough to tell, or nobody is."""
     full = {rank: blocks for rank, blocks in paces.items() if len(blocks) == BLOCKS}
     if len(full) < max(2, len(paces)):
@@ -67,7 +67,7 @@ def find_stragglers(paces: Mapping[int, Sequence[Block]], size: int) -> Straggle
     return found
 
 
-def _behind_in(phases: frozenset[str], paces: Mapping[int, Sequence[Block]], size: int) -> Straggler | None:
+def _behind_in(phases: frozenset[str], paces: Mapping[int, Sequence[StepTimes]], size: int) -> Straggler | None:
     own_s = {rank: [block.seconds_in(phases) for block in blocks] for rank, blocks in paces.items()}
     usual_s = {rank: median(seconds) for rank, seconds in own_s.items()}
     step_s = median(block.step_s for blocks in paces.values() for block in blocks)
@@ -89,7 +89,7 @@ def _is_behind(rank: int, own_s: Mapping[int, Sequence[float]], usual_s: Mapping
     return sum(behind) >= MOSTLY * BLOCKS and usual_s[rank] > SLOWER * median(usual_s[other] for other in others)
 
 
-def _where(phases: frozenset[str], paces: Mapping[int, Sequence[Block]], slow: set[int]) -> str:
+def _where(phases: frozenset[str], paces: Mapping[int, Sequence[StepTimes]], slow: set[int]) -> str:
     """The phase in which most of the difference is."""
 
     def usual_s(ranks: set[int], phase: str) -> float:
@@ -103,12 +103,12 @@ class Stragglers:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._paces: dict[int, Pace] = {}
+        self._paces: dict[int, RankPace] = {}
         self._alike: dict[int, str] = {}
         self._told: dict[int, float] = {}  # rank to the cost that was told
 
     def learn(self, record: Record) -> None:
-        self._paces.setdefault(record.rank, Pace()).learn(record)
+        self._paces.setdefault(record.rank, RankPace()).learn(record)
         self._alike[record.rank] = record.alike
 
     def news(self) -> list[Straggler]:

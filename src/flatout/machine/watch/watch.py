@@ -27,7 +27,7 @@ from flatout.machine.watch.blame import from_exchange, in_words
 from flatout.machine.watch.cause import CAUSE_KEY, publish_cause, read_cause
 from flatout.machine.watch.dumps import Dumps, NoDumps
 from flatout.machine.watch.inquiry import Answer, answer
-from flatout.machine.watch.limits import Limits
+from flatout.machine.watch.limits import StepTimeLimits
 from flatout.machine.watch.lookout import Lookout
 from flatout.machine.watch.news import Failed, Lost, News, StoreLost
 from flatout.machine.watch.process import this_process
@@ -54,7 +54,7 @@ _watches = itertools.count()  # a process may train several times, with the same
 OnNews = Callable[[News], None]
 
 
-class Watch:
+class RankWatch:
     """Made by the thread that trains, on every rank; `close` or `goodbye` it in the end.
 
     `alike` is a word for what a rank does (its pipeline stage): only ranks of the same word are compared for speed. `hang_s`
@@ -79,7 +79,7 @@ class Watch:
         self.beat, self.waited = self._pulse.beat, self._pulse.waited
         self._here = this_process()
         self._roster = Roster(rank, size, self._here, LATE * interval_s, SILENT_S)
-        self._lookout = Lookout(self._roster, Limits(hang_s), LOST_S)
+        self._lookout = Lookout(self._roster, StepTimeLimits(hang_s), LOST_S)
         self._wire = Wire(store, f"watch/{next(_watches)}")
         self._dumps = Dumps(DUMP_S) if stacks else NoDumps()
         self._serial, self._answered, self._board = 0, "", b""

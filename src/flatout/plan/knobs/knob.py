@@ -8,10 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from flatout.engine.settings import Settings
 from flatout.measure.stats import Comparison
-from flatout.plan.plan import Choice, Rejected
+from flatout.plan.plan import Choice, RejectedSetting
 from flatout.plan.situation import Situation
 
-Decisions = Iterator[Choice | Rejected]
+Decisions = Iterator[Choice | RejectedSetting]
 
 
 @dataclass(frozen=True)

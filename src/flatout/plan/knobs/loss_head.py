@@ -11,7 +11,7 @@ from flatout.engine.settings import MIXED, Settings
 from flatout.objectives.next_token import NextToken
 from flatout.objectives.token_loss import LARGE
 from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules
-from flatout.plan.plan import Choice, Rejected
+from flatout.plan.plan import Choice, RejectedSetting
 from flatout.plan.situation import Situation
 
 name = "loss_head"
@@ -36,7 +36,7 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
         else:
             yield Choice(name, "fused", f"{tokens}: one pass over their logits each way, and no float32 copy of them")
         if _why_not(s, "chunked") is None:
-            yield Rejected(name, "chunked", "for memory alone: in parts it launches more and gains nothing")
+            yield RejectedSetting(name, "chunked", "for memory alone: in parts it launches more and gains nothing")
     elif not isinstance(s.job.objective, NextToken):
         yield Choice(name, off, f"the others are for next_token, and the objective is {s.job.objective.name}")
     elif _vocabulary(s) >= LARGE:

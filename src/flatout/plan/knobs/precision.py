@@ -10,7 +10,7 @@ import torch
 from flatout.engine.settings import Settings
 from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules, always
 from flatout.plan.knobs.splitting import SPLITS, split_conflict
-from flatout.plan.plan import Choice, Rejected
+from flatout.plan.plan import Choice, RejectedSetting
 from flatout.plan.situation import Situation
 
 name = "precision"
@@ -25,10 +25,10 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
     if s.device.type == "cpu":
         yield Choice(name, "fp32", "the safe one on a CPU")
         why = f"{measured}, but unproven for a whole step on a CPU: try --set precision=bf16"
-        yield Rejected(name, "bf16", measured if _is_slower(s, "bf16") else why)
+        yield RejectedSetting(name, "bf16", measured if _is_slower(s, "bf16") else why)
     elif _has_bf16(s.device):
         yield Choice(name, "bf16", f"{measured}; weights, optimizer and loss stay fp32")
-        yield Rejected(name, "fp16", "needs loss scaling where bf16 needs none")
+        yield RejectedSetting(name, "fp16", "needs loss scaling where bf16 needs none")
     else:
         yield Choice(name, "fp32", "no bf16 units on this device")
 

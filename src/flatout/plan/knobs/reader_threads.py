@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flatout.data.serving.pinned import first_threads, fixed_threads
-from flatout.data.serving.tuning import Budget
+from flatout.data.serving.tuning import ReadingBudget
 from flatout.data.stores.device import filled_by
 from flatout.plan.knobs.knob import Decisions, SettingRules
 from flatout.plan.plan import Choice
@@ -39,13 +39,13 @@ def threads_to_begin_with(s: Situation) -> int:
     """Of what is read ahead: as the feed will have it, unless memory is short."""
     if s.job.data.train.stream is not None:
         return 1
-    budget = Budget.here()
+    budget = ReadingBudget.here()
     pinned = int(s.pins.get(name, 0))
     return pinned or fixed_threads(s.job.data.train, s.device) or first_threads(s.job.data.train, s.device, budget.most)
 
 
 def _starts_with(s: Situation) -> str:
-    train, threads, cores = s.job.data.train, threads_to_begin_with(s), Budget.here().cores
+    train, threads, cores = s.job.data.train, threads_to_begin_with(s), ReadingBudget.here().cores
     if train.stream is not None:
         return "an iterable is read by one worker"
     if fixed_threads(train, s.device) is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from flatout.data.stores.tiers import choose_tier
 from flatout.plan.knobs.knob import Decisions, SettingRules, always
-from flatout.plan.plan import Choice, Rejected
+from flatout.plan.plan import Choice, RejectedSetting
 from flatout.plan.situation import Situation
 from flatout.plan.tier import compression_of, surroundings
 
@@ -36,7 +36,7 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
     yield Choice(name, found.tier, found.why)
     if not train.in_memory:
         for other, why in found.rejected:
-            yield Rejected(name, other, why)
+            yield RejectedSetting(name, other, why)
     writes = values[name] == "mapped" and not train.in_memory  # the tier as it was pinned, if it was
     if writes and s.cache is not None and "cache_compression" not in s.pins:
         threads = int(s.pins.get("reader_threads", 0))

@@ -9,11 +9,11 @@ import math
 from dataclasses import dataclass
 
 from flatout.plan.layouts.kinds import Link
-from flatout.plan.layouts.layout import Layout
+from flatout.plan.layouts.layout import ParallelLayout
 
 
 @dataclass(frozen=True)
-class Group:
+class DeviceGroup:
     """Devices that exchange with each other: `size` of them, `inside` of which are in one node."""
 
     size: int
@@ -58,7 +58,7 @@ class Network:
     near: Link
     far: Link
 
-    def group(self, layout: Layout, dimension: str) -> Group:
+    def group(self, layout: ParallelLayout, dimension: str) -> DeviceGroup:
         strides = {
             "tensor": 1,
             "shard": layout.tensor,
@@ -66,4 +66,4 @@ class Network:
             "pipeline": layout.tensor * layout.shard * layout.data,
         }
         size = int(getattr(layout, dimension))
-        return Group(size, max(1, min(size, self.per_node // strides[dimension])), self.near, self.far)
+        return DeviceGroup(size, max(1, min(size, self.per_node // strides[dimension])), self.near, self.far)

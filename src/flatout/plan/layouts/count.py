@@ -22,7 +22,7 @@ from flatout.measure.counts import Counter, Operation, fuse
 from flatout.measure.groups import ATTENTION, CONVOLUTIONS, PRODUCTS
 from flatout.models.dataless import fake_copy
 from flatout.models.repeats import Repeats
-from flatout.plan.layouts.shape import Block, Kept, Shape, Work
+from flatout.plan.layouts.shape import BlockShape, PassWork, SavedActivations, Shape
 
 _ROWS = 2  # counted at once: of one row a batch norm makes nothing
 _HEAVY = (PRODUCTS, CONVOLUTIONS)
@@ -97,8 +97,8 @@ def count_model(
                 total.backward()
     owners = _owners(copied, blocks, watch, names)
     read = {number for one in counter.counts().operations for number, _ in one.reads} | repeats.read_by_copies
-    known: dict[Block, Block] = {}  # like blocks are one object, so that they are calculated once
-    made: list[Block] = []
+    known: dict[BlockShape, BlockShape] = {}  # like blocks are one object, so that they are calculated once
+    made: list[BlockShape] = []
     for place, stands in enumerate([0, *(place + 1 for place in repeats.stands_for), len(blocks) + 1]):
         block = _block(watch, place, owners, read) if stands == place else made[stands]
         made.append(known.setdefault(block, block))
@@ -169,7 +169,7 @@ def _second_uses(model: nn.Module, watch: _Watch, names: Mapping[int, str]) -> l
     return again
 
 
-def _block(watch: _Watch, place: int, owners: Mapping[int, list[nn.Parameter]], read: set[int]) -> Block:
+def _block(watch: _Watch, place: int, owners: Mapping[int, list[nn.Parameter]], read: set[int]) -> BlockShape:
     """`read`: memory that anybody reads. What nobody does is a weight's gradient."""
     operations = watch.counter.counts().operations
     starts = [start for start, _ in watch.marks]
@@ -183,25 +183,25 @@ def _block(watch: _Watch, place: int, owners: Mapping[int, list[nn.Parameter]], 
     parameters = owners.get(place, [])
     saved_bytes = sum(entry[2] for entry in saved) / _ROWS
     heavy = _touched_by_products(both)
-    return Block(
+    return BlockShape(
         parameters=sum(p.numel() for p in parameters),
         split_parameters=sum(p.numel() for p in parameters if p.dim() >= 2),
         forward=_work([one for _, one in forward]),
         backward=_work(after),
         output_bytes=watch.output_bytes.get(place, 0) / _ROWS,
-        kept=Kept(saved_bytes, selective, _peak(after, read) / _ROWS, _peak(both, read) / _ROWS),
-        compiled=Kept(
+        kept=SavedActivations(saved_bytes, selective, _peak(after, read) / _ROWS, _peak(both, read) / _ROWS),
+        compiled=SavedActivations(
             saved_bytes, compiled_selective, _peak(after, read & heavy) / _ROWS, _peak(both, read & heavy, held=True) / _ROWS
         ),
         selective_flops=again,
     )
 
 
-def _work(operations: list[Operation]) -> Work:
+def _work(operations: list[Operation]) -> PassWork:
     light = [one for one in operations if not one.flops]
     fused = [one for one in fuse(operations) if not one.flops]
     heavy = len(operations) - len(light)
-    return Work(
+    return PassWork(
         product_flops=sum(one.flops for one in operations if one.group != ATTENTION) / _ROWS,
         attention_flops=sum(one.flops * _seen(one) for one in operations if one.group == ATTENTION) / _ROWS,
         traffic_bytes=sum(one.bytes for one in light) / _ROWS,

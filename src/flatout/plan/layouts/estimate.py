@@ -8,8 +8,8 @@ from flatout.base.errors import UsageError
 from flatout.plan.layouts.collectives import Network
 from flatout.plan.layouts.constants import USABLE
 from flatout.plan.layouts.kinds import DeviceKind, device_kind, link_named
-from flatout.plan.layouts.layout import Layout
-from flatout.plan.layouts.memory import Memory, memory_of
+from flatout.plan.layouts.layout import ParallelLayout
+from flatout.plan.layouts.memory import DeviceMemory, memory_of
 from flatout.plan.layouts.shape import Shape
 from flatout.plan.layouts.timing import Constants, Times, times_of
 
@@ -34,7 +34,7 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingLoad:
     """What is asked, whatever the layout: rows in a step, bytes of optimizer state a weight, bytes of a computed number."""
 
     batch: int
@@ -44,8 +44,8 @@ class Training:
 
 @dataclass(frozen=True)
 class Estimate:
-    layout: Layout
-    memory: Memory
+    layout: ParallelLayout
+    memory: DeviceMemory
     times: Times
     rate: float  # units of the model a second, all devices together
 
@@ -54,7 +54,9 @@ class Estimate:
         return self.rate / self.layout.world
 
 
-def estimate(shape: Shape, layout: Layout, training: Training, cluster: Cluster, fitted: Constants | None = None) -> Estimate:
+def estimate(
+    shape: Shape, layout: ParallelLayout, training: TrainingLoad, cluster: Cluster, fitted: Constants | None = None
+) -> Estimate:
     times = times_of(shape, layout, training.batch, cluster.kind, cluster.network, fitted, training.compute_bytes)
     memory = memory_of(
         shape, layout, training.batch, optimizer_bytes=training.optimizer_bytes, compute_bytes=training.compute_bytes

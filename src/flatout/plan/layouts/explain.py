@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flatout.base.tree import Cell, Column, Doc, Fields, Line, Node, Table
+from flatout.base.tree import Cell, Doc, Fields, Node, Table, TableColumn, TextLine
 from flatout.base.units import show_bytes, show_count, show_rate, show_seconds, show_share
-from flatout.plan.layouts.estimate import Cluster, Estimate, Training
-from flatout.plan.layouts.layout import Layout
-from flatout.plan.layouts.search import Found, Rejected, find_layouts
+from flatout.plan.layouts.estimate import Cluster, Estimate, TrainingLoad
+from flatout.plan.layouts.layout import ParallelLayout
+from flatout.plan.layouts.search import Found, RejectedLayout, find_layouts
 from flatout.plan.layouts.shape import Shape
 
 _SHOWN, _REASONS = 10, 6
 _TOO_LARGE = "too large"
 
 _COLUMNS = (
-    Column("mesh", "layout"),
-    Column("micro_batch", "rows at a time", right=True),
-    Column("how", "how"),
-    Column("memory_bytes", "memory a device", right=True),
-    Column("step_s", "step", right=True),
-    Column("communication_share", "communication", right=True),
-    Column("bubble_share", "idle", right=True),
-    Column("rate", "rate", right=True),
-    Column("parts", "parts of memory", shown=False),
-    Column("communication_s", "communication in all", shown=False),
-    Column("schedule", "schedule", shown=False),
-    Column("recompute", "recompute", shown=False),
+    TableColumn("mesh", "layout"),
+    TableColumn("micro_batch", "rows at a time", right=True),
+    TableColumn("how", "how"),
+    TableColumn("memory_bytes", "memory a device", right=True),
+    TableColumn("step_s", "step", right=True),
+    TableColumn("communication_share", "communication", right=True),
+    TableColumn("bubble_share", "idle", right=True),
+    TableColumn("rate", "rate", right=True),
+    TableColumn("parts", "parts of memory", shown=False),
+    TableColumn("communication_s", "communication in all", shown=False),
+    TableColumn("schedule", "schedule", shown=False),
+    TableColumn("recompute", "recompute", shown=False),
 )
 
 
@@ -46,16 +46,16 @@ def explain_layouts(
 ) -> Doc:
     """`inside` and `between`: links of devices with each other in a node and with other nodes, by name; else the usual ones."""
     cluster = Cluster.of(device_kind, inside, between, per_node)
-    base = Layout(compiled=compiled, compiled_loss=compiled, float8=float8 and cluster.kind.float8)
-    found = find_layouts(shape, Training(batch, optimizer_bytes), cluster, devices, base)
+    base = ParallelLayout(compiled=compiled, compiled_loss=compiled, float8=float8 and cluster.kind.float8)
+    found = find_layouts(shape, TrainingLoad(batch, optimizer_bytes), cluster, devices, base)
     return view(shape, found, cluster, devices, batch)
 
 
 def view(shape: Shape, found: Found, cluster: Cluster, devices: int, batch: int) -> Doc:
     rows = [_row(one, shape) for one in found.fitting]
     nodes: list[Node] = [
-        Line(_headline(shape, found, cluster, devices), strong=True),
-        Line(_setting(shape, cluster, batch)),
+        TextLine(_headline(shape, found, cluster, devices), strong=True),
+        TextLine(_setting(shape, cluster, batch)),
         Fields(
             {
                 "model": shape.name, "parameters": shape.parameters, "devices": devices, "device_kind": cluster.kind.name,
@@ -64,10 +64,10 @@ def view(shape: Shape, found: Found, cluster: Cluster, devices: int, batch: int)
                 "usable_bytes": cluster.usable_bytes,
             }
         ),
-        Line(),
+        TextLine(),
         Table("layouts", _COLUMNS, rows[:_SHOWN], fold=rows[_SHOWN:], fold_note="slower layouts: explain --json has them"),
     ]  # fmt: skip
-    return Doc((*nodes, *_rejected(found.rejected), Line(), Line(_CAUTION)))
+    return Doc((*nodes, *_rejected(found.rejected), TextLine(), TextLine(_CAUTION)))
 
 
 _CAUTION = "calculated, not measured: docs/layouts.md has what is assumed, and how far off published runs it is"
@@ -110,13 +110,13 @@ def _row(one: Estimate, shape: Shape) -> dict[str, Any]:
     }
 
 
-def _how(layout: Layout) -> str:
+def _how(layout: ParallelLayout) -> str:
     words = [layout.schedule] if layout.pipeline > 1 else []
     words += ["recomputed"] if layout.recompute == "full" else []
     return ", ".join(words) or "plain"
 
 
-def _rejected(rejected: Sequence[Rejected]) -> list[Node]:
+def _rejected(rejected: Sequence[RejectedLayout]) -> list[Node]:
     """In text each reason once, with how many it holds for; all of them in JSON."""
     every = [{"mesh": one.layout.mesh, "why": one.why} for one in rejected]
     if not every:
@@ -128,12 +128,12 @@ def _rejected(rejected: Sequence[Rejected]) -> list[Node]:
         (one for one in rejected if one.least), key=lambda one: one.least.memory.used if one.least else 0.0, default=None
     )
     lines = [
-        Line(f"  {_named(which)}: {nearest.why if nearest and why == _TOO_LARGE else why}")
+        TextLine(f"  {_named(which)}: {nearest.why if nearest and why == _TOO_LARGE else why}")
         for why, which in list(reasons.items())[:_REASONS]
     ]
     more = len(reasons) - len(lines)
-    tail = [Line(f"  ({more} more reasons: explain --json has them)")] if more > 0 else []
-    return [Line(), Line(f"{len(every)} layouts can't be:"), *lines, *tail, Fields({"rejected": every})]
+    tail = [TextLine(f"  ({more} more reasons: explain --json has them)")] if more > 0 else []
+    return [TextLine(), TextLine(f"{len(every)} layouts can't be:"), *lines, *tail, Fields({"rejected": every})]
 
 
 def _named(meshes: list[str]) -> str:

@@ -12,7 +12,7 @@ from flatout.engine.job import Job
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.links import LinkRate, Links
 from flatout.plan.layouts.collectives import Network
-from flatout.plan.layouts.estimate import Cluster, Estimate, Training
+from flatout.plan.layouts.estimate import Cluster, Estimate, TrainingLoad
 from flatout.plan.layouts.fitting import LayoutChoice, state_bytes
 from flatout.plan.layouts.jobs import shape_of_job
 from flatout.plan.layouts.kinds import DeviceKind, Link
@@ -25,7 +25,7 @@ _NEARLY = 0.95  # of the best rate: copies need no gathering of weights, which a
 def suggest(job: Job, devices: int, cluster: Cluster, *, compute_bytes: int) -> list[LayoutChoice]:
     """`data` and `shard`, which any model can be laid out in; the best first, and no more than are worth a trial."""
     batch = job.data.typical_batch(job.batch)[0]
-    found = find_layouts(shape_of_job(job), Training(batch, state_bytes(job), compute_bytes), cluster, devices)
+    found = find_layouts(shape_of_job(job), TrainingLoad(batch, state_bytes(job), compute_bytes), cluster, devices)
     usual = [one for one in found.fitting if one.layout.tensor == one.layout.pipeline == 1]
     if not usual:
         return [LayoutChoice(f"shard={devices}", _nothing_fits(found, cluster))]

@@ -11,7 +11,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParallelLayout:
     """`data` copies, each sharded `shard` ways; blocks split `tensor` ways and cut into `pipeline` stages."""
 
     data: int = 1
@@ -50,7 +50,7 @@ class Layout:
         return ",".join(f"{name}={size}" for name, size in dims.items() if size > 1) or "one device"
 
 
-def problem(shape: Shape, layout: Layout, batch: int, per_node: int) -> str | None:
+def problem(shape: Shape, layout: ParallelLayout, batch: int, per_node: int) -> str | None:
     """Why a layout can't be, in words; None where it can."""
     if layout.rows_split > batch:
         return f"a batch of {batch} has too few rows for {layout.rows_split} devices with rows of their own"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flatout.plan.layouts.constants import RESERVED
-from flatout.plan.layouts.layout import Layout, cut
-from flatout.plan.layouts.shape import Block, Shape, grouped
+from flatout.plan.layouts.layout import ParallelLayout, cut
+from flatout.plan.layouts.shape import BlockShape, Shape, grouped
 
 _MASTER = 4  # bytes of a weight and of its gradient, which stay in fp32
 _AHEAD = 2  # blocks whose weights are whole beside the one at work
 
 
 @dataclass(frozen=True)
-class Memory:
+class DeviceMemory:
     parameters: float
     gradients: float
     optimizer: float
@@ -32,34 +32,34 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Part:
+class PipelineRank:
     """What a device of a pipeline rank holds: the blocks of its stages, and what comes first or last."""
 
     rank: int
-    stages: tuple[tuple[Block, ...], ...]
-    first: Block | None
-    last: Block | None
+    stages: tuple[tuple[BlockShape, ...], ...]
+    first: BlockShape | None
+    last: BlockShape | None
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[BlockShape, ...]:
         return tuple(block for stage in self.stages for block in stage)
 
     @property
-    def ends(self) -> tuple[Block, ...]:
+    def ends(self) -> tuple[BlockShape, ...]:
         return tuple(block for block in (self.first, self.last) if block is not None)
 
-    def weights(self, layout: Layout) -> float:
+    def weights(self, layout: ParallelLayout) -> float:
         """Before sharding."""
         return sum(count * held(block, layout) for block, count in grouped((*self.blocks, *self.ends)))
 
 
-def parts(shape: Shape, layout: Layout) -> list[Part]:
+def parts(shape: Shape, layout: ParallelLayout) -> list[PipelineRank]:
     counts = cut(len(shape.blocks), layout.stages)
     starts = [sum(counts[:stage]) for stage in range(layout.stages)]
     stages = [shape.blocks[start : start + count] for start, count in zip(starts, counts, strict=True)]
     ranks = range(layout.pipeline)
     return [
-        Part(
+        PipelineRank(
             rank, tuple(stages[rank :: layout.pipeline]), shape.first if rank == 0 else None,
             shape.last if rank == layout.pipeline - 1 else None,
         )
@@ -67,7 +67,7 @@ def parts(shape: Shape, layout: Layout) -> list[Part]:
     ]  # fmt: skip
 
 
-def in_flight(layout: Layout, rank: int, micro_batches: int) -> list[int]:
+def in_flight(layout: ParallelLayout, rank: int, micro_batches: int) -> list[int]:
     """Micro-batches whose activations each stage of a rank holds at once."""
     if layout.pipeline == 1:
         return [1]
@@ -80,13 +80,17 @@ def in_flight(layout: Layout, rank: int, micro_batches: int) -> list[int]:
     return [each] * layout.chunks
 
 
-def memory_of(shape: Shape, layout: Layout, batch: int, *, optimizer_bytes: int = 8, compute_bytes: int = 2) -> Memory:
+def memory_of(
+    shape: Shape, layout: ParallelLayout, batch: int, *, optimizer_bytes: int = 8, compute_bytes: int = 2
+) -> DeviceMemory:
     """`optimizer_bytes` for a weight: 8 for Adam's, 4 for momentum's. Of the rank that needs most."""
     every = [_of_part(shape, part, layout, batch, optimizer_bytes, compute_bytes) for part in parts(shape, layout)]
     return max(every, key=lambda memory: memory.used)
 
 
-def _of_part(shape: Shape, part: Part, layout: Layout, batch: int, optimizer_bytes: int, compute_bytes: int) -> Memory:
+def _of_part(
+    shape: Shape, part: PipelineRank, layout: ParallelLayout, batch: int, optimizer_bytes: int, compute_bytes: int
+) -> DeviceMemory:
     micro_batches = layout.micro_batches(batch)
     tied = shape.tied_parameters if layout.pipeline > 1 and part.last is not None and part.first is None else 0
     weights = part.weights(layout) + tied / layout.tensor
@@ -99,7 +103,7 @@ def _of_part(shape: Shape, part: Part, layout: Layout, batch: int, optimizer_byt
     largest = max((_transient(block, layout) for block, _ in grouped(part.blocks)), default=0.0)
     at_block = layout.micro_batch * largest + moving
     at_loss = 0.0 if part.last is None else layout.micro_batch * _loss(part.last, shape.blocks[-1], layout)
-    return Memory(
+    return DeviceMemory(
         parameters=_MASTER * shards,
         gradients=_MASTER * shards,
         optimizer=optimizer_bytes * shards,
@@ -109,12 +113,12 @@ def _of_part(shape: Shape, part: Part, layout: Layout, batch: int, optimizer_byt
     )
 
 
-def held(block: Block, layout: Layout) -> float:
+def held(block: BlockShape, layout: ParallelLayout) -> float:
     """Weights of a block on a device before sharding."""
     return block.parameters - block.split_parameters * (1 - 1 / layout.tensor)
 
 
-def _gathered(part: Part, layout: Layout, weights: float, compute_bytes: int) -> tuple[float, float]:
+def _gathered(part: PipelineRank, layout: ParallelLayout, weights: float, compute_bytes: int) -> tuple[float, float]:
     """Bytes that stay through the step, and those of a block's backward."""
     copied = compute_bytes if compute_bytes < _MASTER else 0
     if layout.shard == 1:
@@ -126,7 +130,7 @@ def _gathered(part: Part, layout: Layout, weights: float, compute_bytes: int) ->
     return ends + compute_bytes * largest, (_AHEAD * compute_bytes + compute_bytes + _MASTER) * largest
 
 
-def _activations(block: Block, layout: Layout) -> float:
+def _activations(block: BlockShape, layout: ParallelLayout) -> float:
     """That stay until the backward, for one row. With tensor parallelism each holds its piece of the sequence or its heads."""
     kept = block.kept_as(layout.compiled)
     if layout.recompute == "full":
@@ -136,7 +140,7 @@ def _activations(block: Block, layout: Layout) -> float:
     return kept.saved_bytes / layout.tensor + _whole_inputs(block, layout)
 
 
-def _transient(block: Block, layout: Layout) -> float:
+def _transient(block: BlockShape, layout: ParallelLayout) -> float:
     kept = block.kept_as(layout.compiled)
     if layout.recompute == "none":
         return kept.transient_bytes / layout.tensor + _whole_inputs(block, layout)
@@ -144,7 +148,7 @@ def _transient(block: Block, layout: Layout) -> float:
     return max(kept.whole_bytes - there, kept.transient_bytes) / layout.tensor + _whole_inputs(block, layout)
 
 
-def _loss(last: Block, before: Block, layout: Layout) -> float:
+def _loss(last: BlockShape, before: BlockShape, layout: ParallelLayout) -> float:
     """Of one row, from the first logit to the gradient of the last. Split by vocabulary, it gathers its input, and torch's own
     loss for that holds one tensor of logits more in its backward: their exponentials, beside the sum that they go into."""
     whole = last.kept_as(layout.compiled_loss).whole_bytes / layout.tensor
@@ -154,6 +158,6 @@ def _loss(last: Block, before: Block, layout: Layout) -> float:
     return whole + more + before.output_bytes * (1 - 1 / layout.tensor)
 
 
-def _whole_inputs(block: Block, layout: Layout) -> float:
+def _whole_inputs(block: BlockShape, layout: ParallelLayout) -> float:
     """Both halves of a block gather their input before they split it."""
     return 2 * block.output_bytes * (1 - 1 / layout.tensor)

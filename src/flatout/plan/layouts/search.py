@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from flatout.base.errors import UsageError
 from flatout.base.units import show_bytes
-from flatout.plan.layouts.estimate import Cluster, Estimate, Training, estimate
-from flatout.plan.layouts.layout import Layout, problem
+from flatout.plan.layouts.estimate import Cluster, Estimate, TrainingLoad, estimate
+from flatout.plan.layouts.layout import ParallelLayout, problem
 from flatout.plan.layouts.shape import Shape
 
 _CHUNKS = 2
@@ -16,8 +16,8 @@ _EQUAL = 0.99  # of a rate: what computes nothing twice is taken before what is 
 
 
 @dataclass(frozen=True)
-class Rejected:
-    layout: Layout
+class RejectedLayout:
+    layout: ParallelLayout
     why: str
     least: Estimate | None = None  # where it is memory that does not suffice
 
@@ -27,24 +27,26 @@ class Found:
     """`fitting` is ordered, the fastest first."""
 
     fitting: tuple[Estimate, ...]
-    rejected: tuple[Rejected, ...]
+    rejected: tuple[RejectedLayout, ...]
 
 
-def find_layouts(shape: Shape, training: Training, cluster: Cluster, devices: int, base: Layout | None = None) -> Found:
+def find_layouts(
+    shape: Shape, training: TrainingLoad, cluster: Cluster, devices: int, base: ParallelLayout | None = None
+) -> Found:
     """`base`: what is the same in all, such as compiling."""
     if devices < 1:
         raise UsageError(f"expected at least 1 device, got {devices}")
     fitting, rejected = [], []
-    for mesh in meshes(devices, base or Layout()):
+    for mesh in meshes(devices, base or ParallelLayout()):
         outcome = _best(shape, training, cluster, mesh)
-        if isinstance(outcome, Rejected):
+        if isinstance(outcome, RejectedLayout):
             rejected.append(outcome)
         else:
             fitting.append(outcome)
     return Found(tuple(sorted(fitting, key=lambda one: (-one.rate, one.memory.used))), tuple(rejected))
 
 
-def meshes(devices: int, base: Layout) -> Iterator[Layout]:
+def meshes(devices: int, base: ParallelLayout) -> Iterator[ParallelLayout]:
     """data x shard x tensor x pipeline = devices."""
     for pipeline in divisors(devices):
         for tensor in divisors(devices // pipeline):
@@ -57,7 +59,7 @@ def divisors(number: int) -> list[int]:
     return [one for one in range(1, number + 1) if number % one == 0]
 
 
-def variants(mesh: Layout, batch: int) -> Iterator[Layout]:
+def variants(mesh: ParallelLayout, batch: int) -> Iterator[ParallelLayout]:
     """Ways to run a mesh: schedules, all at once or in parts, kept or computed again."""
     rows = max(1, -(-batch // mesh.rows_split))
     schedules = [("1f1b", 1), ("interleaved", _CHUNKS)] if mesh.pipeline > 1 else [("1f1b", 1)]
@@ -68,7 +70,7 @@ def variants(mesh: Layout, batch: int) -> Iterator[Layout]:
                 yield replace(mesh, schedule=schedule, chunks=chunks, recompute=recompute, micro_batch=size)
 
 
-def _best(shape: Shape, training: Training, cluster: Cluster, mesh: Layout) -> Estimate | Rejected:
+def _best(shape: Shape, training: TrainingLoad, cluster: Cluster, mesh: ParallelLayout) -> Estimate | RejectedLayout:
     possible: list[Estimate] = []
     why = ""
     for layout in variants(mesh, training.batch):
@@ -78,7 +80,7 @@ def _best(shape: Shape, training: Training, cluster: Cluster, mesh: Layout) -> E
         elif not why:
             why = found
     if not possible:
-        return Rejected(mesh, why)
+        return RejectedLayout(mesh, why)
     fitting = [one for one in possible if one.memory.reserved <= cluster.usable_bytes]
     if fitting:
         enough = _EQUAL * max(one.rate for one in fitting)
@@ -86,4 +88,4 @@ def _best(shape: Shape, training: Training, cluster: Cluster, mesh: Layout) -> E
         return max(plain, key=lambda one: (one.layout.recompute == "none", one.rate, -one.memory.used))
     least = min(possible, key=lambda one: one.memory.used)
     needed, there = show_bytes(least.memory.reserved), show_bytes(cluster.usable_bytes)
-    return Rejected(least.layout, f"needs at least {needed} a device, and {there} can be used", least)
+    return RejectedLayout(least.layout, f"needs at least {needed} a device, and {there} can be used", least)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Work:
+class PassWork:
     """One way through, for one sample. `traffic_bytes`: what operators other than products and attention read and write."""
 
     product_flops: float = 0.0
@@ -22,15 +22,15 @@ class Work:
     operators: float = 0.0  # of any number of samples
     fused_operators: float = 0.0
 
-    def times(self, factor: float) -> Work:
-        return Work(
+    def times(self, factor: float) -> PassWork:
+        return PassWork(
             self.product_flops * factor, self.attention_flops * factor, self.traffic_bytes * factor,
             self.fused_traffic_bytes * factor, self.operators, self.fused_operators,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedActivations:
     """Bytes for one sample. `transient_bytes`: made and dropped at the peak of its backward, the forward's apart.
 
     `compiled` differs: what no product touches stays in registers, and what the backward does not need is not kept.
@@ -43,26 +43,26 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockShape:
     parameters: int
     split_parameters: int  # of them, those that tensor parallelism divides
-    forward: Work
-    backward: Work
+    forward: PassWork
+    backward: PassWork
     output_bytes: float  # what it hands on, for one sample
-    kept: Kept
-    compiled: Kept
+    kept: SavedActivations
+    compiled: SavedActivations
     selective_flops: float = 0.0  # of products that selective recomputing does again
 
-    def kept_as(self, compiled: bool) -> Kept:
+    def kept_as(self, compiled: bool) -> SavedActivations:
         return self.compiled if compiled else self.kept
 
 
 @dataclass(frozen=True)
 class Shape:
     name: str
-    first: Block
-    blocks: tuple[Block, ...]
-    last: Block
+    first: BlockShape
+    blocks: tuple[BlockShape, ...]
+    last: BlockShape
     unit: str = "samples"
     per_sample: float = 1.0  # units in a sample, such as tokens
     tied_parameters: int = 0  # of `first`, which `last` uses too
@@ -80,7 +80,7 @@ class Shape:
         return sum(w.product_flops + w.attention_flops for block in every for w in (block.forward, block.backward))
 
 
-def grouped(blocks: Sequence[Block]) -> list[tuple[Block, int]]:
+def grouped(blocks: Sequence[BlockShape]) -> list[tuple[BlockShape, int]]:
     """Blocks that are one object, with how many there are."""
     counts = Counter(id(block) for block in blocks)
     return [(block, counts.pop(id(block))) for block in blocks if id(block) in counts]

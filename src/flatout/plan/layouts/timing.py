@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from flatout.plan.layouts import constants
 from flatout.plan.layouts.collectives import Network
 from flatout.plan.layouts.kinds import DeviceKind
-from flatout.plan.layouts.layout import Layout
-from flatout.plan.layouts.memory import Part, held, parts
-from flatout.plan.layouts.shape import Block, Shape, Work, grouped
+from flatout.plan.layouts.layout import ParallelLayout
+from flatout.plan.layouts.memory import PipelineRank, held, parts
+from flatout.plan.layouts.shape import BlockShape, PassWork, Shape, grouped
 
 _REDUCED_BYTES = 4  # gradients are summed in fp32
 _GATHERS = 4  # exchanges of a block either way: in and out of attention, in and out of the MLP
@@ -57,7 +57,7 @@ class _Pass:
 
 def times_of(
     shape: Shape,
-    layout: Layout,
+    layout: ParallelLayout,
     batch: int,
     kind: DeviceKind,
     network: Network,
@@ -86,13 +86,13 @@ def times_of(
 
 @dataclass(frozen=True)
 class _Clock:
-    layout: Layout
+    layout: ParallelLayout
     kind: DeviceKind
     network: Network
     fitted: Constants
     compute_bytes: int
 
-    def micro_batch(self, part: Part) -> _Pass:
+    def micro_batch(self, part: PipelineRank) -> _Pass:
         """Forward and backward of its blocks. Weights that are sharded come and gradients go behind the work."""
         done = _Pass()
         for block, count in grouped(part.blocks):
@@ -111,12 +111,12 @@ class _Clock:
     def _end_compiled(self, loss: bool) -> bool:
         return self.layout.compiled_loss if loss else self.layout.compiled
 
-    def _forward(self, block: Block) -> float:
+    def _forward(self, block: BlockShape) -> float:
         return self._work(block.forward, compiled=self.layout.compiled, float8=self.layout.float8)
 
-    def _backward(self, block: Block) -> float:
+    def _backward(self, block: BlockShape) -> float:
         """With what is computed again before it."""
-        again = Work()
+        again = PassWork()
         if self.layout.recompute == "full":
             again = block.forward
         elif self.layout.recompute == "selective":
@@ -124,7 +124,7 @@ class _Clock:
         how = {"compiled": self.layout.compiled, "float8": self.layout.float8}
         return self._work(block.backward, **how) + self._work(again, **how)
 
-    def _work(self, work: Work, *, compiled: bool, float8: bool) -> float:
+    def _work(self, work: PassWork, *, compiled: bool, float8: bool) -> float:
         """Of this device's piece of a micro-batch: never less than calling its operators takes."""
         piece = self.layout.micro_batch / self.layout.tensor
         products = self.kind.matmul_flops * self.kind.power * self.fitted.product_share
@@ -136,14 +136,14 @@ class _Clock:
         busy_s += traffic / (self.kind.bytes_per_s * share)
         return max(piece * busy_s, calls * constants.CALL_S)
 
-    def _sharding(self, block: Block) -> tuple[float, float]:
+    def _sharding(self, block: BlockShape) -> tuple[float, float]:
         """To gather a block's weights, and to reduce and scatter its gradients; a pipeline does not do it each time."""
         if self.layout.shard == 1 or self.layout.pipeline > 1:
             return 0.0, 0.0
         group, weights = self.network.group(self.layout, "shard"), held(block, self.layout)
         return group.all_gather_s(self.compute_bytes * weights), group.all_gather_s(_REDUCED_BYTES * weights)
 
-    def _exchanges(self, block: Block, work_s: float) -> tuple[float, float]:
+    def _exchanges(self, block: BlockShape, work_s: float) -> tuple[float, float]:
         """Of tensor parallelism with sequence parallelism: all, and what is waited for."""
         if self.layout.tensor == 1:
             return 0.0, 0.0
@@ -165,7 +165,7 @@ class _Clock:
         handed = max(block.output_bytes for block in shape.blocks) * self.layout.micro_batch / self.layout.tensor
         return self.network.group(self.layout, "pipeline").send_s(handed)
 
-    def around(self, part: Part, done: _Pass) -> tuple[float, float]:
+    def around(self, part: PipelineRank, done: _Pass) -> tuple[float, float]:
         """Once a step: exposed and in all. Copies are summed behind the last backward, but for the last piece."""
         layout = self.layout
         shard, data = self.network.group(layout, "shard"), self.network.group(layout, "data")

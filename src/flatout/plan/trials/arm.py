@@ -22,7 +22,7 @@ from flatout.engine.settings import Settings
 from flatout.engine.state import TrainState
 from flatout.engine.surroundings import process_set_up
 from flatout.measure.clock import synchronize
-from flatout.measure.proof import Snapshot
+from flatout.measure.proof import StepSnapshot
 from flatout.plan.trials.quiet import NoDropout
 
 Batch = dict[str, Tensor]
@@ -30,7 +30,7 @@ _SLOTS = 4096
 _SKIPS = 24  # fp16 starts from a large scale: so many steps may overflow until it fits
 
 
-class Held:
+class DeviceBatches:
     """Batches that lie on the device, one after the other, for a step that reads its batch from one place."""
 
     def __init__(self, batches: Sequence[Batch]) -> None:
@@ -97,7 +97,7 @@ class Arm:
     def prepare(self) -> None:
         """Capture, where the settings ask for a graph and there is none yet."""
         if self.settings.graph and self._graph is None:
-            held: Any = Held(self.batches)
+            held: Any = DeviceBatches(self.batches)
             graph = GraphStep(self.step, held, held.batch, _SLOTS)
             graph.capture(self._state.copies, self._state.put_back)
             self._graph = graph
@@ -136,7 +136,7 @@ class Arm:
         synchronize(self.device)
         return time.perf_counter() - began_s
 
-    def snapshot(self, others: int = 2) -> Snapshot:
+    def snapshot(self, others: int = 2) -> StepSnapshot:
         """The first step, looked at from all sides. `others`: further batches whose loss is taken before it."""
         losses, dtype = self._losses_before(others)
         self.prepare()
@@ -151,7 +151,7 @@ class Arm:
             if changed:
                 break
         gradients = {name: _copy(parameter.grad) for name, parameter in self.model.named_parameters()}
-        return Snapshot(
+        return StepSnapshot(
             losses=(step_losses[0], *losses),
             loss_dtype=dtype,
             weight=weights[0],

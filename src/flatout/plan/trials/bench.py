@@ -22,10 +22,10 @@ from flatout.engine.memory import peak_bytes, release_cached
 from flatout.engine.settings import Settings
 from flatout.machine.out_of_memory import is_out_of_memory
 from flatout.measure.clock import synchronize
-from flatout.measure.proof import Snapshot, check_step
+from flatout.measure.proof import StepSnapshot, check_step
 from flatout.plan.tier import free_bytes
 from flatout.plan.trials.arm import Arm, Batch
-from flatout.plan.trials.reports import FAILED, OUT_OF_MEMORY, SLOW, Ask, Held, Losses, Report
+from flatout.plan.trials.reports import FAILED, OUT_OF_MEMORY, SLOW, Ask, Losses, PeakMemory, TrialReport
 
 _BATCHES = 4
 _BATCHES_OF_ALL_SHAPES = 16
@@ -52,16 +52,16 @@ class Bench:
         )
         count = _BATCHES_OF_ALL_SHAPES if job.data.train.shapes_vary else _BATCHES
         self._batches = [self._next() for _ in range(count)]
-        self._reference: tuple[Mapping[str, Any], Snapshot, Snapshot | None, bool] | None = None
+        self._reference: tuple[Mapping[str, Any], StepSnapshot, StepSnapshot | None, bool] | None = None
         self._standing: tuple[dict[str, Any], Arm] | None = None
-        self._spare: tuple[Settings, Arm, Snapshot] | None = None
+        self._spare: tuple[Settings, Arm, StepSnapshot] | None = None
         self._is_warm = False
         self.is_lost = False  # the device answers no more
 
     def close(self) -> None:
         self._served.close()
 
-    def attempt(self, ask: Ask) -> Report:
+    def attempt(self, ask: Ask) -> TrialReport:
         """One trial. Whatever goes wrong in it is said in the report."""
         began_s = time.perf_counter()
         settings = Settings(**ask.settings)
@@ -69,8 +69,8 @@ class Bench:
             self._warm()
             found = self._tried(settings, ask)
         except Exception as error:
-            found = Report(dict(ask.settings), *self._after(error))
-        return Report(**{**asdict(found), "took_s": time.perf_counter() - began_s})
+            found = TrialReport(dict(ask.settings), *self._after(error))
+        return TrialReport(**{**asdict(found), "took_s": time.perf_counter() - began_s})
 
     def losses(self, settings: Mapping[str, Any], steps: int, seed: int, after: int = 0) -> Losses:
         """Train that many steps from the start, on the job's own batches, but for the first so many.
@@ -102,7 +102,7 @@ class Bench:
         release(self._device)
         return self._arm(Settings(**settings), quiet=False)
 
-    def held(self, settings: Mapping[str, Any], rows: int) -> Held:
+    def held(self, settings: Mapping[str, Any], rows: int) -> PeakMemory:
         """The memory of two steps on so many rows: in the second the optimizer's state is there too.
 
         Where batches come in many shapes, of those that need the most, whole.
@@ -118,9 +118,9 @@ class Bench:
                 arm.drain()
             peak, room = peak_bytes(self._device), free_bytes(self._device)
         except Exception as error:
-            return Held(rows, 0, 0, *self._after(error))
+            return PeakMemory(rows, 0, 0, *self._after(error))
         held = torch.accelerator.memory_allocated(self._device) if self._device.type != "cpu" else 0
-        return Held(rows, peak, room + held)
+        return PeakMemory(rows, peak, room + held)
 
     def _after(self, error: Exception) -> tuple[str, str]:
         """What kind of failure it was. A device that lost its context works no more in this process."""
@@ -132,7 +132,7 @@ class Bench:
             self.is_lost = True
         return found
 
-    def _tried(self, settings: Settings, ask: Ask) -> Report:
+    def _tried(self, settings: Settings, ask: Ask) -> TrialReport:
         if self._device.type != "cpu":
             self._standing = None  # two arms may not fit, and a device's clock needs no turns
             release(self._device)
@@ -155,7 +155,7 @@ class Bench:
         steps_s, against_s = self._timed(arm, ask)
         held = peak_bytes(self._device)
         self._standing = (settings.to_dict(), arm)
-        return Report(dict(ask.settings), "", "", first_s, steps_s, against_s, held, asdict(check), draws=draws)
+        return TrialReport(dict(ask.settings), "", "", first_s, steps_s, against_s, held, asdict(check), draws=draws)
 
     def _timed(self, arm: Arm, ask: Ask) -> tuple[tuple[float, ...], tuple[float, ...]]:
         other = self._other(ask.against) if self._device.type == "cpu" and ask.against is not None else None
@@ -188,7 +188,7 @@ class Bench:
             arm.drain()
         return arm
 
-    def _proven_by(self, reference: Mapping[str, Any]) -> tuple[Snapshot, Snapshot | None, bool]:
+    def _proven_by(self, reference: Mapping[str, Any]) -> tuple[StepSnapshot, StepSnapshot | None, bool]:
         """A step of the reference, a second one where it differs from the first, and whether the model draws dropout."""
         if self._reference is None or self._reference[0] != dict(reference):
             settings = Settings(**reference)
@@ -233,12 +233,12 @@ class Bench:
             arm.advance(0.0)
             return arm.drain()[0][0]
 
-    def _looked_at(self, settings: Settings, quiet: bool, seed: int) -> tuple[Arm, Snapshot]:
+    def _looked_at(self, settings: Settings, quiet: bool, seed: int) -> tuple[Arm, StepSnapshot]:
         arm = self._arm(settings, quiet=quiet)
         with arm.surroundings(seed):
             return arm, arm.snapshot()
 
-    def _spared(self, settings: Settings) -> tuple[Arm, Snapshot] | None:
+    def _spared(self, settings: Settings) -> tuple[Arm, StepSnapshot] | None:
         """The reference was looked at twice: where that was the same to the last bit, the second look serves as its trial."""
         spare, self._spare = self._spare, None
         return None if spare is None or spare[0] != settings else spare[1:]

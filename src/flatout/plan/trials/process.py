@@ -16,7 +16,7 @@ from typing import Any
 from flatout.base.exits import exit_words
 from flatout.base.messages import BadMessage, Questions
 from flatout.plan.trials.bench import Bench
-from flatout.plan.trials.reports import CRASHED, FAILED, HUNG, Ask, Held, Losses, Report
+from flatout.plan.trials.reports import CRASHED, FAILED, HUNG, Ask, Losses, PeakMemory, TrialReport
 
 _LAST_S = 5.0
 TRIAL_LIMIT_S = 180.0
@@ -45,12 +45,12 @@ class TrialProcess:
             self._running = _Running(self._command, self._told)
             self._is_new = True
 
-    def attempt(self, ask: Ask) -> Report:
+    def attempt(self, ask: Ask) -> TrialReport:
         began_s = time.monotonic()
         answer, failure, why = self._asked({"attempt": asdict(ask)}, ask.patience_s)
         if answer is None:
-            return Report(dict(ask.settings), failure, why, took_s=time.monotonic() - began_s)
-        return Report.from_dict(answer)
+            return TrialReport(dict(ask.settings), failure, why, took_s=time.monotonic() - began_s)
+        return TrialReport.from_dict(answer)
 
     def losses(self, settings: Mapping[str, Any], steps: int, seed: int, after: int = 0) -> Losses:
         began_s = time.monotonic()
@@ -60,9 +60,9 @@ class TrialProcess:
             return Losses(dict(settings), (), failure, why, time.monotonic() - began_s)
         return Losses.from_dict(answer)
 
-    def held(self, settings: Mapping[str, Any], rows: int) -> Held:
+    def held(self, settings: Mapping[str, Any], rows: int) -> PeakMemory:
         answer, failure, why = self._asked({"held": {"settings": dict(settings), "rows": rows}})
-        return Held(rows, 0, 0, failure, why) if answer is None else Held(**answer)
+        return PeakMemory(rows, 0, 0, failure, why) if answer is None else PeakMemory(**answer)
 
     def _asked(self, question: Mapping[str, Any], patience_s: float | None = None) -> tuple[dict[str, Any] | None, str, str]:
         limit_s = self._limit_s if patience_s is None else min(patience_s, self._limit_s)

@@ -9,7 +9,7 @@ from typing import Any
 from flatout.engine.setting_values import SettingScope
 from flatout.engine.settings import Settings, settings_of
 from flatout.measure.recording import NOT_RECORDED, Answers
-from flatout.plan.trials.reports import CRASHED, HUNG, Ask, Held, Losses, Report, Tries
+from flatout.plan.trials.reports import CRASHED, HUNG, Ask, Losses, PeakMemory, TrialReport, Tries
 
 _PASSING = (CRASHED, HUNG)  # of that moment, as a kill from outside: asked again, it may go otherwise
 
@@ -33,13 +33,13 @@ class Recording:
         """Of what was written before."""
         return self._answers.replayed
 
-    def attempt(self, ask: Ask) -> Report:
+    def attempt(self, ask: Ask) -> TrialReport:
         alone = shown(ask.settings)
         beside = f"{alone} beside {shown(ask.against or {})}"
         if (known := self._answers.known(_REPORTS, beside, alone)) is not None:
-            return Report.from_dict(known)
+            return TrialReport.from_dict(known)
         if self._live is None:
-            return Report(dict(ask.settings), NOT_RECORDED)
+            return TrialReport(dict(ask.settings), NOT_RECORDED)
         report = self._live.attempt(ask)
         self._answers.asked(_REPORTS, report.to_dict(), beside if report.against_s else alone)
         return report
@@ -54,12 +54,12 @@ class Recording:
         self._answers.asked(_LOSSES, asdict(found), key)
         return found
 
-    def held(self, settings: Mapping[str, Any], rows: int) -> Held:
+    def held(self, settings: Mapping[str, Any], rows: int) -> PeakMemory:
         key = f"{shown(settings)}; {rows} rows"
         if (known := self._answers.known(_HELD, key)) is not None:
-            return Held(**known)
+            return PeakMemory(**known)
         if self._live is None:
-            return Held(rows, 0, 0, NOT_RECORDED)
+            return PeakMemory(rows, 0, 0, NOT_RECORDED)
         found = self._live.held(settings, rows)
         self._answers.asked(_HELD, asdict(found), key)
         return found

@@ -23,7 +23,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Report:
+class TrialReport:
     """One trial. `failure` is empty, or one of the words above; `why` has its details."""
 
     settings: Mapping[str, Any]
@@ -45,12 +45,12 @@ class Report:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, written: Mapping[str, Any]) -> Report:
+    def from_dict(cls, written: Mapping[str, Any]) -> TrialReport:
         return cls(**{**written, "steps_s": tuple(written["steps_s"]), "against_s": tuple(written["against_s"])})
 
 
 @dataclass(frozen=True)
-class Held:
+class PeakMemory:
     """The most memory that a step on so many rows of the longest batch held, and how much there is."""
 
     rows: int
@@ -63,7 +63,7 @@ class Held:
 _MARGIN = 0.08  # of the room: other batches, fragments, what libraries take for themselves
 
 
-def fitting_rows(probes: Sequence[Held], batch: int) -> int:
+def fitting_rows(probes: Sequence[PeakMemory], batch: int) -> int:
     """Rows at a time that fit, from two probes: memory is a + b * rows. The batch, or a half, a quarter, ... of it."""
     small, large = probes[0], probes[-1]
     a_row = (large.peak_bytes - small.peak_bytes) / max(1, large.rows - small.rows)
@@ -93,8 +93,8 @@ class Losses:
 class Tries(Protocol):
     """Answers what is asked: a bench, a process that has one, or a recording."""
 
-    def attempt(self, ask: Ask) -> Report: ...
+    def attempt(self, ask: Ask) -> TrialReport: ...
 
     def losses(self, settings: Mapping[str, Any], steps: int, seed: int, after: int = 0) -> Losses: ...
 
-    def held(self, settings: Mapping[str, Any], rows: int) -> Held: ...
+    def held(self, settings: Mapping[str, Any], rows: int) -> PeakMemory: ...
