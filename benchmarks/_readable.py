@@ -324,6 +324,6 @@ def _all_rows(data: Any) -> None:
 
 def draft(path: Path, label: str | None) -> None:
     """What `flatout new` does with it."""
-    from flatout.drafting.new import draft as made
+    from flatout.explore.drafting.new import draft as made
 
     made([str(path)], label, path.parent)

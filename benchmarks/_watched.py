@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from flatout.machine.watch import Failed, Lost, News, StoreLost
-from flatout.machine.watch.watch import RankWatch
+from flatout.world.watch import Failed, Lost, News, StoreLost
+from flatout.world.watch.watch import RankWatch
 
 SOURCE = Path(__file__).read_text().splitlines()
 

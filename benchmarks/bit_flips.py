@@ -25,7 +25,7 @@ from flatout.base.manifest import Manifest
 from flatout.base.tree import to_text
 from flatout.measure.receipt import Receipt
 from flatout.plan.receipt_view import receipt_doc
-from flatout.reading import read_recipe
+from flatout.recipe.load import read_recipe
 from flatout.store.compare import compare_doc, runs_doc
 from flatout.store.run_folder import find
 from flatout.store.tensors import encode
@@ -181,7 +181,7 @@ def resume_cost(folder: Path, epochs: int) -> dict[str, float]:
         for name, was in plain.items():
             setattr(Manifest, name, was)
     began_s = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import flatout.cli.main, flatout.verbs"], check=True)
+    subprocess.run([sys.executable, "-c", "import flatout.cli.main, flatout.runs.verbs"], check=True)
     return {"start_s": time.perf_counter() - began_s, "resume_s": took[0][0], "manifest_s": took[0][1]}
 
 

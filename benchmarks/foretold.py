@@ -20,7 +20,6 @@ from evidence import BEGAN_S, Bar, Report, machine, options
 from record_knobs import MODELS
 
 import flatout as fo
-from flatout.building import build_job
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings
 from flatout.machine.ceilings import Ceilings
@@ -32,6 +31,7 @@ from flatout.plan.predict import predict
 from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.reports import Ask
 from flatout.plan.work import work_of
+from flatout.recipe.build import build_job
 
 LIMIT = 0.2
 OPERATORS_S, MEASURE_S = 6.0, 1.0

@@ -14,7 +14,7 @@ import torch
 from _watched import Fault
 from evidence import Bar, Report, options
 
-from flatout.machine.watch.pulse import Pulse
+from flatout.world.watch.pulse import Pulse
 
 PROGRAM = Path(__file__).parent / "_watched.py"
 LIMIT_S = 30.0

@@ -17,10 +17,10 @@ from torch.optim import AdamW
 from torch.utils.data import DataLoader, TensorDataset
 
 import flatout as fo
-from flatout.building import build_job
 from flatout.measure.receipt import Receipt
-from flatout.planned import checked_plan
-from flatout.reading import read_recipe
+from flatout.plan.make import checked_plan
+from flatout.recipe.build import build_job
+from flatout.recipe.load import read_recipe
 
 PLANNED, PLAIN, BARE = "planned", "every knob off", "bare DataLoader loop"
 UNIT = "steps/s"

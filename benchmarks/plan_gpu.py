@@ -39,16 +39,16 @@ from shakespeare_gpu import example_in, found_data
 
 import flatout as fo
 from flatout.base.events import Event
-from flatout.building import build_job
 from flatout.engine.settings import Settings
 from flatout.machine.device import pick_device
 from flatout.measure.receipt import KEPT, REJECTED, Receipt
 from flatout.measure.stats import compare
+from flatout.plan.make import ceilings_of, checked_plan
 from flatout.plan.options import LIMIT_S
 from flatout.plan.plan import Plan
 from flatout.plan.predict import predict
-from flatout.planned import ceilings_of, checked_plan
-from flatout.reading import read_recipe
+from flatout.recipe.build import build_job
+from flatout.recipe.load import read_recipe
 
 LEAST_S, ROW_LIMIT_S = 30.0, 600.0  # to begin a row with, and for one where no time was given
 AFTER_PLANNING_S = 45.0  # importing before it; compiling and measuring what was found

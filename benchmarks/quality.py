@@ -16,7 +16,7 @@ import torch
 from evidence import Report, gpu_or_leave, options
 
 import flatout
-from flatout.reading import read_recipe
+from flatout.recipe.load import read_recipe
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 BESIDE = Path(__file__).parent.parent.parent / "shared" / "data"

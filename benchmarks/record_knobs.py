@@ -22,7 +22,6 @@ from resnet50 import Size as PhotoSize
 from torch import nn
 
 import flatout as fo
-from flatout.building import build_job
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings, value_of, with_values
 from flatout.machine.ceilings import Ceilings
@@ -41,6 +40,7 @@ from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.recording import Recording, shown
 from flatout.plan.trials.reports import Ask
 from flatout.plan.work import work_of
+from flatout.recipe.build import build_job
 
 REPLAYS = Path(__file__).parent.parent / "tests" / "replays"
 STEPS = 20_000  # of the run that is planned for

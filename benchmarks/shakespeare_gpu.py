@@ -139,7 +139,7 @@ def line_of(arm: str, found: dict[str, Any]) -> str:
 
 def import_s(scratch: Path) -> float:
     """What the interpreter takes to import torch and flatout, files in the page cache: part of every run."""
-    command = [sys.executable, "-c", "import torch, flatout.verbs"]
+    command = [sys.executable, "-c", "import torch, flatout.runs.verbs"]
     subprocess.run(command, env=environment(scratch), check=False)
     began_s = time.perf_counter()
     subprocess.run(command, env=environment(scratch), check=False)

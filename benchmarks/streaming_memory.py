@@ -21,10 +21,10 @@ from _data import spread_photos
 from evidence import Bar, Report, options, rounds
 
 import flatout as fo
-from flatout.data.serving.feed import feed
+from flatout.data.cache.cache import Cache
+from flatout.data.feeds.feed import feed
 from flatout.data.source import Batch
-from flatout.data.stores.cache import Cache
-from flatout.data.tables import encoded
+from flatout.data.sources.tables import encoded
 
 EPOCHS, FROM = 10, 2  # growth is counted from the second epoch: in the first, libraries and buffers come to be
 LIMIT = 0.02

@@ -23,7 +23,7 @@ import torch
 from evidence import Bar, Report, options
 
 import flatout as fo
-from flatout.data.serving.feed import feed
+from flatout.data.feeds.feed import feed
 from flatout.engine.step import Step
 
 SOURCE = os.path.dirname(fo.__file__) + os.sep

@@ -12,9 +12,9 @@ import pytest
 # Ranks are forked off a process that has imported these and done nothing else: importing takes longer than most of the tests.
 multiprocessing.get_context("forkserver").set_forkserver_preload(
     [
-        "flatout.running.run", "flatout.engine.loop", "flatout.engine.parallel.spread", "flatout.engine.parallel.piped",
+        "flatout.runs.train", "flatout.engine.loop", "flatout.engine.parallel.spread", "flatout.engine.parallel.piped",
         "flatout.engine.parallel.context", "flatout.engine.parallel.local", "flatout.engine.shared_evaluation",
-        "flatout.store.sharded", "flatout.machine.joining", "torch.distributed.checkpoint", "torch.distributed.fsdp",
+        "flatout.store.sharded", "flatout.world.joining", "torch.distributed.checkpoint", "torch.distributed.fsdp",
         "torch.distributed.tensor.parallel", "torch.distributed.pipelining", "safetensors.torch", "torch._dynamo",
     ]
 )  # fmt: skip

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -19,28 +20,38 @@ LAYERS = {
     "base": 0,
     "measure": 1,
     "machine": 2,
-    "data": 3,
-    "models": 3,
-    "objectives": 3,
-    "store": 3,
-    "engine": 4,
-    "doctor": 4,  # findings on any script
-    "recipe": 5,
-    "building": 6,
-    "drafting": 6,
-    "reading": 6,
-    "trained": 6,
-    "plan": 6,
-    "planned": 7,
-    "running": 8,
-    "verbs": 9,
-    "fleet": 9,  # starts `python -m flatout` elsewhere
-    "boost": 10,  # tries remedies on any script
+    "world": 3,
+    "data": 4,
+    "models": 4,
+    "objectives": 4,
+    "store": 4,
+    "engine": 5,
+    "doctor": 5,  # findings on any script
+    "recipe": 6,
+    "plan": 7,
+    "runs": 8,
+    "boost": 9,  # tries remedies on any script
+    "explore": 9,
+    "fleet": 10,  # starts `python -m flatout` elsewhere
     "drill": 10,
-    "survey": 10,  # needs the plan that verbs makes
-    "cli": 12,
     "testing": 11,
+    "cli": 12,
 }
+# Inside of data, the lowest first. What is not listed stands on top of all: data as a recipe writes it.
+DATA_ORDER = (
+    ("files",),
+    ("order",),
+    ("offers", "source", "checks", "decoding"),
+    ("augment",),
+    ("transforms", "normalize", "option_checks"),
+    ("fitted",),
+    ("workers",),
+    ("cache",),
+    ("data",),
+    ("sources",),
+    ("kept", "earlier", "others"),
+    ("feeds",),
+)
 FREE = {"__init__", "__main__"}  # the package's front door hands out names; it holds no code
 
 
@@ -139,6 +150,38 @@ def test_imports_point_downward(path: Path) -> None:
         )
 
 
+def place_in_data(name: str) -> int:
+    """Of a module below `flatout.data`, by its folder or its own name."""
+    parts = name.split(".")[2:]
+    return next((place for place, names in enumerate(DATA_ORDER) if parts and parts[0] in names), len(DATA_ORDER))
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if unit_of(path) == "data"], ids=lambda path: path.stem)
+def test_imports_inside_of_data_point_downward(path: Path) -> None:
+    own = place_in_data(module_name(path))
+    for found in imports_of(path):
+        if found.name.startswith("flatout.data."):
+            reached = place_in_data(found.name)
+            assert reached <= own, f"{path}:{found.line}: {found.name} is not below it"
+
+
+def test_public_classes_have_a_name_of_their_own() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in modules():
+        for node in tree_of(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module_name(path))
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
+def test_no_folder_hides_a_function_of_the_package() -> None:
+    """`import flatout.run.x` would put a module where `fo.run` is."""
+    import flatout
+
+    offered = {name for name in flatout.__all__ if not isinstance(getattr(flatout, name), ModuleType)}
+    assert not offered & {unit_of(path) for path in modules()}
+
+
 def test_nobody_imports_testing() -> None:
     for path in modules():
         if unit_of(path) != "testing":
@@ -153,7 +196,7 @@ def test_base_needs_no_torch() -> None:
 
 def test_only_the_cli_reads_environment_variables_and_arguments() -> None:
     # a launcher's variables are how a process is told its part; another script's arguments and environment are set, not read
-    launched = (SOURCE / "data" / "serving" / "ranks.py", SOURCE / "machine" / "joining.py", SOURCE / "doctor" / "script.py",
+    launched = (SOURCE / "data" / "feeds" / "ranks.py", SOURCE / "world" / "joining.py", SOURCE / "doctor" / "script.py",
                 SOURCE / "base" / "keeper.py",  # a program of its own
                 SOURCE / "boost" / "protection" / "redirect.py")  # fmt: skip
     for path in modules():

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from flatout import data as data
     from flatout import doctor as doctor
     from flatout.base.errors import FlatoutError as FlatoutError
-    from flatout.data.serving.loader import loader as loader
-    from flatout.recipe import Recipe as Recipe
-    from flatout.verbs import Run as Run
-    from flatout.verbs import evaluate as evaluate
-    from flatout.verbs import explain as explain
-    from flatout.verbs import load as load
-    from flatout.verbs import predict as predict
-    from flatout.verbs import run as run
+    from flatout.data.feeds.loader import loader as loader
+    from flatout.recipe.schema import Recipe as Recipe
+    from flatout.runs.verbs import Run as Run
+    from flatout.runs.verbs import evaluate as evaluate
+    from flatout.runs.verbs import explain as explain
+    from flatout.runs.verbs import load as load
+    from flatout.runs.verbs import predict as predict
+    from flatout.runs.verbs import run as run
 
 __version__ = "0.1.0"
 __all__ = [
@@ -46,17 +46,17 @@ __all__ = [
 
 _HOMES = {
     "FlatoutError": "flatout.base.errors",
-    "Recipe": "flatout.recipe",
-    "Run": "flatout.verbs",
+    "Recipe": "flatout.recipe.schema",
+    "Run": "flatout.runs.verbs",
     "boost": "flatout.boost",
     "data": "flatout.data",
     "doctor": "flatout.doctor",
-    "evaluate": "flatout.verbs",
-    "explain": "flatout.verbs",
-    "load": "flatout.verbs",
-    "loader": "flatout.data.serving.loader",
-    "predict": "flatout.verbs",
-    "run": "flatout.verbs",
+    "evaluate": "flatout.runs.verbs",
+    "explain": "flatout.runs.verbs",
+    "load": "flatout.runs.verbs",
+    "loader": "flatout.data.feeds.loader",
+    "predict": "flatout.runs.verbs",
+    "run": "flatout.runs.verbs",
 }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from flatout import verbs
+from flatout.runs import verbs
 
 MINE = """
 import torch

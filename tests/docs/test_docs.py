@@ -26,16 +26,16 @@ from pages import GUIDE, PAGES, README, ROOT, Page, first_column
 import flatout
 from flatout.base.budget import COUNTED, SPENT, Budget
 from flatout.cli.main import app
-from flatout.data.arrays import arrays
-from flatout.data.datasets.dataset import dataset
-from flatout.data.photos.images import images
-from flatout.data.serving.loader import loader
+from flatout.data.feeds.loader import loader
+from flatout.data.sources.arrays import arrays
+from flatout.data.sources.datasets.dataset import dataset
+from flatout.data.sources.photos.images import images
+from flatout.data.sources.tables.scan import scan
+from flatout.data.sources.tables.steps import CATEGORY_STEPS, DATE_STEPS, NUMBER_STEPS
+from flatout.data.sources.tables.table import table
+from flatout.data.sources.texts.sequences import sequences
+from flatout.data.sources.texts.text import text
 from flatout.data.specs import KINDS, parse_data
-from flatout.data.tables.scan import scan
-from flatout.data.tables.steps import CATEGORY_STEPS, DATE_STEPS, NUMBER_STEPS
-from flatout.data.tables.table import table
-from flatout.data.texts.sequences import sequences
-from flatout.data.texts.text import text
 from flatout.data.transforms import TRANSFORMS
 from flatout.engine.optimizers import OPTIMIZERS
 from flatout.engine.schedules import SHAPES
@@ -43,8 +43,8 @@ from flatout.engine.settings import Settings
 from flatout.measure.ledger import ROWS
 from flatout.models.build import BUILDERS
 from flatout.objectives.build import OBJECTIVES
-from flatout.reading import read_recipe, recipe_from
-from flatout.recipe import Recipe
+from flatout.recipe.load import read_recipe, recipe_from
+from flatout.recipe.schema import Recipe
 
 ids = {"ids": lambda page: page.name}
 BASE = {"data": "digits", "model": "mlp", "batch": 16, "lr": 1e-3, "budget": "4 steps"}

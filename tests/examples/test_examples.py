@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import flatout
-from flatout.reading import read_recipe
+from flatout.recipe.load import read_recipe
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 Result = dict[str, Any]

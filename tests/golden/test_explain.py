@@ -12,7 +12,6 @@ import torch
 
 import flatout.cli
 from flatout.base.tree import to_data, to_text
-from flatout.building import build_job
 from flatout.machine.ceilings import Ceilings, MeasuredRate
 from flatout.measure.counts import Operation, OperatorCounts
 from flatout.measure.receipt import KEPT, REJECTED, UNTRIED, Entry, Receipt
@@ -25,10 +24,11 @@ from flatout.plan.knobs import deterministic, evaluation_batch
 from flatout.plan.knobs import device as device_knob
 from flatout.plan.knobs.all import KNOBS
 from flatout.plan.plan import Plan
-from flatout.plan.planning import with_receipt
 from flatout.plan.receipt_view import receipt_doc
+from flatout.plan.with_receipt import with_receipt
 from flatout.plan.work import StepWork
-from flatout.reading import read_recipe
+from flatout.recipe.build import build_job
+from flatout.recipe.load import read_recipe
 
 HERE = Path(__file__).parent
 DEMO = Path(flatout.cli.__file__).with_name("digits.yaml")

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import flatout as fo
-from flatout.building import build_job
-from flatout.data.serving.feed import PinnedFeed, feed
+from flatout.data.feeds.feed import PinnedFeed, feed
 from flatout.engine.settings import Settings
 from flatout.plan.knobs.all import PRICED
 from flatout.plan.plan import Prediction
@@ -19,6 +18,7 @@ from flatout.plan.price import prices
 from flatout.plan.situation import Situation
 from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.reports import Ask
+from flatout.recipe.build import build_job
 
 
 def network() -> nn.Module:

@@ -18,11 +18,11 @@ import torch
 import flatout as fo
 from flatout.base.events import EventLog, read_events
 from flatout.engine.saver import Saver
-from flatout.machine.world import World
 from flatout.store.checkpoints import Checkpoints
 from flatout.store.sharded import ShardedCheckpoints
 from flatout.store.sharded_peers import Peers
 from flatout.store.tensors import read_tensors
+from flatout.world.world import World
 
 STRICT = {"device": "cuda", "deterministic": True, "log_every": 10}
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from flatout.data import arrays
-from flatout.data.order import Order
-from flatout.data.serving.ahead import THREAD_NAME
-from flatout.data.serving.loader import loader
-from flatout.data.serving.pinned import PinnedFeed
-from flatout.data.serving.tuning import ReadingBudget
+from flatout.data.feeds.ahead import THREAD_NAME
+from flatout.data.feeds.loader import loader
+from flatout.data.feeds.pinned import PinnedFeed
+from flatout.data.feeds.tuning import ReadingBudget
+from flatout.data.order.order import Order
 from flatout.data.source import Batch, Column, Source
 
 

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flatout as fo
-from flatout.building import build_job
 from flatout.engine.settings import Settings
 from flatout.models.gpt import gpt
 from flatout.models.head import pad_vocabulary
@@ -25,6 +24,7 @@ from flatout.plan.knobs import loss_head, vocabulary_padding
 from flatout.plan.plan import Choice
 from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.reports import Ask
+from flatout.recipe.build import build_job
 from flatout.testing.knobs import made_up
 
 CUDA = torch.device("cuda")

@@ -12,16 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flatout as fo
-from flatout.building import build_job
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings
 from flatout.machine.capture import captured
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.operators import with_operators
 from flatout.measure.counts import count_step
+from flatout.plan.make import checked_plan
 from flatout.plan.predict import predict
 from flatout.plan.work import work_of
-from flatout.planned import checked_plan
+from flatout.recipe.build import build_job
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

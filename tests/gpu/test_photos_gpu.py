@@ -13,14 +13,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from flatout.data.keyed import Keys
-from flatout.data.photos.decoders import make_decoder
-from flatout.data.photos.images import images
-from flatout.data.photos.resample import resample, resample_on_cpu, resample_plainly
-from flatout.data.photos.windows import CropWindow, Flat
-from flatout.data.serving.feed import StoredFeed, feed
-from flatout.data.serving.resident import ResidentFeed
+from flatout.data.augment.resample import resample, resample_on_cpu, resample_plainly
+from flatout.data.augment.windows import CropWindow, Flat
+from flatout.data.decoding.decoders import make_decoder
+from flatout.data.feeds.feed import StoredFeed, feed
+from flatout.data.feeds.resident import ResidentFeed
+from flatout.data.order.keyed import Keys
 from flatout.data.source import Batch
+from flatout.data.sources.photos.images import images
 from flatout.data.transforms import apply, parse_transforms
 
 SIZES = [(8, 8), (40, 600), (600, 40), (33, 57), (224, 224), (1, 1), (1, 30), (375, 500), (300, 200), (17, 512)]

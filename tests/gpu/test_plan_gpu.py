@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import flatout as fo
-from flatout.building import build_job
 from flatout.engine.settings import Settings
 from flatout.plan.trials import bench as benches
 from flatout.plan.trials.arm import Arm
 from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.reports import OUT_OF_MEMORY, Ask
+from flatout.recipe.build import build_job
 
 PLAIN = Settings(device="cuda", fused_optimizer=False, deterministic=False)
 FAST = replace(PLAIN, precision="bf16", fused_optimizer=True, graph=True)
@@ -111,8 +111,8 @@ def test_a_plan_that_was_tried_is_faster_and_says_so(tmp_path: Path) -> None:
         "import sys\nsys.path.insert(0, " + repr(str(Path(__file__).parent)) + ")\n"
         "from test_plan_gpu import images\n\ndef recipe():\n    return images(settings={'device': 'cuda'})\n"
     )
-    from flatout.planned import checked_plan
-    from flatout.reading import read_recipe
+    from flatout.plan.make import checked_plan
+    from flatout.recipe.load import read_recipe
 
     recipe = read_recipe(written)
     plan, receipt = checked_plan(recipe, build_job(recipe), tmp_path / "cache", limit_s=120)

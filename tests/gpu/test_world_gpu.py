@@ -15,9 +15,9 @@ from flatout.engine.parallel.exchange import Exchange, Replicas, Shards
 from flatout.engine.parallel.shared_gradients import SharedGradients
 from flatout.engine.settings import Settings
 from flatout.engine.step import Step
-from flatout.machine.world import ProcessWorld
 from flatout.models.gpt import gpt
 from flatout.objectives.build import build as build_objective
+from flatout.world.world import ProcessWorld
 
 DEVICE = torch.device("cuda", 0)
 SETTINGS = Settings(device="cuda:0", deterministic=False)

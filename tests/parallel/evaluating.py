@@ -18,17 +18,17 @@ from torch import Tensor, nn
 
 import flatout as fo
 from flatout.base.errors import FlatoutError
-from flatout.building import build_job
-from flatout.data.serving.evaluation import EvalFeed
+from flatout.data.feeds.evaluation import EvalFeed
 from flatout.engine.making import make_step
 from flatout.engine.parallel.mesh import parse_mesh
 from flatout.engine.settings import Settings
 from flatout.engine.shared_evaluation import SharedEvaluation
-from flatout.machine.joining import join
 from flatout.models.gpt import gpt
 from flatout.objectives.metrics import SumMeter
 from flatout.objectives.objective import Meter, is_shared
 from flatout.objectives.regress import Regress
+from flatout.recipe.build import build_job
+from flatout.world.joining import join
 
 ROWS, LEFT = 83, 30  # to train on, and to evaluate; 30 is no multiple of 4
 BATCH = 6

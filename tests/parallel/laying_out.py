@@ -10,10 +10,10 @@ import torch
 import training
 
 import flatout as fo
-from flatout.building import build_job
-from flatout.machine.joining import join
 from flatout.models.gpt import gpt
-from flatout.running import sharing
+from flatout.recipe.build import build_job
+from flatout.runs import sharing
+from flatout.world.joining import join
 
 
 def main() -> int:

@@ -18,11 +18,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from flatout.engine.parallel.local import LocalUpdates
 from flatout.engine.parallel.rounds import AVERAGE, Outer, Rounds
 from flatout.engine.records import Interval
-from flatout.machine.joining import join
-from flatout.machine.world import World
 from flatout.store.checkpoints import Checkpoints
 from flatout.store.sharded import ShardedCheckpoints, snapshot
 from flatout.store.sharded_peers import Peers
+from flatout.world.joining import join
+from flatout.world.world import World
 
 STEPS, ROWS, STOP = 14, 22, 9
 Batch = dict[str, Tensor]

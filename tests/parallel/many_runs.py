@@ -16,7 +16,7 @@ import flatout as fo
 from flatout.base.errors import FlatoutError
 from flatout.base.events import Event
 from flatout.engine.signals import ask_to_stop
-from flatout.running import run as running
+from flatout.runs import train as running
 from flatout.store.lock import RunLock
 
 second = os.environ["RANK"] == "1"

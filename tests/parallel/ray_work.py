@@ -12,8 +12,8 @@ from flatout.engine import signals
 
 def train(recipe: str, runs: str, stands_still: str, observers: tuple[Observer, ...], again: bool) -> Path:
     """`stands_still`, in the first attempt and once there is something to lose: `killed`, `stopped` or never."""
-    from flatout import verbs
-    from flatout.reading import read_recipe
+    from flatout.recipe.load import read_recipe
+    from flatout.runs import verbs
 
     until = {"killed": until_killed, "stopped": until_stopped}.get(stands_still)
     more = () if until is None or again else (standing_still(Path(recipe).parent, observers, until),)

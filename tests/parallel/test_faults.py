@@ -26,7 +26,7 @@ from worlds import HERE, PROBED, Ended, ended, launched, together
 
 import flatout as fo
 from flatout.base.events import read_events
-from flatout.reading import read_recipe
+from flatout.recipe.load import read_recipe
 from flatout.store.run_folder import RunFolder
 
 RECIPE = """\

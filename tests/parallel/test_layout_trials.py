@@ -11,11 +11,11 @@ from test_together import went_well
 from worlds import together
 
 import flatout as fo
-from flatout.building import build_job
 from flatout.plan.layouts.fitting import LayoutChoice
-from flatout.reading import read_recipe
-from flatout.running.layout_search import LayoutSearch, LayoutTimes
-from flatout.running.layout_trials import why_untried
+from flatout.recipe.build import build_job
+from flatout.recipe.load import read_recipe
+from flatout.runs.layout_search import LayoutSearch, LayoutTimes
+from flatout.runs.layout_trials import why_untried
 
 RECIPE = """
 data: digits

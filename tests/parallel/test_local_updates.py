@@ -28,7 +28,7 @@ from worlds import together
 from flatout.base.errors import UsageError
 from flatout.engine.parallel.local import LocalUpdates
 from flatout.engine.parallel.rounds import AVERAGE, Outer, Rounds, parse_rounds
-from flatout.machine.world import World
+from flatout.world.world import World
 
 BAR = 1e-9  # of the largest value
 

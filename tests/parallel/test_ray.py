@@ -17,12 +17,12 @@ import ray_work
 from safetensors.torch import load_file
 from torch import Tensor
 
-from flatout import verbs
 from flatout.base.errors import MachineError, MissingExtra, Stopped, TrainingError, UsageError
 from flatout.base.events import Event, Observer, read_events
 from flatout.fleet.ray import WorkerCount, launch
 from flatout.fleet.ray_submit import submit
-from flatout.reading import read_recipe
+from flatout.recipe.load import read_recipe
+from flatout.runs import verbs
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: flatout[cluster]")

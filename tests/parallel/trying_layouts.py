@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from flatout.building import build_job
-from flatout.machine.joining import join
 from flatout.plan.layouts.fitting import LayoutChoice
-from flatout.reading import read_recipe
-from flatout.running.layout_trials import fastest
+from flatout.recipe.build import build_job
+from flatout.recipe.load import read_recipe
+from flatout.runs.layout_trials import fastest
+from flatout.world.joining import join
 
 
 def main() -> int:

@@ -13,8 +13,8 @@ from test_engine_kit import dropping_net, equal, net, quick, recipe, train, weig
 from torch import Tensor, nn
 
 import flatout as fo
-from flatout.building import build_job
-from flatout.data.serving.feed import feed
+from flatout.data.feeds.feed import feed
+from flatout.recipe.build import build_job
 
 BATCH, SAMPLES, WARMUP, LR, DECAY = 16, 200, 3, 0.02, 0.1  # 200 samples: twelve whole batches and half of one
 STEPS = math.ceil(SAMPLES / BATCH)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.building import build_job
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings, value_of
 from flatout.machine.ceilings import Ceilings
@@ -25,6 +24,7 @@ from flatout.plan.prediction import OperatorGroup, Prediction
 from flatout.plan.search import KnobSearch
 from flatout.plan.situation import Situation
 from flatout.plan.trials.recording import Recording
+from flatout.recipe.build import build_job
 
 HERE = Path(__file__).parent
 BENCHMARKS = HERE.parent.parent / "benchmarks"

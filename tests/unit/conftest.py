@@ -18,8 +18,8 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder a person works in: table.yaml and train.npz; nothing is measured and nothing is kept outside of it."""
     import torch
 
-    from flatout import planned
     from flatout.machine.ceilings import Ceilings, MeasuredRate
+    from flatout.plan import make as planned
 
     made_up = Ceilings("cpu", {"fp32": MeasuredRate(1e11, 1e11, 1e11, 5)}, launch_s=MeasuredRate(2e-6, 2e-6, 2e-6, 5))
     monkeypatch.setattr(planned, "ceilings_of", lambda device, cache, job: made_up)

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 import flatout as fo
 from flatout.base.errors import Stopped
 from flatout.base.events import EventLog
-from flatout.building import build_job
 from flatout.engine.loop import Loop, train
 from flatout.engine.settings import Settings
-from flatout.machine.joining import join
 from flatout.models.gpt import from_start, gpt
+from flatout.recipe.build import build_job
 from flatout.store.run_folder import RunFolder
+from flatout.world.joining import join
 
 ROWS, LENGTH, VOCABULARY = 61, 16, 19
 

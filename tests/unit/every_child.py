@@ -22,7 +22,7 @@ from flatout.data.workers.arena import ArenaLayout
 from flatout.data.workers.parcel import Parcel
 from flatout.drill import drill
 from flatout.plan.trials.process import TrialProcess
-from flatout.running import layout_trials
+from flatout.runs import layout_trials
 
 TREE = process_tree.__file__
 assert TREE is not None

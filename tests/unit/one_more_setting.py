@@ -9,12 +9,12 @@ import sys
 from typing import Any
 
 import flatout as fo
-from flatout import planned
 from flatout.cli.main import main
 from flatout.engine.settings import Settings
+from flatout.plan import make as planned
 from flatout.plan.knobs.all import KNOBS
 from flatout.plan.plan import Plan
-from flatout.reading import read_recipe
+from flatout.recipe.load import read_recipe
 from flatout.testing.knobs import KnobConformance, made_up
 
 

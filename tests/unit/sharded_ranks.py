@@ -22,12 +22,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from flatout.base.errors import FlatoutError
-from flatout.machine.world import ProcessWorld, World
 from flatout.store.checkpoints import Checkpoints
 from flatout.store.sharded import ShardedCheckpoints, local_parts, snapshot
 from flatout.store.sharded_export import export
 from flatout.store.sharded_peers import Peers
 from flatout.store.tensors import encode
+from flatout.world.world import ProcessWorld, World
 
 KILLED = "killed"
 _PATIENCE_S = 180.0  # a rank that says nothing for that long hangs: 8 of them on two busy cores took over a minute

@@ -251,7 +251,7 @@ def test_a_budget_that_cannot_be_counted(refused: Callable[..., None], budget: s
 
 
 def test_energy_without_a_counter(refused: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    from flatout import building
+    from flatout.recipe import build as building
 
     meters = SimpleNamespace(read=lambda: SimpleNamespace(energy_j=None), why_unavailable="nothing here counts energy")
     monkeypatch.setattr(building, "Meters", lambda device: meters)
@@ -295,7 +295,7 @@ def test_a_page_that_can_not_be_written_is_refused_before_anything_is_planned(
     def plans(*given: Any, **more: Any) -> Any:
         raise AssertionError("planned")
 
-    monkeypatch.setattr("flatout.verbs.explain", plans)
+    monkeypatch.setattr("flatout.runs.verbs.explain", plans)
     (desk / "folder").mkdir()
     for page, words in (("nowhere/x.html", "--html: there is no folder"), ("folder", "folder is a folder")):
         answer = flatout("explain", "table.yaml", "--html", page)

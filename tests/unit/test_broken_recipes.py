@@ -26,9 +26,9 @@ def test_no_broken_recipe_ends_in_a_traceback(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("flatout.cli.main.app", app)  # which the benchmark puts another form in the place of
     # read, checked and built; what the plan makes of it takes longer, and is left to the benchmark
     plan = SimpleNamespace(settings=None)
-    monkeypatch.setattr("flatout.verbs.checked_plan", lambda *given, **more: (plan, None))
-    monkeypatch.setattr("flatout.verbs.why_not_here", lambda *given, **more: None)
-    monkeypatch.setattr("flatout.verbs.explain_plan", lambda *given, **more: Doc(()))
+    monkeypatch.setattr("flatout.runs.verbs.checked_plan", lambda *given, **more: (plan, None))
+    monkeypatch.setattr("flatout.runs.verbs.why_not_here", lambda *given, **more: None)
+    monkeypatch.setattr("flatout.runs.verbs.explain_plan", lambda *given, **more: Doc(()))
     make_data(tmp_path)
     found = [(number, answer(case, tmp_path)) for number, case in enumerate(cases(SEED, 300))]
     assert not [(number, one) for number, one in found if one["kind"] not in ("refused", "understood")]

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from flatout.base.errors import DataError, UsageError
-from flatout.data.texts.buckets import Buckets
-from flatout.data.texts.packing import IGNORED, as_tensor
-from flatout.data.texts.sequence_source import SequenceSource
-from flatout.data.texts.sequences import sequences
+from flatout.data.sources.texts.buckets import Buckets
+from flatout.data.sources.texts.packing import IGNORED, as_tensor
+from flatout.data.sources.texts.sequence_source import SequenceSource
+from flatout.data.sources.texts.sequences import sequences
 
 
 def some_lengths(count: int, seed: int = 0) -> np.ndarray[Any, Any]:

@@ -22,13 +22,13 @@ import torch
 from ragged import KINDS, MadeUp, batches, equal
 
 from flatout.base.errors import UsageError
-from flatout.data.stores import cache as cache_module
-from flatout.data.stores.cache import Cache, cache_key
-from flatout.data.stores.compression import CodecSpeed, best_codec, choose_compression, measure_codec
-from flatout.data.stores.entries import hold
-from flatout.data.stores.filling import FillingSource
-from flatout.data.stores.mapped import MappedStore, cached_rows
-from flatout.data.stores.tiers import Surroundings
+from flatout.data.cache import cache as cache_module
+from flatout.data.cache.cache import Cache, cache_key
+from flatout.data.cache.compression import CodecSpeed, best_codec, choose_compression, measure_codec
+from flatout.data.cache.entries import hold
+from flatout.data.cache.filling import FillingSource
+from flatout.data.cache.mapped import MappedStore, cached_rows
+from flatout.data.cache.tiers import Surroundings
 
 PART_BYTES = 4096
 
@@ -37,9 +37,9 @@ import sys, time, torch
 sys.path.insert(0, {here!r})
 from pathlib import Path
 from ragged import MadeUp, batches, equal
-from flatout.data.stores.cache import Cache, cache_key
-from flatout.data.stores.filling import FillingSource
-from flatout.data.stores.mapped import MappedStore, cached_rows
+from flatout.data.cache.cache import Cache, cache_key
+from flatout.data.cache.filling import FillingSource
+from flatout.data.cache.mapped import MappedStore, cached_rows
 torch.set_num_threads(1)
 folder = Path({folder!r})
 
@@ -261,7 +261,7 @@ print(source.rows_read)
 
 
 def test_who_may_not_write_reads_along_and_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flatout.data.stores.mapped._LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("flatout.data.cache.mapped._LOOK_AGAIN_S", 0.0)
     first_source, second_source = MadeUp(), MadeUp()
     with opened(second_source, tmp_path) as early:
         early.release()
@@ -509,7 +509,7 @@ def test_text_and_tables_count_against_the_budget_and_go_when_nobody_uses_them(t
 def test_what_another_process_uses_stays_until_it_ends(tmp_path: Path) -> None:
     entry = encoded_text(tmp_path, "shared")
     code = """
-from flatout.data.stores.entries import hold
+from flatout.data.cache.entries import hold
 held = hold(Path({entry!r}))
 print("held", flush=True)
 time.sleep(1000)

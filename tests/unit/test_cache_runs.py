@@ -17,21 +17,21 @@ from test_engine_data import stopped_at
 from test_engine_kit import equal, kinds, quick, recipe, weights
 
 import flatout as fo
-from flatout import planned
 from flatout.base.errors import RecipeError, Stopped
 from flatout.base.tree import to_data, to_text
-from flatout.data.serving.feed import feed
-from flatout.data.stores.cache import Cache
-from flatout.data.stores.filling import place
-from flatout.data.stores.mapped import cached_compression, cached_rows
-from flatout.data.tables import encoded
+from flatout.data.cache.cache import Cache
+from flatout.data.cache.filling import place
+from flatout.data.cache.mapped import cached_compression, cached_rows
+from flatout.data.feeds.feed import feed
+from flatout.data.sources.tables import encoded
+from flatout.explore.survey.survey import survey
+from flatout.explore.survey.view import doc
 from flatout.machine.ceilings import Ceilings, MeasuredRate
+from flatout.plan import make as planned
 from flatout.plan import situation, tier
 from flatout.plan.plan import Prediction
+from flatout.runs.verbs import Run
 from flatout.store.run_folder import all_runs
-from flatout.survey.survey import survey
-from flatout.survey.view import doc
-from flatout.verbs import Run
 
 
 def measured(value: float) -> MeasuredRate:

@@ -39,7 +39,7 @@ def test_kinds_of_data_load_when_they_are_used() -> None:
     """What every import of flatout pays for has none of the code of a kind that it may never see."""
     program = "import sys, flatout as fo\nfo.Recipe, fo.run, fo.data\nprint(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    assert "flatout.verbs" in loaded
+    assert "flatout.runs.verbs" in loaded
     kinds = ("tables.scan", "tables.table", "photos.images", "photos.listing", "datasets.dataset", "serving.loader")
     assert [name for name in kinds if f"flatout.data.{name}" in loaded] == []
 
@@ -239,7 +239,7 @@ def test_a_killed_command_from_outside(desk: Path) -> None:
 
 
 def test_ctrl_c_before_anything_is_saved(flatout: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flatout.running import run as running
+    from flatout.runs import train as running
 
     def interrupted(*given: Any, **named: Any) -> None:
         raise KeyboardInterrupt
@@ -304,7 +304,7 @@ def test_predictions_are_right_in_every_format(desk: Path, flatout: Command) -> 
     import pyarrow.parquet as parquet
     import torch
 
-    from flatout import verbs
+    from flatout.runs import verbs
 
     assert flatout("run", "table.yaml", "--quiet").code == 0
     x = table(rows=37, seed=5)["x"]
@@ -525,7 +525,7 @@ def test_time_left(may_end_early: bool, words: str) -> None:
 
 def test_demo_shows_the_way(desk: Path, flatout: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a budget of two steps; that it reaches what it should is another test's matter."""
-    from flatout import reading
+    from flatout.recipe import load as reading
 
     plain = reading.read_recipe
     monkeypatch.setattr(reading, "read_recipe", lambda path: plain(path, ["budget=2 steps", "model=mlp"], {"device": "cpu"}))

@@ -30,7 +30,7 @@ from flatout.engine.settings import Settings
 from flatout.engine.step import Step
 from flatout.objectives.build import build as build_objective
 from flatout.plan import choose
-from flatout.verbs import Run
+from flatout.runs.verbs import Run
 
 ON = {"compile": "on"}
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # from torch, after a break

@@ -22,12 +22,12 @@ from flatout.engine.determinism import seed_of
 from flatout.engine.parallel.context import SplitAttention, attend_to_past, check_length, check_sequences, own_stretches
 from flatout.engine.parallel.mesh import parse_mesh
 from flatout.engine.settings import Settings
-from flatout.machine.world import World
 from flatout.models.gpt import gpt
 from flatout.objectives.classify import Classify
 from flatout.objectives.inputs import Inputs
 from flatout.objectives.next_token import NextToken
 from flatout.plan.knobs.all import conflicts
+from flatout.world.world import World
 
 LEAN = {"activation_checkpointing": True, "micro_batch": 2, "loss_head": "chunked", "vocabulary_padding": 8}
 SPLIT = {

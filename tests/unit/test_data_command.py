@@ -14,14 +14,14 @@ import pytest
 from commands import Answer, Command
 
 from flatout.base.tree import to_text
+from flatout.explore.survey.advice import words_of
+from flatout.explore.survey.attention import ThreadTime, ThreadWatch
+from flatout.explore.survey.columns import ColumnWords, LabelWords
+from flatout.explore.survey.speeds import Speeds, rows_of, slowest
+from flatout.explore.survey.stages import LoaderSpeed, ReadingSpeed, Stages, TransformSpeed, Wider
+from flatout.explore.survey.survey import PartSize, Survey
+from flatout.explore.survey.view import doc
 from flatout.plan.plan import Choice, RejectedSetting
-from flatout.survey.advice import words_of
-from flatout.survey.attention import ThreadTime, ThreadWatch
-from flatout.survey.columns import ColumnWords, LabelWords
-from flatout.survey.speeds import Speeds, rows_of, slowest
-from flatout.survey.stages import LoaderSpeed, ReadingSpeed, Stages, TransformSpeed, Wider
-from flatout.survey.survey import PartSize, Survey
-from flatout.survey.view import doc
 
 Shared = Callable[[str], Path]
 QUICK = ("--seconds", "0.2")

@@ -21,11 +21,11 @@ import torch
 
 from flatout.base.errors import DataError, MissingExtra, UsageError
 from flatout.data import text
-from flatout.data.bad import Bad
-from flatout.data.stores.cache import Cache
-from flatout.data.texts import tokenizer, tokens
-from flatout.data.texts.packing import IGNORED
-from flatout.data.texts.tokenizer import encoded, load_tokenizer
+from flatout.data.cache.cache import Cache
+from flatout.data.files.bad import Bad
+from flatout.data.sources.texts import tokenizer, tokens
+from flatout.data.sources.texts.packing import IGNORED
+from flatout.data.sources.texts.tokenizer import encoded, load_tokenizer
 
 tokenizers: Any = pytest.importorskip("tokenizers")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flatout.base.errors import DataError, UsageError
 from flatout.data import arrays
-from flatout.data.keyed import Keys, hash32, keyed
+from flatout.data.order.keyed import Keys, hash32, keyed
 from flatout.data.source import Column
 from flatout.data.transforms import Crop, Cutout, Flip, Normalize, Transform, describe_all, parse_transforms
 

@@ -18,7 +18,6 @@ from torch.nn.init import trunc_normal_
 import flatout as fo
 from flatout.base.errors import ModelError, UsageError
 from flatout.base.shapes import Shapes
-from flatout.building import build_job, check_job
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings
 from flatout.measure.counts import Operation, fuse
@@ -28,6 +27,7 @@ from flatout.models.dataless import WeightsBudget, fake_copy, is_dataless, spari
 from flatout.models.gpt import gpt
 from flatout.plan.layouts.jobs import shape_of_job
 from flatout.plan.work import work_of
+from flatout.recipe.build import build_job, check_job
 
 TEXT = "to be or not to be " * 40
 SHAPES = Shapes((4,), 3)

@@ -27,13 +27,13 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from flatout.base.errors import DataError, UsageError
-from flatout.data.datasets import rowreader
-from flatout.data.datasets.dataset import DatasetSource, dataset
-from flatout.data.datasets.iterables import IterableSource
-from flatout.data.datasets.samples import Form
-from flatout.data.order import Order
-from flatout.data.serving.streamed import IterableFeed
+from flatout.data.feeds.streamed import IterableFeed
+from flatout.data.order.order import Order
 from flatout.data.source import ArraySource, Batch, Column
+from flatout.data.sources.datasets import rowreader
+from flatout.data.sources.datasets.dataset import DatasetSource, dataset
+from flatout.data.sources.datasets.iterables import IterableSource
+from flatout.data.sources.datasets.samples import Form
 from flatout.data.workers import nursery, watched
 from flatout.data.workers.arena import ArenaLayout
 from flatout.data.workers.failures import WorkerTraceback
@@ -492,7 +492,7 @@ import psutil, torch
 from torch.utils.data import Dataset
 sys.path.insert(0, {tests!r})
 import sample_datasets
-from flatout.data.datasets.dataset import dataset
+from flatout.data.sources.datasets.dataset import dataset
 
 class Mine(sample_datasets.Noisy):  # of the script itself: workers import it
     def __getitem__(self, number):
@@ -694,7 +694,7 @@ def test_ends_that_were_not_expected_are_said() -> None:
 
 
 def test_bad_samples_of_an_iterable() -> None:
-    from flatout.data.bad import Bad
+    from flatout.data.files.bad import Bad
 
     with pytest.raises(DataError, match=r"sample 3 of Tripping: KeyError: 'tripped' \(sample_datasets.py, line"):
         feed(given.Tripping(), 4, {"in_process": False}).next()
@@ -797,7 +797,7 @@ raise_if_run_again = open("once", "x").close()
 def test_a_dataset_of_the_recipes_own_file_is_read_by_processes(
     tmp_path: Path, closing: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flatout.reading import read_recipe
+    from flatout.recipe.load import read_recipe
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(RECIPE)

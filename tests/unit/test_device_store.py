@@ -14,13 +14,13 @@ from test_filling import DECODED
 from test_photos_files import encoded
 
 import flatout as fo
+from flatout.data.cache.device import DeviceStore, filled_by
+from flatout.data.cache.tiers import choose_tier
 from flatout.data.data import Data
-from flatout.data.photos import source as photo_source
-from flatout.data.serving.feed import StoredFeed
-from flatout.data.serving.pinned import PinnedFeed
+from flatout.data.feeds.feed import StoredFeed
+from flatout.data.feeds.pinned import PinnedFeed
 from flatout.data.source import Batch
-from flatout.data.stores.device import DeviceStore, filled_by
-from flatout.data.stores.tiers import choose_tier
+from flatout.data.sources.photos import source as photo_source
 
 PHOTOS, BATCH = 70, 20
 

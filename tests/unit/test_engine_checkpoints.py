@@ -20,13 +20,13 @@ from flatout.base.events import EventLog
 from flatout.base.units import parse_seconds
 from flatout.drill.difference import differing_bits
 from flatout.engine.saver import Saver
-from flatout.machine.world import World
+from flatout.runs.verbs import Run
 from flatout.store import checkpoints as checkpoints_module
 from flatout.store.checkpoints import Checkpoints
 from flatout.store.sharded import ShardedCheckpoints
 from flatout.store.sharded_peers import Peers
 from flatout.store.tensors import decode, encode, write_tensors
-from flatout.verbs import Run
+from flatout.world.world import World
 
 EVERY_TWO = {"log_every": 1, "checkpoint_every": "2 steps", "keep_checkpoints": 3}
 

@@ -18,13 +18,13 @@ from torch.utils.data import IterableDataset
 
 import flatout as fo
 from flatout.base.errors import DataError, Stopped, UsageError
-from flatout.data.datasets import streamtask
-from flatout.data.photos.decode import Turbo
-from flatout.data.serving import feed as feeds
-from flatout.data.serving.resident import ResidentFeed
-from flatout.data.serving.streamed import IterableFeed
-from flatout.reading import read_recipe
-from flatout.verbs import Run
+from flatout.data.decoding.decode import Turbo
+from flatout.data.feeds import feed as feeds
+from flatout.data.feeds.resident import ResidentFeed
+from flatout.data.feeds.streamed import IterableFeed
+from flatout.data.sources.datasets import streamtask
+from flatout.recipe.load import read_recipe
+from flatout.runs.verbs import Run
 
 TIERS = ("resident", "pinned", "mapped", "streamed")
 

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flatout as fo
-from flatout import planned
-from flatout.data.order import Order
+from flatout.data.order.order import Order
 from flatout.engine.saver import Saver
 from flatout.engine.sync import inside_sync_point
 from flatout.machine.facts import read_facts
+from flatout.plan import make as planned
 from flatout.plan import situation
 from flatout.plan.plan import Prediction
-from flatout.running import record
+from flatout.runs import record
+from flatout.runs.verbs import Run
 from flatout.store.tensors import read_tensors
-from flatout.verbs import Run
 
 Disturb = Callable[[nn.Module, Tensor], Tensor]
 _disturb: dict[int, Disturb] = {}  # no part of the model: a disturbed run and a calm one have the same identity

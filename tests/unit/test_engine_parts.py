@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import flatout as fo
 from flatout.base.errors import FlatoutError, UsageError
-from flatout.building import build_job
-from flatout.data.serving.feed import feed
+from flatout.data.feeds.feed import feed
 from flatout.engine.ema import Average
 from flatout.engine.optimizers import decay_groups
+from flatout.recipe.build import build_job
 
 
 def at_start(asked: fo.Recipe) -> dict[str, Tensor]:

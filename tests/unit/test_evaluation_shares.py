@@ -12,12 +12,12 @@ from gloo import on_ranks
 from torch import Tensor
 
 from flatout.data import arrays, digits, sequences
-from flatout.data.serving.evaluation import EvalFeed
-from flatout.machine.world import ProcessWorld, World
+from flatout.data.feeds.evaluation import EvalFeed
 from flatout.objectives.build import OBJECTIVES, build
 from flatout.objectives.metrics import SumMeter
 from flatout.objectives.objective import Meter, SharedMeter, is_shared
 from flatout.objectives.regress import Regress
+from flatout.world.world import ProcessWorld, World
 
 CPU = torch.device("cpu")
 

@@ -11,15 +11,15 @@ from ragged import KINDS, MadeUp, Sized, batches, equal
 from torch import Tensor
 
 from flatout.base.errors import DataError, UsageError
+from flatout.data.cache import runs
+from flatout.data.cache.cache import Cache, cache_key
+from flatout.data.cache.filling import FillingSource, place
+from flatout.data.cache.mapped import MappedStore
+from flatout.data.cache.memory import MemoryStore, RowStore, bytes_needed
+from flatout.data.cache.records import RecordLayout
+from flatout.data.cache.tiers import Surroundings, choose_tier
 from flatout.data.offers import Take
 from flatout.data.source import ArraySource, Batch, Column
-from flatout.data.stores import runs
-from flatout.data.stores.cache import Cache, cache_key
-from flatout.data.stores.filling import FillingSource, place
-from flatout.data.stores.mapped import MappedStore
-from flatout.data.stores.memory import MemoryStore, RowStore, bytes_needed
-from flatout.data.stores.records import RecordLayout
-from flatout.data.stores.tiers import Surroundings, choose_tier
 from flatout.machine.host import free_host_bytes
 
 STORES = ("memory", "mapped", "mapped lz4", "mapped zstd")
@@ -241,7 +241,7 @@ def test_rows_longer_than_estimated_stop_at_the_limit_and_say_so() -> None:
 def test_memory_that_runs_short_stops_the_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
     free = [10**15, 10**15, 0]
     source = MadeUp("photos", rows=400)
-    monkeypatch.setattr("flatout.data.stores.memory.CHUNK_BYTES", 5000)
+    monkeypatch.setattr("flatout.data.cache.memory.CHUNK_BYTES", 5000)
     store = MemoryStore(source, free_bytes=lambda: free.pop(0) if len(free) > 1 else free[0])
     filling = FillingSource(source, store)
     for seed in range(2):

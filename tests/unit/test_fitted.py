@@ -23,8 +23,8 @@ from torch import Tensor
 import flatout as fo
 from flatout.base.errors import DataError
 from flatout.data.data import Data
+from flatout.data.feeds.evaluation import EvalFeed
 from flatout.data.kept import recall, remember
-from flatout.data.serving.evaluation import EvalFeed
 from flatout.data.specs import parse_data
 
 ROOT = Path(__file__).parent.parent.parent

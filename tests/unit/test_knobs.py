@@ -11,12 +11,11 @@ import torch
 from torch import nn
 
 import flatout as fo
-from flatout import planned
 from flatout.base.errors import RecipeError, UsageError
 from flatout.base.tree import to_data
-from flatout.building import build_job, identity
 from flatout.cli.training import read_asked
 from flatout.engine.settings import Settings, parse_pins, value_of
+from flatout.plan import make as planned
 from flatout.plan.knobs import (
     activation_checkpointing,
     attention,
@@ -29,6 +28,7 @@ from flatout.plan.knobs import (
 from flatout.plan.knobs.knob import Candidate, Decisions
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
+from flatout.recipe.build import build_job, identity
 from flatout.testing.knobs import KnobConformance, made_up
 
 

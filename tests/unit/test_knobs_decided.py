@@ -13,18 +13,17 @@ import torch
 from torch import Tensor, nn
 
 import flatout as fo
-from flatout import planned
 from flatout.base.errors import UsageError
-from flatout.building import build_job
 from flatout.cli.training import read_asked
-from flatout.data.order import Order
-from flatout.data.serving.evaluation import EvalFeed
-from flatout.data.serving.feed import PinnedFeed
-from flatout.data.serving.tuning import ReadingBudget
+from flatout.data.feeds.evaluation import EvalFeed
+from flatout.data.feeds.feed import PinnedFeed
+from flatout.data.feeds.tuning import ReadingBudget
+from flatout.data.order.order import Order
 from flatout.data.source import Batch, Column, Source
 from flatout.engine.settings import is_setting, parse_pins, value_of
 from flatout.machine.ceilings import Ceilings, MeasuredRate
 from flatout.measure.counts import Operation
+from flatout.plan import make as planned
 from flatout.plan.choose import choose, situation_of
 from flatout.plan.knobs import evaluation_batch, log_every, prefetch, reader_threads
 from flatout.plan.knobs.all import AFTER, BEFORE, off_value
@@ -32,6 +31,7 @@ from flatout.plan.knobs.evaluation_batch import most_held
 from flatout.plan.knobs.knob import Decided
 from flatout.plan.plan import Choice, Plan
 from flatout.plan.situation import Situation
+from flatout.recipe.build import build_job
 from flatout.testing.knobs import made_up
 
 DECIDED = (*BEFORE, *AFTER)

@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import init_device_mesh
 import flatout as fo
 from flatout.base.errors import UsageError
 from flatout.base.tree import to_data, to_text
-from flatout.building import build_job
 from flatout.models.blocks import blocks_of
 from flatout.models.gpt import gpt
 from flatout.plan.layouts.collectives import Network
@@ -31,6 +30,7 @@ from flatout.plan.layouts.memory import in_flight, memory_of
 from flatout.plan.layouts.search import find_layouts, meshes
 from flatout.plan.layouts.shape import Shape
 from flatout.plan.layouts.timing import times_of
+from flatout.recipe.build import build_job
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
 

@@ -24,17 +24,17 @@ from torch.utils.data import Dataset, IterableDataset
 
 from flatout.base.errors import DataError, UsageError
 from flatout.data import Data, arrays, digits
-from flatout.data.datasets.dataset import dataset
-from flatout.data.keyed import Keys
-from flatout.data.order import Order
-from flatout.data.serving.ahead import THREAD_NAME, Ahead
-from flatout.data.serving.loader import Loader, loader
-from flatout.data.serving.pinned import PinnedFeed
-from flatout.data.serving.ranks import Share
-from flatout.data.serving.slots import Slots
-from flatout.data.serving.tuning import ReadingBudget
+from flatout.data.feeds.ahead import THREAD_NAME, Ahead
+from flatout.data.feeds.loader import Loader, loader
+from flatout.data.feeds.pinned import PinnedFeed
+from flatout.data.feeds.ranks import Share
+from flatout.data.feeds.slots import Slots
+from flatout.data.feeds.tuning import ReadingBudget
+from flatout.data.order.keyed import Keys
+from flatout.data.order.order import Order
 from flatout.data.source import Batch, Column, Schema, Source
-from flatout.data.texts.sequences import sequences
+from flatout.data.sources.datasets.dataset import dataset
+from flatout.data.sources.texts.sequences import sequences
 
 AUGMENT = ["flip", {"crop": 2}, {"cutout": 3}]
 
@@ -414,7 +414,7 @@ def test_a_program_that_ends_in_the_middle_of_a_loop_ends_well() -> None:
 import time, torch
 from flatout.data.source import Column, Source
 from flatout.data.data import Data
-from flatout.data.serving.loader import loader
+from flatout.data.feeds.loader import loader
 class Slow(Source):
     schema = {"x": Column(torch.float32, (64,))}
     def __len__(self): return 10_000

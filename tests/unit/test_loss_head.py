@@ -14,9 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flatout as fo
-from flatout import planned
 from flatout.base.errors import RecipeError, UsageError
-from flatout.building import build_job
 from flatout.engine.making import make_step
 from flatout.engine.settings import Settings
 from flatout.models.gpt import gpt
@@ -24,10 +22,12 @@ from flatout.models.head import pad_vocabulary
 from flatout.objectives.build import build
 from flatout.objectives.chunked_loss import chunked_loss, projection_of
 from flatout.objectives.next_token import NextToken
+from flatout.plan import make as planned
 from flatout.plan.choose import choose, situation_of
 from flatout.plan.knobs import loss_head, vocabulary_padding
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
+from flatout.recipe.build import build_job
 from flatout.store.tensors import read_tensors
 from flatout.testing.knobs import KnobConformance, made_up
 

@@ -18,7 +18,7 @@ from flatout.machine.facts import LIBRARIES, fingerprint, read_facts
 from flatout.machine.meters import Meters
 from flatout.machine.nvml import NoGpus, NvmlGpus
 from flatout.machine.reading import MeterReading
-from flatout.machine.world import World
+from flatout.world.world import World
 
 CPU = torch.device("cpu")
 

@@ -15,12 +15,12 @@ from flatout.machine import probe as probing
 from flatout.machine.advice import advise
 from flatout.machine.ceilings import RATES, Ceilings, MeasuredRate, measure_ceilings
 from flatout.machine.facts import CpuFacts, Facts
-from flatout.machine.links import ring_bytes_per_s
 from flatout.machine.nvml import GpuFacts
 from flatout.machine.probe import doc, probe
 from flatout.machine.rates import MATMUL_DTYPES, Unavailable, disk_bytes_per_s
-from flatout.machine.world import World
 from flatout.measure.counts import count_step
+from flatout.world.links import ring_bytes_per_s
+from flatout.world.world import World
 
 CPU = torch.device("cpu")
 GPU = GpuFacts(

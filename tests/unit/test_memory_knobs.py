@@ -14,7 +14,6 @@ from torch import nn
 
 import flatout as fo
 from flatout.base.budget import Budget
-from flatout.building import build_job
 from flatout.engine import assembly, memory, surroundings
 from flatout.engine.memory import allocator
 from flatout.engine.settings import Settings
@@ -26,6 +25,7 @@ from flatout.plan.knobs import allocator as allocator_knob
 from flatout.plan.knobs.all import conflicts
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
+from flatout.recipe.build import build_job
 from flatout.testing.knobs import KnobConformance, made_up
 
 CUDA = torch.device("cuda")

@@ -13,10 +13,10 @@ import pytest
 import yaml
 from commands import Answer, Command
 
-from flatout.data.places import LocalFile
-from flatout.drafting.dialect import FileStart, dialect_of
-from flatout.drafting.writing import DraftLine, page, shown
-from flatout.reading import read_recipe
+from flatout.data.files.places import LocalFile
+from flatout.explore.drafting.dialect import FileStart, dialect_of
+from flatout.explore.drafting.writing import DraftLine, page, shown
+from flatout.recipe.load import read_recipe
 
 Shared = Callable[[str], Path]
 

@@ -17,13 +17,13 @@ import torch
 from PIL import Image, ImageOps
 
 from flatout.base.errors import DataError, MachineError, UsageError
-from flatout.data.bad import Bad
-from flatout.data.photos.decode import decode_one, plan
-from flatout.data.photos.decoders import make_decoder
-from flatout.data.photos.headers import exif_orientation, read_header
-from flatout.data.photos.labels import Labels
-from flatout.data.photos.listing import Photos, find_photos, look_into
-from flatout.data.photos.source import PhotoSource
+from flatout.data.decoding.decode import decode_one, plan
+from flatout.data.decoding.decoders import make_decoder
+from flatout.data.decoding.headers import exif_orientation, read_header
+from flatout.data.files.bad import Bad
+from flatout.data.sources.photos.labels import Labels
+from flatout.data.sources.photos.listing import Photos, find_photos, look_into
+from flatout.data.sources.photos.source import PhotoSource
 
 Shared = Callable[[str], Path]
 

@@ -13,25 +13,25 @@ from PIL import Image
 from torch import Tensor
 
 from flatout.base.errors import DataError, UsageError
+from flatout.data.augment.colour import ColourJitter
+from flatout.data.augment.crops import CenterCrop, RandomResizedCrop
+from flatout.data.augment.mixing import Cutmix, Mixup
+from flatout.data.augment.pixels import Cutout, Flip
+from flatout.data.cache.cache import Cache, cache_key
+from flatout.data.cache.filling import FillingSource
+from flatout.data.cache.memory import MemoryStore
 from flatout.data.data import Data
-from flatout.data.keyed import Keys
+from flatout.data.decoding.decode import Turbo
+from flatout.data.feeds.evaluation import EvalFeed
+from flatout.data.feeds.pinned import PinnedFeed
+from flatout.data.feeds.resident import ResidentFeed
 from flatout.data.normalize import Normalize
-from flatout.data.photos import source as photo_source
-from flatout.data.photos.colour import ColourJitter
-from flatout.data.photos.crops import CenterCrop, RandomResizedCrop
-from flatout.data.photos.decode import Turbo
-from flatout.data.photos.images import IMAGENET, images
-from flatout.data.photos.mixing import Cutmix, Mixup
-from flatout.data.photos.opening import read_photo
-from flatout.data.photos.source import PhotoSource
-from flatout.data.pixels import Cutout, Flip
-from flatout.data.serving.evaluation import EvalFeed
-from flatout.data.serving.pinned import PinnedFeed
-from flatout.data.serving.resident import ResidentFeed
+from flatout.data.order.keyed import Keys
 from flatout.data.source import Source
-from flatout.data.stores.cache import Cache, cache_key
-from flatout.data.stores.filling import FillingSource
-from flatout.data.stores.memory import MemoryStore
+from flatout.data.sources.photos import source as photo_source
+from flatout.data.sources.photos.images import IMAGENET, images
+from flatout.data.sources.photos.opening import read_photo
+from flatout.data.sources.photos.source import PhotoSource
 from flatout.data.transforms import apply
 
 Shared = Callable[[str], Path]

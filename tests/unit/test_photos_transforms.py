@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatout.base.errors import DataError
-from flatout.data.keyed import Keys
-from flatout.data.photos.colour import ColourJitter
-from flatout.data.photos.crops import CenterCrop, RandomResizedCrop, center_window, random_window
-from flatout.data.photos.mixing import Cutmix, Mixup, beta_quantiles, draw_beta
-from flatout.data.photos.resample import resample_on_cpu, resample_plainly
-from flatout.data.photos.windows import CropWindow, Flat
+from flatout.data.augment.colour import ColourJitter
+from flatout.data.augment.crops import CenterCrop, RandomResizedCrop, center_window, random_window
+from flatout.data.augment.mixing import Cutmix, Mixup, beta_quantiles, draw_beta
+from flatout.data.augment.resample import resample_on_cpu, resample_plainly
+from flatout.data.augment.windows import CropWindow, Flat
+from flatout.data.order.keyed import Keys
 from flatout.data.source import Batch, Column
 from flatout.data.transforms import Normalize, parse_transforms
 

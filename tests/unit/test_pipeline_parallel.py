@@ -16,8 +16,8 @@ from flatout.engine.parallel.piped import Piped
 from flatout.engine.parallel.pipeline import checked_micro_batches
 from flatout.engine.parallel.stages import balanced, chain_of, cut, measure_costs, only
 from flatout.engine.settings import Settings
-from flatout.machine.world import World
 from flatout.objectives.build import build
+from flatout.world.world import World
 
 PIPED = [(size, number) for size, cases in CASES.items() for number, case in enumerate(cases) if "pipeline" in case.axes]
 

@@ -10,7 +10,7 @@ import pytest
 
 from flatout.base.errors import RecipeError, UsageError
 from flatout.base.plain_yaml import read_yaml
-from flatout.reading import read_recipe
+from flatout.recipe.load import read_recipe
 
 RECIPE = "data: digits\nmodel: mlp\nbatch: 8\nlr: 1e-3\nbudget: 1 epoch\n"
 

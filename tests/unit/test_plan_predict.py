@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import flatout as fo
 from flatout.base.budget import Budget
-from flatout.building import build_job
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings
 from flatout.machine.ceilings import Ceilings, MeasuredRate
@@ -27,6 +26,7 @@ from flatout.plan.predict import predict
 from flatout.plan.prediction import BOUNDS, COMPUTE, INPUT, LAUNCH, MEMORY, TRANSFER, OperatorGroup, Prediction
 from flatout.plan.situation import Situation
 from flatout.plan.work import work_of
+from flatout.recipe.build import build_job
 
 ROWS, WIDTH, HIDDEN, CLASSES = 32, 16, 64, 10
 

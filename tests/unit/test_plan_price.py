@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import flatout as fo
-from flatout.building import build_job
 from flatout.engine.settings import Settings
 from flatout.measure.receipt import REJECTED, Entry
 from flatout.measure.recording import NOT_RECORDED
@@ -18,6 +17,7 @@ from flatout.plan.plan import Prediction
 from flatout.plan.price import cheap_s, prices
 from flatout.plan.situation import Situation
 from flatout.plan.trials.reports import FAILED, Ask, Losses, PeakMemory, TrialReport
+from flatout.recipe.build import build_job
 
 NOISE = (0.0, 0.004, -0.003, 0.002, -0.002, 0.001, -0.001, 0.003)
 FINE = {"passed": True, "why": "gradients agree", "figures": {}}

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import flatout as fo
-from flatout.building import build_job
 from flatout.engine.settings import Settings
 from flatout.measure.receipt import KEPT, REJECTED, UNTRIED, Receipt
 from flatout.measure.recording import NOT_RECORDED
@@ -24,6 +23,7 @@ from flatout.plan.search import KnobSearch
 from flatout.plan.situation import Situation
 from flatout.plan.trials.recording import Recording
 from flatout.plan.trials.reports import CRASHED, HUNG, OUT_OF_MEMORY, Ask, Losses, PeakMemory, TrialReport
+from flatout.recipe.build import build_job
 
 STEP_S = 0.01
 NOISE = (0.0, 0.004, -0.003, 0.002, -0.002, 0.001, -0.001, 0.003)

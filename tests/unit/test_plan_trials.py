@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 import flatout as fo
-from flatout.building import build_job
 from flatout.engine.settings import Settings
 from flatout.measure.recording import Trove
 from flatout.plan.trials import bench as benches
@@ -26,6 +25,7 @@ from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.process import TrialProcess
 from flatout.plan.trials.recording import Recording, shown
 from flatout.plan.trials.reports import CRASHED, FAILED, HUNG, SLOW, Ask, PeakMemory, TrialReport, fitting_rows
+from flatout.recipe.build import build_job
 
 PLAIN = Settings(device="cpu", fused_optimizer=False, deterministic=True)
 FUSED = replace(PLAIN, fused_optimizer=True)

@@ -13,11 +13,11 @@ from test_plan_search import Machine, times
 from torch import Tensor, nn
 
 import flatout as fo
-from flatout import planned
 from flatout.base.errors import UsageError
-from flatout.building import build_job
 from flatout.measure.receipt import Receipt
-from flatout.planned import checked_plan
+from flatout.plan import make as planned
+from flatout.plan.make import checked_plan
+from flatout.recipe.build import build_job
 from flatout.testing.knobs import made_up
 
 

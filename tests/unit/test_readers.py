@@ -20,11 +20,11 @@ import torch
 
 import flatout as fo
 from flatout.base.errors import DataError, FlatoutError
-from flatout.data import allowance, unpacking
-from flatout.data.files import read_array, read_columns
-from flatout.data.photos.listing import find_photos
-from flatout.data.tables.scan import scan
-from flatout.drafting.new import draft
+from flatout.data.files import allowance, unpacking
+from flatout.data.files.array_files import read_array, read_columns
+from flatout.data.sources.photos.listing import find_photos
+from flatout.data.sources.tables.scan import scan
+from flatout.explore.drafting.new import draft
 
 MB = 1 << 20
 
@@ -79,7 +79,7 @@ def test_a_line_of_a_table_has_a_longest_length(tmp_path: Path, short_lines: Non
 
 
 def test_a_line_of_documents_has_a_longest_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flatout.data.texts.tokens.LONGEST_LINE_BYTES", MB)
+    monkeypatch.setattr("flatout.data.sources.texts.tokens.LONGEST_LINE_BYTES", MB)
     (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n{"text": "' + b"a" * (3 * MB)))
     with pytest.raises(DataError, match=r"d\.jsonl\.gz: line 2 is longer than"):
         fo.data.text(str(tmp_path / "d.jsonl.gz"), window=8)
@@ -94,7 +94,7 @@ def test_lines_of_quoted_values_are_bounded_where_they_are_counted(tmp_path: Pat
 
 
 def test_a_first_line_of_nothing_but_commas_is_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flatout.data.tables.dialect._MOST_COLUMNS", 1000)
+    monkeypatch.setattr("flatout.data.sources.tables.dialect._MOST_COLUMNS", 1000)
     (tmp_path / "t.csv").write_text("," * 2000 + "\n" + "," * 2000)
     with pytest.raises(DataError, match=r"t\.csv: its first line has 2,001 columns, and a table may have 1,000"):
         scan(tmp_path / "t.csv")
@@ -154,7 +154,7 @@ def test_an_allocation_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     def fails(*_: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr("flatout.data.npy.read_values", fails)
+    monkeypatch.setattr("flatout.data.files.npy.read_values", fails)
     with pytest.raises(DataError, match=r"x\.npy does not fit into memory: an allocation failed"):
         read_array(tmp_path / "x.npy", "x")
 
@@ -433,7 +433,7 @@ def test_pipes_sockets_and_devices_are_refused_at_once(tmp_path: Path) -> None:
 def test_a_jpeg_of_endless_scans_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 
-    monkeypatch.setattr("flatout.data.photos.decode._MOST_SCANNED_PIXELS", 10_000)
+    monkeypatch.setattr("flatout.data.decoding.decode._MOST_SCANNED_PIXELS", 10_000)
     folder = folder_of_photos(tmp_path / "photos")
     out = io.BytesIO()
     Image.new("RGB", (64, 64)).save(out, "JPEG", progressive=True)
@@ -471,8 +471,8 @@ def test_a_long_text_that_every_row_of_parquet_names(tmp_path: Path, monkeypatch
     import pyarrow as pa
     from pyarrow import parquet
 
-    monkeypatch.setattr("flatout.data.tables.columnar._BATCH_BYTES", 2 * MB)
-    monkeypatch.setattr("flatout.data.tables.rows._MOST_BLOCK_BYTES", 5 * MB)
+    monkeypatch.setattr("flatout.data.sources.tables.columnar._BATCH_BYTES", 2 * MB)
+    monkeypatch.setattr("flatout.data.sources.tables.rows._MOST_BLOCK_BYTES", 5 * MB)
     texts = pa.DictionaryArray.from_arrays(np.zeros(20_000, np.int32), ["x" * 20_000])  # as text, 400 MB
     table = pa.table({"a": texts, "label": np.arange(20_000) % 2})
     for stored in (True, False):  # as values that rows name, and as text

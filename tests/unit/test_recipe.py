@@ -14,8 +14,8 @@ from torch import nn, optim
 
 import flatout as fo
 from flatout.base.errors import RecipeError, UsageError
-from flatout.building import build_job, check_job, identity
-from flatout.reading import read_recipe, recipe_from
+from flatout.recipe.build import build_job, check_job, identity
+from flatout.recipe.load import read_recipe, recipe_from
 
 
 def make(**given: Any) -> fo.Recipe:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import flatout as fo
 from flatout.base.errors import RecipeError
-from flatout.building import build_job
 from flatout.engine.job import Job
 from flatout.engine.making import make_step
 from flatout.engine.settings import Settings
@@ -26,6 +25,7 @@ from flatout.plan.plan import Prediction
 from flatout.plan.prediction import COMPUTE, OperatorGroup
 from flatout.plan.situation import Situation
 from flatout.plan.work import work_of
+from flatout.recipe.build import build_job
 
 CPU = torch.device("cpu")
 GPT = {"gpt": {"layers": 2, "heads": 2, "width": 16}}

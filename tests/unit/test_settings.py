@@ -9,12 +9,12 @@ import pytest
 
 import flatout as fo
 from flatout.base.errors import RecipeError, UsageError
-from flatout.data.serving.evaluation import TIERS
-from flatout.data.stores.compression import COMPRESSIONS
+from flatout.data.cache.compression import COMPRESSIONS
+from flatout.data.feeds.evaluation import TIERS
 from flatout.engine.setting_values import SettingScope
 from flatout.engine.settings import SETTING_NAMES, Settings, parse_pins, settings_of
 from flatout.plan.knobs.all import AFTER, BEFORE, KNOBS, OWNERS, PRICED, conflicts, off_value, off_when_shared
-from flatout.reading import recipe_from
+from flatout.recipe.load import recipe_from
 
 ASKED: dict[str, Any] = {"data": "digits", "model": "mlp", "batch": 32, "lr": 1e-3, "budget": "2 steps"}
 

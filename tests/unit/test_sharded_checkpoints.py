@@ -35,7 +35,6 @@ from sharded_ranks import (
 
 from flatout.base.errors import DamagedCheckpoint, StoreError
 from flatout.base.files import read_json
-from flatout.machine.world import World
 from flatout.store.checkpoints import Checkpoints
 from flatout.store.sharded import ShardedCheckpoints, snapshot
 from flatout.store.sharded_export import export
@@ -43,6 +42,7 @@ from flatout.store.sharded_files import TensorPart, share_out
 from flatout.store.sharded_peers import Peers
 from flatout.store.sharded_trees import merged
 from flatout.store.tensors import encode, write_tensors
+from flatout.world.world import World
 
 FOUR: list[dict[str, int]] = [
     {"shard": 4}, {"data": 2, "shard": 2}, {"shard": 2, "tensor": 2}, {"pipeline": 2, "shard": 2}, {"tensor": 4}, {},

@@ -14,16 +14,16 @@ from ragged import MadeUp, Sized
 from torch import Tensor
 
 import flatout as fo
-from flatout.data.datasets.dataset import dataset
-from flatout.data.datasets.iterables import IterableSource
-from flatout.data.datasets.samples import Form
-from flatout.data.photos.images import images
+from flatout.data.cache.filling import FillingSource
+from flatout.data.cache.memory import MemoryStore
 from flatout.data.source import Batch, Column, Source
-from flatout.data.stores.filling import FillingSource
-from flatout.data.stores.memory import MemoryStore
-from flatout.data.tables.encoded import rows_on_disk
-from flatout.data.texts.sequences import sequences
-from flatout.data.texts.text import text
+from flatout.data.sources.datasets.dataset import dataset
+from flatout.data.sources.datasets.iterables import IterableSource
+from flatout.data.sources.datasets.samples import Form
+from flatout.data.sources.photos.images import images
+from flatout.data.sources.tables.encoded import rows_on_disk
+from flatout.data.sources.texts.sequences import sequences
+from flatout.data.sources.texts.text import text
 from flatout.testing.sources import SourceConformance, StreamConformance
 
 

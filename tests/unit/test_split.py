@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from flatout.base.errors import DataError
-from flatout.data.arrays import arrays
-from flatout.data.split import hash_batch, hash_records, hash_rows, hash_strings, held_out
-from flatout.data.tables.scan import scan
+from flatout.data.order.split import hash_batch, hash_records, hash_rows, hash_strings, held_out
+from flatout.data.sources.arrays import arrays
+from flatout.data.sources.tables.scan import scan
 
 
 def rows_of(count: int) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def test_two_starts_at_once_are_one_run(tmp_path: Path) -> None:
 
 
 def test_a_start_while_another_is_planning(desk: Path, flatout: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flatout.running import run
+    from flatout.runs import train as run
 
     planned, answers = run.checked_plan, []
 

@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 import flatout as fo
-from flatout import planned
-from flatout.building import build_job
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings
 from flatout.machine.optimisations import CHANNELS_LAST, FUSED_OPTIMIZER
+from flatout.plan import make as planned
 from flatout.plan.choose import situation_of
 from flatout.plan.knobs import channels_last, fused_optimizer
 from flatout.plan.situation import Situation
 from flatout.plan.step_gains import comparisons_of
+from flatout.recipe.build import build_job
 from flatout.testing.knobs import made_up, small_network
 
 CPU = torch.device("cpu")

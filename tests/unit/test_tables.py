@@ -20,13 +20,13 @@ from sklearn.metrics import roc_auc_score
 
 from flatout.base.errors import DataError, UsageError
 from flatout.data.data import Data
-from flatout.data.keyed import Keys
+from flatout.data.order.keyed import Keys
 from flatout.data.source import ArraySource, Source
-from flatout.data.tables import encoded
-from flatout.data.tables.encoded import RowFiles, RowWriter, is_complete, rows_on_disk
-from flatout.data.tables.encoding import TableEncoder
-from flatout.data.tables.scan import scan
-from flatout.data.tables.table import table
+from flatout.data.sources.tables import encoded
+from flatout.data.sources.tables.encoded import RowFiles, RowWriter, is_complete, rows_on_disk
+from flatout.data.sources.tables.encoding import TableEncoder
+from flatout.data.sources.tables.scan import scan
+from flatout.data.sources.tables.table import table
 
 ADULT = [
     "age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship", "race", "sex",
@@ -397,8 +397,8 @@ def test_a_table_larger_than_memory_takes_little_of_it(tmp_path: Path) -> None:
                 file.write(piece)
     code = """
 import json, re, threading
-from flatout.data.tables import encoded
-from flatout.data.tables.table import table
+from flatout.data.sources.tables import encoded
+from flatout.data.sources.tables.table import table
 
 peaks, over = [0], threading.Event()
 

@@ -25,16 +25,16 @@ from flatout.data.fitted.dates import PARTS, date_part, to_instant
 from flatout.data.fitted.table_features import CategoryFeatures, NumberFeatures, TableFeatures
 from flatout.data.fitted.table_rows import TableHost
 from flatout.data.fitted.values import PlainValues
-from flatout.data.keyed import Keys
+from flatout.data.order.keyed import Keys
 from flatout.data.source import Column
-from flatout.data.tables import column_fits, statistics
-from flatout.data.tables import rows as rows_module
-from flatout.data.tables.arrow import ArrowValues
-from flatout.data.tables.fit import Folds
-from flatout.data.tables.kinds import ColumnPlan
-from flatout.data.tables.statistics import CategoryCounts, HashSample, Moments
-from flatout.data.tables.steps import CategorySteps, ColumnSteps, TargetSteps, parse_steps
-from flatout.data.tables.table import table
+from flatout.data.sources.tables import column_fits, statistics
+from flatout.data.sources.tables import rows as rows_module
+from flatout.data.sources.tables.arrow import ArrowValues
+from flatout.data.sources.tables.fit import Folds
+from flatout.data.sources.tables.kinds import ColumnPlan
+from flatout.data.sources.tables.statistics import CategoryCounts, HashSample, Moments
+from flatout.data.sources.tables.steps import CategorySteps, ColumnSteps, TargetSteps, parse_steps
+from flatout.data.sources.tables.table import table
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ import pytest
 from pyarrow import feather, ipc
 
 from flatout.base.errors import DataError, MissingExtra, UsageError
-from flatout.data.places import find
-from flatout.data.tables.scan import Scan, scan
-from flatout.data.tables.schema import wider
-from flatout.data.tables.sql import scan_sql
+from flatout.data.files.places import find
+from flatout.data.sources.tables.scan import Scan, scan
+from flatout.data.sources.tables.schema import wider
+from flatout.data.sources.tables.sql import scan_sql
 
 SharedData = Callable[[str], Path]
 ADULT = [

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 import flatout as fo
 from flatout.base.errors import DataError, ModelError, RecipeError, Stopped, UsageError
 from flatout.data.data import Data
-from flatout.data.serving.bucketed import BucketFeed
-from flatout.data.serving.evaluation import EvalFeed
-from flatout.data.texts.sequence_source import SequenceSource
+from flatout.data.feeds.bucketed import BucketFeed
+from flatout.data.feeds.evaluation import EvalFeed
+from flatout.data.sources.texts.sequence_source import SequenceSource
 from flatout.engine.evaluation import evaluate
 from flatout.objectives.build import build as build_objective
-from flatout.reading import read_recipe
+from flatout.recipe.load import read_recipe
 
 TOKENS, BATCH, ROWS = 160, 12, 90
 PLAIN: dict[str, Any] = {"precision": "fp32", "device": torch.device("cpu")}
@@ -80,9 +80,9 @@ def test_a_run_sees_the_batches_that_the_loader_serves(tmp_path: Path) -> None:
 
 
 def test_a_trial_measures_the_memory_of_the_worst_batches_wherever_they_come() -> None:
-    from flatout.building import build_job
     from flatout.engine.settings import Settings
     from flatout.plan.trials.bench import Bench
+    from flatout.recipe.build import build_job
 
     data = sentences()
     shapes = [tuple(batch["x"].shape) for batch in fo.loader(data, BATCH, device="cpu", seed=3)]

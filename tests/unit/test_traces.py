@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 import flatout as fo
-from flatout.building import build_job
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings
 from flatout.plan import traces, work
+from flatout.plan.make import checked_plan
 from flatout.plan.plan import Plan
 from flatout.plan.traces import Traces
 from flatout.plan.work import keep_traces, work_of
-from flatout.planned import checked_plan
+from flatout.recipe.build import build_job
 
 
 def recipe(hidden: int = 16, **given: Any) -> fo.Recipe:

@@ -16,7 +16,7 @@ from flatout.base import passing
 from flatout.base.errors import MachineError
 from flatout.base.passing import passing_folder
 from flatout.base.trust import private_cache
-from flatout.data.stores.cache import Cache
+from flatout.data.cache.cache import Cache
 from flatout.machine.cache import CeilingsCache
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -106,7 +106,7 @@ def test_what_a_killed_process_left_goes_with_the_next(monkeypatch: pytest.Monke
 
 def test_a_query_spills_to_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("duckdb")
-    from flatout.data.tables.sql import QueryPart
+    from flatout.data.sources.tables.sql import QueryPart
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     part = QueryPart("select range as x from range(5)", tmp_path)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from flatout.data.serving.ahead import Counters
-from flatout.data.serving.tuning import ReadingBudget, Tuner
+from flatout.data.feeds.ahead import Counters
+from flatout.data.feeds.tuning import ReadingBudget, Tuner
 
 GB = 10**9
 

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from flatout.machine.watch import SPLIT_FORWARD, NoWatch
-from flatout.machine.watch.blame import from_exchange
-from flatout.machine.watch.inquiry import Answer, Neighbour, Question, answer
-from flatout.machine.watch.limits import LEAST_S, PATIENT_S, UNKNOWN_S, StepTimeLimits
-from flatout.machine.watch.lookout import Lookout
-from flatout.machine.watch.news import Failed, Hang, Lost, Moving, News, StoreLost, Straggler
-from flatout.machine.watch.process import ProcessIdentity, state_of, this_process
-from flatout.machine.watch.pulse import Pulse
-from flatout.machine.watch.records import Record, record_of
-from flatout.machine.watch.roster import Roster
-from flatout.machine.watch.stacks import Stack, StackFrame, parse_dump, stack_of
-from flatout.machine.watch.stragglers import BLOCKS, StepTimes, Stragglers, find_stragglers
-from flatout.machine.watch.verdict import Sight, judge
-from flatout.machine.watch.watch import RankWatch
+from flatout.world.watch import SPLIT_FORWARD, NoWatch
+from flatout.world.watch.blame import from_exchange
+from flatout.world.watch.inquiry import Answer, Neighbour, Question, answer
+from flatout.world.watch.limits import LEAST_S, PATIENT_S, UNKNOWN_S, StepTimeLimits
+from flatout.world.watch.lookout import Lookout
+from flatout.world.watch.news import Failed, Hang, Lost, Moving, News, StoreLost, Straggler
+from flatout.world.watch.process import ProcessIdentity, state_of, this_process
+from flatout.world.watch.pulse import Pulse
+from flatout.world.watch.records import Record, record_of
+from flatout.world.watch.roster import Roster
+from flatout.world.watch.stacks import Stack, StackFrame, parse_dump, stack_of
+from flatout.world.watch.stragglers import BLOCKS, StepTimes, Stragglers, find_stragglers
+from flatout.world.watch.verdict import Sight, judge
+from flatout.world.watch.watch import RankWatch
 
 TORCH = "/env/torch"
 C10D = f"{TORCH}/distributed/distributed_c10d.py"

@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 
 from flatout.base.errors import MachineError, UsageError
-from flatout.data.order import Order
-from flatout.data.serving.together import ShareOrder
+from flatout.data.feeds.together import ShareOrder
+from flatout.data.order.order import Order
 from flatout.engine.parallel.mesh import parse_mesh, show_mesh
-from flatout.machine import joining
-from flatout.machine.joining import ProcessPlace, first_host, join, read_place
-from flatout.machine.world import World
+from flatout.world import joining
+from flatout.world.joining import ProcessPlace, first_host, join, read_place
+from flatout.world.world import World
 
 TORCHRUN = {
     "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node-0", "MASTER_PORT": "1234",

@@ -33,7 +33,7 @@ def new(
     if out.exists() and not force:
         raise UsageError(f"{out} is there already: choose another name with --out, or write over it with --force")
 
-    from flatout.drafting.new import draft
+    from flatout.explore.drafting.new import draft
 
     found = draft(paths, label, out.resolve().parent)
     command = ["flatout", "new", *paths, *(["--label", label] if label is not None else [])]
@@ -61,8 +61,8 @@ def data(
 ) -> None:
     """Say what a recipe's data is, where it would live, how fast each stage of it is, and what would make it faster."""
     from flatout.base.tree import to_data, to_text
-    from flatout.survey.survey import survey
-    from flatout.survey.view import doc
+    from flatout.explore.survey.survey import survey
+    from flatout.explore.survey.view import doc
 
     found = doc(survey(read_asked(recipe, overrides, sets, offs), seconds=seconds, cache=cache_folder()))
     print_json(to_data(found)) if as_json else print(to_text(found))

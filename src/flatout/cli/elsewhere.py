@@ -12,8 +12,8 @@ from flatout.cli.places import ray_address
 
 if TYPE_CHECKING:
     from flatout.fleet.ray_worker import Work
-    from flatout.recipe import Recipe
-    from flatout.verbs import Run
+    from flatout.recipe.schema import Recipe
+    from flatout.runs.verbs import Run
 
 
 def handed_in(on: str, recipe: Path, arguments: Sequence[str], workers: str, runs: Path) -> int | None:
@@ -32,9 +32,9 @@ def handed_in(on: str, recipe: Path, arguments: Sequence[str], workers: str, run
 
 
 def run_on_ray(work: Work, asked: Recipe, workers: str, runs: Path, quiet: bool) -> Run:
-    from flatout import verbs
     from flatout.cli.progress import progress_view
     from flatout.fleet.ray import WorkerCount, launch
+    from flatout.runs import verbs
 
     device = asked.pins.get("device", "auto")
     gpus = None if device == "auto" else device.startswith("cuda")

@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _has_met_others() -> bool:
-    joining = sys.modules.get("flatout.machine.joining")  # whoever has met others has loaded it, and torch with it
+    joining = sys.modules.get("flatout.world.joining")  # whoever has met others has loaded it, and torch with it
     place = joining.own_place() if joining is not None else None
     return place is not None and place.size > 1
 

@@ -33,9 +33,9 @@ def list_runs(context: typer.Context, runs: Runs = Path("runs"), as_json: Json =
 @app.command("show")
 def show(run: RunName, runs: Runs = Path("runs"), as_json: Json = False) -> None:
     """What a run was asked, how it was done and why, and what came of it."""
-    from flatout import verbs
     from flatout.base.tree import to_data, to_text
     from flatout.cli.ledger import ledger_doc
+    from flatout.runs import verbs
 
     found = verbs.load(run, runs=runs)
     result = found.result

@@ -16,8 +16,8 @@ from flatout.cli.places import allow_deterministic_cuda, cache_folder, quiet_tor
 
 if TYPE_CHECKING:
     from flatout.base.events import Observer
-    from flatout.recipe import Recipe
-    from flatout.verbs import Run
+    from flatout.recipe.schema import Recipe
+    from flatout.runs.verbs import Run
 
 RecipePath = Annotated[Path, typer.Argument(help="A recipe: .yaml, or .py that defines `recipe`.", show_default=False)]
 Overrides = Annotated[
@@ -69,9 +69,9 @@ def run(
     workers: RayWorkers = "1",
 ) -> None:
     """Train a recipe. The same command again resumes an unfinished run. Under torchrun the processes train together."""
-    from flatout import verbs
     from flatout.cli.progress import progress_view
-    from flatout.machine.joining import is_first, is_launched
+    from flatout.runs import verbs
+    from flatout.world.joining import is_first, is_launched
 
     pins = [*(sets or []), *([] if mesh is None else [f"mesh={mesh}"])]
     if on is not None:
@@ -115,7 +115,7 @@ def in_worker(
     again: bool,
 ) -> Path:
     """What each worker of a cluster does. `again`, after a loss: then the fresh run is the one that was begun."""
-    from flatout import verbs
+    from flatout.runs import verbs
 
     asked, anew = read_asked(recipe, overrides, sets, offs), fresh and not again
     return verbs.run(asked, runs=runs, fresh=anew, observers=observers, cache=cache_folder(), planning=planning).path
@@ -143,9 +143,9 @@ def explain(
     per_node: Annotated[int | None, typer.Option("--per-node", help="How many of them a machine has; else as usual.")] = None,
 ) -> None:
     """Say how a recipe would be trained here and why, without training a step; or how many devices would share it."""
-    from flatout import verbs
     from flatout.base.tree import to_data, to_text
     from flatout.models.dataless import WeightsBudget, sparing_weights
+    from flatout.runs import verbs
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -170,9 +170,9 @@ def explain(
 
 def receipt(run: RunName, runs: Runs = Path("runs"), as_json: Json = False) -> None:
     """What was tried before a run, kept and rejected, with both arms' numbers and the proof."""
-    from flatout import verbs
     from flatout.base.tree import to_data, to_text
     from flatout.plan.receipt_view import receipt_doc
+    from flatout.runs import verbs
 
     found = verbs.load(run, runs=runs)
     if found.receipt is None:
@@ -198,7 +198,7 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Metrics of a run's model on its validation, test or train part, or on other data."""
-    from flatout import verbs
+    from flatout.runs import verbs
 
     other = None if data is None else _file_or_columns(data)
     metrics = verbs.evaluate(_load(run, runs), other, part=part, device=device, cache=cache_folder())
@@ -216,8 +216,8 @@ def predict(
     device: DeviceName = "auto",
 ) -> None:
     """Predict with a run's model and write the result as a table, with the names of the classes where they have some."""
-    from flatout import verbs
     from flatout.cli.tables import check_table_path, write_table
+    from flatout.runs import verbs
 
     check_table_path(out)
     columns = verbs.predict(_load(run, runs), data, device=device, cache=cache_folder())
@@ -227,9 +227,9 @@ def predict(
 
 def demo(runs: Runs = Path("runs"), as_json: Json = False) -> None:
     """Train on the built-in handwritten digits and show the plan, where the time went, and what to try next."""
-    from flatout import verbs
     from flatout.cli.progress import progress_view
-    from flatout.reading import read_recipe
+    from flatout.recipe.load import read_recipe
+    from flatout.runs import verbs
 
     path = Path(__file__).with_name("digits.yaml")
     with progress_view() as observers:
@@ -285,7 +285,7 @@ def read_asked(path: Path, overrides: list[str] | None, sets: list[str] | None, 
     _import_from(path.resolve().parent)
 
     from flatout.engine.settings import is_setting
-    from flatout.reading import read_recipe
+    from flatout.recipe.load import read_recipe
 
     pins.update({name: _off_value(name) for name in offs or [] if is_setting(name)})
     recipe = read_recipe(path, overrides or (), pins)
@@ -306,7 +306,7 @@ def _off_value(name: str) -> Any:
 
 def _file_or_columns(text: str) -> str | dict[str, str]:
     """`x=images.idx,y=labels.idx` names a file for each column."""
-    from flatout.data.tables.query import is_query
+    from flatout.data.sources.tables.query import is_query
 
     if "=" not in text or is_query(text) or Path(text).exists():
         return text
@@ -316,7 +316,7 @@ def _file_or_columns(text: str) -> str | dict[str, str]:
 
 
 def _load(name: str, runs: Path) -> Run:
-    from flatout import verbs
+    from flatout.runs import verbs
 
     quiet_torch()
     run = verbs.load(name, runs=runs)

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
-from flatout.building import build_job
 from flatout.cli.places import allow_deterministic_cuda
 from flatout.engine.determinism import own_random_state
 from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.process import serve
-from flatout.reading import read_recipe
+from flatout.recipe.build import build_job
+from flatout.recipe.load import read_recipe
 
 
 def main(read_from: int, write_to: int) -> None:

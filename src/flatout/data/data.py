@@ -12,13 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from flatout.base.errors import DataError, did_you_mean
-from flatout.data.bad import Bad
-from flatout.data.draws import Balanced, Weighted, check_weights
+from flatout.data.files.bad import Bad
 from flatout.data.fitted.array_rows import ArrayHost
 from flatout.data.fitted.device import DevicePart
 from flatout.data.fitted.fitted import Fitted
 from flatout.data.fitted.host import HostPart
-from flatout.data.order import Order, Sampler
+from flatout.data.order.draws import Balanced, Weighted, check_weights
+from flatout.data.order.order import Order, Sampler
 from flatout.data.source import Column, Source, hash_tensors
 from flatout.data.transforms import Transform, describe_all
 

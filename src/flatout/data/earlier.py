@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.data.data import Data
+from flatout.data.files.places import located
 from flatout.data.fitted.array_rows import ArrayHost
 from flatout.data.fitted.device import DevicePart
 from flatout.data.fitted.fitted import Fitted, column_from_json, host_from_json
@@ -14,9 +15,8 @@ from flatout.data.fitted.host import HostPart
 from flatout.data.fitted.photo_rows import PhotoHost
 from flatout.data.fitted.token_rows import SequenceHost, TextCode, TextHost
 from flatout.data.fitted.tokenizer import Tokenizer
-from flatout.data.places import located
-from flatout.data.texts.tokenizer import load_tokenizer
-from flatout.data.texts.tokens import TOKEN_SUFFIXES
+from flatout.data.sources.texts.tokenizer import load_tokenizer
+from flatout.data.sources.texts.tokens import TOKEN_SUFFIXES
 
 
 def fitted_of_earlier_run(kept: Mapping[str, Any], asked: Any, folder: Path) -> Fitted:

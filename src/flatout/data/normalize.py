@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError
-from flatout.data.keyed import Keys
-from flatout.data.room import empty
+from flatout.data.files.room import empty
+from flatout.data.order.keyed import Keys
 from flatout.data.source import Batch, Column, Schema, Source
 
 

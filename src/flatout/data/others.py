@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from flatout.base.errors import DataError
-from flatout.data.arrays import columns_in_files
 from flatout.data.data import Data
+from flatout.data.files.places import located
 from flatout.data.fitted.fitted import Fitted
 from flatout.data.fitted.tensors import check_ids
-from flatout.data.places import located
 from flatout.data.source import ArraySource, Batch, Source
+from flatout.data.sources.arrays import columns_in_files
 
 _CHECK_ROWS = 4096
 
@@ -25,24 +25,24 @@ def other_rows(fitted: Fitted, given: Any, *, targets: bool, cache: Path | None 
     if isinstance(given, Data):
         return _padded(fitted, given.train)
     if kind == "table":
-        from flatout.data.tables.others import other_table  # kinds of data load when they are used
+        from flatout.data.sources.tables.others import other_table  # kinds of data load when they are used
 
         return other_table(fitted, given, targets)
     path = located(str(given), Path.cwd()) if isinstance(given, str | Path) else None
     if kind == "photos" and path is not None:
-        from flatout.data.photos.images import other_images
+        from flatout.data.sources.photos.images import other_images
 
         return other_images(fitted, path, targets)
     if kind == "text" and path is not None:
-        from flatout.data.texts.text import other_text
+        from flatout.data.sources.texts.text import other_text
 
         return other_text(fitted, path, cache)
     if kind == "sequences" and not isinstance(given, Mapping):
-        from flatout.data.texts.sequences import other_sequences
+        from flatout.data.sources.texts.sequences import other_sequences
 
         return other_sequences(fitted, given if path is None else path, targets)
     if kind == "photos":
-        from flatout.data.photos.held import HeldPhotos
+        from flatout.data.sources.photos.held import HeldPhotos
 
         return HeldPhotos(fitted.rows(given))
     return _held(fitted, given if path is None else path, targets)
@@ -71,11 +71,7 @@ def _held(fitted: Fitted, given: Any, targets: bool) -> ArraySource:
 
 def _padded(fitted: Fitted, source: Source) -> Source:
     """Rows of tokens as long as those that the model was trained on."""
-    if fitted.host.kind != "sequences":
-        return source
-    from flatout.data.texts.sequence_source import SequenceSource
-
-    return source.padded_to(fitted.schema["x"].shape[0]) if isinstance(source, SequenceSource) else source
+    return source.padded_to(fitted.schema["x"].shape[0]) if fitted.host.kind == "sequences" else source
 
 
 def check_tokens(given: Data, vocabulary: int) -> None:

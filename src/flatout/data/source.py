@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError, UsageError
-from flatout.data.bad import Bad
+from flatout.data.files.bad import Bad
 from flatout.data.offers import PlacedRows, RowsByLength, SampleStream, Take
 
 Batch = dict[str, Tensor]

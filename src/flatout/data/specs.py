@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from flatout.base.errors import FlatoutError, RecipeError, did_you_mean
-from flatout.data.arrays import arrays
 from flatout.data.data import Data
-from flatout.data.digits import digits
-from flatout.data.files import FORMATS, file_format
+from flatout.data.files.array_files import FORMATS, file_format
+from flatout.data.files.places import find as find_places
+from flatout.data.files.places import is_remote, located
 from flatout.data.option_checks import (
     Check,
     amount,
@@ -34,11 +34,11 @@ from flatout.data.option_checks import (
     text_value,
     truth,
 )  # fmt: skip
-from flatout.data.places import find as find_places
-from flatout.data.places import is_remote, located
-from flatout.data.texts.packing import BOUNDARIES
-from flatout.data.texts.text import ENCODINGS, text
-from flatout.data.texts.tokens import TOKEN_TYPES, find_files
+from flatout.data.sources.arrays import arrays
+from flatout.data.sources.digits import digits
+from flatout.data.sources.texts.packing import BOUNDARIES
+from flatout.data.sources.texts.text import ENCODINGS, text
+from flatout.data.sources.texts.tokens import TOKEN_TYPES, find_files
 
 _COLUMNS_EXAMPLE = "a file, or a mapping of columns to files such as {x: images.npy, y: labels.npy}"
 
@@ -122,25 +122,25 @@ def _text(main: Any, base_folder: Path, cache: Path | None, **options: Any) -> D
 
 
 def _sequences(main: Any, base_folder: Path, cache: Path | None, **options: Any) -> Data:
-    from flatout.data.texts.sequences import sequences
+    from flatout.data.sources.texts.sequences import sequences
 
     return sequences(located(main, base_folder), **options)
 
 
 def _images(main: Any, base_folder: Path, cache: Path | None, **options: Any) -> Data:
-    from flatout.data.photos.images import images
+    from flatout.data.sources.photos.images import images
 
     return images(located(main, base_folder), **options)
 
 
 def _table(main: Any, base_folder: Path, cache: Path | None, **options: Any) -> Data:
-    from flatout.data.tables.table import table
+    from flatout.data.sources.tables.table import table
 
     return table(main, base_folder=base_folder, cache=cache, **options)
 
 
 def _sql(main: Any, base_folder: Path, cache: Path | None, **options: Any) -> Data:
-    from flatout.data.tables.table import table
+    from flatout.data.sources.tables.table import table
 
     return table(None, sql=main, base_folder=base_folder, cache=cache, **options)
 

@@ -12,12 +12,12 @@ import torch
 
 from flatout.base.errors import UsageError
 from flatout.base.specs import Spec, pick
-from flatout.data.keyed import Keys
+from flatout.data.augment.colour import ColourJitter
+from flatout.data.augment.crops import CenterCrop, RandomResizedCrop
+from flatout.data.augment.mixing import Cutmix, Mixup
+from flatout.data.augment.pixels import Crop, Cutout, Flip
 from flatout.data.normalize import Normalize
-from flatout.data.photos.colour import ColourJitter
-from flatout.data.photos.crops import CenterCrop, RandomResizedCrop
-from flatout.data.photos.mixing import Cutmix, Mixup
-from flatout.data.pixels import Crop, Cutout, Flip
+from flatout.data.order.keyed import Keys
 from flatout.data.source import Batch, Column, Schema
 
 __all__ = [

@@ -11,11 +11,11 @@ import torch
 
 from flatout.base.events import EventLog
 from flatout.base.units import parse_seconds
-from flatout.data.serving.contract import CapturableFeed, Feed, StepEnds
-from flatout.data.serving.evaluation import EvalFeed
-from flatout.data.serving.feed import feed as make_feed
+from flatout.data.cache.cache import Cache, disk_bytes
+from flatout.data.feeds.contract import CapturableFeed, Feed, StepEnds
+from flatout.data.feeds.evaluation import EvalFeed
+from flatout.data.feeds.feed import feed as make_feed
 from flatout.data.source import Source
-from flatout.data.stores.cache import Cache, disk_bytes
 from flatout.engine.attention import offers_hook
 from flatout.engine.compiling import Compiling, is_compilers, why_not
 from flatout.engine.graph import GraphStep
@@ -32,11 +32,11 @@ from flatout.engine.state import TrainState
 from flatout.engine.step import Step
 from flatout.engine.together import Together
 from flatout.machine.meters import Meters
-from flatout.machine.world import World
 from flatout.objectives.objective import is_shared
 from flatout.store.run_folder import RunFolder
 from flatout.store.sharded import ShardedCheckpoints
 from flatout.store.sharded_peers import Peers
+from flatout.world.world import World
 
 
 @dataclass

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from flatout.data.keyed import keyed
-from flatout.machine.world import World
+from flatout.data.order.keyed import keyed
+from flatout.world.world import World
 
 
 @contextmanager

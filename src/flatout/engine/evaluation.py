@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from flatout.base.errors import OutOfMemory
-from flatout.data.serving.evaluation import EvalFeed
+from flatout.data.feeds.evaluation import EvalFeed
 from flatout.engine.memory import release_cached
 from flatout.engine.parallel.exchange import Batch, Exchange
 from flatout.engine.precision import autocast

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from flatout.data.permutations import to_device
-from flatout.data.serving.contract import CapturableFeed
+from flatout.data.feeds.contract import CapturableFeed
+from flatout.data.order.permutations import to_device
 from flatout.engine.records import GraphRecords, Records
 from flatout.engine.step import Step
 from flatout.machine.capture import captured

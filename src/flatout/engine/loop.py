@@ -24,14 +24,14 @@ from flatout.engine.settings import Settings
 from flatout.engine.surroundings import run_set_up
 from flatout.engine.sync import sync_point
 from flatout.engine.together import Together, together
-from flatout.machine.watch import SPLIT_FORWARD, NoWatch
-from flatout.machine.world import World
 from flatout.measure.clock import synchronize
 from flatout.measure.ledger import Ledger
 from flatout.store.run_folder import RunFolder
+from flatout.world.watch import SPLIT_FORWARD, NoWatch
+from flatout.world.world import World
 
 if TYPE_CHECKING:
-    from flatout.machine.watch.watch import RankWatch
+    from flatout.world.watch.watch import RankWatch
 
 
 def train(

@@ -27,9 +27,9 @@ from flatout.engine.precision import autocast
 from flatout.engine.recompute import recompute_blocks
 from flatout.engine.settings import Settings
 from flatout.engine.step import Step
-from flatout.machine.world import World
 from flatout.models.head import pad_vocabulary
 from flatout.models.residual import narrow_residual
+from flatout.world.world import World
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from flatout.base.budget import Budget
 from flatout.base.errors import MachineError, UsageError
-from flatout.data.serving.contract import StepEnds
+from flatout.data.feeds.contract import StepEnds
 
 
 @dataclass

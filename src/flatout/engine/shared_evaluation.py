@@ -18,14 +18,14 @@ import torch
 from torch import nn
 
 from flatout.base.errors import OutOfMemory
-from flatout.data.serving.evaluation import EvalFeed
+from flatout.data.feeds.evaluation import EvalFeed
 from flatout.engine.evaluation import OnSplit, collect, halve, in_memory, looking
 from flatout.engine.parallel.context import own_stretches
 from flatout.engine.parallel.exchange import Batch, Exchange
 from flatout.engine.sync import sync_point
 from flatout.machine.out_of_memory import is_out_of_memory
-from flatout.machine.world import World
 from flatout.objectives.objective import Meter, Objective, is_shared
+from flatout.world.world import World
 
 GO_ON, STOP, SPLIT = range(3)  # what a process says before a turn; the highest counts
 

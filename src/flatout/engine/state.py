@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from flatout.base.errors import StoreError
 from flatout.base.kinds import check_kinds
-from flatout.data.keyed import keyed
+from flatout.data.order.keyed import keyed
 from flatout.engine.determinism import (
     read_random_state,
     reseed,
@@ -25,8 +25,8 @@ from flatout.engine.offload import HostOptimizer
 from flatout.engine.parallel.local import LocalUpdates
 from flatout.engine.precision import LossScale
 from flatout.engine.progress import Progress
-from flatout.machine.world import World
 from flatout.store.tensors import local_part
+from flatout.world.world import World
 
 
 class TrainState:

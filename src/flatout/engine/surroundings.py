@@ -12,7 +12,7 @@ from flatout.engine.determinism import compiler_loaded, deterministic_kernels, o
 from flatout.engine.memory import allocator
 from flatout.engine.settings import Settings
 from flatout.engine.signals import StopRequest, watch_signals
-from flatout.machine.world import World
+from flatout.world.world import World
 
 _KEPT_OUT = "__dynamo_disable"  # where torch remembers how to call a function past its compiler
 

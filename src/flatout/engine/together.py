@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from flatout.base.errors import Stopped
 from flatout.engine.progress import Progress
 from flatout.engine.signals import StopRequest
-from flatout.machine.watch import NoWatch
-from flatout.machine.world import World
+from flatout.world.watch import NoWatch
+from flatout.world.world import World
 
 if TYPE_CHECKING:
-    from flatout.machine.watch.watch import RankWatch
+    from flatout.world.watch.watch import RankWatch
 
 HEAR_EVERY_S = 0.5
 _met = itertools.count()  # a process may train several times, with the same others and the same store

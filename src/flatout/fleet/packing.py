@@ -8,8 +8,8 @@ from typing import Any
 
 from flatout.base.errors import FlatoutError, UsageError
 from flatout.fleet.saving import SaveTime, predict_save
-from flatout.reading import read_recipe, recipe_from, written_in
-from flatout.recipe import Recipe
+from flatout.recipe.load import read_recipe, recipe_from, written_in
+from flatout.recipe.schema import Recipe
 
 
 def pack(path: Path, overrides: Sequence[str] = (), along: Sequence[Path] = ()) -> dict[str, str]:

@@ -74,7 +74,7 @@ def train_in_worker(config: Mapping[str, Any]) -> dict[str, Any]:
     """What Ray Train calls on every worker; the first one's answer is that of the run."""
     import ray
 
-    from flatout.machine.watch.blame import from_exchange  # torch, which the line has no use for
+    from flatout.world.watch.blame import from_exchange  # torch, which the line has no use for
 
     line, work = config["line"], config["work"]
     rank = ray.train.get_context().get_world_rank()

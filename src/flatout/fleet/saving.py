@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flatout.base.errors import FlatoutError
 from flatout.base.units import show_bytes, show_count
-from flatout.recipe import Recipe
+from flatout.recipe.schema import Recipe
 
 WRITES_BYTES_PER_S = 200e6  # one writer on a shared network volume, of the slower kind
 _OWN_SECONDS = 1.0  # names, checksums and the renaming, whatever the size
@@ -33,8 +33,8 @@ def predict_save(recipe: Recipe, cache: Path | None = None) -> SaveTime:
 
 def state_size(recipe: Recipe, cache: Path | None = None) -> tuple[int, int]:
     """Parameters, and the bytes of a checkpoint; the data is read, since it says how large a model's ends are."""
-    from flatout.building import build_job
     from flatout.models.dataless import WeightsBudget
+    from flatout.recipe.build import build_job
 
     job = build_job(recipe, cache, weights_budget=WeightsBudget(limit_bytes=0))
     copies = 2 if callable(job.optimizer) else _COPIES.get(job.optimizer.name, 2)

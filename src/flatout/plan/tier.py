@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from flatout.data.serving.tuning import ReadingBudget
+from flatout.data.cache.cache import Cache, disk_bytes
+from flatout.data.cache.compression import SAMPLE_BYTES, choose_compression
+from flatout.data.cache.device import filled_by
+from flatout.data.cache.mapped import cached_compression, cached_rows
+from flatout.data.cache.records import Array, RecordLayout, bytes_of
+from flatout.data.cache.tiers import Surroundings
+from flatout.data.feeds.tuning import ReadingBudget
 from flatout.data.source import Source
-from flatout.data.stores.cache import Cache, disk_bytes
-from flatout.data.stores.compression import SAMPLE_BYTES, choose_compression
-from flatout.data.stores.device import filled_by
-from flatout.data.stores.mapped import cached_compression, cached_rows
-from flatout.data.stores.records import Array, RecordLayout, bytes_of
-from flatout.data.stores.tiers import Surroundings
 from flatout.engine.job import Job
 from flatout.machine.ceilings import Ceilings, MeasuredRate
 from flatout.machine.host import free_host_bytes

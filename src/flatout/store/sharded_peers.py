@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flatout.base.errors import DamagedCheckpoint, FlatoutError, StoreError
 from flatout.base.units import show_seconds
-from flatout.machine.world import World
+from flatout.world.world import World
 
 TIMEOUT_S = 1800.0  # for as long as the slowest disk may take
 

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import flatout as fo
-from flatout.building import build_job
 from flatout.engine.settings import Settings, value_of, with_values
 from flatout.machine.ceilings import Ceilings, MeasuredRate
 from flatout.plan.choose import choose, situation_of
@@ -22,6 +21,7 @@ from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation
 from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.reports import Ask
+from flatout.recipe.build import build_job
 
 
 def small_network() -> nn.Module:

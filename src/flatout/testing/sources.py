@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError
+from flatout.data.cache.records import START
 from flatout.data.data import Data
-from flatout.data.keyed import Keys
+from flatout.data.feeds.feed import feed
+from flatout.data.feeds.streamed import IterableFeed
 from flatout.data.offers import Go, Skip, StreamReader
-from flatout.data.serving.feed import feed
-from flatout.data.serving.streamed import IterableFeed
+from flatout.data.order.keyed import Keys
 from flatout.data.source import Batch, Source
-from flatout.data.stores.records import START
 from flatout.data.transforms import apply
 
 _FEW = 16

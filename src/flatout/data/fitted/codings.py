@@ -15,7 +15,7 @@ import numpy as np
 
 from flatout.data.fitted.dates import date_part
 from flatout.data.fitted.values import Array, Values
-from flatout.data.split import hash_strings
+from flatout.data.order.split import hash_strings
 
 HASH_SEED = 0  # saved models depend on it
 LARGEST = float(np.finfo(np.float32).max)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flatout.data.keyed import Keys
+from flatout.data.order.keyed import Keys
 from flatout.data.source import Batch
 from flatout.data.transforms import Transform, apply, parse_transforms
 

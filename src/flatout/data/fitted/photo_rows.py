@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError
+from flatout.data.decoding.decode import plan
+from flatout.data.decoding.decoders import make_decoder
+from flatout.data.decoding.headers import PhotoHeader, read_header
 from flatout.data.fitted.host import RawInput
-from flatout.data.photos.decode import plan
-from flatout.data.photos.decoders import make_decoder
-from flatout.data.photos.headers import PhotoHeader, read_header
 from flatout.data.source import Batch
 
 Array = np.ndarray[Any, Any]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.base.errors import DataError, MissingExtra, did_you_mean
-from flatout.data.damage import in_words, reading
+from flatout.data.files.damage import in_words, reading
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[EOS]", "[SEP]")
 _MOST_IDS = 1 << 24

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.base.errors import DataError
-from flatout.data.bad import Bad
+from flatout.data.files.bad import Bad
 
 _OURS = str(Path(__file__).parent.parent)
 _NOT_THEIRS = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.base.errors import UsageError
-from flatout.machine.world import World
 from flatout.objectives.next_token import NextToken
 from flatout.objectives.objective import Loss, LossFunction, Objective
+from flatout.world.world import World
 
 Batch = dict[str, Tensor]
 

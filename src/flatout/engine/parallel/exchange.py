@@ -23,7 +23,7 @@ from flatout.engine.parallel.sums import sum_gradients_
 from flatout.engine.records import Interval
 from flatout.engine.settings import Settings
 from flatout.machine.out_of_memory import is_out_of_memory
-from flatout.machine.world import World
+from flatout.world.world import World
 
 _ENGINE: Any = nn.parallel.DistributedDataParallel
 _NAMES = inspect.signature(_ENGINE.__init__).parameters

@@ -44,7 +44,7 @@ from flatout.engine.parallel.exchange import Batch, Exchange, LossFunction
 from flatout.engine.parallel.rounds import Rounds
 from flatout.engine.passes import Passes
 from flatout.engine.records import Interval
-from flatout.machine.world import World
+from flatout.world.world import World
 
 _LEAST = torch.float32  # what narrower weights are added up in
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from flatout.base.errors import UsageError, did_you_mean
-from flatout.machine.world import AXES
+from flatout.world.world import AXES
 
 
 def parse_mesh(written: str, size: int) -> dict[str, int]:

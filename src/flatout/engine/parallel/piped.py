@@ -20,8 +20,8 @@ from flatout.engine.parallel.spread import spread
 from flatout.engine.passes import Passes
 from flatout.engine.phases import NoPhases, Phases
 from flatout.engine.settings import Settings
-from flatout.machine.world import World
 from flatout.objectives.objective import Objective
+from flatout.world.world import World
 
 
 class Piped(Exchange):

@@ -15,7 +15,7 @@ from flatout.engine.parallel.norms import scale_
 from flatout.engine.passes import Passes
 from flatout.engine.phases import NoPhases, Phases
 from flatout.machine.out_of_memory import is_out_of_memory
-from flatout.machine.world import World
+from flatout.world.world import World
 
 
 class SharedGradients:

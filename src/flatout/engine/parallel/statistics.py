@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flatout.machine.world import World
+from flatout.world.world import World
 
 OWN = "batch norms take each process's own rows, one over all of them is only for GPUs; running statistics are averaged"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flatout.data.serving.tuning import SPARE, depth_for
+from flatout.data.feeds.tuning import SPARE, depth_for
 from flatout.plan.knobs.knob import Decisions, SettingRules
 from flatout.plan.knobs.reader_threads import nothing_to_read, threads_to_begin_with
 from flatout.plan.plan import Choice

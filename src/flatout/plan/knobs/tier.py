@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flatout.data.stores.tiers import choose_tier
+from flatout.data.cache.tiers import choose_tier
 from flatout.plan.knobs.knob import Decisions, SettingRules, always
 from flatout.plan.plan import Choice, RejectedSetting
 from flatout.plan.situation import Situation

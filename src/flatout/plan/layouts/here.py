@@ -10,13 +10,13 @@ from typing import Any
 from flatout.base.units import show_bytes
 from flatout.engine.job import Job
 from flatout.machine.ceilings import Ceilings
-from flatout.machine.links import LinkRate, Links
 from flatout.plan.layouts.collectives import Network
 from flatout.plan.layouts.estimate import Cluster, Estimate, TrainingLoad
 from flatout.plan.layouts.fitting import LayoutChoice, state_bytes
 from flatout.plan.layouts.jobs import shape_of_job
 from flatout.plan.layouts.kinds import DeviceKind, Link
 from flatout.plan.layouts.search import Found, find_layouts
+from flatout.world.links import LinkRate, Links
 
 _WORTH_A_TRIAL, _HOPELESS = 3, 0.5  # so many layouts, unless they are estimated to be that much slower than the best
 _NEARLY = 0.95  # of the best rate: copies need no gathering of weights, which an estimate may take to be cheaper than it is

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from flatout.data.serving.feed import feed as make_feed
+from flatout.data.feeds.feed import feed as make_feed
 from flatout.engine.job import Job
 from flatout.engine.memory import peak_bytes, release_cached
 from flatout.engine.settings import Settings

@@ -1,0 +1,88 @@
+"""The crop as one Triton kernel: each program makes a stretch of pixels of one image, read straight from the flat store.
+
+Import this only where Triton is.
+"""
+
+import threading
+
+import torch
+import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
+from torch import Tensor
+
+from flatout.data.augment.windows import CropWindow, Flat
+
+_BLOCK = 256
+_one_at_a_time = threading.Lock()  # several threads that find a kernel not compiled yet would compile it side by side
+
+
+def resample_by_triton(images: Flat, window: CropWindow, size: int) -> Tensor:
+    """uint8 [B, 3, size, size], channels last in memory. Nothing waits for the device, and no shape depends on a value."""
+    count = len(images.start)
+    out = torch.empty((count, size, size, 3), dtype=torch.uint8, device=images.pixels.device)
+    inputs = [images.pixels, *(column.contiguous() for column in (images.start, images.width, *window))]
+    with torch.cuda.device(images.pixels.device), _one_at_a_time:
+        _resample[(count, triton.cdiv(size * size, _BLOCK))](*inputs, out, SIZE=size, BLOCK=_BLOCK)
+    return out.permute(0, 3, 1, 2)
+
+
+@triton.jit  # type: ignore[misc,untyped-decorator,unused-ignore]
+def _resample(  # type: ignore[no-untyped-def,unused-ignore]
+    pixels, start, stride, top, left, height, width, tall, wide, down, across, out, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):
+    image = tl.program_id(0)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < SIZE * SIZE
+
+    row_bytes = tl.load(stride + image) * 3
+    corner = pixels + tl.load(start + image) + tl.load(top + image) * row_bytes + tl.load(left + image) * 3
+    high = tl.load(height + image).to(tl.int32)
+    broad = tl.load(width + image).to(tl.int32)
+
+    step_y = high.to(tl.float32) / tl.load(tall + image).to(tl.float32)
+    step_x = broad.to(tl.float32) / tl.load(wide + image).to(tl.float32)
+    reach_y = tl.maximum(step_y, 1.0)
+    reach_x = tl.maximum(step_x, 1.0)
+    centre_y = ((place // SIZE).to(tl.float32) + tl.load(down + image).to(tl.float32) + 0.5) * step_y
+    centre_x = ((place % SIZE).to(tl.float32) + tl.load(across + image).to(tl.float32) + 0.5) * step_x
+    first_y = tl.maximum((centre_y - reach_y + 0.5).to(tl.int32), 0)
+    first_x = tl.maximum((centre_x - reach_x + 0.5).to(tl.int32), 0)
+    last_y = tl.minimum((centre_y + reach_y + 0.5).to(tl.int32), high)
+    last_x = tl.minimum((centre_x + reach_x + 0.5).to(tl.int32), broad)
+    taps_y = (2 * reach_y).to(tl.int32) + 2
+    taps_x = (2 * reach_x).to(tl.int32) + 2
+
+    red = tl.zeros([BLOCK], dtype=tl.float32)
+    green = tl.zeros([BLOCK], dtype=tl.float32)
+    blue = tl.zeros([BLOCK], dtype=tl.float32)
+    sum_y = tl.zeros([BLOCK], dtype=tl.float32)
+    for dy in range(0, taps_y):
+        y = first_y + dy
+        counts_y = inside & (y < last_y)
+        weight_y = tl.maximum(1.0 - tl.abs((y.to(tl.float32) + 0.5 - centre_y) / reach_y), 0.0)
+        weight_y = tl.where(counts_y, weight_y, 0.0)
+        line_red = tl.zeros([BLOCK], dtype=tl.float32)
+        line_green = tl.zeros([BLOCK], dtype=tl.float32)
+        line_blue = tl.zeros([BLOCK], dtype=tl.float32)
+        sum_x = tl.zeros([BLOCK], dtype=tl.float32)
+        for dx in range(0, taps_x):
+            x = first_x + dx
+            counts = counts_y & (x < last_x)
+            weight_x = tl.maximum(1.0 - tl.abs((x.to(tl.float32) + 0.5 - centre_x) / reach_x), 0.0)
+            weight_x = tl.where(counts, weight_x, 0.0)
+            pixel = corner + y.to(tl.int64) * row_bytes + x.to(tl.int64) * 3
+            line_red += weight_x * tl.load(pixel, mask=counts, other=0).to(tl.float32)
+            line_green += weight_x * tl.load(pixel + 1, mask=counts, other=0).to(tl.float32)
+            line_blue += weight_x * tl.load(pixel + 2, mask=counts, other=0).to(tl.float32)
+            sum_x += weight_x
+        scale = weight_y / tl.maximum(sum_x, 1e-6)
+        red += line_red * scale
+        green += line_green * scale
+        blue += line_blue * scale
+        sum_y += weight_y
+
+    share = 1.0 / tl.maximum(sum_y, 1e-6)
+    target = out + (image.to(tl.int64) * SIZE * SIZE + place) * 3
+    tl.store(target, tl.floor(tl.minimum(red * share, 255.0) + 0.5).to(tl.int32).to(tl.uint8), mask=inside)
+    tl.store(target + 1, tl.floor(tl.minimum(green * share, 255.0) + 0.5).to(tl.int32).to(tl.uint8), mask=inside)
+    tl.store(target + 2, tl.floor(tl.minimum(blue * share, 255.0) + 0.5).to(tl.int32).to(tl.uint8), mask=inside)

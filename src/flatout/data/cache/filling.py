@@ -1,0 +1,204 @@
+"""A source whose rows are kept as they are read: the first visit of a row costs what the source costs, the next a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from flatout.base.errors import UsageError, did_you_mean
+from flatout.data.cache.cache import Cache, cache_key
+from flatout.data.cache.mapped import MappedStore
+from flatout.data.cache.memory import MemoryStore, RowStore
+from flatout.data.cache.records import START, RecordLayout, plain
+from flatout.data.files.bad import Bad
+from flatout.data.files.room import empty
+from flatout.data.offers import Take
+from flatout.data.source import Batch, Column, Source, fill_buffers
+
+TIERS = ("resident", "pinned", "mapped", "streamed")
+_ROWS_AT_ONCE = 256
+
+
+class FillingSource(Source):
+    """Reads the same as its source, bit for bit, whatever is stored. The source keeps no other form than rows (`stored`)."""
+
+    def __init__(self, source: Source, store: RowStore | None, degraded: tuple[str, ...] = ()) -> None:
+        """Without a store every row comes from the source; `degraded` says why."""
+        self.source = source
+        self.store = store
+        self._layout = RecordLayout.of(source.schema)
+        self._degraded = degraded
+        self._at_hand: Mapping[str, Tensor] | None = None
+
+    @property
+    def degraded(self) -> list[str]:
+        """What is not as it should be, in words."""
+        return [*self._degraded, *self.source.degraded, *(self.store.degraded if self.store is not None else ())]
+
+    @property
+    def alone(self) -> bool:
+        return self.source.alone
+
+    @property
+    def workers(self) -> int | None:
+        return self.source.workers
+
+    @property
+    def piece_rows(self) -> int | None:
+        return self.source.piece_rows
+
+    @property
+    def sizes(self) -> Tensor | None:
+        return self.source.sizes
+
+    def row_sizes(self, rows: Tensor) -> Tensor:
+        return self.source.row_sizes(rows)
+
+    @property
+    def bad(self) -> Bad | None:
+        return self.source.bad
+
+    @property
+    def complete(self) -> bool:
+        return self.store is not None and self.store.complete
+
+    @property
+    def schema(self) -> dict[str, Column]:
+        return self.source.schema
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def fingerprint(self) -> str:
+        return self.source.fingerprint()
+
+    @property
+    def made_by(self) -> str:
+        return self.source.made_by
+
+    def blocks(self) -> tuple[int, ...]:
+        return self.source.blocks()
+
+    def column(self, name: str) -> Tensor:
+        return self.source.column(name)
+
+    @property
+    def tokens_per_row(self) -> float:
+        return self.source.tokens_per_row
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.source.stored_bytes
+
+    def read(self, rows: Tensor) -> Batch:
+        return self.read_with(rows, None)
+
+    def read_into(self, rows: Tensor, batch: Batch) -> None:
+        """Of a ragged column's buffer the first part is filled; where it ends follows from the rows' sizes."""
+        self.read_with(rows, fill_buffers(batch))
+
+    def read_with(self, rows: Tensor, take: Take | None) -> Batch:
+        """Like `read`, written to where `take(column, length)` says: no copy is made of what the store has."""
+        store = self._usable()
+        here = None if store is None else store.has(rows)
+        if store is None or here is None or not bool(here.any()):
+            return self._fresh(rows, take)
+        if bool(here.all()):
+            return store.read(rows, take)
+        batch = self._merged(here, store.read(rows[here]), self._fresh(rows[~here], None))
+        return batch if take is None else _copied(batch, take)
+
+    def stored(self) -> dict[str, Tensor]:
+        """Whatever is not here yet is read first, and kept on the way."""
+        store = self._usable()
+        if store is not None:
+            for rows in torch.arange(len(self)).split(_ROWS_AT_ONCE):
+                missing = rows[~store.has(rows)]
+                if len(missing):
+                    self._fresh(missing, None)
+            store.flush()
+            if self.complete:
+                return store.stored()
+        return self.read(torch.arange(len(self)))
+
+    def _usable(self) -> RowStore | None:
+        """A source whose rows differ from visit to visit may find that out late: what was kept before is not read again."""
+        return None if self.source.varies else self.store
+
+    def _fresh(self, rows: Tensor, take: Take | None) -> Batch:
+        batch = self.source.read(rows) if take is None else self.source.read_with(rows, take)
+        store = self._usable()
+        if store is not None:
+            store.put(rows, batch, self.source.stand_ins(rows))
+        return batch
+
+    def at_hand(self) -> Mapping[str, Tensor] | None:
+        gathers = not self._layout.ragged or type(self.source).gather is not Source.gather
+        if self._at_hand is None and gathers and (store := self._usable()) is not None and store.in_memory and store.complete:
+            self._at_hand = self.stored()
+        return self._at_hand
+
+    def gather(self, stored: Mapping[str, Tensor], rows: Tensor) -> Batch:
+        return self.source.gather(stored, rows)
+
+    def release(self) -> None:
+        """Keeps what was read, where the store outlives the run."""
+        if self.store is not None:
+            self.store.close()
+
+    def _merged(self, here: Tensor, kept: Batch, fresh: Batch) -> Batch:
+        places = here.nonzero().squeeze(1), (~here).nonzero().squeeze(1)
+        merged: Batch = {}
+        for name, column in self._layout.fixed.items():
+            out = empty((len(here), *column.shape), column.dtype)
+            for place, part in zip(places, (kept, fresh), strict=True):
+                out[place] = part[name]
+            merged[name] = out
+        if not self._layout.ragged:
+            return merged
+        sizes = torch.empty(len(here), dtype=torch.int64)
+        for place, part in zip(places, (kept, fresh), strict=True):
+            sizes[place] = torch.from_numpy(self._layout.sizes(part, len(place)))
+        merged.update(self._layout.flat(sizes.numpy()))
+        for place, part in zip(places, (kept, fresh), strict=True):
+            froms, tos, counts = part[START].tolist(), merged[START][place].tolist(), sizes[place].tolist()
+            for name in self._layout.ragged:
+                source, target = plain(part[name]), plain(merged[name])
+                for begin, end, count in zip(froms, tos, counts, strict=True):
+                    target[end : end + count] = source[begin : begin + count]
+        return merged
+
+
+def _copied(batch: Batch, take: Take) -> Batch:
+    return {name: take(name, len(column)).copy_(column) for name, column in batch.items()}
+
+
+def place(
+    source: Source,
+    tier: str,
+    cache: Cache | None = None,
+    *,
+    limit_bytes: int | None = None,
+    preparation: str = "",
+) -> Source:
+    """The source as a tier reads it. `limit_bytes` bounds what is kept in memory; without it `streamed` keeps nothing.
+
+    Rows that are in memory already (`in_memory`) are read where they are, and rows that differ from visit to visit (`varies`)
+    are never kept. Release what comes back.
+    """
+    if tier not in TIERS:
+        raise UsageError(f"unknown tier {tier!r}; {did_you_mean(tier, TIERS)}")
+    if tier == "resident" or source.in_memory or source.varies:
+        return source
+    if tier == "streamed":
+        return FillingSource(source, MemoryStore(source, limit_bytes)) if limit_bytes else source
+    if tier == "pinned":
+        return FillingSource(source, MemoryStore(source, limit_bytes))
+    if cache is None:
+        raise UsageError("tier mapped needs a folder for its cache: set one, or take tier streamed")
+    entry = cache.build(cache_key(source, preparation), source.schema, len(source))
+    if entry is None:
+        return FillingSource(source, None, tuple(cache.degraded))
+    return FillingSource(source, MappedStore(entry, source, compression=cache.compression))

@@ -1,0 +1,1 @@
+"""Reading files of others: where they are, unpacked within limits, and what is wrong with them."""

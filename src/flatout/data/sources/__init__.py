@@ -1,0 +1,1 @@
+"""One folder or file a kind of data: arrays, tables, texts, photos, datasets."""

@@ -1,0 +1,176 @@
+"""What the columns of a table hold, by a sample of its rows: kinds, missing values, ids, and what gives the label away."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from flatout.base.units import show_count
+from flatout.data.sources.tables.cells import LEAD, NO_NUMBER, converted, inferred
+
+_NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
+_MARKS = ("?", "(null)", "\\N", "<NA>", "#N/A", "NaN", "nan")  # missing in a column of text too
+_USUAL = {
+    *(mark.lower() for mark in (*_MARKS, *NO_NUMBER)), "", "-", "--", "---", ".", "..", "*", "x", "na", "n.a.", "nil", "none",
+    "missing", "unknown", "unk", "undefined", "not available", "no data", "nodata", "empty", "blank", "void", "tbd",
+}  # fmt: skip
+"""Words that say "missing" whatever stands around them."""
+_MOST_MARKS, _LONGEST_MARK = 3, 12
+_ID_NAME = re.compile(r"(^|[^a-z])(id|ids|uuid|guid|index|key|rowid|unnamed)([^a-z]|$)|[a-z]Id$|[a-z]ID$", re.IGNORECASE)
+_FEW_ROWS = 20  # too few to call a column an id
+_FAR = 10  # deviations from the mean: a long tail
+WORDS = {
+    "whole": "whole numbers", "number": "numbers", "truth": "true and false", "date": "dates", "text": "text",
+    "empty": "nothing", "nested": "lists",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SampledColumn:
+    """One column of the sample. `values` is an Arrow array of its kind; `bad` counts cells that are not of it."""
+
+    name: str
+    kind: str
+    values: Any
+    bad: int = 0
+    stray: str = ""  # the first of these, and where
+    marks: tuple[str, ...] = ()  # words taken for missing that are not usual signs of that
+    zeros: bool = False  # digits with zeros in front, which a number would lose
+
+    @property
+    def rows(self) -> int:
+        return len(self.values)
+
+    @property
+    def missing(self) -> int:
+        return int(self.values.null_count) - self.bad
+
+    @cached_property
+    def counts(self) -> list[tuple[str, int]]:
+        """The values as they are written, the most frequent first."""
+        found = self.values.drop_null().value_counts()
+        pairs = zip(found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True)
+        return sorted(((_written(value), int(count)) for value, count in pairs), key=lambda pair: (-pair[1], pair[0]))
+
+    @property
+    def distinct(self) -> int:
+        return len(self.counts)
+
+    @cached_property
+    def numbers(self) -> np.ndarray[Any, Any]:
+        import pyarrow as pa
+
+        return np.asarray(self.values.drop_null().cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
+
+    @property
+    def is_id(self) -> bool:
+        """Another value in every row: text, or whole numbers that count on or are called so."""
+        if self.rows < _FEW_ROWS or self.missing or self.kind not in ("text", "whole") or self.distinct < self.rows:
+            return False
+        counting = self.kind == "whole" and self.numbers.max() - self.numbers.min() == self.rows - 1
+        return self.kind == "text" or bool(counting) or bool(_ID_NAME.search(self.name))
+
+    @property
+    def has_tail(self) -> bool:
+        if self.kind not in ("whole", "number") or self.distinct <= _FEW_ROWS:
+            return False
+        deviation = float(self.numbers.std())
+        return deviation > 0 and float(np.abs(self.numbers - self.numbers.mean()).max()) > _FAR * deviation
+
+    @property
+    def words(self) -> str:
+        """For a person who has to say which column is which."""
+        if self.kind in ("whole", "number") and len(self.numbers):
+            return f"{WORDS[self.kind]}, {_plain(self.numbers.min())} to {_plain(self.numbers.max())}"
+        few = ", ".join(value[:24] for value, _ in self.counts[:4])
+        return f"{WORDS[self.kind]}: {few}{', ...' if self.distinct > 4 else ''}" if few else WORDS[self.kind]
+
+
+def missing_marks(cells: Any) -> list[str]:
+    """Words of a column of text (an Arrow string array) that mean "missing": a few among numbers, or the usual signs."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found = cells.drop_null().value_counts()
+    values, counts = found.field("values"), found.field("counts").to_numpy(zero_copy_only=False)
+    if not len(values):
+        return []
+    known = pc.is_in(pc.utf8_trim_whitespace(values), value_set=pa.array([*NO_NUMBER, ""]))
+    is_number = pc.match_substring_regex(values, _NUMBER).to_numpy(zero_copy_only=False)
+    others = [str(v).strip() for v in values.filter(pc.and_not(pa.array(~is_number), known)).to_pylist()]
+    if counts[is_number].sum() > 0.5 * counts.sum():
+        marks = sorted(set(others))
+        short = all(len(mark) <= _LONGEST_MARK and not any(map(str.isdigit, mark)) for mark in marks)
+        return marks if short and len(marks) <= _MOST_MARKS else []
+    return sorted({mark for mark in others if mark in _MARKS})
+
+
+def seen(name: str, values: Any, marks: Sequence[str] | None = None) -> SampledColumn:
+    """A column as it is; with `marks`, which become missing, one of CSV: its text becomes what it looks like."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if marks is None:
+        return SampledColumn(name, _kind(values.type), values)
+    unusual: tuple[str, ...] = ()
+    if marks:
+        trimmed = pc.utf8_trim_whitespace(values)
+        gone = pc.is_in(trimmed, value_set=pa.array(list(marks)))
+        taken = set(pc.unique(trimmed.filter(gone)).to_pylist())
+        unusual = tuple(mark for mark in marks if mark in taken and mark.lower() not in _USUAL)
+        values = pc.if_else(gone, pa.scalar(None, pa.string()), values)
+    kind = inferred(values.drop_null().slice(0, LEAD))
+    if pa.types.is_integer(kind) and pc.any(pc.match_substring_regex(values, r"^0\d+$")).as_py():
+        return SampledColumn(name, "text", values, zeros=True)
+    made, bad = converted(values, kind)
+    if bad is None:
+        return SampledColumn(name, _kind(kind), made, marks=unusual)
+    row = int(bad.argmax())
+    stray = f"{_shortened(values[row].as_py())}, first in row {row + 1}"
+    return SampledColumn(name, _kind(kind), made, int(bad.sum()), stray, marks=unusual)
+
+
+def tells_label(column: SampledColumn, label: SampledColumn) -> bool:
+    """Whether the label follows from this column alone, though many rows share each of its values."""
+    import pyarrow as pa
+
+    if column.distinct < 2 or column.distinct > column.rows / 10 or label.distinct > 100 or column.missing or label.missing:
+        return False
+    pairs = pa.table({"column": column.values, "label": label.values}).group_by(["column", "label"]).aggregate([])
+    return int(pairs.num_rows) == column.distinct
+
+
+def _kind(kind: Any) -> str:
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_boolean(kind):
+        return "truth"
+    if types.is_integer(kind):
+        return "whole"
+    if types.is_floating(kind) or types.is_decimal(kind):
+        return "number"
+    if types.is_temporal(kind):
+        return "date"
+    if types.is_null(kind):
+        return "empty"
+    return "nested" if types.is_nested(kind) or types.is_binary(kind) else "text"
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= 24 else text[:21] + "...")
+
+
+def _plain(value: float) -> str:
+    return f"{value:g}" if abs(value) < 1e6 else show_count(value)

@@ -1,0 +1,185 @@
+"""What kind of data some paths are: by the names of the files, and by their content where a name says nothing."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatout.base.errors import UsageError
+from flatout.data.decoding.headers import SUFFIXES as IMAGES
+from flatout.data.decoding.headers import image_kind
+from flatout.data.files.array_files import file_format
+from flatout.data.files.places import LocalFile
+from flatout.data.files.unpacking import SUFFIXES as PACKED
+from flatout.data.files.unpacking import open_plain
+
+KNOWN = (
+    "a table (.csv, .tsv, .parquet, .arrow, .jsonl), a folder with a folder of images for each class, a list of images "
+    "(.csv with path and label), text (.txt, .md, ...), tokens (.bin) or arrays (.npz, .npy, idx)"
+)
+_BY_NAME = {
+    "table": (".csv", ".tsv", ".tab", ".data", ".parquet", ".pq", ".parq", ".arrow", ".feather", ".ipc", ".arrows"),
+    "lines": (".jsonl", ".ndjson", ".json"),
+    "text": (".md", ".rst", ".text", ".py", ".tex", ".html"),
+    "tokens": (".bin",),
+    "image": IMAGES,
+}
+_HELD = re.compile(r"(?<![a-z])(test|testing|val|valid|validation|dev|eval|t10k|heldout|holdout)(?![a-z])")
+_HEAD_BYTES, _HEAD_LINES = 64 << 10, 50
+_MOST_FILES = 20_000  # of a folder are looked at by name
+
+
+@dataclass(frozen=True)
+class Given:
+    """One path as it was typed, and the files behind it."""
+
+    typed: str
+    kind: str
+    files: tuple[Path, ...]
+
+    @property
+    def name(self) -> str:
+        return self.typed if "://" in self.typed else Path(self.typed).name or self.typed
+
+
+def look_at(typed: Sequence[str]) -> list[Given]:
+    """All of one kind; UsageError says what is missing, empty, mixed or not known."""
+    found = [given for path in typed for given in _given(path)]
+    kinds = Counter(given.kind for given in found)
+    if len(kinds) > 1:
+        first, other = found[0], next(given for given in found if given.kind != found[0].kind)
+        raise UsageError(f"{first.typed} is {_a(first.kind)} and {other.typed} is {_a(other.kind)}: give files of one kind")
+    return found
+
+
+def split_by_name(found: Sequence[Given]) -> tuple[list[Given], list[Given]]:
+    """To train on, and to validate on: those that are called test, val or the like, beside others that are not."""
+    held = [given for given in found if _HELD.search(given.name.lower())]
+    rest = [given for given in found if given not in held]
+    return (rest, held) if rest else (list(found), [])
+
+
+def relative(typed: str, folder: Path) -> str:
+    """The path as a recipe in `folder` has to write it: an absolute one outside of it stays."""
+    if "://" in typed:
+        return typed
+    path = Path(typed).expanduser()
+    full, home = Path(os.path.abspath(path)), folder.resolve()
+    if path.is_absolute() and not full.is_relative_to(home):
+        return str(path)
+    return os.path.relpath(full, home)
+
+
+def _given(typed: str) -> list[Given]:
+    if "://" in typed:
+        return [Given(typed, _by_name(typed.lower()) or "table", ())]
+    path = Path(typed).expanduser()
+    if os.path.isdir(path):
+        return _folder(typed, path)
+    if os.path.isfile(path):
+        return [Given(typed, _file_kind(path), (path,))]
+    files = [Path(match) for match in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(match)]
+    if not files:
+        what = "matches no file" if glob.has_magic(typed) else "does not exist"
+        raise UsageError(f"{typed} {what}: expected {KNOWN}")
+    return _together(typed, _file_kind(files[0]), files)
+
+
+def _folder(typed: str, folder: Path) -> list[Given]:
+    files = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
+        files += [Path(place) / name for name in sorted(names) if not name.startswith((".", "_"))]
+        if len(files) > _MOST_FILES:
+            break
+    if not files:
+        raise UsageError(f"the folder {typed} is empty: expected {KNOWN}")
+    kinds = Counter(_by_name(file.name.lower()) or "" for file in files)
+    kinds["text"] += kinds.pop("txt", 0)
+    known = [(count, kind) for kind, count in kinds.items() if kind and count]
+    if not known:
+        raise UsageError(
+            f"{typed}: {len(files)} files, and none of a kind that is known, such as {files[0].name}; expected {KNOWN}"
+        )
+    kind = max(known)[1]
+    if kind == "image":
+        return [Given(typed, "images", ())]
+    mine = [file for file in files if (_by_name(file.name.lower()) or "").replace("txt", "text") == kind]
+    if kind == "text":
+        suffix = Counter(_unpacked(file.name.lower())[1] for file in mine).most_common(1)[0][0]
+        mine = [file for file in mine if _unpacked(file.name.lower())[1] == suffix]
+        ending = "".join(mine[0].suffixes[-2:]) if mine[0].suffix.lower() in PACKED else mine[0].suffix
+        return _together(str(Path(typed) / "**" / f"*{ending}"), kind, mine)
+    return _together(typed, kind, mine)
+
+
+def _together(typed: str, kind: str, files: Sequence[Path]) -> list[Given]:
+    """As one, unless their names say that some are for training and some are not."""
+    each = [Given(str(file), kind, (file,)) for file in files]
+    return each if kind == "arrays" or split_by_name(each)[1] else [Given(typed, kind, tuple(files))]
+
+
+def _file_kind(path: Path) -> str:
+    name = path.name.lower()
+    kind = _by_name(name)
+    if path.stat().st_size == 0:
+        raise UsageError(f"{path} is empty")
+    if kind == "image":
+        raise UsageError(f"{path} is one image: give the folder that has a folder of images for each class")
+    if kind in (None, "txt"):
+        return _by_content(path, kind)
+    return kind
+
+
+def _by_name(name: str) -> str | None:
+    if file_format(Path(name)) is not None:
+        return "arrays"
+    plain, suffix = _unpacked(name)
+    if suffix == ".txt":
+        return "txt"
+    return next((kind for kind, suffixes in _BY_NAME.items() if plain.endswith(suffixes)), None)
+
+
+def _unpacked(name: str) -> tuple[str, str]:
+    for packed in PACKED:
+        name = name.removesuffix(packed)
+    return name, Path(name).suffix
+
+
+def _by_content(path: Path, kind: str | None) -> str:
+    with open_plain(LocalFile(path)) as file:
+        head = file.read(_HEAD_BYTES)
+    if not head.strip():
+        raise UsageError(f"{path} is empty")
+    if image_kind(head) is not None:
+        raise UsageError(f"{path} is one image: give the folder that has a folder of images for each class")
+    if head.startswith((b"PAR1", b"ARROW1")):
+        return "table"
+    if b"\0" in head:
+        raise UsageError(f"{path} is of no kind that is known; expected {KNOWN}")
+    if kind is None and head.lstrip().startswith(b"{"):
+        return "lines"
+    return "table" if _in_columns(head.decode("utf-8", "replace")) else "text"
+
+
+def _in_columns(text: str) -> bool:
+    """Whether nearly all of its first lines are cut into the same number of cells, three or more."""
+    lines = text.splitlines()[:_HEAD_LINES]
+    lines = lines[:-1] if 2 < len(lines) < _HEAD_LINES else lines  # the last one may be half a line
+    for delimiter in ",;\t|":
+        widths = [len(record) for record in csv.reader(lines, delimiter=delimiter) if record]
+        width, count = Counter(widths).most_common(1)[0] if widths else (0, 0)
+        if len(lines) >= 2 and width >= 3 and count >= len(widths) - len(widths) // 20 - 1:
+            return True
+    return False
+
+
+def _a(kind: str) -> str:
+    words = {"lines": "JSON lines", "tokens": "tokens", "arrays": "arrays", "text": "text", "images": "a folder of images"}
+    return words.get(kind, f"a {kind}")

@@ -1,0 +1,257 @@
+"""From a recipe to a job: everything is loaded, built and checked here, before a run folder exists."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatout.base.budget import Budget
+from flatout.base.errors import DataError, FlatoutError, ModelError, UsageError, did_you_mean
+from flatout.base.shapes import Shapes
+from flatout.base.source import lasting_text, source_text
+from flatout.base.specs import Spec
+from flatout.data.data import Data
+from flatout.data.feeds.bucketed import BucketFeed
+from flatout.data.feeds.evaluation import EvalFeed
+from flatout.data.order.keyed import Keys
+from flatout.data.source import Batch
+from flatout.data.transforms import apply
+from flatout.engine.job import Job
+from flatout.engine.parallel.rounds import parse_rounds
+from flatout.engine.progress import BudgetMeter
+from flatout.engine.schedules import parse_schedule
+from flatout.engine.setting_values import SettingScope
+from flatout.engine.settings import settings_of
+from flatout.machine.meters import Meters
+from flatout.models.build import build as build_model
+from flatout.models.build import code_text, source_hash
+from flatout.models.dataless import LOOKS_AT_NUMBERS, WeightsBudget, is_dataless, stand_in
+from flatout.models.finetune import freeze, load_weights, rates
+from flatout.models.repeats import callable_copy
+from flatout.objectives.build import build as build_objective
+from flatout.objectives.next_token import FROM_HIDDEN
+from flatout.objectives.regress import Regress
+from flatout.recipe.schema import Recipe
+
+_SAME_LOSS = 1e-3  # of two ways to compute it, in whatever format the weights are
+
+
+def build_job(
+    recipe: Recipe, cache: Path | None = None, data: Data | None = None, *, weights_budget: WeightsBudget | None = None
+) -> Job:
+    """`data`: what a run kept of its own, where the rows themselves are not needed.
+
+    `weights_budget`: for whoever looks at the job and does not run it. A model too large for it has tensors without data.
+    """
+    data = recipe.load_data(cache) if data is None else data
+    inputs = recipe.inputs if "inputs" in recipe.model_fields_set else list(data.inputs)
+    objective = build_objective(recipe.objective, inputs)
+    if isinstance(objective, Regress):
+        objective = _to_regress(objective, data)
+    target = data.target()
+    outputs = objective.outputs_for(
+        classes=data.classes, target_shape=target.shape if target else (), vocabulary=data.vocabulary
+    )
+    window = data.shapes_x()[0] if data.tokens_per_row > 1 else None
+    shapes = Shapes(data.shapes_x(), outputs, data.vocabulary, window, data.cardinalities or None)
+    model = build_model(recipe.model, shapes, recipe.seed, weights_budget)
+    if (weights := recipe.init_weights()) is not None:
+        load_weights(model, *weights)
+    if recipe.freeze:
+        freeze(model, recipe.freeze)
+    rows = data.epoch_rows
+    if rows is not None and recipe.batch > rows and not data.train.shapes_vary:
+        raise DataError(f"batch is {recipe.batch} and there are {rows} training samples: set batch to at most that")
+    return Job(
+        model=model,
+        data=data,
+        objective=objective,
+        batch=recipe.batch,
+        lr=recipe.lr,
+        budget=Budget.parse(recipe.budget),
+        optimizer=recipe.optimizer if callable(recipe.optimizer) else Spec.parse(recipe.optimizer),
+        weight_decay=recipe.weight_decay,
+        schedule=parse_schedule(recipe.schedule),
+        rates=rates(model, recipe.rates) if recipe.rates else {},
+        clip=recipe.clip,
+        ema=recipe.ema,
+        tensor_plan=recipe.tensor_plan,
+        exchange=None if recipe.exchange is None else parse_rounds(recipe.exchange),
+        evaluate_every=Budget.parse(recipe.evaluate) if recipe.evaluate else None,
+        early_stop=recipe.early_stopping(objective.metric),
+        price_per_hour=recipe.price_per_hour,
+        seed=recipe.seed,
+        turns={knob.name: knob.turn for knob in recipe.own_knobs},
+    )
+
+
+def _to_regress(objective: Regress, data: Data) -> Regress:
+    from flatout.data.fitted.table_rows import TableHost  # few runs need it
+
+    if isinstance(data.host, TableHost) and data.classes is not None:
+        label = data.host.label.name
+        raise UsageError(
+            f"regress is for a number, and the label {label!r} was read as {data.classes} classes, whose ids it would learn: "
+            "set target: number under data, or objective: classify"
+        )
+    return objective if data.target_scale is None else objective.scaled(*data.target_scale)
+
+
+def check_job(job: Job, device: torch.device) -> None:
+    """A few real rows through the real model: what does not fit is said before anything is written."""
+    if is_dataless(job.model):
+        copied, calling = callable_copy(job.model)
+        with suppress(*LOOKS_AT_NUMBERS):  # the plan says that there is no prediction of such a model, and why
+            _check_model(replace(job, model=copied), torch.device("cpu"), calling, stand_in)
+    else:
+        job.model.to(device)
+        _check_model(job, device)
+    if "mix" in job.data.schema() and job.objective.name not in ("classify", "custom"):
+        raise UsageError(
+            f"mixup and cutmix share labels out between classes: use objective: classify, not {job.objective.name}"
+        )
+    meters = Meters(device)
+    BudgetMeter(
+        job.budget,
+        epoch_samples=job.epoch_samples(job.budget),
+        batch=job.batch,
+        rows_per_step=job.rows_per_step,
+        tokens_per_sample=job.data.tokens_per_row,
+        price_per_hour=job.price_per_hour,
+        read_energy_j=lambda: meters.read().energy_j,
+        energy_reason=meters.why_unavailable,
+    )
+
+
+def _check_model(
+    job: Job,
+    device: torch.device,
+    calling: Callable[[], AbstractContextManager[None]] = nullcontext,
+    real: Callable[[Any], Any] = lambda tree: tree,
+) -> None:
+    """Of a model without data: it is called in `calling`, and `real` puts numbers where the output has none."""
+    batch, was_training = _few_rows(job.data, device), job.model.training
+    job.model.eval()
+    with torch.no_grad():
+        target = job.data.target()
+        outputs = job.objective.outputs_for(
+            classes=job.data.classes, target_shape=target.shape if target else (), vocabulary=job.data.vocabulary
+        )
+        with calling():
+            given = first_output(job, batch)
+        output = real(given)
+        job.objective.check(output, batch, outputs)
+        with calling():
+            lost = job.objective.loss(given, batch)
+        loss_sum, weight = real(lost)
+        metrics: list[str] = []
+        if _awaited(job) or not is_dataless(job.model):  # over the logits of a large vocabulary it takes a while
+            meter = job.objective.meter(device)
+            meter.update(output, loss_sum, weight, batch)
+            metrics = list(meter.result())
+    job.model.train(was_training)
+    _check_metrics(job, metrics)
+
+
+def check_loss_head(job: Job, device: torch.device, kind: str) -> None:
+    """Where the loss is computed from the model's `hidden` and `head`, past its forward, both must come to the same."""
+    if kind not in FROM_HIDDEN or is_dataless(job.model):  # without numbers there is nothing to compare: the run will
+        return
+    batch, was_training = _few_rows(job.data, device), job.model.training
+    job.model.to(device).eval()
+    with torch.no_grad():
+        losses = [job.objective.with_loss_head(one, job.model, device)(job.model, batch) for one in ("plain", kind)]
+    job.model.train(was_training)
+    whole, parts = (float(loss) / max(float(weight), 1.0) for loss, weight in losses)
+    if not math.isclose(whole, parts, rel_tol=_SAME_LOSS):
+        name = type(job.model).__name__
+        raise UsageError(
+            f"loss_head={kind} takes the output of {name} to be head(hidden(...)), and it is not: the loss is {parts:.6g} "
+            f"that way and {whole:.6g} by its forward. Let hidden(...) do all that forward does before the head, or "
+            "--off loss_head"
+        )
+
+
+def _few_rows(data: Data, device: torch.device) -> Batch:
+    if data.train.stream is not None and data.validation is None:  # to read some would take them from the run
+        columns = data.train.schema.items()
+        blank = {name: torch.zeros((2, *column.shape), dtype=column.dtype, device=device) for name, column in columns}
+        none = torch.zeros(2, dtype=torch.int64, device=device)
+        return apply(data.transforms(), blank, Keys(0, none, none))
+    if data.train.shapes_vary and (rows := data.train.by_length) is not None:
+        return BucketFeed(rows, 2, device, transforms=data.transforms()).shortest()  # who counts on one length fails here
+    source = data.train if data.validation is None else data.validation
+    return next(iter(EvalFeed(source, data.prepare, min(2, len(source)), device, tier="pinned")))
+
+
+def first_output(job: Job, batch: Batch) -> Any:
+    """What the model gives for a batch; one that it can't take is said in words, with the line that could not."""
+    try:
+        return job.objective.forward(job.model, batch)
+    except (FlatoutError, *LOOKS_AT_NUMBERS):
+        raise
+    except Exception as error:
+        shapes = ", ".join(f"{name} {list(column.shape)} {str(column.dtype)[6:]}" for name, column in batch.items())
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if f"{os.sep}torch{os.sep}" not in frame.filename][-1]
+        raise ModelError(
+            f"{type(job.model).__name__} failed on its first batch ({shapes}): {type(error).__name__}: {error} "
+            f"({own.filename}:{own.lineno})"
+        ) from error
+
+
+def _awaited(job: Job) -> dict[str, str]:
+    """Metrics that the run waits for, by the key of the recipe that names them."""
+    wanted = {}
+    if job.budget.target is not None:
+        wanted["budget"] = job.budget.target.metric
+    if job.early_stop is not None:
+        wanted["early_stop"] = job.early_stop.metric
+    return wanted
+
+
+def _check_metrics(job: Job, metrics: list[str]) -> None:
+    for key, metric in _awaited(job).items():
+        if metric not in metrics:
+            raise UsageError(f"{key} names the metric {metric!r}; {did_you_mean(metric, metrics)}")
+        if job.data.validation is None or job.evaluate_every is None:
+            raise UsageError(f"{key} waits for {metric}, but nothing is evaluated: set data.holdout and evaluate")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What makes two runs the same: the recipe, the code it names, the data's content. Not how processes share the work."""
+
+    whole: str
+    parts: Mapping[str, str]  # the same for each: recipe, code, data
+
+
+def identity(recipe: Recipe, job: Job) -> Identity:
+    written = recipe.written()
+    others = settings_of(SettingScope.PROCESSES)  # a run goes on however many processes there are then, laid out in any way
+    written["settings"] = {name: value for name, value in recipe.settings.items() if name not in others}
+    asked = json.dumps(written, sort_keys=True, default=lasting_text).encode()
+    own: list[Callable[..., Any]] = [*job.objective.functions]
+    own += [recipe.optimizer] if callable(recipe.optimizer) else []
+    code = "".join([source_hash(recipe.model), *map(source_text, [*own, *(knob.turn for knob in recipe.own_knobs)])]).encode()
+    data = job.data.fingerprint().encode()
+    digests = [hashlib.sha256(part).hexdigest()[:32] for part in (asked + code + data, asked, code, data)]
+    return Identity(digests[0], dict(zip(("recipe", "code", "data"), digests[1:], strict=True)))
+
+
+def code_of(recipe: Recipe, job: Job) -> str:
+    """The text of the code that the recipe names and the values that it uses, for a person to compare."""
+    own: list[Callable[..., Any]] = [*job.objective.functions]
+    own += [recipe.optimizer] if callable(recipe.optimizer) else []
+    own += [knob.turn for knob in recipe.own_knobs]
+    return "\n".join([code_text(recipe.model), *(source_text(one, values=True) for one in own)])

@@ -1,0 +1,224 @@
+"""How a process finds the others: torchrun's variables, Slurm's, Kubeflow's or Open MPI's, or a group that is there already.
+
+The store that they meet at is prefixed by torchrun's count of restarts: ranks that were started again would otherwise dial the
+addresses that the dead ones left there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from flatout.base.errors import MachineError, UsageError
+from flatout.base.units import show_seconds
+from flatout.world.world import ProcessWorld, World
+
+_torch: Any = dist  # which declares only some of its names
+
+JOIN_TIMEOUT_S = 300.0
+EXCHANGE_TIMEOUT_S = 1800.0  # how long one exchange may take: one process plans while the others wait
+_meetings = itertools.count()  # a process may train several times, with the same others each time
+_OF_THIS_WORLD = ("TORCHELASTIC_", "GROUP_", "ROLE_")  # variables of torchrun that say more of it than a place
+_BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
+
+
+@dataclass(frozen=True)
+class ProcessPlace:
+    """Where a launcher has put this process."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    address: str
+    port: int
+    restarts: int = 0
+    hosted: bool = False  # the launcher keeps the store at that address; otherwise rank 0 does
+
+
+def join(device: torch.device, timeout_s: float = JOIN_TIMEOUT_S) -> World:
+    """The world that this process belongs to, once all of it is there; one of its own, where nothing says otherwise."""
+    if dist.is_available() and dist.is_initialized():
+        local = os.environ.get("LOCAL_RANK", "0"), os.environ.get("LOCAL_WORLD_SIZE", "1")
+        return ProcessWorld(device, int(local[0]), int(local[1]), _torch.distributed_c10d._get_default_store(), ours=False)
+    place = read_place(os.environ)
+    if place is None or place.size == 1:
+        return World()
+    device = _own_device(device, place)
+    store = _meet(place, timeout_s)
+    timeout = timedelta(seconds=max(timeout_s, EXCHANGE_TIMEOUT_S))
+    backend = _BACKENDS.get(device.type, "gloo")
+    index: Any = {"device_id": device} if device.type == "cuda" else {}
+    if "OMP_NUM_THREADS" not in os.environ:  # else the processes of a host would all take all of its cores
+        torch.set_num_threads(max(1, torch.get_num_threads() // place.local_size))
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout, **index)
+    return ProcessWorld(device, place.local_rank, place.local_size, store, ours=True)
+
+
+def _own_device(device: torch.device, place: ProcessPlace) -> torch.device:
+    """Of the devices of a host, the one that is this process's; torch's engines look at the current one."""
+    if device.type == "cpu":
+        return device
+    index = place.local_rank % max(1, torch.accelerator.device_count())
+    torch.accelerator.set_device_index(index)
+    return torch.device(device.type, index)
+
+
+def own_place() -> ProcessPlace | None:
+    """Where a launcher has put this process; None: none has started it."""
+    return read_place(os.environ)
+
+
+def is_launched() -> bool:
+    """Whether a launcher has started this process, be it alone."""
+    return own_place() is not None
+
+
+def environment_beside(world: World, address: str, port: int) -> dict[str, str]:
+    """For a process that takes this one's place in a world beside this one, which meets there, at its first process."""
+    told = {
+        "RANK": world.rank, "WORLD_SIZE": world.size, "LOCAL_RANK": world.local_rank, "LOCAL_WORLD_SIZE": world.local_size,
+        "MASTER_ADDR": address, "MASTER_PORT": port,
+    }  # fmt: skip
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THIS_WORLD)}
+    return ours | {name: str(value) for name, value in told.items()}
+
+
+def is_first() -> bool:
+    """Whether this process speaks for all: known from what started it, before it has met the others."""
+    place = read_place(os.environ)
+    return place is None or place.rank == 0
+
+
+def read_place(environment: Mapping[str, str]) -> ProcessPlace | None:
+    """None: no launcher has started this process."""
+    for reader in (_of_torchrun, _of_kubeflow, _of_slurm, _of_open_mpi):
+        if (place := reader(environment)) is not None:
+            if not 0 <= place.rank < place.size:
+                raise UsageError(f"a rank is from 0 to the world's size - 1, and this is rank {place.rank} of {place.size}")
+            return place
+    return None
+
+
+def _meet(place: ProcessPlace, timeout_s: float) -> Any:
+    where = f"{place.address}:{place.port}"
+    hosts = place.rank == 0 and not place.hosted
+    try:
+        plain = _torch.TCPStore(
+            place.address, place.port, is_master=hosts, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
+        )
+    except (RuntimeError, OSError) as error:  # torch's own errors are both
+        if hosts and ("EADDRINUSE" in str(error) or "already in use" in str(error).lower()):
+            raise MachineError(
+                f"port {place.port} of {place.address} is in use, where the processes were to meet: give another one "
+                "(MASTER_PORT, or --master-port to torchrun)"
+            ) from error
+        raise MachineError(
+            f"rank {place.rank} of {place.size} found nobody at {where} within {show_seconds(timeout_s)}: is rank 0 "
+            "running, and can this machine reach it there?"
+        ) from error
+    store = _torch.PrefixStore(f"flatout/{place.restarts}/{next(_meetings)}", plain)
+    store.set_timeout(timedelta(seconds=timeout_s))
+    store.set(f"here/{place.rank}", "1")
+    try:
+        store.wait([f"here/{rank}" for rank in range(place.size)], timedelta(seconds=timeout_s))
+    except (RuntimeError, OSError) as error:
+        missing = [str(rank) for rank in range(place.size) if not store.check([f"here/{rank}"])]
+        who = f"rank{'' if len(missing) == 1 else 's'} {', '.join(missing)}"
+        raise MachineError(
+            f"{place.size - len(missing)} of {place.size} processes came to {where} within {show_seconds(timeout_s)}, {who} "
+            "did not: look at what they printed, or start fewer"
+        ) from error
+    return store
+
+
+def _of_torchrun(environment: Mapping[str, str]) -> ProcessPlace | None:
+    """Also who sets torch's variables by hand, or has an older operator of Kubeflow set them: those know no local rank."""
+    if "RANK" not in environment or "WORLD_SIZE" not in environment:
+        return None
+    if "MASTER_ADDR" not in environment and int(environment["WORLD_SIZE"] or 1) > 1:
+        raise UsageError("RANK and WORLD_SIZE are set, and MASTER_ADDR is not: start with torchrun, or set where to meet")
+    return ProcessPlace(
+        rank=_number(environment, "RANK"),
+        size=_number(environment, "WORLD_SIZE"),
+        local_rank=_number(environment, "LOCAL_RANK", 0),
+        local_size=_number(environment, "LOCAL_WORLD_SIZE", 1),
+        address=environment.get("MASTER_ADDR", "localhost"),
+        port=_number(environment, "MASTER_PORT", 29500),
+        restarts=_number(environment, "TORCHELASTIC_RESTART_COUNT", 0),
+        hosted=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def _of_kubeflow(environment: Mapping[str, str]) -> ProcessPlace | None:
+    if "PET_NNODES" not in environment or "PET_NODE_RANK" not in environment:
+        return None
+    processes = environment.get("PET_NPROC_PER_NODE", "1")
+    if processes not in ("1", "auto", "cpu", "gpu"):
+        raise UsageError(
+            f"PET_NPROC_PER_NODE is {processes}: several processes on a node are started by torchrun, "
+            "`torchrun -m flatout run ...`, which reads these variables"
+        )
+    return ProcessPlace(
+        rank=_number(environment, "PET_NODE_RANK"),
+        size=_number(environment, "PET_NNODES"),
+        local_rank=0,
+        local_size=1,
+        address=environment.get("PET_MASTER_ADDR", "localhost"),
+        port=_number(environment, "PET_MASTER_PORT", 29500),
+    )
+
+
+def _of_slurm(environment: Mapping[str, str]) -> ProcessPlace | None:
+    """Only of tasks that srun has started: a batch script has the same variables, and is one process."""
+    if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
+        return None
+    job = environment.get("SLURM_JOB_ID", "0")
+    hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or "localhost"
+    per_node = re.match(r"\d+", environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    return ProcessPlace(
+        rank=_number(environment, "SLURM_PROCID"),
+        size=_number(environment, "SLURM_STEP_NUM_TASKS", _number(environment, "SLURM_NTASKS", 1)),
+        local_rank=_number(environment, "SLURM_LOCALID", 0),
+        local_size=int(per_node[0]) if per_node else 1,
+        address=environment.get("MASTER_ADDR") or first_host(hosts),
+        port=_number(environment, "MASTER_PORT", 15000 + zlib.crc32(job.encode()) % 20000),
+    )
+
+
+def first_host(written: str) -> str:
+    """Slurm's `gpu[03-07,12],login1` -> `gpu03`."""
+    head = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\]([^,]*))?", written.strip())
+    return written if head is None else f"{head[1]}{head[2] or ''}{head[3] or ''}"
+
+
+def _of_open_mpi(environment: Mapping[str, str]) -> ProcessPlace | None:
+    if "OMPI_COMM_WORLD_RANK" not in environment:
+        return None
+    size = _number(environment, "OMPI_COMM_WORLD_SIZE", 1)
+    if "MASTER_ADDR" not in environment and size > 1:
+        raise UsageError("say where to meet: mpirun -x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=29500 ...")
+    return ProcessPlace(
+        rank=_number(environment, "OMPI_COMM_WORLD_RANK"),
+        size=size,
+        local_rank=_number(environment, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
+        local_size=_number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", 1),
+        address=environment.get("MASTER_ADDR", "localhost"),
+        port=_number(environment, "MASTER_PORT", 29500),
+    )
+
+
+def _number(environment: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
+    written = environment.get(name, "" if otherwise is None else str(otherwise))
+    if not written.strip().isdigit():
+        raise UsageError(f"the environment variable {name} is to be a whole number, got {written!r}")
+    return int(written)

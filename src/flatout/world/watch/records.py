@@ -1,0 +1,89 @@
+"""What a rank says of itself at every heartbeat, and what a reader remembers of it.
+
+Clocks of hosts differ. An age is counted on the reader's own clock, from when it saw a record change; seconds inside of a
+record are differences on its writer's clock.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from flatout.world.watch.process import ProcessIdentity
+from flatout.world.watch.pulse import Pulse
+
+
+@dataclass(frozen=True)
+class Record:
+    rank: int
+    process: ProcessIdentity
+    serial: int  # of this heartbeat
+    step: int
+    phase: str
+    phase_s: float  # in this phase so far
+    step_s: float  # in this step so far
+    count: int  # of marks: with `step`, whether the loop moves
+    at_step: tuple[int, float, dict[str, float]]  # step, its writer's clock and seconds by phase, as the step began
+    thread: int
+    dump_file: int | None
+    alike: str = ""  # ranks of one word do the same work: only these are compared
+    ended: bool = False  # said goodbye
+    time: float = field(default_factory=time.time)  # for people; never compared
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Record:
+        fields: dict[str, Any] = json.loads(data)
+        step, clock_s, spent_s = fields.pop("at_step")
+        return cls(**{**fields, "process": ProcessIdentity(**fields["process"]), "at_step": (step, clock_s, spent_s)})
+
+
+def record_of(
+    pulse: Pulse, rank: int, process: ProcessIdentity, serial: int, dump_file: int | None, alike: str, ended: bool = False
+) -> Record:
+    now_s = time.monotonic()
+    return Record(
+        rank=rank,
+        process=process,
+        serial=serial,
+        step=pulse.step,
+        phase=pulse.phase,
+        phase_s=round(now_s - pulse.phase_began_s, 3),
+        step_s=round(now_s - pulse.step_began_s, 3),
+        count=pulse.count,
+        at_step=pulse.at_step,
+        thread=pulse.thread,
+        dump_file=dump_file,
+        alike=alike,
+        ended=ended,
+    )
+
+
+@dataclass
+class RankSeen:
+    """A rank as one reader has seen it."""
+
+    record: Record
+    heard_s: float  # when its record last changed, on the reader's clock
+    moved_s: float  # when its loop last moved
+
+    @classmethod
+    def first(cls, record: Record, now_s: float) -> RankSeen:
+        return cls(record, now_s, now_s - record.phase_s)
+
+    def see(self, record: Record, now_s: float) -> None:
+        if record.serial == self.record.serial and record.process == self.record.process:
+            return
+        if (record.step, record.count) != (self.record.step, self.record.count):
+            self.moved_s = now_s - record.phase_s
+        self.record, self.heard_s = record, now_s
+
+    def silent_for(self, now_s: float) -> float:
+        return now_s - self.heard_s
+
+    def in_phase_s(self, now_s: float) -> float:
+        return self.record.phase_s + self.silent_for(now_s)
