@@ -22,7 +22,6 @@ from flatout.engine.graph import GraphStep
 from flatout.engine.job import Job
 from flatout.engine.making import make_step
 from flatout.engine.memory import start_counting
-from flatout.engine.parallel.statistics import OWN
 from flatout.engine.progress import BudgetMeter, Progress
 from flatout.engine.records import Interval
 from flatout.engine.saver import Saver, SaverElsewhere
@@ -151,6 +150,8 @@ def assemble(
     if settings.attention == "flex" and not offers_hook(job.model):
         events.emit("degraded", what="attention", why="no module of the model has an attribute `attend`: torch's own choice")
     if made.own_statistics:
+        from flatout.engine.parallel.statistics import OWN
+
         events.emit("degraded", what="batch norm", why=OWN)
     step = made.step
     step.passes.warm(world.largest_share(job.batch))

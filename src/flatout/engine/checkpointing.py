@@ -15,7 +15,6 @@ from flatout.base.events import EventLog
 from flatout.base.units import parse_seconds, show_seconds
 from flatout.engine.assembly import Assembly
 from flatout.engine.job import Job
-from flatout.engine.parallel.statistics import average_statistics
 from flatout.engine.progress import Progress
 from flatout.engine.settings import Settings
 from flatout.engine.signals import StopRequest
@@ -67,7 +66,7 @@ class Checkpointing:
                 self._events.emit("checkpoint_refused", step=progress.step, why="some weights are not finite")
                 return
             progress.micro_batch = parts.step.passes.micro_batch
-            average_statistics(parts.state.model, self._world)
+            parts.step.exchange.average_statistics()
             ledger.lap("checkpoint")
             progress.ledger = ledger.to_dict()
             parts.saver.save(progress.step, parts.state.tree(progress, parts.stream_state()), best=progress.best)

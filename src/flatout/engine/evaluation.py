@@ -11,8 +11,9 @@ from torch import nn
 
 from flatout.base.errors import OutOfMemory
 from flatout.data.feeds.evaluation import EvalFeed
+from flatout.engine.gradients import Exchange
 from flatout.engine.memory import release_cached
-from flatout.engine.parallel.exchange import Batch, Exchange
+from flatout.engine.passes import Batch
 from flatout.engine.precision import autocast
 from flatout.engine.sync import sync_point
 from flatout.machine.out_of_memory import is_out_of_memory

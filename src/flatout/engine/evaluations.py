@@ -11,7 +11,6 @@ from flatout.base.events import EventLog
 from flatout.engine.assembly import Assembly
 from flatout.engine.evaluation import evaluate_in_memory
 from flatout.engine.job import Job
-from flatout.engine.parallel.statistics import average_statistics
 from flatout.engine.progress import Progress
 from flatout.engine.settings import Settings
 from flatout.engine.together import Together
@@ -50,7 +49,7 @@ class Evaluations:
             together.watch.beat(step, "evaluation")
             return together.hears_stop()
 
-        average_statistics(parts.state.model, world)
+        parts.step.exchange.average_statistics()
         average = parts.state.average
         how: Any = {"precision": self._settings.precision, "device": torch.device(self._settings.device)}
         how |= {"should_stop": should_stop, "on_split": self._on_split, "exchange": parts.step.exchange}

@@ -14,14 +14,12 @@ from torch.optim import Optimizer
 from flatout.engine.attention import use_flex
 from flatout.engine.ema import Average
 from flatout.engine.fp8 import to_fp8
-from flatout.engine.gradients import Gradients, OwnGradients
+from flatout.engine.gradients import Exchange, Gradients, OwnGradients
 from flatout.engine.job import Job
 from flatout.engine.offload import HostOptimizer
 from flatout.engine.optimizers import build_optimizer, decay_groups
 from flatout.engine.parallel.context import loss_of_own, split_sequences
-from flatout.engine.parallel.exchange import exchange_for
 from flatout.engine.parallel.local import LocalGradients, LocalUpdates
-from flatout.engine.parallel.statistics import share_statistics
 from flatout.engine.passes import Passes
 from flatout.engine.precision import autocast
 from flatout.engine.recompute import recompute_blocks
@@ -62,7 +60,11 @@ def make_step(
         use_flex(model)
     lacks_blocks = settings.activation_checkpointing and not recompute_blocks(model)
     world = world or World()
-    model, shared = share_statistics(model, world if job.exchange is None else World(), device)
+    shared = True
+    if world.token_size > 1 and job.exchange is None:
+        from flatout.engine.parallel.statistics import share_statistics  # one process starts sooner without it
+
+        model, shared = share_statistics(model, world, device)
     pad_vocabulary(model, settings.vocabulary_padding)
     narrow_residual(model, settings.residual == "autocast")
     for name, value in settings.own.items():
@@ -80,11 +82,14 @@ def make_step(
     elif world.mesh is not None and "pipeline" in world.mesh.mesh_dim_names:
         exchange, gradients = _piped(job, model, settings, world)
         model = exchange.pipeline.model
+    elif world.mesh is None and world.token_size == 1:
+        exchange = Exchange(model, loss)
     else:
+        from flatout.engine.parallel.exchange import exchange_for
+        from flatout.engine.parallel.shared_gradients import SharedGradients
+
         exchange = exchange_for(world, model, loss, settings, job.tensor_plan)
         if world.token_size > 1:
-            from flatout.engine.parallel.shared_gradients import SharedGradients  # one process starts sooner without it
-
             gradients = partial(SharedGradients, exchange=exchange, world=world)
     groups = decay_groups(model, job.weight_decay, job.rates)
 

@@ -17,10 +17,12 @@ from flatout.engine.attention import attention_kernel
 from flatout.engine.compiling import Before, compiler, for_all_shapes, is_compilers
 from flatout.engine.memory import release_cached
 from flatout.engine.offload import ActivationOffload
-from flatout.engine.parallel.exchange import Batch, Loss, LossFunction
 from flatout.engine.precision import LossScale, autocast
 from flatout.engine.settings import Settings
 
+Batch = dict[str, Tensor]
+Loss = tuple[Tensor, Tensor | float]  # with its weight: how many samples or tokens it speaks for
+LossFunction = Callable[[nn.Module, Batch], Loss]
 Compute = Callable[[Batch], Loss]
 
 

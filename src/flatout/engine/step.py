@@ -16,10 +16,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flatout.engine.ema import Average
-from flatout.engine.gradients import Gradients, OwnGradients
+from flatout.engine.gradients import Exchange, Gradients, OwnGradients
 from flatout.engine.offload import HostOptimizer
-from flatout.engine.parallel.exchange import Batch, Exchange, LossFunction
-from flatout.engine.passes import Passes
+from flatout.engine.passes import Batch, LossFunction, Passes
 from flatout.engine.phases import Phases
 from flatout.engine.precision import LossScale
 from flatout.engine.records import GraphRecords, Records

@@ -25,8 +25,7 @@ from flatout.base.events import EventLog, Observer
 from flatout.base.source import lasting_text
 from flatout.engine.job import Job
 from flatout.engine.loop import train
-from flatout.engine.parallel.fitting import check_fits
-from flatout.engine.parallel.mesh import parse_mesh
+from flatout.engine.parallel.mesh import check_fits, parse_mesh
 from flatout.engine.settings import Settings
 from flatout.machine.device import pick_device
 from flatout.measure.receipt import Receipt

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flatout.base.errors import OutOfMemory, UsageError
-from flatout.engine.parallel.norms import clip_
+from flatout.engine.gradients import Exchange, Look
 from flatout.engine.parallel.spread import let_go, spread
 from flatout.engine.parallel.sums import sum_gradients_
-from flatout.engine.records import Interval
+from flatout.engine.passes import Batch, Loss, LossFunction
 from flatout.engine.settings import Settings
 from flatout.machine.out_of_memory import is_out_of_memory
 from flatout.world.world import World
@@ -28,11 +27,6 @@ from flatout.world.world import World
 _ENGINE: Any = nn.parallel.DistributedDataParallel
 _NAMES = inspect.signature(_ENGINE.__init__).parameters
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _NAMES else "broadcast_buffers"  # before torch 2.13
-
-Batch = dict[str, Tensor]
-Loss = tuple[Tensor, Tensor | float]
-LossFunction = Callable[[nn.Module, Batch], Loss]
-Compute = Callable[[nn.Module, Batch], Any]
 
 
 class Root(nn.Module):
@@ -42,7 +36,7 @@ class Root(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, compute: Compute, batch: Batch) -> Any:
+    def forward(self, compute: Look, batch: Batch) -> Any:
         return compute(self.model, batch)
 
 
@@ -54,67 +48,8 @@ class Tallied(Root):
         fine = any(parameter.dtype == torch.float64 for parameter in model.parameters())
         self.tally = nn.Parameter(torch.zeros(2, dtype=torch.float64 if fine else torch.float32, device=device))
 
-    def forward(self, compute: Compute, batch: Batch) -> Any:
+    def forward(self, compute: Look, batch: Batch) -> Any:
         return compute(self.model, batch), self.tally * 1
-
-
-class Exchange:
-    """Of one process by itself: nothing is exchanged."""
-
-    averages = True  # over processes; else it sums
-    has_output = True  # of the model: `look` gives it
-    rehearses = False  # a backward that is held back is no exchange: it can be tried out beforehand
-
-    def __init__(self, model: nn.Module, loss: LossFunction, world: World | None = None) -> None:
-        self._model, self._loss, self._world = model, loss, world or World()
-        self.at: Callable[[str], None] = lambda phase: None  # told where a step is
-
-    def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        return self._loss(model, batch)
-
-    def look(self, compute: Compute, batch: Batch) -> Any:
-        """What comes of a batch, where nothing is learned."""
-        return compute(self._model, batch)
-
-    def held_back(self) -> AbstractContextManager[Any]:
-        """Within it a backward adds to this process's gradients alone. It may do more than asked, never less."""
-        return nullcontext()
-
-    def expect_unused(self) -> None:
-        """Some parameters take no part in some batches."""
-
-    def send(self, totals: Tensor) -> tuple[Tensor | None, Callable[[], Tensor]]:
-        """Sums over processes beside the backward: what to differentiate besides, and who has the sums after it."""
-        wait = self._world.begin_sum(totals)
-
-        def summed() -> Tensor:
-            wait()
-            return totals
-
-        return None, summed
-
-    def end(self, parameters: Sequence[Tensor]) -> None:
-        """After the last backward of a step."""
-
-    def clips(self, parameters: list[nn.Parameter], limit: float) -> Callable[[], Tensor]:
-        """Makes what scales their gradients by one factor, so that the norm of all is `limit` at most, and returns the norm."""
-        if any(hasattr(parameter, "placements") for parameter in parameters):  # over a mesh
-            return partial(clip_, parameters, limit)
-        return partial(nn.utils.clip_grad_norm_, parameters, limit, foreach=True)
-
-    def after_step(self, rows: int) -> None:
-        """`rows`: of the batch of all processes."""
-
-    def finish(self) -> None:
-        """At the end of a run, before anybody looks at the weights."""
-
-    def in_place(self) -> AbstractContextManager[Any]:
-        """The model has the weights that are evaluated inside this context."""
-        return nullcontext()
-
-    def of_all(self, interval: Interval) -> Interval:
-        """What the steps did on all processes, of what they did here."""
-        return interval
 
 
 class Replicas(Exchange):
@@ -180,7 +115,7 @@ class Shards(Exchange):
         found: Loss = self._root(self._loss, batch)
         return found
 
-    def look(self, compute: Compute, batch: Batch) -> Any:
+    def look(self, compute: Look, batch: Batch) -> Any:
         """Where memory runs out on this process, the others still end their forward, and it may be tried again by all."""
         passed: list[nn.Module] = []
         failed: list[RuntimeError | MemoryError] = []

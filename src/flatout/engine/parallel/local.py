@@ -39,10 +39,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from flatout.base.errors import UsageError
-from flatout.engine.gradients import Attempts, OwnGradients
-from flatout.engine.parallel.exchange import Batch, Exchange, LossFunction
+from flatout.engine.gradients import Attempts, Exchange, OwnGradients
 from flatout.engine.parallel.rounds import Rounds
-from flatout.engine.passes import Passes
+from flatout.engine.passes import Batch, LossFunction, Passes
 from flatout.engine.records import Interval
 from flatout.world.world import World
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from torch import nn
+
 from flatout.base.errors import UsageError, did_you_mean
 from flatout.world.world import AXES
 
@@ -55,3 +57,19 @@ def _instead(given: Mapping[str, int], size: int) -> str:
 def show_mesh(axes: Mapping[str, int]) -> str:
     """As it is written, without what is 1."""
     return ",".join(f"{name}={axes[name]}" for name in AXES if axes.get(name, 1) > 1)
+
+
+def check_fits(model: nn.Module, axes: Mapping[str, int], plan: Mapping[str, str] | None, schedule: str) -> None:
+    """Whether a model can be split so, found out from the whole model: before anything is written or started.
+
+    `plan`: how tensor parallel splits a model that brings none. `schedule`: of the stages of a pipeline.
+    """
+    if axes["tensor"] > 1:
+        from flatout.engine.parallel.tensor import layouts_of, planned
+
+        layouts_of(*planned(model, plan, axes["tensor"]))
+    if axes["pipeline"] > 1:
+        from flatout.engine.parallel.pipeline import stages_of
+        from flatout.engine.parallel.stages import cut
+
+        cut(model, stages_of(schedule, axes["pipeline"]))

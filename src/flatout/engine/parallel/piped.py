@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from flatout.base.errors import UsageError
 from flatout.data.source import Column
-from flatout.engine.gradients import Attempts
-from flatout.engine.parallel.exchange import Batch, Compute, Exchange, Loss, shard_mesh
+from flatout.engine.gradients import Attempts, Exchange, Look
+from flatout.engine.parallel.exchange import shard_mesh
 from flatout.engine.parallel.norms import clip_, scale_
 from flatout.engine.parallel.spread import spread
-from flatout.engine.passes import Passes
+from flatout.engine.passes import Batch, Loss, Passes
 from flatout.engine.phases import NoPhases, Phases
 from flatout.engine.settings import Settings
 from flatout.objectives.objective import Objective
@@ -72,7 +72,7 @@ class Piped(Exchange):
         self.has_output = self.pipeline.is_last
         super().__init__(self.pipeline.model, objective, world)
 
-    def look(self, compute: Compute, batch: Batch) -> Any:
+    def look(self, compute: Look, batch: Batch) -> Any:
         """On the last stage; None on the others."""
         return self.pipeline.outputs(batch)
 

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from flatout.engine.compiling import Before, why_not
-from flatout.engine.gradients import Attempts
-from flatout.engine.parallel.exchange import Batch, Exchange, Loss
+from flatout.engine.gradients import Attempts, Exchange
 from flatout.engine.parallel.norms import scale_
-from flatout.engine.passes import Passes
+from flatout.engine.passes import Batch, Loss, Passes
 from flatout.engine.phases import NoPhases, Phases
 from flatout.machine.out_of_memory import is_out_of_memory
 from flatout.world.world import World
