@@ -45,7 +45,7 @@ FOREIGN = {  # whose attributes are looked for there
     "engine/parallel/context.py": "what torch has",
     "engine/parallel/norms.py": "gradients, which torch may have spread over a mesh",
     "engine/signals.py": "what the operating system has",
-    "engine/parallel/exchange.py": "parameters, which torch may have spread over a mesh",
+    "engine/gradients.py": "parameters, which torch may have spread over a mesh",
     "engine/surroundings.py": "functions of torch",
     "machine/paging.py": "the C library",
     "world/watch/dumps.py": "what the operating system has",
@@ -103,10 +103,10 @@ def test_no_source_or_feed_is_asked_for_its_class() -> None:
 
 
 def test_tiers_and_feeds_know_sources_by_their_protocol_alone() -> None:
-    kinds = ("sources", "workers")
+    kinds = ("sources/datasets", "sources/photos", "sources/tables", "sources/texts", "workers")
     for path in [*(SOURCE / "data" / "feeds").glob("*.py"), *(SOURCE / "data" / "cache").glob("*.py")]:
         reached = [node.module or "" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
-        found = [name for name in reached if name.startswith(tuple(f"flatout.data.{kind}" for kind in kinds))]
+        found = [name for name in reached if name.startswith(tuple(f"flatout.data.{kind.replace('/', '.')}" for kind in kinds))]
         assert not found, f"{named(path)} imports {', '.join(found)}"
     for kind in kinds:
         for path in (SOURCE / "data" / kind).rglob("*.py"):
