@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,7 @@ Examine = Callable[[Path], dict[str, Any]]
 def test_the_planted_fault_comes_first(path: Path) -> None:
     if path.stem == "allocator_thrash" and host_allocator() != GLIBC:
         pytest.skip("what it does to glibc is no fault of the allocator that torch has here")
-    planted = "slow_convolutions" if path.stem == "channels_first" and platform.machine() == "aarch64" else path.stem
-    found = _mostly(path, lambda found: found["findings"] and planted.startswith(found["findings"][0]["id"]))
+    found = _mostly(path, lambda found: found["findings"] and path.stem.startswith(found["findings"][0]["id"]))
     assert path.name in found["findings"][0]["where"], found["text"]  # a line of the script, not of a library
     _check_ledger(found)
 

@@ -154,7 +154,7 @@ def test_batches_of_part_lz4_and_part_zstd_are_those_of_the_source(tmp_path: Pat
     for name, rows in (("lz4", torch.arange(9)), ("zstd", torch.arange(4, 17))):
         some: Any = place(data.train.compact()[0], "mapped", Cache(tmp_path / "cache", compression=name))
         some.read(rows)
-        some.close()
+        some.release()
     truth = feed(data, "resident", 5, "cpu", seed=2)
     served: Any = feed(data, "mapped", 5, "cpu", seed=2, cache=Cache(tmp_path / "cache"))
     for _ in range(15):

@@ -62,7 +62,7 @@ def grown(there: Path, processes: int = 2) -> list[int]:
 
 
 def test_the_exit_code_and_the_last_line_are_kept() -> None:
-    with Child(python("import sys; print('first'); sys.exit('it fell over')")) as child:
+    with Child(python("import sys; print('first', flush=True); sys.exit('it fell over')")) as child:
         assert child.wait(60) == 1
     assert child.how_it_ended() == "ended with code 1: it fell over"
     assert set(child.printed().splitlines()) == {"first", "it fell over"}

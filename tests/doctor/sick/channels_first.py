@@ -1,4 +1,4 @@
-"""A convolutional network in the default layout. On ARM it is oneDNN that makes it slow, and not the layout."""
+"""A convolutional network in the default layout."""
 
 import torch
 from torch import nn
