@@ -3,7 +3,7 @@
 Counted is each file of flatout in which a function is called, as `sys.setprofile` sees it, at any depth, on a second run in the
 same process, when everything is imported. The run: one process on a CPU, digits, a small network, no trials of settings.
 
-- A run's own files are those that turn a recipe into a step: everything at the top of the package, running/ and engine/. The
+- A run's own files are those that turn a recipe into a step: recipe/, runs/, engine/ and plan/make.py. The
   libraries that they call (base, measure, machine, data, models, objectives, store, plan) are in the count of all files.
 - A CSV cell: from the call that makes a source of a table to the first batch of a feed; files of data/.
 """
@@ -27,7 +27,8 @@ from flatout.data.feeds.feed import feed
 from flatout.engine.step import Step
 
 SOURCE = os.path.dirname(fo.__file__) + os.sep
-RUN = ("running", "engine")
+RUN = ("recipe", "runs", "engine")
+MAKES_THE_PLAN = os.path.join("plan", "make.py")
 
 
 def entered(call: Callable[[], object]) -> list[str]:
@@ -91,7 +92,7 @@ def main() -> int:
     report = Report("walk", str(__doc__).partition("\n")[0], torch.device("cpu"))
     with tempfile.TemporaryDirectory() as folder:
         run, cell = to_the_first_step(Path(folder)), to_the_first_batch(Path(folder))
-    own = [path for path in run if os.sep not in path or path.split(os.sep)[0] in RUN]
+    own = [path for path in run if os.sep not in path or path.split(os.sep)[0] in RUN or path == MAKES_THE_PLAN]
     data = [path for path in cell if path.split(os.sep)[0] == "data"]
     report.conditions = {"of the run": own, "all files of the run": run, "of a CSV cell": data}
     report.bars = [
