@@ -1,1 +1,1 @@
-"""Layer 0: errors, units, specs, budgets, events, and the tree that every view is rendered from. No torch."""
+"""Errors, units, specs, budgets, events, and the tree that every view is rendered from. No torch."""

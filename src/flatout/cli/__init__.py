@@ -1,1 +1,1 @@
-"""Layer 10: arguments, environment variables and printing live here only. `--help` does not import torch."""
+"""Arguments, environment variables and printing live here only. `--help` does not import torch."""

@@ -1,1 +1,1 @@
-"""Layer 8: kill a run at random, resume it, and compare every bit with a run that was left alone."""
+"""Kill a run at random, resume it, and compare every bit with a run that was left alone."""

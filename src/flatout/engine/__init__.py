@@ -1,1 +1,1 @@
-"""Layer 4: one device's training. Given parts and Settings, it never sees a Recipe or a Plan."""
+"""One device's training. Given parts and Settings, it never sees a Recipe or a Plan."""

@@ -1,1 +1,1 @@
-"""Layer 2: what this machine is, what it can do when measured, what is mis-set on it, and its live meters."""
+"""What this machine is, what it can do when measured, what is mis-set on it, and its live meters."""

@@ -1,1 +1,1 @@
-"""Layer 1: clocks, statistics, the ledger of a run's time, and what a step computes and moves."""
+"""Clocks, statistics, the ledger, counts of work, and the one mechanism: search, proof, receipt, recording."""

@@ -1,1 +1,1 @@
-"""Layer 3: models that come with flatout, and how any other model is built, described, loaded and frozen."""
+"""Models that come with flatout, and how any other model is built, described, loaded and frozen."""

@@ -1,1 +1,1 @@
-"""Layer 3: what a model is trained for: its loss, its metrics, the check of its output, the decoding of predictions."""
+"""What a model is trained for: its loss, its metrics, the check of its output, the decoding of predictions."""

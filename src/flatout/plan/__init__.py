@@ -1,1 +1,1 @@
-"""Layer 6: from what is asked to how it is done on this machine, with the reason for each setting."""
+"""From what is asked to how it is done on this machine, with the reason for each setting."""

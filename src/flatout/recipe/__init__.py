@@ -1,1 +1,1 @@
-"""Layer 6: what is asked: its schema, how it is read from a file, how it is built into checked parts."""
+"""What is asked: its schema, how it is read from a file, how it is built into checked parts."""

@@ -1,1 +1,1 @@
-"""Layer 3: the run folder and what lies in it. Tensors are safetensors, the rest JSON; nothing is pickled."""
+"""The run folder and what lies in it. Tensors are safetensors, the rest JSON; nothing is pickled."""
