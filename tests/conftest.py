@@ -13,7 +13,7 @@ import pytest
 multiprocessing.get_context("forkserver").set_forkserver_preload(
     [
         "flatout.runs.train", "flatout.engine.loop", "flatout.engine.parallel.spread", "flatout.engine.parallel.piped",
-        "flatout.engine.parallel.context", "flatout.engine.parallel.local", "flatout.engine.shared_evaluation",
+        "flatout.engine.parallel.context", "flatout.engine.parallel.local", "flatout.engine.parallel.shared_evaluation",
         "flatout.store.sharded", "flatout.world.joining", "torch.distributed.checkpoint", "torch.distributed.fsdp",
         "torch.distributed.tensor.parallel", "torch.distributed.pipelining", "safetensors.torch", "torch._dynamo",
     ]

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from flatout.base.errors import FlatoutError as FlatoutError
     from flatout.data.feeds.loader import loader as loader
     from flatout.recipe.schema import Recipe as Recipe
-    from flatout.runs.verbs import Run as Run
-    from flatout.runs.verbs import evaluate as evaluate
+    from flatout.runs.evaluate import evaluate as evaluate
+    from flatout.runs.predict import predict as predict
+    from flatout.runs.record import Run as Run
+    from flatout.runs.record import load as load
+    from flatout.runs.train import run as run
     from flatout.runs.verbs import explain as explain
-    from flatout.runs.verbs import load as load
-    from flatout.runs.verbs import predict as predict
-    from flatout.runs.verbs import run as run
 
 __version__ = "0.1.0"
 __all__ = [
@@ -47,16 +47,16 @@ __all__ = [
 _HOMES = {
     "FlatoutError": "flatout.base.errors",
     "Recipe": "flatout.recipe.schema",
-    "Run": "flatout.runs.verbs",
+    "Run": "flatout.runs.record",
     "boost": "flatout.boost",
     "data": "flatout.data",
     "doctor": "flatout.doctor",
-    "evaluate": "flatout.runs.verbs",
+    "evaluate": "flatout.runs.evaluate",
     "explain": "flatout.runs.verbs",
-    "load": "flatout.runs.verbs",
+    "load": "flatout.runs.record",
     "loader": "flatout.data.feeds.loader",
-    "predict": "flatout.runs.verbs",
-    "run": "flatout.runs.verbs",
+    "predict": "flatout.runs.predict",
+    "run": "flatout.runs.train",
 }
 
 

@@ -37,8 +37,7 @@ from flatout.data.sources.texts.sequences import sequences
 from flatout.data.sources.texts.text import text
 from flatout.data.specs import KINDS, parse_data
 from flatout.data.transforms import TRANSFORMS
-from flatout.engine.optimizers import OPTIMIZERS
-from flatout.engine.schedules import SHAPES
+from flatout.engine.optimizers import OPTIMIZERS, SHAPES
 from flatout.engine.settings import Settings
 from flatout.measure.ledger import ROWS
 from flatout.models.build import BUILDERS

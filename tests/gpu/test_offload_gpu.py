@@ -19,10 +19,10 @@ from flatout.base.errors import UsageError
 from flatout.base.specs import Spec
 from flatout.engine.attention import use_flex
 from flatout.engine.fp8 import to_fp8
-from flatout.engine.memory import allocator, allocator_settings
 from flatout.engine.offload import ActivationOffload, HostOptimizer
 from flatout.engine.optimizers import build_optimizer, decay_groups
 from flatout.engine.precision import autocast
+from flatout.engine.surroundings import allocator, allocator_settings
 from flatout.models.gpt import gpt
 from flatout.store.tensors import read_tensors
 

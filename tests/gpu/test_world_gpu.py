@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from flatout.engine.gradients import Exchange
+from flatout.engine.one_process import Exchange
 from flatout.engine.parallel.exchange import Replicas, Shards
 from flatout.engine.parallel.shared_gradients import SharedGradients
 from flatout.engine.settings import Settings

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 import flatout as fo
 from flatout.base.errors import FlatoutError
 from flatout.data.feeds.evaluation import EvalFeed
-from flatout.engine.making import make_step
+from flatout.engine.assembly import make_step
 from flatout.engine.parallel.mesh import parse_mesh
+from flatout.engine.parallel.shared_evaluation import SharedEvaluation
 from flatout.engine.settings import Settings
-from flatout.engine.shared_evaluation import SharedEvaluation
 from flatout.models.gpt import gpt
 from flatout.objectives.metrics import SumMeter
 from flatout.objectives.objective import Meter, is_shared

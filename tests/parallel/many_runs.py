@@ -16,7 +16,7 @@ import flatout as fo
 from flatout.base.errors import FlatoutError
 from flatout.base.events import Event
 from flatout.engine.signals import ask_to_stop
-from flatout.runs import train as running
+from flatout.runs import sharing
 from flatout.store.lock import RunLock
 
 second = os.environ["RANK"] == "1"
@@ -54,10 +54,10 @@ attempt("split", "tensor=2", model={"mlp": {"hidden": [15]}})
 scale = 2.0 if second else 1.0
 attempt("code", model=lambda: Own(8, 3))
 attempt("data", data=rows(1e-3 if second else 0.0))
-version = running.__version__
-running.__version__ = "0.0.1" if second else version
+version = sharing.__version__
+sharing.__version__ = "0.0.1" if second else version
 attempt("versions")
-running.__version__ = version
+sharing.__version__ = version
 
 attempt("moved, begun", "shard=2", stop_at=6)
 lock = RunLock(next((runs / "moved").iterdir()))

@@ -161,7 +161,7 @@ def test_the_same_command_resumes(
     assert (stopped.code, stopped.out) == (code, "")
     assert f"flatout: {number.name}: saved at step 18" in stopped.err
     assert "fits in the grace period" in stopped.err
-    assert "The same command goes on from here." in stopped.err
+    assert "same command" in stopped.err
     assert [run["status"] for run in data(flatout("runs", "--json"))["runs"]] == ["stopped"]
     assert flatout("evaluate", "last").code == 0, "a stopped run has weights"
 

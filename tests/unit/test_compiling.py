@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from flatout.base.errors import Stopped
 from flatout.base.events import read_events
-from flatout.engine import assembly, compile_cache
+from flatout.engine import compile_cache, graph
 from flatout.engine.compile_cache import CompiledFiles, made_for
 from flatout.engine.compiling import CompileWatch
 from flatout.engine.settings import Settings
@@ -217,7 +217,7 @@ def refuses_as_torch_does() -> None:
 def test_a_graph_of_the_whole_step_does_without_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = train(tmp_path / "plain", model=Plain)
     monkeypatch.setattr(choose, "conflicts", lambda settings: [])
-    monkeypatch.setattr(assembly, "GraphStep", NotCompiled)
+    monkeypatch.setattr(graph, "GraphStep", NotCompiled)
     run = train(tmp_path / "graph", model=Plain, settings={**ON, "graph": True})
     (event,) = kinds(run, "degraded")
     assert event["what"] == "compile" and "not to my taste" in event["why"]

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from flatout.base.errors import UsageError
 from flatout.base.events import read_events
-from flatout.engine.determinism import seed_of
 from flatout.engine.parallel.context import SplitAttention, attend_to_past, check_length, check_sequences, own_stretches
 from flatout.engine.parallel.mesh import parse_mesh
 from flatout.engine.settings import Settings
+from flatout.engine.surroundings import seed_of
 from flatout.models.gpt import gpt
 from flatout.objectives.classify import Classify
 from flatout.objectives.inputs import Inputs

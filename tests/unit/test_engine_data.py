@@ -94,7 +94,7 @@ def test_another_decoder_on_resume_is_an_event_and_reads_nothing_that_the_first_
     rest = run(photo_recipe(photos, "mapped"), tmp_path / "runs", tmp_path / "cache")
     assert kinds(rest, "resumed")
     (said,) = [event["why"] for event in kinds(rest, "degraded") if event["what"] == "data"]
-    assert said == f"rows are made by turbo of another version from here on, until here by {before}"
+    assert "turbo of another version" in said and before in said
     assert len(list((tmp_path / "cache" / "rows").iterdir())) >= 2
 
 

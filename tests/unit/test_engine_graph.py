@@ -12,7 +12,7 @@ from test_engine_kit import train
 
 import flatout as fo
 from flatout.base.errors import RecipeError
-from flatout.engine import assembly
+from flatout.engine import graph
 from flatout.engine.graph import GraphStep
 from flatout.engine.settings import Settings
 from flatout.plan import choose
@@ -60,7 +60,7 @@ def test_a_step_that_can_not_be_captured_trains_without_a_graph(tmp_path: Path, 
     data = fo.data.arrays(torch.randn(64, 6), torch.randint(0, 3, (64,)))
     plain = train(tmp_path / "plain", data=data, budget="10 steps")
     monkeypatch.setattr(choose, "conflicts", lambda settings: [])
-    monkeypatch.setattr(assembly, "GraphStep", Uncapturable)
+    monkeypatch.setattr(graph, "GraphStep", Uncapturable)
     run = train(tmp_path / "graph", data=data, budget="10 steps", settings={"graph": True})
     (event,) = [event for event in run.events() if event["kind"] == "degraded"]
     assert event["what"] == "graph" and "operation not permitted" in event["why"] and "might be" not in event["why"]
@@ -98,7 +98,7 @@ def test_replays_follow_the_schedule_and_keep_the_records(
     data = fo.data.arrays(torch.randn(64, 6), torch.randint(0, 3, (64,)))
     asked: dict[str, Any] = {"data": data, "budget": budget, "rates": rates, "schedule": {"cosine": {"warmup": 5}}}
     monkeypatch.setattr(choose, "conflicts", lambda settings: [])
-    monkeypatch.setattr(assembly, "GraphStep", Replayed)
+    monkeypatch.setattr(graph, "GraphStep", Replayed)
     run = train(tmp_path / "graph", **asked, settings={"graph": True, "log_every": 8, "tier": tier})
     steps = [event for event in run.events() if event["kind"] == "step"]
     monkeypatch.undo()

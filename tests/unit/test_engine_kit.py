@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import flatout as fo
 from flatout.data.order.order import Order
+from flatout.engine.device import inside_sync_point
 from flatout.engine.saver import Saver
-from flatout.engine.sync import inside_sync_point
 from flatout.machine.facts import read_facts
 from flatout.plan import make as planned
 from flatout.plan import situation

@@ -10,7 +10,7 @@ import pytest
 from test_engine_kit import kinds, train
 
 from flatout.base.errors import UsageError
-from flatout.engine.schedules import parse_schedule
+from flatout.engine.optimizers import parse_schedule
 
 STEPS = 100
 

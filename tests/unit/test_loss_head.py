@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import flatout as fo
 from flatout.base.errors import RecipeError, UsageError
-from flatout.engine.making import make_step
+from flatout.engine.assembly import make_step
 from flatout.engine.settings import Settings
 from flatout.models.gpt import gpt
 from flatout.models.head import pad_vocabulary

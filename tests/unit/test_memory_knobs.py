@@ -14,9 +14,9 @@ from torch import nn
 
 import flatout as fo
 from flatout.base.budget import Budget
-from flatout.engine import assembly, memory, surroundings
-from flatout.engine.memory import allocator
+from flatout.engine import assembly, surroundings
 from flatout.engine.settings import Settings
+from flatout.engine.surroundings import allocator
 from flatout.machine.out_of_memory import is_out_of_memory
 from flatout.plan import choose
 from flatout.plan.choose import situation_of
@@ -141,7 +141,7 @@ def test_torch_that_can_not_tell_its_settings_is_asked_for_a_snapshot(monkeypatc
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     told = {"allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "garbage_collection_threshold:0.8"}}
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda device: told)
-    assert memory.allocator_settings(CUDA) == "garbage_collection_threshold:0.8"
+    assert surroundings.allocator_settings(CUDA) == "garbage_collection_threshold:0.8"
 
 
 def test_a_run_has_its_allocator_from_its_assembly_to_its_end(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

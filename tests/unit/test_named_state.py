@@ -10,9 +10,9 @@ from torch import nn
 
 from flatout.base.errors import StoreError
 from flatout.engine.ema import Average
-from flatout.engine.named_state import by_name, by_number, make_state
 from flatout.engine.optimizers import decay_groups
 from flatout.engine.parallel.stages import only
+from flatout.engine.state import by_name, by_number, make_state
 from flatout.models.gpt import gpt
 
 

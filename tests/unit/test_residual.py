@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import flatout as fo
 from flatout.base.errors import RecipeError
+from flatout.engine.assembly import make_step
 from flatout.engine.job import Job
-from flatout.engine.making import make_step
 from flatout.engine.settings import Settings
 from flatout.measure.groups import ATTENTION
 from flatout.models.gpt import gpt

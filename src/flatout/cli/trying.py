@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from flatout.cli.places import allow_deterministic_cuda
-from flatout.engine.determinism import own_random_state
+from flatout.engine.surroundings import own_random_state
 from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.process import serve
 from flatout.recipe.build import build_job

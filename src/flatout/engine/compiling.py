@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from flatout.base.events import EventLog
 from flatout.engine import compile_cache
-from flatout.engine.determinism import read_random_state, restore_random_state
+from flatout.engine.device import sync_point
 from flatout.engine.settings import Settings
-from flatout.engine.sync import sync_point
+from flatout.engine.surroundings import read_random_state, restore_random_state
 
 Compute = TypeVar("Compute", bound=Callable[..., Any])
 
@@ -44,8 +44,6 @@ _TORCH = os.path.dirname(torch.__file__)
 
 
 def compiler(how: str, shapes_vary: bool) -> Callable[[Compute], Compute]:
-    if how == "off":
-        return lambda compute: compute
     mode = _MODES.get(how, "default")
     return lambda compute: torch.compile(_own_code(compute), dynamic=shapes_vary, mode=mode)  # type: ignore[return-value]
 
@@ -169,21 +167,17 @@ class Compiling:
     """Says what the compiler does while a run trains, and keeps what it made with the run."""
 
     def __init__(self, settings: Settings, folder: Path, events: EventLog) -> None:
-        self._on = settings.compile != "off"
+        """Made before anything is compiled: loads what an earlier part of this run has compiled."""
         self._events = events
         self._said: set[str] = set()
-        if self._on:
-            self._kept = compile_cache.CompiledFiles(folder, compile_cache.made_for(settings))
-            self._watch = CompileWatch()
-
-    def begin(self) -> None:
-        """Before anything is compiled: what an earlier part of this run has compiled need not be made again."""
-        if self._on and (why := self._kept.load()) is not None:
+        self._kept = compile_cache.CompiledFiles(folder, compile_cache.made_for(settings))
+        self._watch = CompileWatch()
+        if (why := self._kept.load()) is not None:
             self._say("compile cache", [f"all is compiled anew: {why}"])
 
     def report(self, step: int) -> None:
         """What was compiled since the last time: an event, and one for each thing that costs speed."""
-        news = self._watch.news() if self._on else None
+        news = self._watch.news()
         if news is None:
             return
         if news.graphs:

@@ -11,11 +11,10 @@ from torch import nn
 
 from flatout.base.errors import OutOfMemory
 from flatout.data.feeds.evaluation import EvalFeed
-from flatout.engine.gradients import Exchange
-from flatout.engine.memory import release_cached
+from flatout.engine.device import release_cached, sync_point
+from flatout.engine.one_process import Exchange
 from flatout.engine.passes import Batch
 from flatout.engine.precision import autocast
-from flatout.engine.sync import sync_point
 from flatout.machine.out_of_memory import is_out_of_memory
 from flatout.objectives.objective import Meter, Objective
 

@@ -14,9 +14,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from flatout.data.feeds.contract import CapturableFeed
+from flatout.base.events import EventLog
+from flatout.data.feeds.contract import CapturableFeed, Feed
 from flatout.data.order.permutations import to_device
+from flatout.engine.compiling import is_compilers, why_not
 from flatout.engine.records import GraphRecords, Records
+from flatout.engine.settings import LOG_SLOTS
+from flatout.engine.state import TrainState
 from flatout.engine.step import Step
 from flatout.machine.capture import captured
 
@@ -105,3 +109,32 @@ class GraphStep:
 def _look_up(rates: list[Tensor], table: Tensor, slot: Tensor) -> None:
     for rate, row in zip(rates, table, strict=True):
         rate.copy_(row.index_select(0, slot).squeeze(0))
+
+
+def capture_step(step: Step, feed: Feed, state: TrainState, rows: int, events: EventLog) -> GraphStep | None:
+    """None, with an event, if the step can't be captured: it is then launched kernel by kernel."""
+    if (capturable := feed.capturable) is None:
+        events.emit("degraded", what="graph", value=False, why=feed.why_not_capturable)
+        return None
+    try:
+        return _captured(step, capturable, state, rows)
+    except RuntimeError as error:
+        reason = str(error).strip().partition("\n")[0]
+        why = f"the step can't be captured, its kernels are launched one by one: {reason}"
+        events.emit("degraded", what="graph", value=False, why=why)
+        return None
+
+
+def _captured(step: Step, feed: CapturableFeed, state: TrainState, rows: int) -> GraphStep:
+    graph = GraphStep(step, feed, rows, LOG_SLOTS)
+    try:
+        graph.capture(state.copies, state.put_back)
+    except RuntimeError as error:
+        if not step.passes.compiled or not is_compilers(error):
+            raise
+        why = why_not(error)
+    else:
+        step.passes.say_eager()
+        return graph
+    step.go_eager(why)
+    return _captured(step, feed, state, rows)

@@ -11,9 +11,8 @@ from torch import nn
 from flatout.base.budget import Budget
 from flatout.base.specs import Spec
 from flatout.data import Data
-from flatout.engine.optimizers import OptimizerLike
+from flatout.engine.optimizers import OptimizerLike, Schedule, parse_schedule
 from flatout.engine.parallel.rounds import Rounds
-from flatout.engine.schedules import Schedule, parse_schedule
 from flatout.objectives.objective import Objective
 
 Turn = Callable[[nn.Module, Any], None]

@@ -1,7 +1,6 @@
-"""The loop, from top to bottom. Whoever outgrows it copies it.
+"""The training loop, from top to bottom. If you need another one, copy this file.
 
-Nothing in it waits for the device except at log points, evaluations and checkpoints. Observers get events; none of them can
-change what happens here.
+It waits for the device only at log points, evaluations and checkpoints. Observers get events; they can't change anything here.
 """
 
 from __future__ import annotations
@@ -13,17 +12,16 @@ from typing import TYPE_CHECKING, Any
 from flatout.base.events import EventLog
 from flatout.engine.assembly import assemble
 from flatout.engine.checkpointing import Checkpointing
-from flatout.engine.evaluations import Evaluations
+from flatout.engine.device import sync_point
 from flatout.engine.job import Job
-from flatout.engine.logbook import Logbook
+from flatout.engine.logbook import Evaluations, Logbook
+from flatout.engine.one_process import Together
 from flatout.engine.outcome import outcome, write_weights
-from flatout.engine.parallel.mesh import parse_mesh
-from flatout.engine.phases import DevicePhases, HostPhases, NoPhases
 from flatout.engine.progress import Progress
+from flatout.engine.records import DevicePhases, HostPhases, NoPhases
 from flatout.engine.settings import Settings
+from flatout.engine.signals import StopRequest
 from flatout.engine.surroundings import run_set_up
-from flatout.engine.sync import sync_point
-from flatout.engine.together import Together, together
 from flatout.measure.clock import synchronize
 from flatout.measure.ledger import Ledger
 from flatout.store.run_folder import RunFolder
@@ -43,20 +41,31 @@ def train(
     world: World | None = None,
     watch: RankWatch | NoWatch | None = None,
 ) -> dict[str, Any]:
-    """Train to the end of the budget, from the last good checkpoint if there is one. Returns what result.json holds.
+    """Train to the end of the budget, from the last good checkpoint if there is one. Returns the content of result.json.
 
-    Every process of a `world` calls it with the same job and settings; `watch` is told where this one is.
+    Every process of a `world` calls it with the same job and settings; `watch` learns what each process is doing.
     """
     world = world or World()
-    world.lay_out(parse_mesh(settings.mesh, world.size))
+    if world.size > 1:
+        from flatout.engine.parallel.mesh import parse_mesh  # here: one process starts sooner without it
+
+        world.lay_out(parse_mesh(settings.mesh, world.size))
     with run_set_up(settings, job.seed, world) as stop:
-        loop = Loop(job, settings, folder, events, together(world, stop, watch), cache)
+        loop = Loop(job, settings, folder, events, _together(world, stop, watch), cache)
         try:
             loop.begin()
             loop.run()
             return loop.finish()
         finally:
             loop.release()
+
+
+def _together(world: World, stop: StopRequest, watch: RankWatch | NoWatch | None) -> Together:
+    if world.size == 1:
+        return Together(world, stop, watch)
+    from flatout.engine.parallel.together import Among
+
+    return Among(world, stop, watch)
 
 
 class Loop:
@@ -66,7 +75,7 @@ class Loop:
         self.job, self.settings, self.folder, self.events = job, settings, folder, events
         self.together, self.world, self.stop, self.watch = together, together.world, together.stop, together.watch
         self.ledger = Ledger()
-        self.parts = assemble(job, settings, folder, events, cache, together)
+        self.parts = assemble(job, settings, folder.path, events, cache, together)
         self.parts.say_degraded(events)
         self.parts.step.exchange.at = self.at
         self.checkpointing = Checkpointing(job, settings, folder, events, self.parts, together)
@@ -76,7 +85,7 @@ class Loop:
         self.phases = DevicePhases() if self.parts.step.device.type == "cuda" else HostPhases(self.ledger)
 
     def begin(self) -> None:
-        """From the last good checkpoint, or from the start."""
+        """Start from the last good checkpoint, or from step 0."""
         budget, found = self.parts.budget, self.checkpointing.find_first(self.progress)
         if found is not None:
             self.progress = self.checkpointing.restore(found)
@@ -89,12 +98,12 @@ class Loop:
         self.ledger.lap("setup")
         if found is None:
             self.events.emit("started", **self.to_come())
-            self.save()  # there is always a checkpoint to go back to, and what a save takes is known from the start
+            self.save()  # so a rollback always finds one, and how long a save takes is known
         else:
             self.checkpointing.say_resumed(found, self.progress, self.to_come())
 
     def to_come(self) -> dict[str, Any]:
-        """What the whole run has to do: whoever shows the time left counts with it."""
+        """The work of the whole run, to estimate the time left."""
         budget, validation = self.parts.budget, self.job.data.validation
         return {
             "total_steps": budget.total_steps,
@@ -153,58 +162,59 @@ class Loop:
         if self.evaluations.possible and not self.stop and progress.evaluated_at != progress.samples:
             self.evaluate()
         self.save(wait=True)
-        self.world.barrier()  # the one that writes has written
+        self.world.barrier()  # the process that writes has written
         progress = self.progress
         if self.stop:
             self.checkpointing.leave(self.stop, progress.step)
         best = progress.best["step"] if self.job.early_stop and progress.best else None
         if self.world.is_first or self.world.is_split or parts.state.local is not None:
             with sync_point():
-                write_weights(parts.state, self.folder, parts.checkpoints, best, self.events)
+                write_weights(parts.state, self.folder, self.checkpointing.checkpoints, best, self.events)
         self.ledger.lap("checkpoint")
         self.phases.attribute(self.ledger)
         if (bad := self.job.data.left_out()[1]) is not None:
             self.events.emit("degraded", what="data", why=bad)
         reason = self.evaluations.early_end(progress) or "budget spent"
-        result = outcome(self.job, parts, progress, self.ledger, reason, self.log.last_loss, self.events.lost)
+        saver, last_loss = self.checkpointing.saver, self.log.last_loss
+        result = outcome(self.job, parts, saver, progress, self.ledger, reason, last_loss, self.events.lost)
         self.events.emit("finished", reason=reason, steps=progress.step, metrics=result["metrics"])
         return result
 
     def release(self) -> None:
-        self.parts.saver.wait()
+        self.checkpointing.release()
         self.parts.release()
-        self.parts.step.exchange.at = lambda phase: None  # a reference cycle, which would keep the data until it is collected
+        self.parts.step.exchange.at = lambda phase: None  # breaks a reference cycle, so that the data is freed at once
 
-    # ---- what happens between steps ----
+    # ---- between steps ----
 
     def at(self, phase: str) -> None:
-        """Whoever watches several processes knows where this one is."""
+        """Tell the watch over several processes what this one is doing."""
         self.watch.beat(self.progress.step, phase)
 
     def rate_in(self, steps: int) -> float:
-        """The learning rate so many steps from now."""
+        """The learning rate this many steps from now."""
         budget, progress = self.parts.budget, self.progress
         done = budget.done_share(progress, steps * self.job.batch)
         share = self.job.schedule.at(progress.step + steps, done, budget.total_steps)
         return self.job.lr * progress.rate_factor * share
 
     def after_first_step(self, size: int) -> None:
-        """Compiling, autotuning and loading kernels happen in the first step: it has a row of its own."""
+        """The first step compiles, autotunes and loads kernels: its time is counted separately."""
         device = self.parts.step.device
         if device.type == "cuda" or self.settings.compile != "off":
             with sync_point():
                 synchronize(device)
-            self.parts.compiling.report(self.progress.step)
+            self.parts.report_compiling(self.progress.step)
             self.ledger.lap("compile")
             self.progress.untimed_samples += size
         self.parts.step.time_phases(self.phases if self.parts.graph is None else NoPhases())
 
     def read_log(self) -> None:
-        """What the steps since the last time did. Where the loss diverged, the run goes back to the last good checkpoint."""
+        """Log the steps since the last log point. If the loss diverged, go back to the last good checkpoint."""
         skipped = self.log.read(self.progress)
         self.parts.say_degraded(self.events)
         self.ledger.lap("device wait")
-        self.parts.compiling.report(self.progress.step)
+        self.parts.report_compiling(self.progress.step)
         self.phases.collect()
         if (why := self.checkpointing.diverged(self.progress, skipped)) is not None:
             self.progress = self.checkpointing.roll_back(self.progress, why)

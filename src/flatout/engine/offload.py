@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 
-from flatout.engine.fused import FusedUpdate, can_fuse
-from flatout.engine.sync import sync_point
+from flatout.engine.device import sync_point
+from flatout.engine.update import FusedUpdate, can_fuse
 
 _LEAST_BYTES = 256 << 10  # below this the way there takes longer than it is worth
 _LEAVING = 4  # tensors that are copied at the same time as the forward goes on, each held until it has left

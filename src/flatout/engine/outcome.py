@@ -1,4 +1,4 @@
-"""What a finished run leaves: the weights, whole, and the figures of result.json."""
+"""The output of a finished run: model.safetensors with all weights, and the figures of result.json."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 from flatout.base.errors import DamagedCheckpoint
 from flatout.base.events import EventLog
 from flatout.engine.assembly import Assembly
+from flatout.engine.device import peak_bytes
 from flatout.engine.job import Job
-from flatout.engine.memory import peak_bytes
 from flatout.engine.progress import Progress
+from flatout.engine.saver import Saver
 from flatout.engine.state import TrainState
 from flatout.measure.ledger import Ledger
 from flatout.store.run_folder import RunFolder
@@ -23,31 +24,38 @@ TRAINING_ROWS = ("data", "forward", "backward", "optimizer", "step", "device wai
 def write_weights(
     state: TrainState, folder: RunFolder, checkpoints: ShardedCheckpoints, best_step: int | None, events: EventLog
 ) -> None:
-    """`model.safetensors`: the averaged weights where the recipe asked for an average, the best where it stops early.
+    """Write `model.safetensors`: the averaged weights if the recipe asks for an average, the best ones if it stops early.
 
-    Tied weights are there under each of their names, for whoever loads the file with something else.
+    Tied weights are stored under each of their names, so that other tools can load the file.
     """
     if best_step is not None:
         try:
             here = state.tree_to_fill(Progress()) if state.world.is_split else None
             state.restore(checkpoints.load(best_step, into=here))
         except DamagedCheckpoint as damage:
-            events.emit("degraded", what="best weights", why=f"the last ones are the result instead: {damage}")
+            events.emit("degraded", what="best weights", why=f"the last weights are the result instead: {damage}")
     with state.average.in_place() if state.average is not None else nullcontext():
         export(folder.weights_path, state.weights(), checkpoints.peers, expect=folder.manifest.expect)
 
 
 def outcome(
-    job: Job, parts: Assembly, progress: Progress, ledger: Ledger, reason: str, last_loss: float | None, events_lost: int
+    job: Job,
+    parts: Assembly,
+    saver: Saver,
+    progress: Progress,
+    ledger: Ledger,
+    reason: str,
+    last_loss: float | None,
+    events_lost: int,
 ) -> dict[str, Any]:
     totals = ledger.totals()
     train_s = sum(totals[row] for row in TRAINING_ROWS)
     samples_per_s = (progress.samples - progress.untimed_samples) / train_s if train_s else 0.0
     tokens = job.data.train.tokens_per_row
-    save = parts.saver.times
+    save = saver.times
     energy = parts.meters.read().energy_j
     left_out_count, left_out = job.data.left_out()
-    metrics = progress.best_metrics if job.early_stop else progress.metrics  # those of the weights that are kept
+    metrics = progress.best_metrics if job.early_stop else progress.metrics  # of the weights that were saved
     return {
         "status": "finished",
         "reason": reason,
@@ -67,7 +75,7 @@ def outcome(
         "cost_usd": parts.budget.cost_usd(progress),
         "checkpoints": {
             "saved": save.count,
-            "failed": parts.saver.failures,
+            "failed": saver.failures,
             "blocked_s": save.blocked_s,
             "whole_s": save.whole_s,
         },

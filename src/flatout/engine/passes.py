@@ -1,24 +1,29 @@
-"""The forward and the backward pass, as the settings say: precision, memory format, kernels, offloading, the compiler.
+"""The forward and the backward pass of a step: a batch becomes gradients of its mean loss.
 
-The compiler may fail and memory may run out. Then everything is computed eagerly, or fewer rows at a time, from there on.
+`Passes` computes as the settings say: precision, memory format, kernels, offloading, the compiler. `OwnGradients` is for one
+process; parallel/ has the variants for several. If memory runs out, the batch is split and tried again: same samples, same
+loss. If the compiler fails, the step is computed again without it, from where it began.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from flatout.base.errors import OutOfMemory
 from flatout.engine.attention import attention_kernel
-from flatout.engine.compiling import Before, compiler, for_all_shapes, is_compilers
-from flatout.engine.memory import release_cached
+from flatout.engine.compiling import Before, compiler, for_all_shapes, is_compilers, why_not
+from flatout.engine.device import release_cached
 from flatout.engine.offload import ActivationOffload
+from flatout.engine.parallel.norms import scale_
 from flatout.engine.precision import LossScale, autocast
+from flatout.engine.records import NoPhases, Phases
 from flatout.engine.settings import Settings
+from flatout.machine.out_of_memory import is_out_of_memory
 
 Batch = dict[str, Tensor]
 Loss = tuple[Tensor, Tensor | float]  # with its weight: how many samples or tokens it speaks for
@@ -48,8 +53,11 @@ class Passes:
         self._on_split, self._on_eager, self._shapes_vary = on_split, on_eager, shapes_vary
         self._precision, self._channels_last = settings.precision, settings.channels_last
         self._surroundings = None if _is_plain(settings) else _surroundings(model, settings, self.device)
-        compiled: Callable[[Compute], Compute] = compiler(settings.compile, shapes_vary)
-        self._compiled_mean, self._compiled_sum = compiled(self._mean_of), compiled(self._sum_of)
+        self._compiled_mean: Compute = self._mean_of
+        self._compiled_sum: Compute = self._sum_of
+        if self.compiled:
+            compiled: Callable[[Compute], Compute] = compiler(settings.compile, shapes_vary)
+            self._compiled_mean, self._compiled_sum = compiled(self._mean_of), compiled(self._sum_of)
         self._compiled_rows = 0  # until `warm` says how many rows a batch has, nothing takes the compiled path
         self._went_well: set[object] = set()  # shapes that were compiled
         self._why_eager: str | None = None
@@ -173,3 +181,94 @@ def _surroundings(model: nn.Module, settings: Settings, device: torch.device) ->
             yield
 
     return both
+
+
+# ---- from a batch to gradients ----
+
+
+class Attempts(Protocol):
+    """A step, for whoever tries it until it goes well."""
+
+    updating: bool  # from here on it can't be done again
+
+    def attempt(self, batch: Batch, rows: int) -> None: ...
+    def go_eager(self, why: str) -> None: ...
+    def sit_out(self) -> None: ...
+
+
+class Gradients(Protocol):
+    """Of which one is chosen when a step is made."""
+
+    phases: Phases
+
+    def __call__(self, batch: Batch, rows: int) -> Loss:
+        """The gradients are those of the mean over the whole batch; returns that mean, and its weight."""
+
+    def take(self, step: Attempts, batch: Batch, whole: int | None) -> None:
+        """Attempt the step until it is done. `whole`: rows of the batch of all processes, of which this may be a share."""
+
+
+class OwnGradients:
+    """By one process: of the whole batch at once, or of one part after the other."""
+
+    def __init__(self, passes: Passes) -> None:
+        self.phases: Phases = NoPhases()
+        self._passes = passes
+
+    def take(self, step: Attempts, batch: Batch, whole: int | None) -> None:
+        passes, rows = self._passes, len(next(iter(batch.values())))
+        while True:
+            before = passes.before_compiling(batch)
+            try:
+                step.attempt(batch, rows)
+                break
+            except Exception as error:
+                out_of_memory = is_out_of_memory(error)
+                if not out_of_memory and (step.updating or not passes.can_go_eager(error, before)):
+                    raise
+                reason = str(error).partition("\n")[0] if out_of_memory else why_not(error)
+            # outside the except block, where the traceback no longer holds the failed step's tensors
+            if before is not None:
+                before.put_back()
+            if out_of_memory:
+                passes.split_further(rows, reason)
+            else:
+                step.go_eager(reason)
+        if before is not None:
+            passes.went_well(batch)
+        passes.say_eager()
+
+    def __call__(self, batch: Batch, rows: int) -> Loss:
+        passes = self._passes
+        if passes.own_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        passes.forget_gradients()
+        micro = passes.micro_batch or rows
+        loss, weight = self._whole(batch, rows) if rows <= micro else self._in_parts(batch, rows, micro)
+        return (_copied(loss), _copied(weight)) if passes.own_graphs else (loss, weight)
+
+    def _whole(self, batch: Batch, rows: int) -> Loss:
+        loss, weight = self._passes.mean(batch, rows)
+        self.phases.mark("forward")
+        self._passes.backward(loss)
+        self.phases.mark("backward")
+        return loss.detach(), weight
+
+    def _in_parts(self, batch: Batch, rows: int, micro: int) -> Loss:
+        total: Tensor | float = 0.0
+        weight: Tensor | float = 0.0
+        for loss_sum, part_weight in self._passes.sums(batch, rows, micro):
+            self._passes.backward(loss_sum / rows)
+            total = total + loss_sum.detach()
+            weight = weight + part_weight
+        # the weight of the whole batch is known only now; where a row counts once, nothing is left to do
+        assert isinstance(total, Tensor)
+        if isinstance(weight, Tensor) or weight != rows:
+            exact = weight.to(total.dtype) if isinstance(weight, Tensor) else weight  # a count may be an integer
+            scale_(self._passes.parameters, rows / exact)
+        self.phases.mark("backward")
+        return total / weight, weight
+
+
+def _copied(scalar: Any) -> Any:
+    return scalar.clone() if isinstance(scalar, Tensor) else scalar

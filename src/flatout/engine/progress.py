@@ -10,6 +10,8 @@ from typing import Any
 from flatout.base.budget import Budget
 from flatout.base.errors import MachineError, UsageError
 from flatout.data.feeds.contract import StepEnds
+from flatout.engine.job import Job
+from flatout.machine.meters import Meters
 
 
 @dataclass
@@ -116,3 +118,21 @@ class BudgetMeter:
 
     def cost_usd(self, progress: Progress) -> float | None:
         return None if self._price_per_hour is None else progress.elapsed_s / 3600 * self._price_per_hour
+
+
+def budget_of(
+    job: Job, meters: Meters, clock: Callable[[], float] = time.monotonic, steps: StepEnds | None = None
+) -> BudgetMeter:
+    """`steps`: where batches end, if they have different numbers of rows."""
+    return BudgetMeter(
+        job.budget,
+        epoch_samples=job.epoch_samples(job.budget),
+        batch=job.batch,
+        tokens_per_sample=job.data.train.tokens_per_row,
+        rows_per_step=job.rows_per_step,
+        steps=steps,
+        price_per_hour=job.price_per_hour,
+        read_energy_j=lambda: meters.read().energy_j,
+        energy_reason=meters.why_unavailable,
+        clock=clock,
+    )

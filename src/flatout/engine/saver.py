@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flatout.base.events import EventLog
 from flatout.base.units import show_seconds
-from flatout.engine.sync import sync_point
+from flatout.engine.device import sync_point
 from flatout.machine.out_of_memory import is_out_of_memory
 from flatout.store.sharded import RankSnapshot, ShardedCheckpoints, local_parts
 from flatout.store.sharded_peers import why_failed

@@ -11,20 +11,13 @@ from torch.optim import Optimizer
 from flatout.base.errors import StoreError
 from flatout.base.kinds import check_kinds
 from flatout.data.order.keyed import keyed
-from flatout.engine.determinism import (
-    read_random_state,
-    reseed,
-    restore_random_state,
-    restore_written_random_state,
-    seed_of,
-    written_random_state,
-)
 from flatout.engine.ema import Average
-from flatout.engine.named_state import by_name, by_number, make_state
 from flatout.engine.offload import HostOptimizer
 from flatout.engine.parallel.local import LocalUpdates
 from flatout.engine.precision import LossScale
 from flatout.engine.progress import Progress
+from flatout.engine.surroundings import read_random_state, reseed, restore_random_state, seed_of
+from flatout.engine.update import trained_by
 from flatout.store.tensors import local_part
 from flatout.world.world import World
 
@@ -101,14 +94,6 @@ class TrainState:
         self._restore_random(tree, progress.step)
         return progress
 
-    def _random_of_others(self) -> list[Any]:
-        """Of each process but the first, by the tokens it gets."""
-        if self.world.token_size == 1:
-            return []
-        said = self.world.gather({"tokens": self.world.token_rank, "state": written_random_state(self.device)})
-        by_tokens = {one["tokens"]: one["state"] for one in said}
-        return [by_tokens[tokens] for tokens in range(1, self.world.token_size)]
-
     def _restore_random(self, tree: dict[str, Any], step: int) -> None:
         """Onto as many processes as there were: as it was. Onto others, each begins a sequence of its own from here."""
         others = tree.get("random_of_others", [])
@@ -117,7 +102,16 @@ class TrainState:
         elif self.world.token_rank == 0:
             restore_random_state(tree["random"], self.device)
         else:
-            restore_written_random_state(others[self.world.token_rank - 1], self.device)
+            from flatout.engine.parallel.random_states import restore_own_random  # here: one process starts sooner without it
+
+            restore_own_random(others[self.world.token_rank - 1], self.device)
+
+    def _random_of_others(self) -> list[Any]:
+        if self.world.token_size == 1:
+            return []
+        from flatout.engine.parallel.random_states import random_of_others
+
+        return random_of_others(self.world, self.device)
 
     def differences(self, tree: dict[str, Any]) -> list[str]:
         """What differs from where the checkpoint was written: with any of these a resume is exact in data, not in bits."""
@@ -181,3 +175,69 @@ def finite(model: nn.Module) -> bool:
     changing = [tensor.detach() for tensor in both if tensor.is_floating_point() and tensor.numel()]
     norms = torch._foreach_norm(changing, float("inf"))  # the largest value, which can't overflow as a sum of squares can
     return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
+
+
+# ---- an optimizer's state by the names of its parameters: numbers mean other parameters in a process that has only some ----
+
+
+_MARK = "by_name"
+
+
+def by_name(optimizer: Any, model: nn.Module) -> dict[str, Any]:
+    """As `state_dict`, for a checkpoint."""
+    saved: dict[str, Any] = optimizer.state_dict()
+    names = _names(optimizer, model)
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in saved["param_groups"]]
+    states = {name: state for number, state in saved["state"].items() for name in names[number]}
+    return {_MARK: states, "param_groups": groups}
+
+
+def by_number(kept: dict[str, Any], optimizer: Any, model: nn.Module) -> dict[str, Any]:
+    """What `load_state_dict` takes, of what `by_name` made in any process that had these parameters."""
+    if _MARK not in kept:
+        return kept
+    here: dict[str, Any] = optimizer.state_dict()
+    names, states = _names(optimizer, model), kept[_MARK]  # of what was never trained there is none
+    groups = [{**group, **_like(group, kept["param_groups"])} for group in here["param_groups"]]
+    known = {number: next((name for name in own if name in states), None) for number, own in enumerate(names)}
+    state = {number: states[name] for number, name in known.items() if name is not None}
+    return {"state": state, "param_groups": groups}
+
+
+def _like(group: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """Processes that had other parameters may have had other groups, or these in another order: not their places tell."""
+    alike = (other for other in groups if all(other.get(key) == group.get(key) for key in ("weight_decay", "factor")))
+    return next(alike, {})
+
+
+@torch.no_grad()
+def make_state(optimizer: Optimizer) -> bool:
+    """Of an optimizer that makes its state in its first step: as that step makes it. Weights stay as they are.
+
+    A checkpoint is read into tensors that are there already, laid out as the weights are. Returns whether there was none.
+    """
+    parameters = trained_by(optimizer)
+    if optimizer.state or not parameters:
+        return False
+    before = [parameter.detach().clone() for parameter in parameters]
+    gradients = [parameter.grad for parameter in parameters]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    for group in optimizer.param_groups:
+        group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for parameter, gradient, kept in zip(parameters, gradients, before, strict=True):
+        parameter.grad = gradient
+        parameter.copy_(kept)
+    return True
+
+
+def _names(optimizer: Any, model: nn.Module) -> list[list[str]]:
+    """All names of each, in the order that the optimizer counts them in."""
+    known: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        known.setdefault(id(parameter), []).append(name)
+    return [known.get(id(parameter), [f"parameter {number}"]) for number, parameter in enumerate(trained_by(optimizer))]

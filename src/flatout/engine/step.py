@@ -1,10 +1,9 @@
-"""One step: batch in, device scalars out. Forward, loss, backward, clip, update, and no waiting for the device.
+"""One step: batch in, device scalars out. Forward, loss, backward, clip, update; it never waits for the device.
 
-The loss is the mean over the whole batch weighted by samples or tokens, however the batch is split. A step whose loss (or
-gradient norm) is not finite leaves weights and optimizer as they were.
+The loss is the mean over the whole batch, weighted by samples or tokens, however the batch is split. A step whose loss (or
+gradient norm) is not finite changes neither weights nor optimizer.
 
-passes.py has the forward and the backward, gradients.py how a batch becomes gradients (parallel/: on several processes),
-update.py what becomes of them.
+passes.py computes gradients from a batch (parallel/: on several processes), update.py applies them.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flatout.engine.ema import Average
-from flatout.engine.gradients import Exchange, Gradients, OwnGradients
 from flatout.engine.offload import HostOptimizer
-from flatout.engine.passes import Batch, LossFunction, Passes
-from flatout.engine.phases import Phases
+from flatout.engine.one_process import Exchange
+from flatout.engine.passes import Batch, Gradients, LossFunction, OwnGradients, Passes
 from flatout.engine.precision import LossScale
-from flatout.engine.records import GraphRecords, Records
+from flatout.engine.records import GraphRecords, Phases, Records
 from flatout.engine.settings import Settings
 from flatout.engine.update import Update, trained_by
 
@@ -42,11 +40,11 @@ class Step:
         exchange: Exchange | None = None,
         gradients: Callable[[Passes], Gradients] = OwnGradients,
     ) -> None:
-        """`shapes_vary`: batches come in many shapes, and what is compiled is to serve them all.
+        """`shapes_vary`: batches come in many shapes, and one compilation serves them all.
 
-        `exchange` is the engine between several processes, and `gradients` makes what a batch is computed by with it.
+        `exchange` connects several processes; `gradients` makes the part that computes gradients with it.
 
-        `on_eager` is told why, where a step could not be compiled and was done eagerly; without it the error is raised.
+        `on_eager` gets the reason when a step could not be compiled and ran eagerly; without it the error is raised.
         """
         self.model = model
         self.device = torch.device(settings.device)
@@ -66,26 +64,26 @@ class Step:
         self._norms = clip is not None
 
     def __call__(self, batch: Batch, whole: int | None = None) -> None:
-        """One update, attempted again where memory or the compiler fails. `whole`: rows of the batch of all processes."""
+        """One update, tried again if memory runs out or the compiler fails. `whole`: rows of the batch of all processes."""
         self.gradients.take(self, batch, whole)
 
     def attempt(self, batch: Batch, rows: int) -> None:
         self.updating = False
         loss, weight = self.gradients(batch, rows)
-        self.updating = True  # from here on it can't be done again
+        self.updating = True  # weights change from here on: it can't be tried again
         norm = self.update(loss)
         self.records.add(loss, weight, norm)
 
     def sit_out(self) -> None:
-        """A step that this process has no row for: it counts, and nothing changes."""
+        """A step for which this process has no rows: it is counted, and nothing changes."""
         nothing = torch.zeros((), device=self.device)
         self.records.add(nothing, 0.0, nothing if self._norms else None)
 
     def go_eager(self, why: str) -> None:
-        """Nothing is compiled any more. `why` is said once a step has gone well that way."""
+        """Stop compiling. `why` is reported once an eager step has succeeded."""
         self.passes.go_eager(why)
         self.update.go_eager()
 
     def time_phases(self, phases: Phases) -> None:
-        """Have `phases` told when a phase of a step has been issued."""
+        """Tell `phases` when each phase of a step has been issued."""
         self.gradients.phases = self.update.phases = phases

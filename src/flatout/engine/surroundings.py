@@ -1,15 +1,21 @@
-"""What a run, or a trial of one, changes about the whole process while it lasts. Everything is put back afterwards."""
+"""What a run, or a trial of one, changes about the whole process while it lasts, and puts back afterwards.
+
+Signal handlers, random numbers, deterministic kernels, the precision of matrix products and the allocator of device memory.
+"""
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from flatout.engine.determinism import compiler_loaded, deterministic_kernels, own_random_state, seed_of
-from flatout.engine.memory import allocator
+from flatout.data.order.keyed import keyed
 from flatout.engine.settings import Settings
 from flatout.engine.signals import StopRequest, watch_signals
 from flatout.world.world import World
@@ -68,3 +74,131 @@ def compiler_left_out() -> Iterator[None]:
     finally:
         for one in marked:
             delattr(one, _KEPT_OUT)
+
+
+# ---- deterministic kernels and random numbers ----
+
+
+@contextmanager
+def deterministic_kernels(on: bool, *, compiled: bool) -> Iterator[None]:
+    was_on = torch.are_deterministic_algorithms_enabled()
+    warned_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    extras: Any = torch.utils.deterministic
+    filled = extras.fill_uninitialized_memory
+    benchmark = torch.backends.cudnn.benchmark
+    _ask_for(on, compiled=compiled)
+    extras.fill_uninitialized_memory = False  # a debugging aid that costs a pass over each new tensor
+    torch.backends.cudnn.benchmark = not on
+    try:
+        yield
+    finally:
+        _ask_for(was_on, warn_only=warned_only, compiled=compiled)
+        extras.fill_uninitialized_memory = filled
+        torch.backends.cudnn.benchmark = benchmark
+
+
+def compiler_loaded() -> bool:
+    return "torch._dynamo" in sys.modules
+
+
+def _ask_for(on: bool, *, warn_only: bool = False, compiled: bool) -> None:
+    """Torch's usual call tells its compiler too, which takes seconds to load: not for a run that compiles nothing."""
+    if compiled or compiler_loaded():
+        torch.use_deterministic_algorithms(on, warn_only=warn_only)
+    else:
+        torch.set_deterministic_debug_mode(("warn" if warn_only else "error") if on else "default")
+
+
+@contextmanager
+def own_random_state(seed: int, device: torch.device) -> Iterator[None]:
+    """The run draws from its own seed; the caller's random numbers are as if it had never been."""
+    devices = [device] if device.type == "cuda" else []
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=devices):
+        reseed(seed, device)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+def seed_of(seed: int, world: World) -> int:
+    """Of what a process draws by itself, such as dropout: processes with tokens of their own draw numbers of their own."""
+    return seed if world.token_rank == 0 else keyed(seed, f"rank {world.token_rank}")
+
+
+def read_random_state(device: torch.device) -> dict[str, Any]:
+    version, numbers, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": {"version": version, "numbers": torch.tensor(numbers, dtype=torch.int64), "gauss": gauss},
+        "numpy": {
+            "kind": str(kind),
+            "keys": torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "cached": float(cached),
+        },
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
+    torch.set_rng_state(state["torch"])
+    python, numpy = state["python"], state["numpy"]
+    random.setstate((python["version"], tuple(python["numbers"].tolist()), python["gauss"]))
+    keys = numpy["keys"].numpy().astype(np.uint32)
+    np.random.set_state((numpy["kind"], keys, numpy["position"], numpy["has_gauss"], numpy["cached"]))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def reseed(seed: int, device: torch.device) -> None:
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would leave a seed for a CUDA that has not started
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+# ---- the allocator of device memory ----
+
+
+def allocator_settings(device: torch.device) -> str:
+    """Of the device's memory, as the environment or whoever came before has them; empty: torch's own."""
+    if device.type != "cuda":
+        return ""
+    read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    if read is not None:
+        return str(read())
+    torch.cuda.init()
+    snapshot: Any = torch.cuda.memory._snapshot(device)  # all that torch 2.11 tells it by
+    return str(snapshot.get("allocator_settings", {}).get("PYTORCH_CUDA_ALLOC_CONF", ""))
+
+
+@contextmanager
+def allocator(kind: str, device: torch.device) -> Iterator[None]:
+    """expandable: segments that grow from here on, so that batches of many shapes leave no holes. Put back afterwards."""
+    if kind == "default" or device.type != "cuda":
+        yield
+        return
+    before = allocator_settings(device)
+    _set_allocator(_with_expandable(before, True))
+    try:
+        yield
+    finally:
+        _set_allocator(before or _with_expandable("", False))  # an empty text would change nothing
+
+
+def _with_expandable(settings: str, on: bool) -> str:
+    others = [part for part in settings.split(",") if part and not part.strip().startswith("expandable_segments")]
+    return ",".join([*others, f"expandable_segments:{on}"])
+
+
+def _set_allocator(settings: str) -> None:
+    set_settings: Any = torch._C._accelerator_setAllocatorSettings  # type: ignore[attr-defined]
+    set_settings(settings)

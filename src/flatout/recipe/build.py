@@ -27,9 +27,9 @@ from flatout.data.order.keyed import Keys
 from flatout.data.source import Batch
 from flatout.data.transforms import apply
 from flatout.engine.job import Job
+from flatout.engine.optimizers import parse_schedule
 from flatout.engine.parallel.rounds import parse_rounds
-from flatout.engine.progress import BudgetMeter
-from flatout.engine.schedules import parse_schedule
+from flatout.engine.progress import budget_of
 from flatout.engine.setting_values import SettingScope
 from flatout.engine.settings import settings_of
 from flatout.machine.meters import Meters
@@ -120,17 +120,7 @@ def check_job(job: Job, device: torch.device) -> None:
         raise UsageError(
             f"mixup and cutmix share labels out between classes: use objective: classify, not {job.objective.name}"
         )
-    meters = Meters(device)
-    BudgetMeter(
-        job.budget,
-        epoch_samples=job.epoch_samples(job.budget),
-        batch=job.batch,
-        rows_per_step=job.rows_per_step,
-        tokens_per_sample=job.data.tokens_per_row,
-        price_per_hour=job.price_per_hour,
-        read_energy_j=lambda: meters.read().energy_j,
-        energy_reason=meters.why_unavailable,
-    )
+    budget_of(job, Meters(device))  # a budget that can't be counted here is an error
 
 
 def _check_model(

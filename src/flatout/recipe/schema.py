@@ -24,9 +24,8 @@ from flatout.base.specs import Spec, import_named, pick
 from flatout.data.data import Data
 from flatout.data.specs import check_data, parse_data
 from flatout.engine.job import EarlyStop
-from flatout.engine.optimizers import check_optimizer
+from flatout.engine.optimizers import check_optimizer, parse_schedule
 from flatout.engine.parallel.rounds import parse_rounds
-from flatout.engine.schedules import parse_schedule
 from flatout.engine.settings import Settings, is_setting, parse_pins
 from flatout.models.build import BUILDERS
 from flatout.models.build import describe as describe_model

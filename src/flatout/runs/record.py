@@ -1,4 +1,4 @@
-"""What is written down of a run: how it began, and how it ended. What the disk refuses is said in words."""
+"""The record of a run in its folder: what is written at its start and end, and `Run`, which reads it."""
 
 from __future__ import annotations
 
@@ -6,25 +6,34 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
-from flatout.base.errors import Diverged, Stopped, StoreError
+import torch
+from torch import nn
+
+from flatout.base.errors import Diverged, MissingFile, Stopped, StoreError
 from flatout.base.events import Event, read_events
 from flatout.base.kinds import check_kinds
+from flatout.base.tree import Doc, to_text
 from flatout.data.data import Data
 from flatout.data.kept import remember
 from flatout.engine.job import Job
 from flatout.machine.facts import read_facts
 from flatout.measure.receipt import Receipt
+from flatout.plan.explain import explain as explain_plan
 from flatout.plan.plan import Plan
+from flatout.recipe.load import read_recipe, recipe_from
 from flatout.recipe.schema import Recipe
-from flatout.store.run_folder import RunFolder
+from flatout.runs.trained import as_trained, job_of, precision_on, trained_model
+from flatout.store.run_folder import RunFolder, find
 from flatout.world.watch import Failed, Lost, StoreLost
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a recipe came from, as origin.json has it. `source`: the file that has it now, None if no file can."""
+    """Where a recipe came from, as in origin.json. `source`: the file in the run's folder that holds it, None if none can."""
 
     folder: str
     source: Literal["recipe.py", "recipe.json"] | None
@@ -60,7 +69,7 @@ def write_beginning(folder: RunFolder, recipe: Recipe, plan: Plan, job: Job, rec
     folder.write("environment.json", read_facts().to_dict())
     if receipt is not None:
         folder.write("receipt.json", receipt.to_dict())
-    folder.write("plan.json", plan.to_dict())  # the last one: with it a run has begun
+    folder.write("plan.json", plan.to_dict())  # last: a run has begun once its plan is written
 
 
 def write_result(folder: RunFolder, result: dict[str, Any]) -> None:
@@ -69,7 +78,7 @@ def write_result(folder: RunFolder, result: dict[str, Any]) -> None:
 
 
 def so_far(folder: RunFolder) -> dict[str, Any]:
-    """What a run that did not end had come to, from its events."""
+    """Steps, samples and metrics of a run that did not finish, from its events."""
     last: dict[str, Event] = {event.get("kind", ""): event for event in read_events(folder.events_path)}
     step, evaluation = last.get("step", {}), last.get("evaluation", {})
     metrics = {"train_loss": step.get("loss"), **evaluation.get("metrics", {})}
@@ -83,19 +92,103 @@ def status_after(error: BaseException) -> str:
 
 
 def status_of(news: Failed | Lost | StoreLost) -> str:
-    """A process that is gone interrupts a run, as it does where it is the only one."""
+    """A lost process interrupts the run, as the end of a single process does."""
     return "failed" if isinstance(news, Failed) else "interrupted"
 
 
 @contextmanager
 def said_in_words(folder: RunFolder) -> Iterator[None]:
-    """What the disk refuses, in words. A run that had not begun leaves nothing behind."""
+    """Turns an error of the disk into a message with a remedy. A run that had not begun leaves no folder."""
     try:
         yield
     except OSError as error:
-        kept = "its checkpoints are as they were: mend that, and the same command goes on from the last one"
+        kept = "its checkpoints are unchanged: fix this and run the same command to resume from the last one"
         if not folder.begun:
             shutil.rmtree(folder.path, ignore_errors=True)
-            kept = "nothing was trained: mend that, or choose another place with --runs"
+            kept = "nothing was trained: fix this, or choose another folder with --runs"
         place = error.filename or folder.path
         raise StoreError(f"{place}: {error.strerror or error}; {kept}") from error
+
+
+class Run:
+    """What happened: events, checkpoints, result, environment. A view of its folder."""
+
+    def __init__(self, folder: RunFolder, recipe: Recipe | None = None) -> None:
+        self.folder = folder
+        self._recipe = recipe
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """status, steps, samples, train_seconds, samples_per_s, metrics, plan, ..."""
+        return self.folder.result
+
+    @property
+    def plan(self) -> Plan:
+        return self.folder.parsed("plan.json", Plan.from_dict)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the run. One made of Python objects is known only to the process that made it."""
+        if self._recipe is None:
+            self._recipe = _stored_recipe(self.folder)
+        return self._recipe
+
+    def events(self) -> Iterator[Event]:
+        return read_events(self.folder.events_path)
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """The trials of settings before the run began; None if there were none."""
+        try:
+            return self.folder.parsed("receipt.json", Receipt.from_dict)
+        except MissingFile:
+            return None
+
+    def explain_doc(self) -> Doc:
+        degraded = tuple(event for event in self.events() if event.get("kind") in ("degraded", "damaged"))
+        return explain_plan(self.plan, self.result, degraded, self.receipt)
+
+    def explain(self) -> str:
+        """The plan with its reasons, predicted and measured."""
+        return to_text(self.explain_doc())
+
+    def model(self, *, bare: bool = False) -> nn.Module:
+        """The trained model, on the CPU, in eval mode. It takes raw rows and prepares them as in training.
+
+        `PreparedModel` says what it takes for each kind of data. `bare`: only the module that was trained, as the recipe made
+        it, which takes prepared batches: normalized, cropped, with the columns of a table as numbers.
+        """
+        from flatout.engine.prepared_model import PreparedModel  # here: a run that only trains starts sooner without it
+
+        job, settings = job_of(self.folder, self.recipe), self.plan.settings
+        model = as_trained(settings, trained_model(self.folder, job), torch.device("cpu")).eval()
+        if bare:
+            return model
+        return PreparedModel(model, job.data.fitted, job.objective, partial(precision_on, settings)).eval()
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name}: {self.folder.status}>"
+
+
+def load(name: str | Path, *, runs: Path | str = "runs", recipe: Recipe | None = None) -> Run:
+    """A run by its name in `runs`, by its folder, or `last`."""
+    return Run(find(Path(runs), str(name)), recipe)
+
+
+def _stored_recipe(folder: RunFolder) -> Recipe:
+    origin = folder.parsed("origin.json", Origin.from_dict)
+    if origin.source is None:
+        name = folder.name
+        raise StoreError(f"{name} was made from Python objects: load it in Python with fo.load({name!r}, recipe=...)")
+    if origin.source == "recipe.py":
+        folder.manifest.read("recipe.py")  # checks its checksum before it is executed
+        return read_recipe(folder.path / "recipe.py", origin.overrides, origin.pins, moved_from=Path(origin.file or ""))
+    return folder.parsed("recipe.json", lambda written: recipe_from(written, Path(origin.folder), stored=True))

@@ -1,58 +1,52 @@
-"""A run from its recipe to its result, by one process or by many: built, planned, trained and written down.
+"""`run`: from a recipe to a finished run. Build the job, find or create the run's folder, plan, write the plan down, train.
 
-The first process finds or makes the run's folder, plans, and writes; the others are told, and train beside it.
+Several processes do the same at the same time: the first one plans and writes, the others get its answers (`by_first`). What
+only several processes need is in sharing.py and watching.py.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from flatout import __version__
-from flatout.base.errors import PeerLost, Stopped, TrainingError, UsageError
+from flatout.base.errors import PeerLost, Stopped
 from flatout.base.events import EventLog, Observer
-from flatout.base.source import lasting_text
+from flatout.base.units import parse_seconds
 from flatout.engine.job import Job
 from flatout.engine.loop import train
-from flatout.engine.parallel.mesh import check_fits, parse_mesh
 from flatout.engine.settings import Settings
 from flatout.machine.device import pick_device
 from flatout.measure.receipt import Receipt
-from flatout.plan.knobs.all import off_when_shared
 from flatout.plan.layouts.fitting import LayoutChoice
-from flatout.plan.make import checked_plan, plan_of_share
+from flatout.plan.make import checked_plan
 from flatout.plan.plan import Plan
-from flatout.recipe.build import Identity, build_job, check_job, code_of, identity
+from flatout.recipe.build import Identity, build_job, check_job, identity
 from flatout.recipe.schema import Recipe
-from flatout.runs.layout_trials import fastest
-from flatout.runs.record import said_in_words, so_far, status_after, status_of, write_beginning, write_result
-from flatout.runs.sharing import as_shared_now, choose_layout, why_not_shared
+from flatout.runs.record import Run, said_in_words, so_far, status_after, status_of, write_beginning, write_result
 from flatout.runs.unlike import left_unfinished
 from flatout.store.lock import StartLock
 from flatout.store.run_folder import RunFolder, check_place, create, find_unfinished
-from flatout.world.agreement import by_first, check_same, on_all, reason_of
+from flatout.world.agreement import by_first, on_all, reason_of
 from flatout.world.joining import join
-from flatout.world.watch import Failed, Lost, News, NoWatch, StoreLost
+from flatout.world.watch import NoWatch
 from flatout.world.world import World
 
 if TYPE_CHECKING:
     from flatout.world.watch.watch import RankWatch
 
+CACHE = Path.home() / ".cache" / "flatout"
+PLANNING = "5 min"
+
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What `run` was given beside the recipe."""
+    """The arguments of `run` besides the recipe."""
 
     runs: Path
     fresh: bool
@@ -61,32 +55,47 @@ class RunOptions:
     planning_s: float
 
     def say(self, line: str) -> None:
-        """Observers are told of trials; there is no run yet whose events they could be."""
+        """Observers hear about trials before the run exists, so it is no event of the run."""
         for observer in self.observers:
             observer({"kind": "planning", "t": 0.0, "at": round(time.time(), 3), "line": line})
 
 
-@contextmanager
-def joined(recipe: Recipe) -> Iterator[World]:
-    """The processes that a launcher has started; this one by itself, where there is none."""
+def run(
+    recipe: Recipe,
+    *,
+    runs: Path | str = "runs",
+    fresh: bool = False,
+    observers: Sequence[Observer] = (),
+    cache: Path | str | None = CACHE,
+    planning: str = PLANNING,
+) -> Run:
+    """Plan and train. An unfinished run of the same recipe, code and data is resumed, unless `fresh`.
+
+    Started by torchrun, Slurm, Kubeflow or Ray Train, the processes train together.
+
+    `planning` is the time limit for trials of settings, such as "2 min"; "off": no trials.
+    """
+    asked = RunOptions(Path(runs), fresh, tuple(observers), None if cache is None else Path(cache), planning_limit(planning))
     world = join(pick_device(recipe.pins.get("device", "auto")))
     try:
-        yield world
+        return Run(_run_in(world, recipe, asked), recipe)
     finally:
         world.close()
 
 
-def run_in(world: World, recipe: Recipe, asked: RunOptions) -> RunFolder:
-    """Every process of the world calls it. The folder holds the result when it returns."""
-    axes = on_all(world, lambda: parse_mesh(recipe.pins.get("mesh", ""), world.size))
+def planning_limit(written: str) -> float:
+    """In seconds; 0 for "off"."""
+    return 0.0 if written == "off" else parse_seconds(written)
+
+
+def _run_in(world: World, recipe: Recipe, asked: RunOptions) -> RunFolder:
+    """Every process of the world calls it. When it returns, the folder holds the result."""
     job = _built(world, recipe, asked.cache)
-    on_all(world, lambda: check_fits(job.model, axes, job.tensor_plan, recipe.pins.get("pipeline", Settings.pipeline)))
     own = identity(recipe, job)
-    code = code_of(recipe, job) if world.size > 1 else ""
-    about_code = hashlib.sha256(f"{own.whole} {code}".encode()).hexdigest()
-    mine = {**_versions(), "recipe": _written(recipe), "data": job.data.fingerprint(), "code": about_code}
-    check_same(world, mine, lambda: code)
-    try_out = partial(fastest, world, recipe, job, runs=asked.runs, cache=asked.cache, limit_s=asked.planning_s, say=asked.say)
+    if world.size > 1:
+        from flatout.runs.sharing import check_all_agree  # here: one process starts sooner without it
+
+        check_all_agree(world, recipe, job, own)
     with ExitStack() as held:
         starting = held.enter_context(ExitStack())
 
@@ -98,10 +107,14 @@ def run_in(world: World, recipe: Recipe, asked: RunOptions) -> RunFolder:
             return {"mesh": _mesh_of_unfinished(asked.runs, own.whole)}
 
         begun_with = by_first(world, look)["mesh"]
-        layout = choose_layout(world, recipe, job, asked.cache, begun_with, try_out)
+        layout = _layout(world, recipe, job, asked, begun_with)
         begun = by_first(world, lambda: _begin(world, layout, recipe, job, own, asked))
-        folder, plan = RunFolder(Path(begun["folder"])), Plan.from_dict(begun["plan"])
-        shared, off = as_shared_now(world, recipe, layout, plan)
+        folder, planned = RunFolder(Path(begun["folder"])), Plan.from_dict(begun["plan"])
+        plan, off = planned, dict[str, tuple[Any, str]]()
+        if world.size > 1 or planned.settings.mesh != layout.mesh:
+            from flatout.runs.sharing import adapt_plan
+
+            plan, off = adapt_plan(world, recipe, layout, planned)
         if begun["begun"]:
             check_job(job, pick_device(plan.settings.device))
         logs: list[EventLog] = []
@@ -113,7 +126,7 @@ def run_in(world: World, recipe: Recipe, asked: RunOptions) -> RunFolder:
                 folder.adopt()
                 if not begun["begun"]:
                     receipt = None if begun["receipt"] is None else Receipt.from_dict(begun["receipt"])
-                    write_beginning(folder, recipe, plan, job, receipt)
+                    write_beginning(folder, recipe, planned, job, receipt)
                 logs.append(held.enter_context(EventLog(folder.events_path, asked.observers)))
             return {}
 
@@ -121,11 +134,29 @@ def run_in(world: World, recipe: Recipe, asked: RunOptions) -> RunFolder:
         events = logs[0] if logs else held.enter_context(EventLog(None))
         if begun["left"] is not None:
             events.emit("not_resumed", **begun["left"])
-        for name, value in off.items():
-            events.emit("degraded", what=name, value=value, why=why_not_shared(name, world.size, layout.mesh))
+        for name, (value, why) in off.items():
+            events.emit("degraded", what=name, value=value, why=why)
         with said_in_words(folder):
-            _train(world, job, shared, folder, events, asked.cache)
+            _train(world, job, plan, folder, events, asked.cache)
     return folder
+
+
+def _built(world: World, recipe: Recipe, cache: Path | None) -> Job:
+    """The first process builds first, so that the others find its files in the cache."""
+    mesh, build = recipe.pins.get("mesh", ""), partial(build_job, recipe, cache)
+    if world.size == 1 and not mesh:
+        return build()
+    from flatout.engine.parallel.mesh import check_fits, parse_mesh
+
+    axes = on_all(world, lambda: parse_mesh(mesh, world.size))
+    if world.is_first:
+        job = on_all(world, build)
+        on_all(world, lambda: None)
+    else:
+        on_all(world, lambda: None)
+        job = on_all(world, build)
+    on_all(world, lambda: check_fits(job.model, axes, job.tensor_plan, recipe.pins.get("pipeline", Settings.pipeline)))
+    return job
 
 
 def _mesh_of_unfinished(runs: Path, key: str) -> str:
@@ -133,17 +164,18 @@ def _mesh_of_unfinished(runs: Path, key: str) -> str:
     return "" if folder is None or not folder.begun else folder.parsed("plan.json", Plan.from_dict).settings.mesh
 
 
-def _built(world: World, recipe: Recipe, cache: Path | None) -> Job:
-    """By the first process first: what it writes into the cache, the others find there."""
-    if world.is_first:
-        job = on_all(world, lambda: build_job(recipe, cache))
-        on_all(world, lambda: None)
-        return job
-    on_all(world, lambda: None)
-    return on_all(world, lambda: build_job(recipe, cache))
+def _layout(world: World, recipe: Recipe, job: Job, asked: RunOptions, begun_with: str) -> LayoutChoice:
+    if world.size == 1:
+        return LayoutChoice(recipe.pins.get("mesh", ""), "pinned by you", "pinned")
+    from flatout.runs.layout_trials import fastest
+    from flatout.runs.sharing import choose_layout
+
+    try_out = partial(fastest, world, recipe, job, runs=asked.runs, cache=asked.cache, limit_s=asked.planning_s, say=asked.say)
+    return choose_layout(world, recipe, job, asked.cache, begun_with, try_out)
 
 
 def _begin(world: World, layout: LayoutChoice, recipe: Recipe, job: Job, own: Identity, asked: RunOptions) -> dict[str, Any]:
+    """The folder and plan of the unfinished run that is resumed, or of a new run."""
     folder = None if asked.fresh else find_unfinished(asked.runs, own.whole)
     if folder is not None and folder.begun:
         plan = folder.parsed("plan.json", Plan.from_dict)
@@ -154,37 +186,21 @@ def _begin(world: World, layout: LayoutChoice, recipe: Recipe, job: Job, own: Id
         left = None if asked.fresh else left_unfinished(asked.runs, recipe, own)
         if left is not None:
             asked.say(left.words())
-    plan, receipt = _planned(world, layout, recipe, job, asked)
+    if world.size == 1:
+        plan, receipt = checked_plan(recipe, job, asked.cache, limit_s=asked.planning_s, say=asked.say)
+    else:
+        from flatout.runs.sharing import plan_for_all
+
+        plan, receipt = plan_for_all(world, layout, recipe, job, asked.cache, limit_s=asked.planning_s, say=asked.say)
     if folder is None:
         folder = create(asked.runs, recipe.stem, own.whole, __version__, parts=dict(own.parts))
-    told = None if receipt is None else receipt.to_dict()
-    about_left = None if left is None else left.fields()
-    return {"folder": str(folder.path), "plan": plan.to_dict(), "begun": False, "receipt": told, "left": about_left}
-
-
-def _planned(world: World, layout: LayoutChoice, recipe: Recipe, job: Job, asked: RunOptions) -> tuple[Plan, Receipt | None]:
-    say = asked.say
-    if world.size == 1:
-        return checked_plan(recipe, job, asked.cache, limit_s=asked.planning_s, say=say)
-    if recipe.pins.get("graph"):
-        raise UsageError(f"graph=on is for one process, and there are {world.size}: --off graph")
-    axes = parse_mesh(layout.mesh, world.size)
-    split = [name for name, size in axes.items() if size > 1 and name != "data"]
-    if split and asked.planning_s > 0:
-        say(f"a model split by {' and '.join(split)}: settings are chosen by prediction, none is tried")
-    off = off_when_shared(world.size, layout.mesh)
-    pins = {**off, **layout.settings, **recipe.pins, "graph": False, "mesh": layout.mesh}
-    limit_s = 0.0 if split else asked.planning_s
-    shares = axes["data"] * axes["shard"]
-    plan, receipt = plan_of_share(recipe, pins, job, shares, asked.cache, limit_s=limit_s, say=say)
-    ours = {name: why_not_shared(name, world.size, layout.mesh) for name in off if name not in recipe.pins}
-    ours |= {name: f"without it, {layout.mesh} should not fit" for name in layout.settings if name not in recipe.pins}
-    reasons = {"mesh": (layout.why, layout.source), **{name: (why, "default") for name, why in ours.items()}}
-    choices = []
-    for choice in plan.choices:
-        why, source = reasons.get(choice.name, (choice.why, choice.source))
-        choices.append(replace(choice, why=why, source=source))
-    return replace(plan, choices=tuple(choices)), receipt
+    return {
+        "folder": str(folder.path),
+        "plan": plan.to_dict(),
+        "begun": False,
+        "receipt": None if receipt is None else receipt.to_dict(),
+        "left": None if left is None else left.fields(),
+    }
 
 
 def _train(world: World, job: Job, plan: Plan, folder: RunFolder, events: EventLog, cache: Path | None) -> None:
@@ -205,7 +221,11 @@ def _train(world: World, job: Job, plan: Plan, folder: RunFolder, events: EventL
         if world.is_first:
             write_result(folder, {"status": status, "reason": reason, **so_far(folder), "plan": plan.to_dict()})
 
-    watch = watch_over(world, events, keep_end)
+    watch: RankWatch | NoWatch = NoWatch()
+    if world.size > 1:
+        from flatout.runs.watching import watch_over
+
+        watch = watch_over(world, events, keep_end)
     try:
         result = train(job, plan.settings, folder, events, cache, world, watch)
         world.barrier()
@@ -233,48 +253,7 @@ def _train(world: World, job: Job, plan: Plan, folder: RunFolder, events: EventL
     world.barrier()
 
 
-def watch_over(world: World, events: EventLog, keep_end: Callable[[str, str], None]) -> RankWatch | NoWatch:
-    """Of several processes: who hangs, is slow, has failed or is gone. What nobody can go on after ends this one.
-
-    `keep_end`: is told a status and why.
-    """
-    if world.size == 1:
-        return NoWatch()
-
-    from flatout.world.watch.watch import RankWatch
-
-    def on_news(news: News) -> None:
-        if isinstance(news, Failed | Lost | StoreLost):
-            events.emit("failed", error=news.words())
-            keep_end(status_of(news), news.short())
-            if news.mine:
-                _say_aloud(news.words())
-            os._exit(TrainingError.exit_code)  # its main thread may wait for ever for somebody who is gone
-        events.emit("degraded", what=news.kind, why=news.words())
-        if not world.is_first:  # which has the events, and so whoever looks at them
-            _say_aloud(news.words())
-
-    return RankWatch(world.store, world.rank, world.size, on_news)
-
-
-def _say_aloud(words: str) -> None:
-    sys.stderr.write(f"flatout: {words}\n")
-    sys.stderr.flush()
-
-
 def _cause(watch: RankWatch | NoWatch, world: World, ended: BaseException) -> BaseException:
-    """What ended the run, which may have been another process."""
-    if isinstance(ended, Stopped | KeyboardInterrupt | SystemExit):
-        return ended
-    cause = watch.fail(ended)
-    if isinstance(cause, Failed) and cause.rank == world.rank:
-        return ended
-    return PeerLost(cause.words())
+    from flatout.runs.watching import cause_of
 
-
-def _versions() -> dict[str, str]:
-    return {"flatout": __version__, "torch": str(torch.__version__)}
-
-
-def _written(recipe: Recipe) -> str:
-    return json.dumps(recipe.written(), indent=1, sort_keys=True, default=lasting_text)
+    return cause_of(watch, world, ended)

@@ -1,28 +1,52 @@
-"""What is left when a run has trained: its model and the parts of its data."""
+"""A trained run in use: its model, and rows prepared for it as in training."""
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
 
-from flatout.base.errors import DamagedCheckpoint, StoreError, UsageError, did_you_mean
-from flatout.data.data import PARTS, Data
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flatout.base.errors import DamagedCheckpoint, DataError, MissingFile, StoreError, UsageError
+from flatout.data.checks import check_labels
+from flatout.data.data import Data
+from flatout.data.kept import recall
 from flatout.data.source import Source
 from flatout.data.transforms import describe_all
 from flatout.engine.job import Job
+from flatout.engine.settings import Settings
 from flatout.models.finetune import load_weights
 from flatout.models.keras_models import waits_for_a_call
+from flatout.models.residual import narrow_residual
+from flatout.recipe.build import build_job
+from flatout.recipe.schema import Recipe
 from flatout.store.checkpoints import fits_the_run
 from flatout.store.run_folder import RunFolder
 
-_HOW_TO_HAVE = {
-    "validation": "set holdout: 0.2 or validation: FILE",
-    "test": "set test: FILE, which tables, sql and images take,",
-}
+
+class ArrowTable(Protocol):
+    """A table in memory that Arrow can read: a pyarrow.Table, a DataFrame of pandas or Polars."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+OtherData = Data | str | Path | Mapping[str, Any] | np.ndarray | Tensor | Sequence[Any] | ArrowTable
+
+
+def job_of(folder: RunFolder, recipe: Recipe) -> Job:
+    """The run's model and how rows are prepared for it. Works without the training data, from the files of the run."""
+    try:
+        return build_job(recipe, data=folder.parsed("data.json", partial(recall, asked=recipe.data, folder=recipe.folder)))
+    except (MissingFile, UsageError):  # data of Python objects that no file can hold, or a run of an older version
+        return build_job(recipe)
 
 
 def trained_model(folder: RunFolder, job: Job) -> nn.Module:
-    """The final weights; of an unfinished run those of its best, else its last checkpoint."""
+    """The final weights; of an unfinished run those of its best checkpoint, else its last one."""
     if waits_for_a_call(job.model):
         _call_once(job)
     if folder.weights_path.exists():
@@ -36,9 +60,7 @@ def trained_model(folder: RunFolder, job: Job) -> nn.Module:
     try:
         state = checkpoints.load(step)
     except DamagedCheckpoint as damage:
-        raise DamagedCheckpoint(
-            f"{damage}; move {checkpoints.path(step)} away to use the weights of another checkpoint"
-        ) from damage
+        raise DamagedCheckpoint(f"{damage}; move {checkpoints.path(step)} away to use another checkpoint") from damage
     with fits_the_run(checkpoints.path(step)):
         job.model.load_state_dict(state["model"])
         if state["average"] is not None:
@@ -49,7 +71,7 @@ def trained_model(folder: RunFolder, job: Job) -> nn.Module:
 
 
 def _call_once(job: Job) -> None:
-    """Layers that make their weights when they are called have to be, before weights can be loaded into them."""
+    """Layers that create their weights in their first call need that call before weights can be loaded."""
     columns = describe_all(job.data.prepare, job.data.train.schema)
     blank = {name: torch.zeros((2, *column.shape), dtype=column.dtype) for name, column in columns.items()}
     was_training = job.model.training
@@ -58,14 +80,35 @@ def _call_once(job: Job) -> None:
     job.model.train(was_training)
 
 
-def own_part(name: str, data: Data, part: str) -> Source:
-    """A part of the data that the run `name` was trained with."""
-    if part not in PARTS:
-        raise UsageError(f"unknown part {part!r}; {did_you_mean(part, PARTS)}")
-    parts: dict[str, Source] = {each: source for each in PARTS if (source := getattr(data, each)) is not None}
-    if part not in parts:
-        raise UsageError(
-            f"{name} has no {part} part, its data has {' and '.join(parts)}: {_HOW_TO_HAVE[part]} under data in the recipe "
-            "and train again, or evaluate other data with --data"
-        )
-    return parts[part]
+def as_trained(settings: Settings, model: nn.Module, device: torch.device) -> nn.Module:
+    """On the device, with the residual stream in the format of training; in float32 that makes no difference."""
+    narrow_residual(model, settings.residual == "autocast")
+    return model.to(device)
+
+
+def precision_on(settings: Settings, device: torch.device) -> str:
+    return settings.precision if torch.device(settings.device).type == device.type else "fp32"
+
+
+def other_source(job: Job, data: OtherData, *, targets: bool, cache: Path | None) -> Source:
+    """Rows of data that the run was not trained on. `targets`: y is needed, with the same meaning as in training."""
+    from flatout.data.others import check_tokens, other_rows  # here: a run that only trains starts sooner without it
+
+    known, name = job.data, str(data) if isinstance(data, str | Path) else "the data"
+    source = other_rows(known.fitted, data, targets=targets, cache=cache)
+    known.fitted.check_columns(source.schema, job.objective.inputs.columns, name)
+    if isinstance(data, Data) and known.vocabulary is not None:
+        check_tokens(data, known.vocabulary)
+    # labels of tables and photos are checked while they are read
+    if targets and job.objective.name == "classify" and known.fitted.host.kind in ("arrays", "sequences") and source.in_memory:
+        labelled = {column: values for column, values in source.stored().items() if column == "y"}
+        try:
+            check_labels(labelled, None, known.classes if labelled else None, known.labels or ())
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from error
+    return source
+
+
+def tier_of(source: Source, planned: str = "resident") -> str:
+    """Rows that have to be read or decoded are streamed, because their number is not known."""
+    return "resident" if source.in_memory and planned == "resident" else "streamed"

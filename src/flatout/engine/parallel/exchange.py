@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.base.errors import OutOfMemory, UsageError
-from flatout.engine.gradients import Exchange, Look
+from flatout.engine.one_process import Exchange, Look
 from flatout.engine.parallel.spread import let_go, spread
 from flatout.engine.parallel.sums import sum_gradients_
 from flatout.engine.passes import Batch, Loss, LossFunction

@@ -39,9 +39,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from flatout.base.errors import UsageError
-from flatout.engine.gradients import Attempts, Exchange, OwnGradients
+from flatout.engine.one_process import Exchange
 from flatout.engine.parallel.rounds import Rounds
-from flatout.engine.passes import Batch, LossFunction, Passes
+from flatout.engine.passes import Attempts, Batch, LossFunction, OwnGradients, Passes
 from flatout.engine.records import Interval
 from flatout.world.world import World
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from flatout.base.errors import UsageError
 from flatout.data.source import Column
-from flatout.engine.gradients import Attempts, Exchange, Look
+from flatout.engine.one_process import Exchange, Look
 from flatout.engine.parallel.exchange import shard_mesh
 from flatout.engine.parallel.norms import clip_, scale_
 from flatout.engine.parallel.spread import spread
-from flatout.engine.passes import Batch, Loss, Passes
-from flatout.engine.phases import NoPhases, Phases
+from flatout.engine.passes import Attempts, Batch, Loss, Passes
+from flatout.engine.records import NoPhases, Phases
 from flatout.engine.settings import Settings
 from flatout.objectives.objective import Objective
 from flatout.world.world import World

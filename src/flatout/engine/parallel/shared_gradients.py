@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from flatout.engine.compiling import Before, why_not
-from flatout.engine.gradients import Attempts, Exchange
+from flatout.engine.one_process import Exchange
 from flatout.engine.parallel.norms import scale_
-from flatout.engine.passes import Batch, Loss, Passes
-from flatout.engine.phases import NoPhases, Phases
+from flatout.engine.passes import Attempts, Batch, Loss, Passes
+from flatout.engine.records import NoPhases, Phases
 from flatout.machine.out_of_memory import is_out_of_memory
 from flatout.world.world import World
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flatout.engine.memory import allocator_settings
 from flatout.engine.settings import Settings
+from flatout.engine.surroundings import allocator_settings
 from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules
 from flatout.plan.plan import Choice
 from flatout.plan.situation import Situation

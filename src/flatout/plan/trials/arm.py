@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flatout.base.specs import Spec
+from flatout.engine.assembly import make_step
+from flatout.engine.device import start_counting
 from flatout.engine.graph import GraphStep
 from flatout.engine.job import Job
-from flatout.engine.making import make_step
-from flatout.engine.memory import start_counting
 from flatout.engine.optimizers import build_optimizer, decay_groups
 from flatout.engine.settings import Settings
 from flatout.engine.state import TrainState

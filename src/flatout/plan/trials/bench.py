@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from flatout.data.feeds.feed import feed as make_feed
+from flatout.engine.device import peak_bytes, release_cached
 from flatout.engine.job import Job
-from flatout.engine.memory import peak_bytes, release_cached
 from flatout.engine.settings import Settings
 from flatout.machine.out_of_memory import is_out_of_memory
 from flatout.measure.clock import synchronize

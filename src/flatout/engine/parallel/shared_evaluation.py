@@ -19,11 +19,11 @@ from torch import nn
 
 from flatout.base.errors import OutOfMemory
 from flatout.data.feeds.evaluation import EvalFeed
+from flatout.engine.device import sync_point
 from flatout.engine.evaluation import OnSplit, collect, halve, in_memory, looking
-from flatout.engine.gradients import Exchange
+from flatout.engine.one_process import Exchange
 from flatout.engine.parallel.context import own_stretches
 from flatout.engine.passes import Batch
-from flatout.engine.sync import sync_point
 from flatout.machine.out_of_memory import is_out_of_memory
 from flatout.objectives.objective import Meter, Objective, is_shared
 from flatout.world.world import World

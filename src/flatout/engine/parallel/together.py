@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flatout.base.errors import Stopped
+from flatout.engine.one_process import Together
 from flatout.engine.progress import Progress
 from flatout.engine.signals import StopRequest
 from flatout.world.watch import NoWatch
@@ -22,28 +23,6 @@ if TYPE_CHECKING:
 
 HEAR_EVERY_S = 0.5
 _met = itertools.count()  # a process may train several times, with the same others and the same store
-
-
-class Together:
-    """Of one process: everything is as it is now."""
-
-    def __init__(self, world: World, stop: StopRequest, watch: RankWatch | NoWatch | None = None) -> None:
-        self.world = world
-        self.stop = stop
-        self.watch = watch or NoWatch()
-
-    def clock(self) -> float:
-        return time.monotonic()
-
-    def meet(self, wants_save: Callable[[Progress], bool], progress: Progress) -> None:
-        """At a log point."""
-
-    def hears_stop(self) -> bool:
-        """Whether any process was asked to stop, as far as is known here: nothing is agreed on yet. Cheap, and no exchange."""
-        return bool(self.stop)
-
-    def save_due(self, wants_save: Callable[[Progress], bool], progress: Progress) -> bool:
-        return wants_save(progress)
 
 
 class Among(Together):
@@ -88,7 +67,3 @@ class Among(Together):
     def save_due(self, wants_save: Callable[[Progress], bool], progress: Progress) -> bool:
         due, self._save = self._save, False
         return due
-
-
-def together(world: World, stop: StopRequest, watch: RankWatch | NoWatch | None = None) -> Together:
-    return Together(world, stop, watch) if world.size == 1 else Among(world, stop, watch)

@@ -1,0 +1,86 @@
+"""`evaluate`: metrics of a trained model on a part of its run's data, or on other data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from flatout.base.errors import DataError, MissingFile, UsageError, did_you_mean
+from flatout.data.data import PARTS, Data
+from flatout.data.feeds.evaluation import EvalFeed
+from flatout.data.source import Source
+from flatout.engine.evaluation import evaluate as evaluate_model
+from flatout.machine.device import pick_device
+from flatout.recipe.build import build_job, first_output
+from flatout.runs.record import Run
+from flatout.runs.train import CACHE
+from flatout.runs.trained import OtherData, as_trained, job_of, other_source, precision_on, tier_of, trained_model
+
+_HOW_TO_HAVE = {
+    "validation": "set holdout: 0.2 or validation: FILE",
+    "test": "set test: FILE (for tables, sql and images)",
+}
+
+
+def evaluate(
+    run: Run,
+    data: OtherData | None = None,
+    *,
+    part: str | None = None,
+    device: str = "auto",
+    cache: Path | str | None = CACHE,
+) -> dict[str, float]:
+    """Metrics of the trained model on the run's validation part, on its test or train part, or on other data.
+
+    All rows are prepared as in training, and none is augmented. `data` is a file, `fo.data.arrays(x, y)`, columns such as
+    {"x": x, "y": y} of arrays or files; of a run on a table also a query, its raw columns, a pyarrow.Table or a DataFrame.
+    """
+    kept = None if cache is None else Path(cache)
+    if data is None:
+        job = build_job(run.recipe, kept)
+        _check_unchanged(run, job.data)
+        source = _own_part(run.name, job.data, "validation" if part is None else part)
+    elif part is None:
+        job = job_of(run.folder, run.recipe)
+        source = other_source(job, data, targets=True, cache=kept)
+    else:
+        raise UsageError(f"part={part!r} selects from the run's own data, but other data was given: give one of them")
+    place, plan = pick_device(device), run.plan
+    model = as_trained(plan.settings, trained_model(run.folder, job), place)
+    tier = plan.settings.tier if part == "train" else "resident"  # the training part may be too large for the device
+    feed = EvalFeed(source, job.data.prepare, plan.batch, place, tier_of(source, tier), any_order=True)
+    batch = next(iter(feed))
+    with torch.no_grad():
+        model.eval()
+        job.objective.check(first_output(job, batch), batch)
+    metrics = evaluate_model(model, job.objective, feed, precision=precision_on(plan.settings, place), device=place)
+    assert metrics is not None
+    return metrics
+
+
+def _check_unchanged(run: Run, data: Data) -> None:
+    """How rows are prepared is fitted on the training rows: on other rows the model would get other inputs."""
+    try:
+        kept = run.folder.parsed("data.json", lambda written: written["fingerprint"])
+    except MissingFile:  # a run of an older version
+        return
+    if kept != data.fingerprint():
+        raise DataError(
+            f"the data of {run.name} is not what it was trained on any more: its files were changed, or another version of "
+            "flatout prepares them differently. Restore the files, or evaluate other files with --data (in Python data=), "
+            "which are prepared as in training"
+        )
+
+
+def _own_part(name: str, data: Data, part: str) -> Source:
+    """A part of the data that the run `name` was trained with."""
+    if part not in PARTS:
+        raise UsageError(f"unknown part {part!r}; {did_you_mean(part, PARTS)}")
+    parts: dict[str, Source] = {each: source for each in PARTS if (source := getattr(data, each)) is not None}
+    if part not in parts:
+        raise UsageError(
+            f"{name} has no {part} part, its data has {' and '.join(parts)}: {_HOW_TO_HAVE[part]} under data in the recipe "
+            "and train again, or evaluate other data with --data"
+        )
+    return parts[part]
