@@ -34,7 +34,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     def tries(*given: Any) -> Iterator[Machine]:
         yield made
 
-    monkeypatch.setattr(planned, "_tries", tries)
+    monkeypatch.setattr(planned, "tries", tries)
     return made
 
 

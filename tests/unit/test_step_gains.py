@@ -86,7 +86,7 @@ def test_gains_are_measured_where_trials_are_and_nowhere_else(
         return made_up()
 
     monkeypatch.setattr(planned, "ceilings_of", ceilings_of)
-    monkeypatch.setattr(planned, "_tried_plan", lambda recipe, s, plan, trove, live, asked: (plan, None))
+    monkeypatch.setattr(planned, "tried_plan", lambda recipe, s, plan, *rest: (plan, None))
     given = recipe(budget=budget, settings={"device": "cpu"})
     planned.checked_plan(given, build_job(given), None, analyze=analyze)
     planned.default_plan(given, build_job(given), None)  # as `explain` asks for it

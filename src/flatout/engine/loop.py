@@ -20,7 +20,6 @@ from flatout.engine.outcome import outcome, write_weights
 from flatout.engine.progress import Progress
 from flatout.engine.records import DevicePhases, HostPhases, NoPhases
 from flatout.engine.settings import Settings
-from flatout.engine.signals import StopRequest
 from flatout.engine.surroundings import run_set_up
 from flatout.measure.clock import synchronize
 from flatout.measure.ledger import Ledger
@@ -45,27 +44,20 @@ def train(
 
     Every process of a `world` calls it with the same job and settings; `watch` learns what each process is doing.
     """
-    world = world or World()
+    world, meet = world or World(), Together
     if world.size > 1:
         from flatout.engine.parallel.mesh import parse_mesh  # here: one process starts sooner without it
+        from flatout.engine.parallel.together import Among as meet
 
         world.lay_out(parse_mesh(settings.mesh, world.size))
     with run_set_up(settings, job.seed, world) as stop:
-        loop = Loop(job, settings, folder, events, _together(world, stop, watch), cache)
+        loop = Loop(job, settings, folder, events, meet(world, stop, watch), cache)
         try:
             loop.begin()
             loop.run()
             return loop.finish()
         finally:
             loop.release()
-
-
-def _together(world: World, stop: StopRequest, watch: RankWatch | NoWatch | None) -> Together:
-    if world.size == 1:
-        return Together(world, stop, watch)
-    from flatout.engine.parallel.together import Among
-
-    return Among(world, stop, watch)
 
 
 class Loop:
@@ -158,25 +150,24 @@ class Loop:
             budget.spend(progress)
 
     def finish(self) -> dict[str, Any]:
-        parts, progress = self.parts, self.progress
-        if self.evaluations.possible and not self.stop and progress.evaluated_at != progress.samples:
+        parts, checkpointing = self.parts, self.checkpointing
+        if self.evaluations.possible and not self.stop and self.progress.evaluated_at != self.progress.samples:
             self.evaluate()
         self.save(wait=True)
         self.world.barrier()  # the process that writes has written
         progress = self.progress
         if self.stop:
-            self.checkpointing.leave(self.stop, progress.step)
+            checkpointing.leave(self.stop, progress.step)
         best = progress.best["step"] if self.job.early_stop and progress.best else None
         if self.world.is_first or self.world.is_split or parts.state.local is not None:
             with sync_point():
-                write_weights(parts.state, self.folder, self.checkpointing.checkpoints, best, self.events)
+                write_weights(parts.state, self.folder, checkpointing.checkpoints, best, self.events)
         self.ledger.lap("checkpoint")
         self.phases.attribute(self.ledger)
         if (bad := self.job.data.left_out()[1]) is not None:
             self.events.emit("degraded", what="data", why=bad)
         reason = self.evaluations.early_end(progress) or "budget spent"
-        saver, last_loss = self.checkpointing.saver, self.log.last_loss
-        result = outcome(self.job, parts, saver, progress, self.ledger, reason, last_loss, self.events.lost)
+        result = outcome(self.job, parts, checkpointing.saver, progress, self.ledger, reason, self.log.last_loss, self.events)
         self.events.emit("finished", reason=reason, steps=progress.step, metrics=result["metrics"])
         return result
 
@@ -184,8 +175,6 @@ class Loop:
         self.checkpointing.release()
         self.parts.release()
         self.parts.step.exchange.at = lambda phase: None  # breaks a reference cycle, so that the data is freed at once
-
-    # ---- between steps ----
 
     def at(self, phase: str) -> None:
         """Tell the watch over several processes what this one is doing."""

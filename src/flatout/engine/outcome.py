@@ -46,7 +46,7 @@ def outcome(
     ledger: Ledger,
     reason: str,
     last_loss: float | None,
-    events_lost: int,
+    events: EventLog,
 ) -> dict[str, Any]:
     totals = ledger.totals()
     train_s = sum(totals[row] for row in TRAINING_ROWS)
@@ -82,6 +82,6 @@ def outcome(
         "reading": parts.feed.stats(),
         "bad_rows": left_out,
         "bad_row_count": left_out_count,
-        "events_lost": events_lost,
+        "events_lost": events.lost,
         "ledger": totals,
     }
