@@ -66,7 +66,7 @@ def test_more_processes_learn_the_same(alone: Path, tmp_path: Path, size: int) -
     plan = json.loads((folder_of(tmp_path / "mlp") / "plan.json").read_text())
     chosen: dict[str, Any] = {choice["name"]: choice for choice in plan["choices"]}
     assert chosen["mesh"]["value"] == f"data={size}" and "each has a copy" in chosen["mesh"]["why"]
-    assert chosen["graph"]["why"] == f"{size} processes can't have it" and chosen["graph"]["source"] == "default"
+    assert f"{size} processes" in chosen["graph"]["why"] and chosen["graph"]["source"] == "default"
     assert plan["batch"] == 14  # of all processes together
     assert f"all {-(-14 // size)} at once" in chosen["micro_batch"]["why"]  # a process's share of it
     assert torch.equal(weights(tmp_path / "seen")["table.weight"], torch.full((203, 1), -4.0))

@@ -74,10 +74,10 @@ def test_remembered_after_a_resume(tmp_path: Path) -> None:
 
 
 def test_a_single_sample_that_does_not_fit_is_said(tmp_path: Path) -> None:
-    with disturbed(fits(0)), pytest.raises(OutOfMemory, match=r"single sample.*activation_checkpointing"):
+    with disturbed(fits(0)), pytest.raises(OutOfMemory, match=r"one sample.*activation_checkpointing"):
         train(tmp_path)
     result = only_run(tmp_path).result
-    assert result["status"] == "failed" and "single sample" in result["reason"]
+    assert result["status"] == "failed" and "one sample" in result["reason"]
 
 
 def test_other_errors_of_the_model_are_not_taken_for_it(tmp_path: Path) -> None:

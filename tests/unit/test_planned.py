@@ -56,7 +56,7 @@ def test_trials_serve_later_runs_however_short_and_the_receipt_says_when_they_we
     said.clear()
     short = plan(tmp_path, "20 steps", said)
     assert len(machine.asked) == tried and short.settings["channels_last"] is True and short.gain == pytest.approx(first.gain)
-    assert "were made at 2" in short.notes[0] and "nothing now" in short.notes[0] and "need not be measured again" in said[0]
+    assert "were made at 2" in short.notes[0] and "nothing now" in short.notes[0] and "measurements of 2" in said[0]
 
 
 class Capped(nn.Module):

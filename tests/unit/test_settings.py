@@ -49,7 +49,7 @@ def test_what_is_written_is_typed(name: str, written: Any, meant: Any) -> None:
         ("graph", "maybe", "expected on or off, got 'maybe'"),
         ("micro_batch", "a few", "expected a whole number, got 'a few'"),
         ("micro_batch", True, "expected a whole number, got True"),
-        ("micro_batch", -1, "expected a number that is not negative, got -1"),
+        ("micro_batch", -1, "expected 0 or more, got -1"),
         ("keep_checkpoints", 0, "expected 1 or more, got 0"),
         ("prefetch", 5000, "expected 4,096 or less, got 5000"),
         ("grace", "soon", "expected a time, such as 30 s, got 'soon'"),

@@ -1,8 +1,8 @@
-"""Which kernel computes scaled dot-product attention: one of torch's own, put first in its list, or a compiled one.
+"""Which kernel computes scaled dot-product attention: one of torch's, put first in its list, or compiled flex attention.
 
-Flex attention is a program that torch compiles into one kernel with what surrounds it. A `TorchFunctionMode` that put it in the
-place of torch's function would end the graph at every method of a tensor that is written in Python, so it is the model that
-lends a hand: a module with an attribute `attend`, a function called as `F.scaled_dot_product_attention` is, gets another one.
+torch compiles flex attention into one kernel together with the code around it. Replacing torch's function with a
+`TorchFunctionMode` would break the graph at every tensor method that is written in Python. So the model has to offer a hook: an
+attribute `attend` of a module, called like `F.scaled_dot_product_attention`, is replaced.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HOOK = "attend"
 
 
 def attention_kernel(name: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Makes the context in which a forward has that kernel first; the others stay, for what it can't do."""
+    """Returns a context for the forward that prefers this kernel; the others stay for cases that it can't compute."""
     if name not in _KERNELS:
         return nullcontext
     first = _KERNELS[name]
@@ -39,7 +39,7 @@ def offers_hook(model: nn.Module) -> bool:
 
 
 def use_flex(model: nn.Module) -> int:
-    """Returns how many of its modules attend so from now on."""
+    """Makes all modules with the hook use flex attention; returns how many."""
     found = list(_hooked(model))
     for module in found:
         setattr(module, _HOOK, attend_flexibly)
@@ -57,14 +57,14 @@ def attend_flexibly(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Causal or unmasked attention without dropout, in a step that is being compiled; any other as torch does it."""
+    """Flex attention if it is causal or unmasked, without dropout, and being compiled; otherwise torch's own."""
     if attn_mask is not None or dropout_p or not _can_flex(query):
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
         )
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    # made within the graph: one small kernel, whatever the length
+    # inside the graph: one small kernel for any length
     blocks = create_block_mask(_past, None, None, query.shape[-2], key.shape[-2], query.device) if is_causal else None
     mixed: Any = flex_attention(query, key, value, block_mask=blocks, scale=scale, enable_gqa=enable_gqa)
     assert isinstance(mixed, Tensor)
@@ -76,7 +76,7 @@ def _past(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
 
 
 def _can_flex(query: Tensor) -> bool:
-    """Uncompiled it would hold every score at once; on a CPU torch has no backward of it."""
+    """Uncompiled flex attention holds all scores in memory; on a CPU it has no backward."""
     return torch.compiler.is_compiling() and (query.is_cuda or not (query.requires_grad and torch.is_grad_enabled()))
 
 

@@ -1,9 +1,8 @@
-"""What was compiled, kept in the run's folder: a resumed run loads it, also on another machine of the same kind.
+"""Compiled code in the run's folder: a resumed run loads it, also on another machine of the same kind.
 
-One file: a line of JSON that says what it was made for, then torch's artifacts as torch wrote them. They hold pickles and code:
-loading them is running them. So they are read only from a regular file that belongs to this user and that nobody else can
-write to, and only if they are the very bytes that were saved there. A file that is damaged, foreign or made for something else
-is left alone, and said.
+One file: a line of JSON that says what it was made for, then torch's artifacts. They contain pickles and code, so loading them
+executes them. Therefore they are read only from a regular file that this user owns and nobody else can write to, and only if
+their checksum is right. A file that is damaged, of another owner or made for something else is not used, and that is reported.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ NAME = "compile_cache.bin"
 
 
 def made_for(settings: Settings) -> dict[str, str]:
-    """Where any of these differs, nothing in the file would be found again."""
+    """If any of these differs, torch would not find anything in the file."""
     return {
         "torch": str(torch.__version__),
         "python": platform.python_version(),
@@ -42,10 +41,10 @@ class CompiledFiles:
         self._key = key
 
     def save(self) -> str | None:
-        """All that this process has compiled so far; why not, if not."""
+        """Saves everything that this process has compiled. Returns why it could not, or None."""
         made = torch.compiler.save_cache_artifacts()
         if made is None:
-            return "torch keeps none of it in its caches"
+            return "torch has nothing of it in its caches"
         about = {**self._key, "sha256": hashlib.sha256(made[0]).hexdigest()}
         try:
             write_bytes(self._path, json.dumps(about).encode() + b"\n" + made[0])
@@ -55,7 +54,7 @@ class CompiledFiles:
         return None
 
     def load(self) -> str | None:
-        """Into torch's own caches; why not, if there is something that can't be used."""
+        """Loads the file into torch's caches. Returns why it could not be used, or None."""
         try:
             content = _read_own(self._path)
         except FileNotFoundError:
@@ -63,7 +62,7 @@ class CompiledFiles:
         except OSError as error:
             return f"{self._path.name} can't be read: {error.strerror}"
         if content is None:
-            return f"{self._path.name} can be written by others than you, and loading it would run what they wrote"
+            return f"{self._path.name} can be written by other users, and loading it would execute their code"
         line, _, artifacts = content.partition(b"\n")
         why = self._unfit(line, artifacts)
         if why is None:
@@ -83,7 +82,7 @@ class CompiledFiles:
 
 
 def _read_own(path: Path) -> bytes | None:
-    """None if it is not this user's alone. It is opened first, so that what is checked is what is read."""
+    """None if other users could have written it. It is opened before the check, so that the checked file is the one read."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         about = os.fstat(file.fileno())
         own = stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o022
@@ -93,6 +92,6 @@ def _read_own(path: Path) -> bytes | None:
 def _into_torch(artifacts: bytes) -> str | None:
     try:
         found = torch.compiler.load_cache_artifacts(artifacts)
-    except Exception as error:  # whatever torch meets in there, it can compile anew
+    except Exception as error:  # torch can compile again, whatever is wrong with the file
         return f"can't be loaded: {type(error).__name__}: {error}"
     return "can't be loaded" if found is None else None

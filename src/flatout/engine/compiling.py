@@ -1,12 +1,12 @@
-"""The compiler, watched: what it compiled, where it broke off or began again, and what it could not do, in words.
+"""Reports what torch.compile does: what it compiled, graph breaks, recompilations, and what it could not compile.
 
-torch falls back to eager without a word where it can't go on: a graph ends at a line that it can't follow, a function that was
-compiled too often is compiled no more. What it keeps of each compilation tells all of that and is the same in torch 2.11 to
-2.13: `get_compilation_metrics` (function, seconds, the guard that failed, why it gave up) and `graph_break_reasons` (the stack
-of the user's code). Both are read between steps. Log handlers would have to parse prose meant for people and change what
-`TORCH_LOGS` shows; counters name no lines; `fail_on_recompile_limit_hit` ends a run that could go on.
+torch falls back to eager silently: a graph breaks at a line that the compiler can't follow, and a function that was compiled
+too often is not compiled again. torch's records of each compilation show this and are the same in torch 2.11 to 2.13:
+`get_compilation_metrics` (function, seconds, the guard that failed, why it gave up) and `graph_break_reasons` (the stack of the
+user's code). Both are read between steps. The alternatives are worse: log handlers would have to parse text and would change
+the output of `TORCH_LOGS`; counters name no lines; `fail_on_recompile_limit_hit` ends a run that could continue.
 
-An error from the compiler costs speed and never the run: the step is tried again eagerly, from where it began.
+A compiler error costs speed but never ends the run: the step is tried again eagerly, from where it began.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from flatout.engine.surroundings import read_random_state, restore_random_state
 Compute = TypeVar("Compute", bound=Callable[..., Any])
 
 _MODES = {"max-autotune": "max-autotune-no-cudagraphs", "reduce-overhead": "reduce-overhead"}
-_MISSING = {  # what an error of the compiler speaks of, and what a person should do
-    "C++ compiler": "it needs a C++ compiler, and none works on this machine: install g++",
-    "Python.h": "it needs the headers of Python, which are not installed: install python3-dev",
+_MISSING = {  # text in a compiler error, and what to do about it
+    "C++ compiler": "it needs a C++ compiler, and this machine has none that works: install g++",
+    "Python.h": "it needs the Python headers, which are not installed: install python3-dev",
     "TritonMissing": "it needs Triton, which is not installed: pip install triton",
     "working triton": "it needs Triton, which is not installed: pip install triton",
 }
-_MOST_SAID = 5  # breaks of a model that are said one by one
+_MOST_SAID = 5  # graph breaks that are reported one by one
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-_RESUMED = re.compile("^torch_dynamo_resume_in_|_at_[0-9]+$")  # the rest of a function after a break, as torch names it
+_RESUMED = re.compile("^torch_dynamo_resume_in_|_at_[0-9]+$")  # torch's name for the rest of a function after a graph break
 _TORCH = os.path.dirname(torch.__file__)
 
 
@@ -49,19 +49,19 @@ def compiler(how: str, shapes_vary: bool) -> Callable[[Compute], Compute]:
 
 
 def _own_code(method: Any) -> Any:
-    """torch counts compilations by code object, and gives up after eight: the runs of one process must not share theirs."""
+    """torch counts compilations per code object and gives up after eight: runs of one process must not share one."""
     code, plain = method.__func__.__code__.replace(), method.__func__
     return types.MethodType(types.FunctionType(code, plain.__globals__, plain.__name__), method.__self__)
 
 
 def for_all_shapes(batch: dict[str, Tensor]) -> None:
-    """One compilation serves them all: without this mark, two sizes that happen to be equal are taken to be always equal."""
+    """One compilation for all shapes. Without this mark torch assumes that sizes that are equal once are always equal."""
     for column in batch.values():
         torch._dynamo.maybe_mark_dynamic(column, list(range(column.ndim)))
 
 
 class Before:
-    """What a forward changes beside gradients: buffers and random numbers, as they were before it."""
+    """A copy of what a forward changes besides gradients: buffers and the random state."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._device = device
@@ -80,7 +80,7 @@ def is_compilers(error: BaseException) -> bool:
 
 
 def why_not(error: BaseException) -> str:
-    """What could not be compiled and where, in words."""
+    """What could not be compiled, and where."""
     text = str(error)
     named = f"{type(error).__name__}: {text}"
     known = next((words for sign, words in _MISSING.items() if sign in named), None)
@@ -94,19 +94,19 @@ def why_not(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class News:
-    """What was compiled since the last time."""
+    """What was compiled since the last report."""
 
     seconds: float
     graphs: int
-    cached: int  # forwards and backwards that were found in a cache
-    built: int  # and that were not
-    breaks: tuple[str, ...]  # where a graph ends because the compiler can't follow
-    recompiles: tuple[str, ...]  # what differed from what had been compiled
-    eager: tuple[str, ...]  # functions that the compiler has given up
+    cached: int  # forwards and backwards found in a cache
+    built: int  # forwards and backwards that were compiled
+    breaks: tuple[str, ...]  # graph breaks
+    recompiles: tuple[str, ...]  # the guards that failed
+    eager: tuple[str, ...]  # functions that the compiler no longer compiles
 
 
 class CompileWatch:
-    """Of everything that this process compiles, what is new since the last look."""
+    """What this process compiled since the last call of `news`."""
 
     def __init__(self) -> None:
         from torch._dynamo import utils
@@ -137,7 +137,7 @@ class CompileWatch:
         )
 
     def _breaks(self) -> dict[str, str]:
-        """By line. It breaks every function on the way to it too, and torch has full words for it only the first time."""
+        """Reasons by line. A break also breaks every calling function, and torch gives the full reason only the first time."""
         reasons: list[Any] = self._torch.graph_break_reasons
         new = reasons[self._broken if self._broken <= len(reasons) else 0 :]  # torch._dynamo.reset() empties the list
         self._broken = len(reasons)
@@ -154,7 +154,7 @@ class CompileWatch:
         return kept[seen + 1 :]
 
     def _where(self, one: Any) -> str:
-        """The line of the user's code that it is about; the function that was compiled, where torch does not say."""
+        """The line of the user's code; if torch does not say, the function that was compiled."""
         stack = _FRAME.findall(one.recompile_reason or "")
         if stack:
             return _place(*stack[-1])
@@ -164,7 +164,7 @@ class CompileWatch:
 
 
 class Compiling:
-    """Says what the compiler does while a run trains, and keeps what it made with the run."""
+    """Reports what the compiler does while a run trains, and saves compiled code in the run's folder."""
 
     def __init__(self, settings: Settings, folder: Path, events: EventLog) -> None:
         """Made before anything is compiled: loads what an earlier part of this run has compiled."""
@@ -173,10 +173,10 @@ class Compiling:
         self._kept = compile_cache.CompiledFiles(folder, compile_cache.made_for(settings))
         self._watch = CompileWatch()
         if (why := self._kept.load()) is not None:
-            self._say("compile cache", [f"all is compiled anew: {why}"])
+            self._say("compile cache", [f"everything is compiled again: {why}"])
 
     def report(self, step: int) -> None:
-        """What was compiled since the last time: an event, and one for each thing that costs speed."""
+        """Emits an event for what was compiled since the last call, and one for each thing that costs speed."""
         news = self._watch.news()
         if news is None:
             return
@@ -188,9 +188,9 @@ class Compiling:
 
     def give_up(self, why: str) -> None:
         """The step runs eagerly from here on."""
-        said = f"the step can't be compiled and runs eagerly, as --off compile does from the start: {why}"
+        said = f"the step can't be compiled and runs eagerly, as with --off compile: {why}"
         self._events.emit("degraded", what="compile", value="off", why=said)
-        self._watch.news()  # what led to this is said
+        self._watch.news()  # drops what led to this: `why` says it
 
     def _say(self, what: str, reasons: Iterable[str]) -> None:
         for why in reasons:
@@ -199,12 +199,12 @@ class Compiling:
                 self._events.emit("degraded", what=what, why=why)
 
     def _keep(self, news: News) -> None:
-        if not news.built and self._kept.loaded:  # all of it came from there
+        if not news.built and self._kept.loaded:  # everything came from the saved files
             return
         with sync_point():
             why = self._kept.save()
         if why is not None:
-            self._say("compile cache", [f"a resumed run compiles anew: {why}"])
+            self._say("compile cache", [f"a resumed run compiles again: {why}"])
 
 
 def _fields(news: News) -> dict[str, Any]:
@@ -219,24 +219,24 @@ def _fields(news: News) -> dict[str, Any]:
 
 def _first(breaks: tuple[str, ...]) -> Iterator[str]:
     for where in breaks[:_MOST_SAID]:
-        yield f"the graph ends here, and goes on after a way through Python: {where}"
+        yield f"graph break: this line runs in Python: {where}"
     if len(breaks) > _MOST_SAID:
-        yield f"the graph ends at {len(breaks) - _MOST_SAID} more lines: the event compiled has them all"
+        yield f"{len(breaks) - _MOST_SAID} more graph breaks: the event compiled lists them all"
 
 
 def _given_up(one: Any) -> str:
     if "limit exceeded" in (one.fail_reason or ""):
         times = str(one.compile_id).partition("/")[2]
         return (
-            f"compiled {times} times and no more, what fits none of these runs eagerly; "
+            f"compiled {times} times and no more, other cases run eagerly; "
             f"the last time {_guard(one.recompile_reason)}. "
-            "Keep what changes from step to step in a tensor or out of the model, or --off compile"
+            "Keep values that change from step to step in a tensor or out of the model, or --off compile"
         )
     return f"this function runs eagerly: {_explanation(one.fail_reason or '')}"
 
 
 def _guard(reason: str | None) -> str:
-    """`0/3: self.model.calls == 7   # code  # file` and a stack -> what was taken for granted, and is no more."""
+    """`0/3: self.model.calls == 7   # code  # file` and a stack -> the assumption that failed."""
     first = re.sub(r"^\d+/\S+: ", "", (reason or "").strip()).partition("\n")[0]
     condition = re.split(r"\s+# ", first)[0].strip()
     if not condition:
@@ -245,7 +245,7 @@ def _guard(reason: str | None) -> str:
 
 
 def _explanation(reason: str) -> str:
-    """torch's own words for it, without its hints to its developers."""
+    """torch's explanation, without its hints for torch developers."""
     found = re.search(r"^\s*Explanation: (.+)$", reason, re.MULTILINE)
     line = found[1] if found else next((line for line in reason.splitlines() if line.strip()), "")
     return line.strip()

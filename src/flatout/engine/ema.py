@@ -1,6 +1,6 @@
 """An exponential moving average of the weights; evaluation and the final model use it when the recipe asks for one.
 
-Of weights that are spread over processes, each averages the parts that it has: nothing is exchanged.
+If weights are spread over processes, each process averages its own parts, without communication.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ class Average:
             self._put(own)
 
     def by_name(self) -> dict[str, Tensor]:
-        """For a checkpoint: a place in a list means another weight wherever only some of them are.
+        """For a checkpoint, by name: positions in a list differ between processes that have only some of the weights.
 
-        A tied weight is there under each of its names: another process may have it under one of them alone.
+        A tied weight appears under each of its names, because another process may know only one of them.
         """
         return {name: self.average[place] for name, place in self._places.items()}
 
     @torch.no_grad()
     def restore(self, kept: Mapping[str, Tensor] | Sequence[Tensor] | None) -> None:
-        """What `by_name` gave, laid out as it is here; or a list in the model's order, as older checkpoints have it."""
+        """From the result of `by_name`, or from a list in the model's order, as in older checkpoints."""
         if kept is None:
-            raise StoreError("the checkpoint has no average of the weights, and the recipe asks for one: --fresh begins anew")
+            raise StoreError("the checkpoint has no average of the weights, which the recipe asks for: start anew with --fresh")
         listed = list(kept) if not isinstance(kept, Mapping) else self._in_order(kept)
         found = [local_part(tensor) for tensor in listed]
         for place, (here, there) in enumerate(zip(_here(self.average), found, strict=True)):
             if here.shape != there.shape:
                 shapes = f"{list(there.shape)} in the checkpoint and {list(here.shape)} here"
-                raise StoreError(f"the average of weight {place} is {shapes}: it does not fit, --fresh begins anew")
+                raise StoreError(f"the average of weight {place} is {shapes}: it does not fit; start a new run with --fresh")
         torch._foreach_copy_(_here(self.average), [tensor.to(self.average[0].device) for tensor in found])
 
     def _in_order(self, kept: Mapping[str, Tensor]) -> list[Tensor]:

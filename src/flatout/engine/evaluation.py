@@ -1,4 +1,4 @@
-"""Evaluation on the device: metrics are summed there and read once, at the end."""
+"""Evaluation: metrics are summed on the device and read once, at the end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def evaluate(
     should_stop: Callable[[], bool] = lambda: False,
     exchange: Exchange | None = None,
 ) -> dict[str, float] | None:
-    """Metrics over all batches, or None if it was asked to stop on the way. `exchange`: how a model in parts is called."""
+    """Metrics over all batches, or None if `should_stop` said so. `exchange`: how a split model is called."""
     with looking(model, precision, device):
         meter = collect(model, objective, batches, device, should_stop, exchange)
         if meter is None:
@@ -49,7 +49,7 @@ def collect(
     should_stop: Callable[[], bool],
     exchange: Exchange | None,
 ) -> Meter | None:
-    """What the metrics are made of, or None if it was asked to stop."""
+    """The sums that metrics are computed from, or None if `should_stop` said so."""
     meter = objective.meter(device)
     for batch in batches:
         if should_stop():
@@ -62,7 +62,7 @@ def collect(
 
 @contextmanager
 def looking(model: nn.Module, precision: str, device: torch.device) -> Iterator[None]:
-    """Nothing is learned inside this context, and nothing behaves as in training."""
+    """Inside, the model is in eval mode and no gradients are recorded."""
     was_training = model.training
     model.eval()
     try:
@@ -83,13 +83,13 @@ def evaluate_in_memory(
     on_split: OnSplit,
     exchange: Exchange | None = None,
 ) -> dict[str, float] | None:
-    """`evaluate`, again with smaller batches where memory runs out: the metrics are sums, so they stay the same."""
+    """`evaluate`, repeated with smaller batches if memory runs out. Metrics are sums, so they don't change."""
     how: Any = {"precision": precision, "device": device, "should_stop": should_stop, "exchange": exchange}
     return in_memory(feed, device, on_split, lambda: evaluate(model, objective, feed, **how))
 
 
 def in_memory(feed: EvalFeed, device: torch.device, on_split: OnSplit, attempt: Callable[[], Found]) -> Found:
-    """What an attempt gives that goes through all batches; again with smaller ones where memory runs out."""
+    """The result of `attempt`, which goes through all batches; repeated with smaller ones if memory runs out."""
     while True:
         try:
             return attempt()
@@ -101,9 +101,9 @@ def in_memory(feed: EvalFeed, device: torch.device, on_split: OnSplit, attempt: 
 
 
 def halve(feed: EvalFeed, device: torch.device, on_split: OnSplit, reason: str) -> None:
-    """Outside of the except block, where a traceback would hold the tensors of what failed."""
+    """Call it outside of the except block, where the traceback would hold tensors of the failed attempt."""
     release_cached(device)
     if feed.batch == 1:
-        raise OutOfMemory(f"out of memory while evaluating a single sample at a time ({reason}): use a smaller model")
+        raise OutOfMemory(f"out of memory while evaluating one sample at a time ({reason}): use a smaller model")
     before, feed.batch = feed.batch, (feed.batch + 1) // 2
     on_split(before, feed.batch, reason)

@@ -1,9 +1,9 @@
 """The whole step, update included, as one CUDA graph: one launch from the host instead of hundreds.
 
-The graph writes its scalars and finds its learning rate at fixed places on the device: rates that are known ahead are put there
-by the hundred. Of data that is on the device it picks the next rows itself, so that a replay needs nothing from the host; of
-any other, the next batch is put where it looks. Warming up runs real kernels; all state is put
-back afterwards, so that every step of a run, the first and the one after a resume included, is a replay of the same graph.
+The graph writes its scalars to, and reads its learning rate from, fixed places on the device; rates that are known ahead are
+written there by the hundred. If the data is on the device, the graph picks the next rows itself, so that a replay needs nothing
+from the host; otherwise the next batch is copied to where the graph reads it. The warm-up runs real kernels, and all state is
+restored afterwards. So every step of a run, also the first one and the one after a resume, is a replay of the same graph.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ class GraphStep:
         self.rows = rows
         self.records = GraphRecords(step.device, slots, compiled=step.passes.compiled)
         self._rates = torch.zeros(len(step.update.device_rates), slots, device=step.device)
-        self._rated: list[float] = []  # what the table holds for the steps since the last log point, and those to come
+        self._rated: list[float] = []  # the table's rates for the steps since the last log point and for the next ones
         self._look_up = torch.compile(_look_up, dynamic=False) if step.passes.compiled else _look_up
         self._replay: Callable[[], object] = lambda: None
 
     def capture(self, saved_state: Callable[[], list[Tensor]], restore: Callable[[list[Tensor]], None]) -> None:
-        """`saved_state` copies all that a step changes, `restore` puts it back (new optimizer state as it was born: zeros)."""
+        """`saved_state` copies everything that a step changes, `restore` puts it back (new optimizer state becomes zeros)."""
         before, position = saved_state(), self.feed.position
         self.step.passes.warm(self.rows)
         self.step.records = self.records
         try:
             self._record()
         except RuntimeError:
-            self.step.update.optimizer.zero_grad(set_to_none=True)  # they lie in the memory of the graph that came to nothing
+            self.step.update.optimizer.zero_grad(set_to_none=True)  # they are in the memory of the failed graph
             raise
         finally:
             self.step.records = Records()
-            self.step.update.rate = math.nan  # whatever the warm-up left on the device is none
+            self.step.update.rate = math.nan  # the rate on the device is from the warm-up
             restore(before)
             self.feed.seek(position)
             self.reload()
@@ -74,14 +74,14 @@ class GraphStep:
         self.step.attempt(self.feed.capture_next(), self.rows)
 
     def reload(self) -> None:
-        """After the feed was moved."""
+        """Call after the feed was moved to another position."""
         self.feed.load()
         self.records.reset()
 
     def __call__(self, rate_in: Callable[[int], float], known_ahead: bool) -> None:
-        """`rate_in` gives the rate of a step so many steps from now; only of this one, where time or cost decides."""
+        """`rate_in(n)` is the learning rate n steps from now; with a budget of time or money only the next one is known."""
         done = self.records.filled
-        if done == 0:  # a log point was read: the graph looks at the first place again
+        if done == 0:  # after a log point the graph starts at the first place again
             self._rated = []
         if done == len(self._rated):
             self._rate(

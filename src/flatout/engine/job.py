@@ -1,4 +1,4 @@
-"""The parts of a run, as the engine is given them: built, checked, and free of where they came from."""
+"""The parts of a run as the engine gets them: built and checked, independent of the recipe."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ class Job:
     rates: Mapping[str, float] = field(default_factory=dict)
     clip: float | None = None
     ema: float | None = None
-    tensor_plan: Mapping[str, str] | None = None  # how tensor parallel splits a model that is not built in
-    exchange: Rounds | None = None  # of weights, every so many steps; None: of gradients, in each
+    tensor_plan: Mapping[str, str] | None = None  # how tensor parallelism splits a model that is not built in
+    exchange: Rounds | None = None  # exchange weights every few steps; None: exchange gradients in each step
     evaluate_every: Budget | None = field(default_factory=lambda: Budget.parse("1 epoch"))
     early_stop: EarlyStop | None = None
     price_per_hour: float | None = None
     seed: int = 0
-    turns: Mapping[str, Turn] = field(default_factory=dict)  # what the recipe's own knobs do to the model
+    turns: Mapping[str, Turn] = field(default_factory=dict)  # how the recipe's own knobs change the model
 
     def epoch_samples(self, counted: Budget) -> int:
-        """Rows in an epoch, for what counts them. A stream without a known end refuses those that count epochs."""
+        """Rows in an epoch. A stream without a known length raises an error if `counted` is in epochs."""
         rows = self.data.epoch_rows
         return len(self.data.train) if rows is None and counted.unit == "epochs" else rows or 0
 
     @property
     def rows_per_step(self) -> float:
-        """The batch, or what is in one on average where batches differ."""
+        """The batch size, or the average where batches differ in size."""
         return self.data.train.rows_per_batch(self.batch)
 
     @property

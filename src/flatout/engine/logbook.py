@@ -29,7 +29,7 @@ HIGHER_IS_BETTER = frozenset({"accuracy", "auc", "r2", "f1"})
 
 class Logbook:
     def __init__(self, job: Job, parts: Assembly, events: EventLog, every_steps: int, meet: Callable[[Progress], None]) -> None:
-        """`meet`: what several processes agree on there, the time first of all."""
+        """`meet` is called at each log point: several processes agree there on the time, on stopping and on saving."""
         self._meet = meet
         self.last_loss: float | None = None
         self._job = job
@@ -53,16 +53,16 @@ class Logbook:
         return progress.step == self._step
 
     def read(self, progress: Progress) -> int:
-        """Wait for the device, say what happened, and count what was skipped into the progress. Returns how many that were."""
+        """Wait for the device, emit the event and count skipped steps in `progress`. Returns how many were skipped."""
         parts = self._parts
-        reading = parts.meters.read()  # takes milliseconds on some drivers: while the device still has work
+        reading = parts.meters.read()  # takes milliseconds with some drivers: now, while the device still has work
         with sync_point():
             interval = parts.drain()
         self._meet(progress)
         parts.budget.spend(progress)
         parts.budget.spend_energy(progress, reading.energy_j)
         steps, seconds = progress.step - self._step, progress.elapsed_s - self._elapsed_s
-        skips = interval.skipped(by_norm=parts.step.scale is None)  # a loss scale lets gradients overflow on purpose
+        skips = interval.skipped(by_norm=parts.step.scale is None)  # with a loss scale, gradients overflow on purpose
         skipped = sum(skips)
         progress.skipped += skipped
         for skip in skips:
@@ -111,7 +111,7 @@ class Evaluations:
         return self.every_samples is not None and progress.samples >= progress.next_evaluation
 
     def next_after(self, samples: int) -> int:
-        """Where the next one is due; 0 where none is."""
+        """The number of samples at which the next evaluation is due; 0 if there is none."""
         every = self._job.evaluate_every
         if self.every_samples is None or every is None:
             return 0
@@ -121,7 +121,7 @@ class Evaluations:
         return (samples // self.every_samples + 1) * self.every_samples
 
     def metrics(self, step: int) -> dict[str, float] | None:
-        """Of the weights as they are now; None: a signal came, and the evaluation is due again after the resume."""
+        """Metrics of the current weights. None: a signal came, and the evaluation is repeated after the resume."""
         parts, together, world = self._parts, self._together, self._together.world
 
         def should_stop() -> bool:
@@ -138,19 +138,19 @@ class Evaluations:
             if world.size == 1:
                 return evaluate_in_memory(*given, **how)
 
-            from flatout.engine.parallel.shared_evaluation import SharedEvaluation  # one process starts sooner without it
+            from flatout.engine.parallel.shared_evaluation import SharedEvaluation  # here: one process starts sooner without it
 
             return SharedEvaluation(*given, **how, world=world, on_wait=lambda: together.watch.beat(step, "exchange")).metrics()
 
     def note(self, progress: Progress, metrics: dict[str, float]) -> bool:
-        """True if it is the best so far."""
+        """Store and report metrics. Returns whether they are the best so far."""
         progress.next_evaluation = self.next_after(progress.samples)
         is_best = _note(self._job, progress, metrics)
         self._events.emit("evaluation", step=progress.step, samples=progress.samples, metrics=metrics, best=is_best)
         return is_best
 
     def early_end(self, progress: Progress) -> str | None:
-        """Why the run is over although budget is left, or None."""
+        """Why the run ends before its budget is spent, or None."""
         target, early_stop = self._job.budget.target, self._job.early_stop
         if target is not None and target.metric in progress.metrics and target.reached(progress.metrics[target.metric]):
             return f"{target} reached"
@@ -186,7 +186,7 @@ def _note(job: Job, progress: Progress, metrics: dict[str, float]) -> bool:
 
 
 def _watched_metric(job: Job) -> tuple[str, bool]:
-    """The metric that decides what is best, and whether more of it is better."""
+    """The metric that decides which weights are best, and whether higher is better."""
     if job.early_stop is not None and job.early_stop.metric != job.objective.metric:
         return job.early_stop.metric, job.early_stop.metric in HIGHER_IS_BETTER
     return job.objective.metric, job.objective.better == "max"

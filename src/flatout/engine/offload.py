@@ -1,7 +1,7 @@
-"""What a step holds on the device without computing on it waits in host memory: time for memory.
+"""Keeps parts of a step in host memory, which saves device memory and costs time.
 
-`ActivationOffload` is for what the backward needs, from the forward until then; `HostOptimizer` for the optimizer's state and a
-second copy of the weights, which the host updates.
+`ActivationOffload` moves what the backward needs to the host until then; `HostOptimizer` has the optimizer's state and a second
+copy of the weights there, and the host updates them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,25 @@ from torch.optim import Optimizer
 from flatout.engine.device import sync_point
 from flatout.engine.update import FusedUpdate, can_fuse
 
-_LEAST_BYTES = 256 << 10  # below this the way there takes longer than it is worth
-_LEAVING = 4  # tensors that are copied at the same time as the forward goes on, each held until it has left
-_OWN_FORM = ("fused", "foreach", "capturable", "differentiable")  # of an optimizer: how it computes, not what
+_LEAST_BYTES = 256 << 10  # smaller tensors are not worth the copy
+_LEAVING = 4  # copies under way while the forward continues; each tensor is held until then
+_OWN_FORM = (
+    "fused",
+    "foreach",
+    "capturable",
+    "differentiable",
+)  # options of an optimizer that change how it computes, not what
 
 
 @dataclass(frozen=True)
 class _Parked:
     values: Tensor  # on the host
     device: torch.device
-    stride: tuple[int, ...]  # compiled code takes no other
+    stride: tuple[int, ...]  # compiled code expects the same one
 
 
 class ActivationOffload:
-    """Makes a context for the forward. Weights stay: they are on the device anyway."""
+    """A context for the forward. Weights are not moved: they are on the device anyway."""
 
     def __init__(self, model: nn.Module, device: torch.device, least_bytes: int = _LEAST_BYTES) -> None:
         self._model = model
@@ -74,7 +79,7 @@ class ActivationOffload:
     def _bring_back(self, packed: Tensor | _Parked) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
-        self._wait_until_left(0)  # of a backward within the forward
+        self._wait_until_left(0)  # for a backward inside the forward
         values = packed.values
         tensor = torch.empty_strided(values.size(), packed.stride, dtype=values.dtype, device=packed.device)
         return tensor.copy_(values, non_blocking=self._side is not None)
@@ -87,21 +92,21 @@ class ActivationOffload:
         return all(stride or size == 1 for size, stride in zip(tensor.size(), tensor.stride(), strict=True))  # not expanded
 
     def _wait_until_left(self, others: int) -> None:
-        """All but so many. What is computed next waits on the device, so that the memory can be taken; the host does not."""
+        """Wait until at most `others` copies are under way, so that memory can be reused. The host does not wait."""
         while len(self._leaving) > others:
             _, left = self._leaving.popleft()
             torch.cuda.current_stream(self._device).wait_event(left)
 
 
 class HostOptimizer:
-    """An optimizer over copies of the weights in host memory. Its groups and its state are those of the copies.
+    """An optimizer over copies of the weights in host memory. Its groups and its state belong to the copies.
 
-    An update brings the gradients to the host, waits for them, steps the copies and sends them back. A step whose loss or
-    norm is not finite changes nothing, with an optimizer of any kind.
+    An update copies the gradients to the host, waits for them, updates the copies and sends them back. A step whose loss or
+    norm is not finite changes nothing, with any optimizer.
     """
 
     def __init__(self, groups: list[dict[str, Any]], build: Callable[[list[dict[str, Any]]], Optimizer]) -> None:
-        """`groups` hold the model's parameters; `build` makes an optimizer of such groups."""
+        """`groups` hold the model's parameters; `build` makes an optimizer from such groups."""
         self.parameters: list[nn.Parameter] = [parameter for group in groups for parameter in group["params"]]
         self._copies = [nn.Parameter(_on_host(parameter).copy_(parameter.detach())) for parameter in self.parameters]
         self._gradients = [_on_host(parameter) for parameter in self.parameters]
@@ -119,7 +124,7 @@ class HostOptimizer:
         return self._optimizer.state
 
     def state_dict(self) -> dict[str, Any]:
-        """As an optimizer on the device has it: a checkpoint goes from one to the other."""
+        """The same as for an optimizer on the device, so that a checkpoint fits both."""
         return self._optimizer.state_dict()
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -139,7 +144,7 @@ class HostOptimizer:
         assert watched is not None
         self._bring_gradients()
         with sync_point():
-            on_host = watched.detach().cpu()  # the gradients were on their way before it: they are there too
+            on_host = watched.detach().cpu()  # the copies of the gradients were queued before it, so they have arrived too
             if not math.isfinite(float(on_host)):
                 return
             self._bring_changed_weights()
@@ -154,13 +159,13 @@ class HostOptimizer:
             copy.grad = None if parameter.grad is None else place.copy_(parameter.grad, non_blocking=True)
 
     def _bring_changed_weights(self) -> None:
-        """A checkpoint was loaded, or a layer changes its own weights, as an embedding with a largest norm does."""
+        """After a checkpoint was loaded, or if a layer changes its own weights, as an embedding with max_norm does."""
         for place, (parameter, copy) in enumerate(zip(self.parameters, self._copies, strict=True)):
             if parameter._version != self._versions[place]:
                 copy.copy_(parameter)
 
     def _send_weights(self) -> None:
-        """Queued: what writes to the copies next waits for gradients that are queued after it."""
+        """Queued without waiting: the next update waits for gradients that are queued after these copies."""
         for place, (parameter, copy) in enumerate(zip(self.parameters, self._copies, strict=True)):
             if copy.grad is not None:
                 parameter.copy_(copy, non_blocking=True)

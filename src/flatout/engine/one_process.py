@@ -28,32 +28,35 @@ Look = Callable[[nn.Module, Batch], Any]
 
 
 class Exchange:
-    """Of one process by itself: nothing is exchanged."""
+    """How gradients and weights are exchanged; this one exchanges nothing."""
 
-    averages = True  # over processes; else it sums
-    has_output = True  # of the model: `look` gives it
-    rehearses = False  # a backward that is held back is no exchange: it can be tried out beforehand
+    averages = True  # gradients over processes; else sums them
+    has_output = True  # `look` returns the model's output here
+    rehearses = False  # a backward inside `held_back` exchanges nothing, so it can be tried first
 
     def __init__(self, model: nn.Module, loss: LossFunction, world: World | None = None) -> None:
         self._model, self._loss, self._world = model, loss, world or World()
-        self.at: Callable[[str], None] = lambda phase: None  # told where a step is
+        self.at: Callable[[str], None] = lambda phase: None  # gets the phase that a step is in
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         return self._loss(model, batch)
 
     def look(self, compute: Look, batch: Batch) -> Any:
-        """What comes of a batch, where nothing is learned."""
+        """The result of `compute` for a batch, without training on it."""
         return compute(self._model, batch)
 
     def held_back(self) -> AbstractContextManager[Any]:
-        """Within it a backward adds to this process's gradients alone. It may do more than asked, never less."""
+        """Inside, a backward does not exchange gradients. An exchange may ignore this."""
         return nullcontext()
 
     def expect_unused(self) -> None:
-        """Some parameters take no part in some batches."""
+        """Some parameters get no gradient in some batches."""
 
     def send(self, totals: Tensor) -> tuple[Tensor | None, Callable[[], Tensor]]:
-        """Sums over processes beside the backward: what to differentiate besides, and who has the sums after it."""
+        """Start summing `totals` over processes during the backward.
+
+        Returns a term to add to the loss, if any, and a function that gives the sums after the backward.
+        """
         wait = self._world.begin_sum(totals)
 
         def summed() -> Tensor:
@@ -66,7 +69,7 @@ class Exchange:
         """After the last backward of a step."""
 
     def clips(self, parameters: list[nn.Parameter], limit: float) -> Callable[[], Tensor]:
-        """Makes what scales their gradients by one factor, so that the norm of all is `limit` at most, and returns the norm."""
+        """A function that scales all gradients so that their norm is at most `limit`, and returns the norm."""
         if any(hasattr(parameter, "placements") for parameter in parameters):  # over a mesh
             return partial(clip_, parameters, limit)
         return partial(nn.utils.clip_grad_norm_, parameters, limit, foreach=True)
@@ -75,26 +78,26 @@ class Exchange:
         """`rows`: of the batch of all processes."""
 
     def finish(self) -> None:
-        """At the end of a run, before anybody looks at the weights."""
+        """Call at the end of a run, before the weights are used."""
 
     def in_place(self) -> AbstractContextManager[Any]:
-        """The model has the weights that are evaluated inside this context."""
+        """Inside, the model has the weights to evaluate."""
         return nullcontext()
 
     def average_statistics(self) -> None:
-        """Those of batch norms, before anybody looks at them: an evaluation, a checkpoint."""
+        """Average the running statistics of batch norms, before an evaluation or a checkpoint."""
         if self._world.token_size > 1:
-            from flatout.engine.parallel.statistics import average_statistics  # one process starts sooner without it
+            from flatout.engine.parallel.statistics import average_statistics  # here: one process starts sooner without it
 
             average_statistics(self._model, self._world)
 
     def of_all(self, interval: Interval) -> Interval:
-        """What the steps did on all processes, of what they did here."""
+        """Losses, weights and norms over all processes, from those of this one."""
         return interval
 
 
 class Together:
-    """Of one process: everything is as it is now."""
+    """Clock, stop requests and save decisions of one process."""
 
     def __init__(self, world: World, stop: StopRequest, watch: RankWatch | NoWatch | None = None) -> None:
         self.world = world
@@ -105,10 +108,10 @@ class Together:
         return time.monotonic()
 
     def meet(self, wants_save: Callable[[Progress], bool], progress: Progress) -> None:
-        """At a log point."""
+        """Called at log points. Several processes agree here on the time, on stopping and on saving."""
 
     def hears_stop(self) -> bool:
-        """Whether any process was asked to stop, as far as is known here: nothing is agreed on yet. Cheap, and no exchange."""
+        """Whether any process was asked to stop, as far as this one knows. Cheap, without communication."""
         return bool(self.stop)
 
     def save_due(self, wants_save: Callable[[Progress], bool], progress: Progress) -> bool:

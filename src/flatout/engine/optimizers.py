@@ -46,7 +46,7 @@ def check_optimizer(spec: Spec) -> None:
             problems.append(f"{spec.name}.{name}: {error}")
     if problems:
         raise UsageError("; ".join(problems))
-    try:  # torch knows which values go together
+    try:  # torch checks the values
         maker([torch.zeros(1)], lr=1e-3, **{**known, **_typed(spec.options)})
     except (ValueError, TypeError) as error:
         raise UsageError(f"{spec.name}: {error}") from error
@@ -57,10 +57,9 @@ def _typed(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decay_groups(model: nn.Module, weight_decay: float, rates: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Parameters by (decays, rate factor), in the model's own order; `factor` scales the group's learning rate.
+    """Parameter groups by weight decay and learning rate factor, in the order of the model.
 
-    Those that are spread over other processes, or over none, are in groups of their own: torch's optimizers update a whole
-    group at once, and can't where it is mixed.
+    Parameters on different device meshes get separate groups, because torch's optimizers can't update a mixed group.
     """
     groups: dict[tuple[bool, float, Any], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -68,7 +67,7 @@ def decay_groups(model: nn.Module, weight_decay: float, rates: Mapping[str, floa
             mesh = getattr(parameter, "device_mesh", None)
             groups.setdefault((parameter.ndim >= 2, rates.get(name, 1.0), mesh), []).append(parameter)
     if not groups:
-        raise UsageError("no parameter of the model is left to train: freeze fewer of them")
+        raise UsageError("all parameters of the model are frozen: freeze fewer of them")
     return [
         {"params": parameters, "weight_decay": weight_decay if decays else 0.0, "factor": factor}
         for (decays, factor, _), parameters in groups.items()
@@ -78,7 +77,7 @@ def decay_groups(model: nn.Module, weight_decay: float, rates: Mapping[str, floa
 def build_optimizer(
     written: OptimizerLike, groups: list[dict[str, Any]], lr: float, *, fused: bool, graph: bool, device: torch.device
 ) -> Optimizer:
-    """For a graph the rates are tensors on the device, so that a replay can read new ones."""
+    """With `graph`, learning rates are tensors on the device, so that a replay reads new values."""
     if not isinstance(written, Spec):
         return written(groups, lr=lr)
     check_optimizer(written)
@@ -88,7 +87,7 @@ def build_optimizer(
     if graph:
         rates = {group["factor"]: torch.tensor(lr * group["factor"], device=device) for group in groups}
         groups = [{**group, "lr": rates[group["factor"]]} for group in groups]
-        if written.name != "sgd":  # SGD keeps no step count, so it needs no such mode
+        if written.name != "sgd":  # SGD has no step count and no such option
             options["capturable"] = True
     return maker(groups, lr=lr, **options)
 
@@ -100,7 +99,7 @@ Shape = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Schedule:
-    """`at(step, done)`: the factor on the learning rate for 0-based `step` when the share `done` of the budget is behind it."""
+    """`at` gives the factor of the learning rate for the 0-based `step`, when the share `done` of the budget is done."""
 
     shape: Shape
     warmup: float
@@ -114,7 +113,7 @@ class Schedule:
         else:
             warm = self.warmup
             if done < warm:
-                first = 1 / total_steps if total_steps else 0.01 * warm  # the very first step learns too
+                first = 1 / total_steps if total_steps else 0.01 * warm  # the first step has a rate above 0
                 return min(1.0, (done + first) / (warm + first))
         return self.shape(min(1.0, max(0.0, (done - warm) / (1 - warm))) if warm < 1 else 1.0)
 
@@ -132,9 +131,9 @@ def cosine(final: float = 0.0) -> Shape:
 
 
 def one_cycle(peak_at: float = 0.3, start: float = 0.04, final: float = 1e-4) -> Shape:
-    """Up to the peak and down again, both along a cosine (Smith's super-convergence)."""
+    """Up to the peak and down again, both along a cosine (super-convergence, Smith)."""
     if not 0 < peak_at < 1:
-        raise UsageError(f"one_cycle: peak_at is a share of the budget, above 0 and below 1, got {peak_at}")
+        raise UsageError(f"one_cycle: expected peak_at between 0 and 1, a share of the budget, got {peak_at}")
 
     def shape(p: float) -> float:
         low, t = (start, p / peak_at) if p < peak_at else (final, (1 - p) / (1 - peak_at))
@@ -146,7 +145,7 @@ def one_cycle(peak_at: float = 0.3, start: float = 0.04, final: float = 1e-4) ->
 def warmup_stable_decay(decay: float = 0.2, final: float = 0.0) -> Shape:
     """Flat until the last `decay` share of the budget, then linear down."""
     if not 0 < decay <= 1:
-        raise UsageError(f"warmup_stable_decay: decay is a share of the budget, above 0 and up to 1, got {decay}")
+        raise UsageError(f"warmup_stable_decay: expected decay above 0 and at most 1, a share of the budget, got {decay}")
     return lambda p: 1.0 if p < 1 - decay else final + (1 - final) * (1 - p) / decay
 
 
@@ -166,5 +165,5 @@ def parse_schedule(written: object) -> Schedule:
     options = dict(spec.options)
     warmup = options.pop("warmup", _WARMUP[spec.name])
     if isinstance(warmup, bool) or not isinstance(warmup, int | float) or not 0 <= warmup <= LARGEST:
-        raise UsageError(f"warmup is a number of steps (100) or a share of the budget (0.05), got {warmup!r}")
+        raise UsageError(f"warmup: expected a number of steps (100) or a share of the budget (0.05), got {warmup!r}")
     return Schedule(Spec(spec.name, options, spec.value).fitted_to(maker).call(maker), float(warmup), spec.written())

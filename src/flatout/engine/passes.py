@@ -26,7 +26,7 @@ from flatout.engine.settings import Settings
 from flatout.machine.out_of_memory import is_out_of_memory
 
 Batch = dict[str, Tensor]
-Loss = tuple[Tensor, Tensor | float]  # with its weight: how many samples or tokens it speaks for
+Loss = tuple[Tensor, Tensor | float]  # and its weight: the number of samples or tokens
 LossFunction = Callable[[nn.Module, Batch], Loss]
 Compute = Callable[[Batch], Loss]
 
@@ -44,12 +44,12 @@ class Passes:
         on_eager: Callable[[str], None] | None,
         shapes_vary: bool,
     ) -> None:
-        """`parameters`: those that are trained. The others are as `Step` has them."""
+        """`parameters`: those that are trained. For the other arguments see `Step`."""
         self.model, self.loss, self.parameters, self.scale = model, loss, parameters, scale
         self.device = torch.device(settings.device)
         self.micro_batch = settings.micro_batch
         self.compiled = settings.compile != "off"
-        self.own_graphs = settings.compile == "reduce-overhead"  # the compiler's: each step writes over the last one's scalars
+        self.own_graphs = settings.compile == "reduce-overhead"  # each step overwrites the scalars of the last
         self._on_split, self._on_eager, self._shapes_vary = on_split, on_eager, shapes_vary
         self._precision, self._channels_last = settings.precision, settings.channels_last
         self._surroundings = None if _is_plain(settings) else _surroundings(model, settings, self.device)
@@ -58,8 +58,8 @@ class Passes:
         if self.compiled:
             compiled: Callable[[Compute], Compute] = compiler(settings.compile, shapes_vary)
             self._compiled_mean, self._compiled_sum = compiled(self._mean_of), compiled(self._sum_of)
-        self._compiled_rows = 0  # until `warm` says how many rows a batch has, nothing takes the compiled path
-        self._went_well: set[object] = set()  # shapes that were compiled
+        self._compiled_rows = 0  # rows of a batch that takes the compiled path; set by `warm`
+        self._went_well: set[object] = set()  # shapes that were compiled successfully
         self._why_eager: str | None = None
 
     def mean(self, batch: Batch, rows: int) -> Loss:
@@ -69,7 +69,7 @@ class Passes:
         return self._forward(self._compiled_sum if self._compiles(rows) else self._sum_of, batch)
 
     def sums(self, batch: Batch, rows: int, micro: int) -> Iterator[Loss]:
-        """Of parts of a batch, one after the other."""
+        """Loss sums of parts of a batch, one after the other."""
         for start in range(0, rows, micro):
             part = {name: column[start : start + micro] for name, column in batch.items()}
             yield self.sum(part, min(micro, rows - start))
@@ -82,7 +82,7 @@ class Passes:
             parameter.grad = None
 
     def mean_loss(self, batch: Batch) -> Tensor:
-        """Of a batch, without a step; computed as a step does, with gradients, so that nothing is compiled for this alone."""
+        """The mean loss of a batch without a step. It records gradients as a step does: nothing is compiled only for this."""
         rows = len(next(iter(batch.values())))
         micro = self.micro_batch or rows
         if rows <= micro:
@@ -114,11 +114,11 @@ class Passes:
     # ---- with the compiler, and without it ----
 
     def warm(self, rows: int) -> None:
-        """Batches of this many rows take the compiled path; any other size (the last of a budget) runs eagerly."""
+        """Batches of this many rows take the compiled path; other sizes (the last batch of a budget) run eagerly."""
         self._compiled_rows = min(rows, self.micro_batch) if self.micro_batch else rows
 
     def before_compiling(self, batch: Batch) -> Before | None:
-        """To go back to if the compiler fails. It may wherever it meets shapes for the first time."""
+        """A copy of the state to go back to if the compiler fails, which can happen for new shapes only."""
         if not self.compiled or self._shapes(batch) in self._went_well:
             return None
         return Before(self.model, self.device)
@@ -127,11 +127,11 @@ class Passes:
         self._went_well.add(self._shapes(batch))
 
     def can_go_eager(self, error: Exception, before: Before | None) -> bool:
-        """What goes wrong the first time is taken for the compiler's doing: if it is not, it goes wrong eagerly too."""
+        """The first error for new shapes is taken for the compiler's: if it is the model's, it will occur eagerly too."""
         return self.compiled and self._on_eager is not None and (before is not None or is_compilers(error))
 
     def go_eager(self, why: str) -> None:
-        """Nothing is compiled any more. `why` is said once a step has gone well that way: else the model was to blame."""
+        """Stop compiling. `why` is reported once an eager step has succeeded; otherwise the model was the cause."""
         self.compiled, self.own_graphs, self._why_eager = False, False, why
         self._compiled_mean, self._compiled_sum = self._mean_of, self._sum_of
 
@@ -146,16 +146,16 @@ class Passes:
     def _shapes(self, batch: Batch) -> object:
         return (self.micro_batch, *(column.shape for column in batch.values()))
 
-    # ---- where memory runs out ----
+    # ---- out of memory ----
 
     def split_further(self, rows: int, reason: str) -> None:
-        """Half as many rows at a time from now on."""
+        """Halve the number of rows computed at a time."""
         before = min(self.micro_batch or rows, rows)
         self.forget_gradients()
         release_cached(self.device)
         if before == 1:
             raise OutOfMemory(
-                f"out of memory with a single sample at a time ({reason}): use a smaller model or precision, "
+                f"out of memory with one sample at a time ({reason}): use a smaller model or a lower precision, "
                 "or --set activation_checkpointing=on"
             )
         self.micro_batch = (before + 1) // 2
@@ -164,12 +164,12 @@ class Passes:
 
 
 def _is_plain(settings: Settings) -> bool:
-    """A forward then needs no context, which takes a while to enter."""
+    """Whether a forward needs no context; entering one takes time."""
     return settings.precision in ("fp32", "tf32") and settings.attention == "auto" and not settings.activation_offload
 
 
 def _surroundings(model: nn.Module, settings: Settings, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    """Makes what a forward runs in, beside its precision."""
+    """The context of a forward, besides its precision."""
     kernel = attention_kernel(settings.attention)
     if not settings.activation_offload:
         return kernel
@@ -187,9 +187,9 @@ def _surroundings(model: nn.Module, settings: Settings, device: torch.device) ->
 
 
 class Attempts(Protocol):
-    """A step, for whoever tries it until it goes well."""
+    """A step that is tried until it succeeds."""
 
-    updating: bool  # from here on it can't be done again
+    updating: bool  # weights change from here on: it can't be tried again
 
     def attempt(self, batch: Batch, rows: int) -> None: ...
     def go_eager(self, why: str) -> None: ...
@@ -197,19 +197,19 @@ class Attempts(Protocol):
 
 
 class Gradients(Protocol):
-    """Of which one is chosen when a step is made."""
+    """Computes the gradients of a batch. Chosen when a step is made."""
 
     phases: Phases
 
     def __call__(self, batch: Batch, rows: int) -> Loss:
-        """The gradients are those of the mean over the whole batch; returns that mean, and its weight."""
+        """Computes gradients of the mean loss of the whole batch; returns that mean and its weight."""
 
     def take(self, step: Attempts, batch: Batch, whole: int | None) -> None:
-        """Attempt the step until it is done. `whole`: rows of the batch of all processes, of which this may be a share."""
+        """Try the step until it succeeds. `whole`: rows of the batch of all processes."""
 
 
 class OwnGradients:
-    """By one process: of the whole batch at once, or of one part after the other."""
+    """For one process: the whole batch at once, or one part after the other."""
 
     def __init__(self, passes: Passes) -> None:
         self.phases: Phases = NoPhases()
@@ -227,7 +227,7 @@ class OwnGradients:
                 if not out_of_memory and (step.updating or not passes.can_go_eager(error, before)):
                     raise
                 reason = str(error).partition("\n")[0] if out_of_memory else why_not(error)
-            # outside the except block, where the traceback no longer holds the failed step's tensors
+            # outside the except block: there the traceback would hold the failed step's tensors
             if before is not None:
                 before.put_back()
             if out_of_memory:
@@ -261,7 +261,7 @@ class OwnGradients:
             self._passes.backward(loss_sum / rows)
             total = total + loss_sum.detach()
             weight = weight + part_weight
-        # the weight of the whole batch is known only now; where a row counts once, nothing is left to do
+        # the weight of the whole batch is known only now; if every row counts once, it is `rows`
         assert isinstance(total, Tensor)
         if isinstance(weight, Tensor) or weight != rows:
             exact = weight.to(total.dtype) if isinstance(weight, Tensor) else weight  # a count may be an integer

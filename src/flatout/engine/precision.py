@@ -1,4 +1,4 @@
-"""fp32, tf32, bf16, fp16 with loss scaling; of fp8 what is left to bf16. Parameters and optimizer state stay in float32."""
+"""Autocast for bf16, fp16 and the bf16 parts of fp8; the loss scale of fp16. Parameters and optimizer state stay in float32."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any
 
 
 class LossScale:
-    """Dynamic loss scaling that lives on the device: nothing here waits for it, and a graph can hold it."""
+    """Dynamic loss scaling on the device: it never waits for the device, and works in a CUDA graph."""
 
     def __init__(self, device: torch.device, start: float = 2.0**16, growth_every: int = 2000) -> None:
         self.scale = torch.full((), start, device=device)
@@ -28,7 +28,7 @@ class LossScale:
         self._growth_every = growth_every
 
     def unscale(self, gradients: list[Tensor], found_inf: Tensor) -> None:
-        """Divide the gradients by the scale; `found_inf` becomes 1 where any of them is not finite."""
+        """Divide the gradients by the scale; `found_inf` becomes 1 if any of them is not finite."""
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, self.scale.double().reciprocal().float())
 
     def update(self, found_inf: Tensor) -> None:

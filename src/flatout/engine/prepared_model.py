@@ -1,4 +1,4 @@
-"""A trained model that takes rows as the data has them: before it what was fitted on the data, after it the units of y."""
+"""A trained model that takes raw rows: it prepares them as in training, and gives results in the units of y."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from flatout.objectives.objective import Objective
 
 
 class PreparedModel(nn.Module):
-    """`forward` gives what the model gives: logits, or for regress values in the units of y. `predict`: columns as fo.predict.
+    """`forward` returns the model's output: logits, or for regress values in the units of y. `predict`: columns as fo.predict.
 
-    Both take one batch of rows as they are before they are prepared:
-    - arrays: x [rows, ...], in the numbers and the format of the training data, not normalized;
+    Both take one batch of raw rows:
+    - arrays: x [rows, ...], in the format of the training data, not normalized;
     - photos: a list of the bytes of image files, or of uint8 arrays [height, width, 3] of any sizes;
     - tables: raw columns, such as {"age": [39, 50], "job": ["clerk", "cook"]}, a pyarrow.Table or a DataFrame;
     - tokens: ids [rows, length], or texts; of `sequences` also a list of rows of any lengths.
@@ -30,10 +30,10 @@ class PreparedModel(nn.Module):
     def __init__(
         self, model: nn.Module, fitted: Fitted, objective: Objective, precision: Callable[[torch.device], str]
     ) -> None:
-        """`precision`: to compute with on a device."""
+        """`precision` returns the precision to compute with on a device."""
         super().__init__()
         self.bare = model
-        self.device_part = fitted.device  # goes where the model goes
+        self.device_part = fitted.device  # a submodule, so that it moves with the model
         self._fitted, self._objective, self._precision = fitted, objective, precision
 
     def forward(self, *given: Any) -> Any:
@@ -44,7 +44,7 @@ class PreparedModel(nn.Module):
 
     @torch.no_grad()
     def predict(self, *given: Any) -> dict[str, Tensor]:
-        """The columns of fo.predict, but for the names of classes."""
+        """The columns of fo.predict, without the names of classes."""
         batch = self._prepared(*given)
         with autocast(self._precision(self._device), self._device):
             return self._objective.predict(self.bare, batch)
@@ -61,9 +61,9 @@ class PreparedModel(nn.Module):
         return prepared
 
     def _by_name(self, given: Sequence[Any]) -> dict[str, Any]:
-        """Columns by position: those that the model takes, where the data has them; else those that they are made of."""
+        """Columns by position: the inputs of the model if the data has them, else the columns that they are made from."""
         asked, there = self._objective.inputs.columns, self._fitted.schema
         names = asked if all(name in there for name in asked) else tuple(name for name in there if name != "y")
         if len(given) != len(names):
-            raise DataError(f"the model takes {' and '.join(names)}, {len(names)} in all, and got {len(given)}")
+            raise DataError(f"the model takes {len(names)} inputs ({' and '.join(names)}), got {len(given)}")
         return dict(zip(names, given, strict=True))

@@ -1,4 +1,4 @@
-"""How far a run is: the counters that a checkpoint keeps, and what its budget makes of them."""
+"""How far a run is: the counters in a checkpoint, and the budget that they are compared with."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from flatout.machine.meters import Meters
 class Progress:
     step: int = 0
     samples: int = 0
-    untimed_samples: int = 0  # of first steps, whose time is the compiler's
+    untimed_samples: int = 0  # of first steps, which are not in the speed because they compile
     elapsed_s: float = 0.0
     energy_j: float = 0.0
     skipped: int = 0
     nonfinite_in_row: int = 0
     rollbacks: int = 0
     rate_factor: float = 1.0  # lowered by each rollback
-    micro_batch: int = 0  # as found when memory ran out
+    micro_batch: int = 0  # the size that was found when memory ran out
     next_evaluation: int = 0  # in samples
     evaluated_at: int = -1
     evaluations_since_best: int = 0
@@ -39,9 +39,9 @@ class Progress:
 
 
 class BudgetMeter:
-    """Turns a budget into batch sizes, a share done and an end.
+    """Turns a budget into batch sizes, the share that is done, and the end of the run.
 
-    Where batches have fewer rows than `batch`: `rows_per_step` is how many on average, and `steps` tells exactly.
+    If batches have fewer rows than `batch`, `rows_per_step` is their average and `steps` knows the exact numbers.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class BudgetMeter:
             samples = self.total_samples
             self.total_steps = -(-samples // batch) if steps is None else steps.steps_until(samples)
         if budget.unit == "usd" and not price_per_hour:
-            raise UsageError(f"the budget {budget} needs a price: set price_per_hour to what this machine costs in USD an hour")
+            raise UsageError(f"the budget {budget} needs a price: set price_per_hour, the cost of this machine in USD per hour")
         if budget.unit == "wh" and read_energy_j() is None:
             reason = energy_reason or "no energy counter can be read"
             raise MachineError(f"the budget {budget} can't be counted here: {reason}; use time or epochs")
@@ -82,22 +82,22 @@ class BudgetMeter:
         self._began_j = read_energy_j() or 0.0
 
     def begin(self, progress: Progress) -> None:
-        """Start the clock; what an earlier part of the run spent is counted in."""
+        """Start the clock; the time and energy of earlier parts of the run are included."""
         self._resumed_s, self._resumed_j = progress.elapsed_s, progress.energy_j
         self._began_s = self._clock()
         self._began_j = self._read_energy_j() or 0.0
 
     def spend(self, progress: Progress) -> None:
-        """Read the clock (every step) into the progress."""
+        """Update the elapsed time, after every step."""
         progress.elapsed_s = self._resumed_s + self._clock() - self._began_s
 
     def spend_energy(self, progress: Progress, now_j: float | None) -> None:
-        """What the energy counter said at a log point."""
+        """Update the energy, at log points. `now_j`: the reading of the counter."""
         if now_j is not None:
             progress.energy_j = self._resumed_j + now_j - self._began_j
 
     def done_share(self, progress: Progress, more: int = 0) -> float:
-        """`more`: as it will be after so many samples, where samples are what is counted."""
+        """The share of the budget that is done; `more`: after this many more samples, if the budget counts samples."""
         if self.total_samples is not None:
             return (progress.samples + more) / self.total_samples
         spent = {
@@ -108,7 +108,7 @@ class BudgetMeter:
         return spent[self.budget.unit] / self.budget.amount
 
     def next_size(self, progress: Progress) -> int:
-        """A whole batch, or what a counted budget has left: exactly the samples that were asked for are seen."""
+        """A whole batch, or what is left of a counted budget, so that training sees exactly that many samples."""
         if self.total_samples is None:
             return self.batch
         return min(self.batch, self.total_samples - progress.samples)

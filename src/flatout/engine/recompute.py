@@ -1,4 +1,4 @@
-"""Activation checkpointing: the repeated blocks of a model forget their activations and compute them again in the backward."""
+"""Activation checkpointing: repeated blocks drop their activations and compute them again in the backward."""
 
 from __future__ import annotations
 

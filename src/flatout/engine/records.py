@@ -20,7 +20,7 @@ from flatout.measure.ledger import Ledger
 
 @dataclass(frozen=True)
 class Interval:
-    """What the steps since the last log point did."""
+    """Losses, weights and gradient norms of the steps since the last log point."""
 
     losses: list[float]
     weights: list[float]
@@ -28,13 +28,13 @@ class Interval:
 
     @property
     def mean_loss(self) -> float | None:
-        """Weighted over the steps whose loss was finite."""
+        """The weighted mean over the steps with a finite loss."""
         pairs = [(loss, weight) for loss, weight in zip(self.losses, self.weights, strict=True) if math.isfinite(loss)]
         whole = sum(weight for _, weight in pairs)
         return sum(loss * weight for loss, weight in pairs) / whole if whole else None
 
     def skipped(self, by_norm: bool) -> list[bool]:
-        """Of each step, whether it changed nothing: its loss was no number, or its gradient norm where that decides."""
+        """For each step, whether it was skipped because its loss, or with `by_norm` its gradient norm, was not finite."""
         watched = self.norms if by_norm and self.norms else self.losses
         return [not (math.isfinite(loss) and math.isfinite(seen)) for loss, seen in zip(self.losses, watched, strict=True)]
 
@@ -44,7 +44,7 @@ class Interval:
 
 
 class Records:
-    """Plain references while the step runs eagerly: no kernel, no copy, nothing to wait for."""
+    """For an eager step: references to its scalars, without a kernel, a copy or a wait."""
 
     def __init__(self) -> None:
         self._losses: list[Tensor] = []
@@ -67,7 +67,7 @@ class Records:
 
 
 class GraphRecords:
-    """The same in fixed places on the device, for a step that is replayed: each replay writes the next slot."""
+    """For a step that is replayed as a graph: columns on the device, each replay writes the next slot."""
 
     def __init__(self, device: torch.device, slots: int, *, compiled: bool = False) -> None:
         self.slots = slots
@@ -80,7 +80,7 @@ class GraphRecords:
         scalars = {"loss": loss, "weight": weight} | ({} if norm is None else {"norm": norm})
         kept = {name: scalar.detach() for name, scalar in scalars.items() if isinstance(scalar, Tensor)}
         for name, scalar in scalars.items():
-            if name not in kept:  # known from shapes, so the same in every replay
+            if name not in kept:  # known from shapes: the same in every replay
                 self._columns[name] = scalar
         self._write([self._column(name, scalar) for name, scalar in kept.items()], list(kept.values()), self.slot)
 
@@ -117,7 +117,7 @@ def _write(columns: Sequence[Tensor], scalars: Sequence[Tensor], slot: Tensor) -
 
 
 def _read(scalars: Sequence[Tensor | float]) -> list[float]:
-    """All at once: one wait for the device, not one a scalar."""
+    """Reads all scalars with one wait for the device."""
     tensors = [scalar for scalar in scalars if isinstance(scalar, Tensor)]
     if len(tensors) < len(scalars):
         return [float(scalar) for scalar in scalars]
@@ -128,7 +128,7 @@ def _read(scalars: Sequence[Tensor | float]) -> list[float]:
 
 
 class Phases(Protocol):
-    """Told when a phase of the step has been issued."""
+    """Gets a call when a phase of a step has been issued."""
 
     def begin(self) -> None: ...
     def mark(self, phase: str) -> None: ...
@@ -151,7 +151,7 @@ class NoPhases:
 
 
 class HostPhases:
-    """The host does the work itself, so its clock says where the time went."""
+    """On a CPU the host computes, so its clock shows where the time went."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.mark = ledger.lap
@@ -167,7 +167,7 @@ class HostPhases:
 
 
 class DevicePhases:
-    """Events around the first step of each log interval; read when the log point has waited for the device anyway."""
+    """CUDA events around the first step of each log interval, read at the log point, which waits for the device anyway."""
 
     def __init__(self) -> None:
         self._open: list[tuple[str, torch.cuda.Event]] | None = None
@@ -191,7 +191,7 @@ class DevicePhases:
         self._closed = []
 
     def attribute(self, ledger: Ledger) -> None:
-        """Issuing the step and waiting for it are both the device's time: share it out as the sampled steps had it."""
+        """Issuing a step and waiting for it are both time of the device: split it like the sampled steps."""
         whole = sum(self._spent_ms.values())
         if whole:
             for row in ("step", "device wait"):

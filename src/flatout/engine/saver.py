@@ -1,6 +1,6 @@
-"""Checkpoints beside the running loop: the loop waits for a copy on its own device, a thread does the rest.
+"""Writes checkpoints while the loop runs: the loop waits only for a copy on its device, a thread does the rest.
 
-A disk that is full or gone costs the checkpoint and an event, never the run nor the checkpoint before.
+If the disk is full or gone, the checkpoint is lost and an event says so. The run and the checkpoint before it are not affected.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from flatout.store.sharded_peers import why_failed
 from flatout.store.tensors import encode
 
 _STAGE_BYTES = 64 << 20
-_FIRST_INTERVAL_S = 120.0  # while nobody knows what a save takes
+_FIRST_INTERVAL_S = 120.0  # until the time of a save is known
 _SHORTEST_S, _LONGEST_S = 10.0, 3600.0
 
 
 @dataclass
 class SaveTimes:
-    """What saving cost this run: the loop's own time, and the time from asking to the renamed folder."""
+    """The time that saving took: of the loop, and from the call until the checkpoint's folder was renamed."""
 
     count: int = 0
     blocked_s: float = 0.0
@@ -54,7 +54,7 @@ class Saver:
         self._thread: threading.Thread | None = None
 
     def best_interval_s(self, failure_every_s: float) -> float:
-        """Young's: as much time goes into saves as is lost by failures. A save is taken to cost the loop all that it takes."""
+        """Young's formula, which balances the time of saves against the work lost by failures. A save counts in full."""
         if not self.times.count:
             return _FIRST_INTERVAL_S
         save_s = self.times.whole_s / self.times.count
@@ -65,7 +65,7 @@ class Saver:
         return self._thread is not None and self._thread.is_alive()
 
     def save(self, step: int, state: Any, *, best: dict[str, Any] | None = None, wait: bool = False) -> None:
-        """`best` is the best evaluation so far: its checkpoint is marked, again if the mark was lost, and kept."""
+        """`best` is the best evaluation so far. Its checkpoint is marked and kept; a lost mark is written again."""
         self.wait()
         began_s = time.perf_counter()
         document, tensors = encode(state)
@@ -87,12 +87,12 @@ class Saver:
             self._thread = None
 
     def _copy(self, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], torch.cuda.Event | None]:
-        """Into buffers that are kept for the next time: fresh memory would cost more than the copy."""
+        """Copies into buffers that are reused, because allocating memory would take longer than the copy."""
         if self._copies.keys() != tensors.keys() or any(self._copies[k].shape != t.shape for k, t in tensors.items()):
             self._copies = {}
             try:
-                # turned into the order of the file while they are copied, which the event waits for: whoever turned them
-                # later, in the thread that writes, would do so on another stream than the one that brings them to the host
+                # contiguous, as in the file: making them so later, in the thread that writes, would be work on another
+                # stream than the one that copies them to the host
                 ordered = torch.contiguous_format
                 self._copies = {name: torch.empty_like(tensor, memory_format=ordered) for name, tensor in tensors.items()}
             except (RuntimeError, MemoryError) as error:
@@ -122,7 +122,7 @@ class Saver:
         began_s: float,
         blocked_s: float,
     ) -> None:
-        with suppress(OSError):  # the loop goes first where cores are few; not every system lets a thread say so
+        with suppress(OSError):  # lower priority than the loop, on systems that allow it
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         try:
             with _DeviceReader(self._device, copied) as to_host:
@@ -142,21 +142,21 @@ class Saver:
         self.times.last_s = whole_s
         if whole_s > self._grace_s and self.times.count == 1:
             grace = show_seconds(self._grace_s)
-            why = f"a save takes {show_seconds(whole_s)}, the grace period is {grace}: a SIGTERM may lose steps"
+            why = f"a save takes {show_seconds(whole_s)}, longer than the grace period of {grace}: a SIGTERM may lose steps"
             self._events.emit("degraded", what="grace", why=why)
         size = sum(tensor.numel() * tensor.element_size() for tensor in taken.copies.values())
         self._events.emit("checkpoint_saved", step=step, path=path.name, seconds=whole_s, blocked_s=blocked_s, bytes=size)
 
 
 class SaverElsewhere(Saver):
-    """Of a process that leaves writing to the first one, which has the same weights."""
+    """For a process that writes nothing, because the first one has the same weights."""
 
     def save(self, step: int, state: Any, *, best: dict[str, Any] | None = None, wait: bool = False) -> None:
         pass
 
 
 class _DeviceReader:
-    """Brings tensors to the host through a small pinned buffer on a stream of its own, so the loop's kernels go on."""
+    """Copies tensors to the host through a small pinned buffer on a separate stream, so that the loop's kernels continue."""
 
     def __init__(self, device: torch.device, copied: torch.cuda.Event | None) -> None:
         self._device = device
@@ -176,7 +176,7 @@ class _DeviceReader:
     def _to_host(self, tensor: Tensor) -> Tensor:
         if tensor.device.type == "cpu":
             return tensor
-        assert tensor.is_contiguous()  # to turn it here would be work on a stream that nobody waits for
+        assert tensor.is_contiguous()  # making it contiguous here would run on a stream that nothing waits for
         source = tensor.reshape(-1).view(torch.uint8)
         result = torch.empty_like(source, device="cpu")
         with torch.cuda.stream(self._stream):

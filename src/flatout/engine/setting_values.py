@@ -1,6 +1,6 @@
-"""What may be written for a setting, said by the type of its field, and a written value as what it means.
+"""The allowed values of a setting, from the type of its field, and the conversion of a written value to it.
 
-`bool` is on or off, a `Literal` one of its words, `int` a whole number, `str` any text; `Annotated` narrows a number or a text.
+`bool` is on or off, a `Literal` one of its words, `int` a whole number, `str` any text; `Annotated` restricts a number or text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OFF = {"off", "false", "no", "0"}
 
 @dataclass(frozen=True)
 class NumberRange:
-    """Of a whole number."""
+    """Allowed whole numbers."""
 
     least: int = 0
     most: int = LARGEST
@@ -30,7 +30,7 @@ class NumberRange:
 
 @dataclass(frozen=True)
 class TextForm:
-    """Of a text: one of `words`, or what `parse` takes without a UsageError."""
+    """Allowed texts: one of `words`, or what `parse` accepts without a UsageError."""
 
     expected: str
     parse: Callable[[str], object]
@@ -38,16 +38,16 @@ class TextForm:
 
 
 class SettingScope(Enum):
-    """What a setting is about, where that is not the computation of a step."""
+    """What a setting affects, if it is not the computation of a step."""
 
-    AROUND_THE_STEP = "no trial of a step can tell its values apart"
-    PROCESSES = "how processes share a run: no part of what makes two runs the same"
+    AROUND_THE_STEP = "trials of a step can't compare its values"
+    PROCESSES = "how processes share a run: not part of a run's identity"
 
 
 def _interval(text: str) -> None:
     every = Budget.parse(text)
     if every.target or every.unit not in ("seconds", "steps"):
-        raise UsageError(f"{text!r} is neither a time nor steps")
+        raise UsageError(f"expected a time or steps, got {text!r}")
 
 
 TIME = TextForm("a time, such as 30 s", parse_seconds)
@@ -56,7 +56,7 @@ INTERVAL = TextForm("auto, end, a time or steps, such as 2 min or 500 steps", _i
 
 
 def typed(hint: Any, written: object) -> Any:
-    """What was written as a value of that type, or a UsageError that says what was expected."""
+    """The written value converted to that type, or a UsageError that says what was expected."""
     kind, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     text = str(written).strip().lower()
     if get_origin(kind) is Literal:
@@ -78,7 +78,7 @@ def is_of(hint: Any, scope: SettingScope) -> bool:
 
 
 def untyped(written: object) -> object:
-    """A value of a knob that the recipe brings along: words of a command line as what they mean."""
+    """The value of one of the recipe's own knobs: text from a command line becomes a number or a bool if it looks like one."""
     if not isinstance(written, str):
         return written
     for number in (int, float):
@@ -103,7 +103,7 @@ def _number(allowed: NumberRange, text: str, written: object) -> int:
     if number is None:
         raise UsageError(f"expected a whole number, got {written!r}")
     if number < 0:
-        raise UsageError(f"expected a number that is not negative, got {written!r}")
+        raise UsageError(f"expected 0 or more, got {written!r}")
     if number < allowed.least:
         raise UsageError(f"expected {allowed.least:,} or more, got {number}")
     if number > allowed.most:
@@ -112,7 +112,7 @@ def _number(allowed: NumberRange, text: str, written: object) -> int:
 
 
 def _whole(text: str) -> int | None:
-    """Written as anywhere in a recipe: 1000, 1e3 or 1000.0."""
+    """1000, 1e3 and 1000.0 are all accepted, as anywhere in a recipe."""
     try:
         return int(text)
     except ValueError:

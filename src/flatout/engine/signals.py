@@ -1,4 +1,4 @@
-"""SIGTERM, SIGHUP and SIGINT ask for a stop at the next step boundary; the state is saved there, not in the handler."""
+"""SIGTERM, SIGHUP and SIGINT request a stop after the current step. The state is saved there, not in the handler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXIT_CODES = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}
 
 
 class StopRequest:
-    """Polled by the loop, the evaluation and everything else that takes long."""
+    """Polled by the loop, by evaluations and by everything else that takes long."""
 
     def __init__(self) -> None:
         self.signal_name: str | None = None
@@ -29,19 +29,19 @@ _under_way: list[StopRequest] = []
 
 
 def ask_to_stop(signal_name: str = "SIGTERM") -> None:
-    """What the signal does, for runs in threads that none can reach, such as those of Ray Train's workers."""
+    """Does what the signal does, for runs in threads that get no signals, such as Ray Train's workers."""
     for request in list(_under_way):
         request.signal_name = request.signal_name or signal_name
 
 
 @contextmanager
 def watch_signals() -> Iterator[StopRequest]:
-    """Handlers are set only for as long as a run lasts; a second Ctrl-C interrupts at once, saved or not."""
+    """Handlers are set only while a run lasts. A second Ctrl-C interrupts at once, without saving."""
     request = StopRequest()
     _under_way.append(request)
     try:
         if threading.current_thread() is not threading.main_thread():
-            yield request  # Python delivers signals to the main thread only: whoever trains in another keeps their own handlers
+            yield request  # Python delivers signals to the main thread only, and this is another one
         else:
             with _handled(request):
                 yield request
@@ -62,11 +62,11 @@ def _handled(request: StopRequest) -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set from Python
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set from Python
 
 
 def _hangup() -> tuple[signal.Signals, ...]:
-    """A terminal that closes; not where it is ignored already, as below `nohup`, which says that the run is to go on."""
+    """SIGHUP, sent when a terminal closes, unless it is ignored already: under `nohup` the run should continue."""
     if not hasattr(signal, "SIGHUP") or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return ()
     return (signal.SIGHUP,)

@@ -1,4 +1,9 @@
-"""Everything that changes while a run trains, as one tree: what a checkpoint holds and a resume puts back."""
+"""Everything that changes while a run trains, as one tree: the content of a checkpoint, restored by a resume.
+
+The optimizer's state is stored by parameter names, because numbers mean other parameters in a process that has only some of
+them. A tied weight has its state under each of its names, since a process with a part of the model may know only one of them.
+Its tensors are stored once.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +40,7 @@ class TrainState:
         seed: int = 0,
         local: LocalUpdates | None = None,
     ) -> None:
-        """`made_by`: what makes rows of the data's files."""
+        """`made_by`: the decoder that makes rows from the data's files."""
         self.world, self.seed = world or World(), seed
         self.model = model
         self.optimizer = optimizer
@@ -44,10 +49,10 @@ class TrainState:
         self.device = device
         self.made_by = made_by
         self.local = local
-        self._state_is_new = False  # made to read a checkpoint into
+        self._state_is_new = False  # created only to read a checkpoint into
 
     def tree(self, progress: Progress, stream: str | None = None) -> dict[str, Any]:
-        """`stream`: where an iterable is, which no position alone can say."""
+        """`stream`: the state of an iterable dataset, which a position can't describe."""
         own = {"optimizer": by_name(self.optimizer, self.model), "scale": self.scale.state() if self.scale else None}
         return {
             "progress": progress.to_dict(),
@@ -62,25 +67,25 @@ class TrainState:
         }
 
     def tree_to_fill(self, progress: Progress, stream: str | None = None) -> dict[str, Any]:
-        """With a place for all that a checkpoint may hold: of split weights, each process reads its own parts into it."""
+        """A tree to read a checkpoint into: with split weights, each process reads its own parts."""
         self._state_is_new = isinstance(self.optimizer, Optimizer) and make_state(self.optimizer)
         return self.tree(progress, stream)
 
     def nothing_to_fill(self) -> None:
-        """There was no checkpoint after all."""
+        """Undo `tree_to_fill`: there was no checkpoint."""
         if self._state_is_new:
             self.optimizer.state.clear()
 
     def weights(self) -> dict[str, Any]:
-        """That a run is about: those of all, where processes have weights of their own."""
+        """The weights of the run; the global ones if processes train separately between exchanges."""
         return dict(self.model.state_dict()) if self.local is None else self.local.weights()
 
     def restore(self, tree: dict[str, Any]) -> Progress:
-        """Put a checkpoint's tree back, in place where a graph may hold the tensors."""
+        """Restore a checkpoint's tree, in place where a graph may use the tensors."""
         try:
             self.model.load_state_dict(tree["model"])
         except RuntimeError as error:
-            raise StoreError(f"the checkpoint's weights do not fit the model: {error}") from error
+            raise StoreError(f"the weights in the checkpoint do not fit the model: {error}") from error
         own = tree if self.local is None else self.local.restore(tree["exchange"])
         self._restore_optimizer(by_number(own["optimizer"], self.optimizer, self.model))
         with torch.no_grad():
@@ -95,7 +100,7 @@ class TrainState:
         return progress
 
     def _restore_random(self, tree: dict[str, Any], step: int) -> None:
-        """Onto as many processes as there were: as it was. Onto others, each begins a sequence of its own from here."""
+        """With the same number of processes: exactly. Otherwise each process starts a new sequence from here."""
         others = tree.get("random_of_others", [])
         if len(others) + 1 != self.world.token_size:
             reseed(keyed(seed_of(self.seed, self.world), f"step {step}"), self.device)
@@ -114,7 +119,7 @@ class TrainState:
         return random_of_others(self.world, self.device)
 
     def differences(self, tree: dict[str, Any]) -> list[str]:
-        """What differs from where the checkpoint was written: with any of these a resume is exact in data, not in bits."""
+        """What differs from where the checkpoint was written. If anything does, a resume is exact in data, but not in bits."""
         here = self._topology()
         return [f"{name} was {was}, is {here.get(name, 1)}" for name, was in tree["topology"].items() if here.get(name) != was]
 
@@ -128,13 +133,13 @@ class TrainState:
         before = {id(p): dict(state[p]) for group in groups for p in group["params"] if p in state}
         rates = [group["lr"] for group in groups]
         self.optimizer.load_state_dict(saved)
-        # the rate is set before every step, and may be a tensor that a graph reads: it stays the one it was
+        # the rate is set before every step and may be a tensor that a graph reads: keep the same object
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         self._keep_tensors(before)
 
     def _keep_tensors(self, before: dict[int, dict[str, Any]]) -> None:
-        """Where the optimizer already had tensors, copy into those: a captured graph reads these and no others."""
+        """Copy into tensors that the optimizer already had: a captured graph reads only these."""
         with torch.no_grad():
             for group in self.optimizer.param_groups:
                 for parameter in group["params"]:
@@ -143,14 +148,14 @@ class TrainState:
                         if isinstance(old, Tensor) and isinstance(new, Tensor) and old.shape == new.shape:
                             self.optimizer.state[parameter][name] = old.copy_(new)
 
-    # for a graph's warm-up
+    # ---- for the warm-up of a graph ----
 
     def copies(self) -> list[Tensor]:
         self._random = read_random_state(self.device)
         return [tensor.clone() for tensor in self._changing()]
 
     def put_back(self, copies: list[Tensor]) -> None:
-        """What the optimizer has made since is zeroed: fused AdamW and SGD are born with zeros."""
+        """State that the optimizer created since then becomes zeros, as fused AdamW and SGD start with."""
         with torch.no_grad():
             now = self._changing()
             for tensor, copy in zip(now, copies, strict=False):
@@ -170,21 +175,21 @@ class TrainState:
 
 
 def finite(model: nn.Module) -> bool:
-    """Whether every weight and every running statistic is a number. Waits for the device."""
+    """Whether all weights and running statistics are finite. Waits for the device."""
     both = [local_part(tensor) for tensor in (*model.parameters(), *model.buffers())]
     changing = [tensor.detach() for tensor in both if tensor.is_floating_point() and tensor.numel()]
-    norms = torch._foreach_norm(changing, float("inf"))  # the largest value, which can't overflow as a sum of squares can
+    norms = torch._foreach_norm(changing, float("inf"))  # the largest value: unlike a sum of squares it can't overflow
     return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
 
 
-# ---- an optimizer's state by the names of its parameters: numbers mean other parameters in a process that has only some ----
+# ---- an optimizer's state by parameter names ----
 
 
 _MARK = "by_name"
 
 
 def by_name(optimizer: Any, model: nn.Module) -> dict[str, Any]:
-    """As `state_dict`, for a checkpoint."""
+    """Like `state_dict`, but by name."""
     saved: dict[str, Any] = optimizer.state_dict()
     names = _names(optimizer, model)
     groups = [{key: value for key, value in group.items() if key != "params"} for group in saved["param_groups"]]
@@ -193,11 +198,11 @@ def by_name(optimizer: Any, model: nn.Module) -> dict[str, Any]:
 
 
 def by_number(kept: dict[str, Any], optimizer: Any, model: nn.Module) -> dict[str, Any]:
-    """What `load_state_dict` takes, of what `by_name` made in any process that had these parameters."""
+    """From the result of `by_name`, of any process that had these parameters, to what `load_state_dict` takes."""
     if _MARK not in kept:
         return kept
     here: dict[str, Any] = optimizer.state_dict()
-    names, states = _names(optimizer, model), kept[_MARK]  # of what was never trained there is none
+    names, states = _names(optimizer, model), kept[_MARK]  # parameters that were never trained have no state
     groups = [{**group, **_like(group, kept["param_groups"])} for group in here["param_groups"]]
     known = {number: next((name for name in own if name in states), None) for number, own in enumerate(names)}
     state = {number: states[name] for number, name in known.items() if name is not None}
@@ -205,16 +210,16 @@ def by_number(kept: dict[str, Any], optimizer: Any, model: nn.Module) -> dict[st
 
 
 def _like(group: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """Processes that had other parameters may have had other groups, or these in another order: not their places tell."""
+    """The matching group. Positions don't match: other processes may have other groups, or in another order."""
     alike = (other for other in groups if all(other.get(key) == group.get(key) for key in ("weight_decay", "factor")))
     return next(alike, {})
 
 
 @torch.no_grad()
 def make_state(optimizer: Optimizer) -> bool:
-    """Of an optimizer that makes its state in its first step: as that step makes it. Weights stay as they are.
+    """Create the state that an optimizer would create in its first step. Weights don't change.
 
-    A checkpoint is read into tensors that are there already, laid out as the weights are. Returns whether there was none.
+    A checkpoint is read into existing tensors with the layout of the weights. Returns whether there was no state before.
     """
     parameters = trained_by(optimizer)
     if optimizer.state or not parameters:
@@ -236,7 +241,7 @@ def make_state(optimizer: Optimizer) -> bool:
 
 
 def _names(optimizer: Any, model: nn.Module) -> list[list[str]]:
-    """All names of each, in the order that the optimizer counts them in."""
+    """All names of each parameter, in the order of the optimizer."""
     known: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         known.setdefault(id(parameter), []).append(name)

@@ -20,19 +20,19 @@ from flatout.engine.settings import Settings
 from flatout.engine.signals import StopRequest, watch_signals
 from flatout.world.world import World
 
-_KEPT_OUT = "__dynamo_disable"  # where torch remembers how to call a function past its compiler
+_KEPT_OUT = "__dynamo_disable"  # the attribute where torch stores the uncompiled version of a function
 
 
 @contextmanager
 def run_set_up(settings: Settings, seed: int, world: World) -> Iterator[StopRequest]:
-    """For a run of the processes of this world. Signals ask it to stop."""
+    """For a run. Signals set the stop request."""
     with watch_signals() as stop, compiler_left_out(), process_set_up(settings, seed_of(seed, world)):
         yield stop
 
 
 @contextmanager
 def process_set_up(settings: Settings, seed: int) -> Iterator[None]:
-    """Random numbers, kernels, the precision of matrix products and the allocator, as the settings say."""
+    """Random numbers, kernels, the precision of matrix products and the allocator, from the settings."""
     device = torch.device(settings.device)
     with (
         own_random_state(seed, device),
@@ -45,7 +45,7 @@ def process_set_up(settings: Settings, seed: int) -> Iterator[None]:
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """tf32 for float32 matrix products wherever anything but fp32 was asked for; put back afterwards."""
+    """tf32 for float32 matrix products unless the precision is fp32."""
     before = torch.get_float32_matmul_precision()
     cudnn_before = torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
@@ -59,10 +59,10 @@ def matmul_precision(precision: str) -> Iterator[None]:
 
 @contextmanager
 def compiler_left_out() -> Iterator[None]:
-    """Within, using an optimizer does not load torch's compiler, which takes seconds.
+    """Inside, using an optimizer does not load torch's compiler, which takes seconds.
 
-    Torch keeps its compiler out of some of its own functions, such as those of its optimizers, and the first call of one of
-    them loads the compiler to tell it so. As long as the compiler isn't there, it needs no telling.
+    torch excludes some functions, such as those of its optimizers, from compilation; the first call of one of them loads the
+    compiler to register that. As long as the compiler is not loaded, this is not needed.
     """
     wrapped = (Optimizer.add_param_group, Optimizer.state_dict, Optimizer.load_state_dict, Optimizer.zero_grad)
     plain = [one.__wrapped__ for one in wrapped if hasattr(one, "__wrapped__")]
@@ -87,7 +87,7 @@ def deterministic_kernels(on: bool, *, compiled: bool) -> Iterator[None]:
     filled = extras.fill_uninitialized_memory
     benchmark = torch.backends.cudnn.benchmark
     _ask_for(on, compiled=compiled)
-    extras.fill_uninitialized_memory = False  # a debugging aid that costs a pass over each new tensor
+    extras.fill_uninitialized_memory = False  # a debugging aid that writes to every new tensor
     torch.backends.cudnn.benchmark = not on
     try:
         yield
@@ -102,7 +102,7 @@ def compiler_loaded() -> bool:
 
 
 def _ask_for(on: bool, *, warn_only: bool = False, compiled: bool) -> None:
-    """Torch's usual call tells its compiler too, which takes seconds to load: not for a run that compiles nothing."""
+    """torch's usual call loads the compiler, which takes seconds: avoided in a run that compiles nothing."""
     if compiled or compiler_loaded():
         torch.use_deterministic_algorithms(on, warn_only=warn_only)
     else:
@@ -111,7 +111,7 @@ def _ask_for(on: bool, *, warn_only: bool = False, compiled: bool) -> None:
 
 @contextmanager
 def own_random_state(seed: int, device: torch.device) -> Iterator[None]:
-    """The run draws from its own seed; the caller's random numbers are as if it had never been."""
+    """The run uses its own seed; the caller's random state is restored afterwards."""
     devices = [device] if device.type == "cuda" else []
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=devices):
@@ -124,7 +124,7 @@ def own_random_state(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def seed_of(seed: int, world: World) -> int:
-    """Of what a process draws by itself, such as dropout: processes with tokens of their own draw numbers of their own."""
+    """The seed of a process for dropout and the like: processes with different tokens use different seeds."""
     return seed if world.token_rank == 0 else keyed(seed, f"rank {world.token_rank}")
 
 
@@ -158,7 +158,7 @@ def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
 
 
 def reseed(seed: int, device: torch.device) -> None:
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would leave a seed for a CUDA that has not started
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would also queue a seed for CUDA before it is initialised
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
     random.seed(seed)
@@ -169,20 +169,20 @@ def reseed(seed: int, device: torch.device) -> None:
 
 
 def allocator_settings(device: torch.device) -> str:
-    """Of the device's memory, as the environment or whoever came before has them; empty: torch's own."""
+    """The current allocator settings of the device, from the environment or an earlier caller; empty: torch's defaults."""
     if device.type != "cuda":
         return ""
     read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
     if read is not None:
         return str(read())
     torch.cuda.init()
-    snapshot: Any = torch.cuda.memory._snapshot(device)  # all that torch 2.11 tells it by
+    snapshot: Any = torch.cuda.memory._snapshot(device)  # the only way in torch 2.11
     return str(snapshot.get("allocator_settings", {}).get("PYTORCH_CUDA_ALLOC_CONF", ""))
 
 
 @contextmanager
 def allocator(kind: str, device: torch.device) -> Iterator[None]:
-    """expandable: segments that grow from here on, so that batches of many shapes leave no holes. Put back afterwards."""
+    """`expandable`: memory segments grow, so that batches of many shapes cause less fragmentation."""
     if kind == "default" or device.type != "cuda":
         yield
         return
@@ -191,7 +191,7 @@ def allocator(kind: str, device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        _set_allocator(before or _with_expandable("", False))  # an empty text would change nothing
+        _set_allocator(before or _with_expandable("", False))  # an empty string would change nothing
 
 
 def _with_expandable(settings: str, on: bool) -> str:

@@ -23,7 +23,7 @@ from flatout.engine.records import NoPhases, Phases
 from flatout.engine.settings import Settings
 from flatout.store.tensors import local_part
 
-Clip = Callable[[], Tensor]  # scales all gradients by one factor; returns what their norm was
+Clip = Callable[[], Tensor]  # scales all gradients by one factor; returns their norm before that
 
 
 class Update:
@@ -39,7 +39,7 @@ class Update:
     ) -> None:
         self.optimizer: Any = optimizer  # torch's own interface, except for `SteppingElsewhere`
         self.rate = 0.0
-        # groups of one factor share the tensor that a graph reads its rate from
+        # groups with the same factor share one rate tensor, which a graph reads
         self.device_rates = {g["factor"]: g["lr"] for g in optimizer.param_groups if isinstance(g["lr"], Tensor)}
         self.phases: Phases = NoPhases()
         self._parameters, self._scale, self._clip, self._average = parameters, scale, clip, average
@@ -48,12 +48,12 @@ class Update:
         self._guarded = self._made(compiled=settings.graph and settings.compile != "off")
         if scale is not None and not isinstance(self._guarded, FusedUpdate):
             raise UsageError(
-                "precision=fp16 needs a fused AdamW, Adam or SGD, which can skip a step whose gradients overflow: "
+                "precision=fp16 needs a fused AdamW, Adam or SGD, which skips steps whose gradients overflow: "
                 "--set fused_optimizer=on and --off optimizer_offload, or --set precision=bf16"
             )
 
     def __call__(self, loss: Tensor) -> Tensor | None:
-        """Returns the norm of the gradients, where they are clipped."""
+        """Returns the gradient norm if gradients are clipped."""
         norm = None
         if self._scale is not None:
             self._skip.zero_()
@@ -82,12 +82,12 @@ class Update:
             rate.fill_(lr * factor)
 
     def state_loaded(self) -> None:
-        """Call after the optimizer's state was loaded."""
+        """Call after loading the optimizer's state."""
         if self._guarded is not None:
             self._guarded.attach()
 
     def go_eager(self) -> None:
-        """Nothing of it is compiled any more."""
+        """Stop using compiled code."""
         self._guarded = self._made(compiled=False)
 
     def _made(self, *, compiled: bool) -> GuardedUpdate | None:
@@ -132,7 +132,7 @@ def trained_by(optimizer: Optimizer | SteppingElsewhere) -> list[nn.Parameter]:
 
 @dataclass(frozen=True)
 class _Group:
-    options: dict[str, Any]  # the optimizer's own group: the rate in it changes from step to step
+    options: dict[str, Any]  # the optimizer's group, whose rate changes from step to step
     parameters: list[Tensor]
     first: list[Tensor]  # exp_avg, or the momentum
     second: list[Tensor]  # exp_avg_sq
@@ -140,11 +140,11 @@ class _Group:
 
 
 class FusedUpdate:
-    """One update of all parameters. `attach` again whenever the optimizer's state was loaded from elsewhere."""
+    """One update of all parameters. Call `attach` again after loading the optimizer's state."""
 
     def __init__(self, optimizer: Optimizer, device: torch.device, *, compiled: bool = False) -> None:
-        """`compiled`: the scalars around the update become one kernel. Pays in a CUDA graph, where calling it costs nothing."""
-        self.skip = torch.zeros((), device=device)  # 1: leave everything as it is
+        """`compiled`: fuse the scalar operations into one kernel. Faster only in a CUDA graph, where calls cost nothing."""
+        self.skip = torch.zeros((), device=device)  # 1: change nothing
         self._guard = torch.compile(_guard, dynamic=False) if compiled else _guard
         self._optimizer = optimizer
         self._count = torch.zeros((), device=device)
@@ -154,7 +154,7 @@ class FusedUpdate:
         self.attach()
 
     def attach(self) -> None:
-        """Make the state of a new optimizer, or take over what was loaded into it. May wait for the device."""
+        """Create the state of a new optimizer, or use the loaded one. May wait for the device."""
         self._groups = []
         counted = [state["step"] for state in self._optimizer.state.values() if "step" in state]
         if counted:
@@ -179,7 +179,7 @@ class FusedUpdate:
         else:
             self._count.add_(1).sub_(self.skip)
         for group in self._groups:
-            # a parameter that took no part in this batch has no gradient, and stays as it is
+            # a parameter without a gradient in this batch does not change
             gradients: list[Any] = [None if p.grad is None else local_part(p.grad) for p in group.options["params"]]
             if any(gradient is None for gradient in gradients):
                 group, gradients = _with_gradients(group, gradients)
@@ -187,7 +187,7 @@ class FusedUpdate:
                 self._kernel(group, gradients, self.skip)
 
     def _state_of(self, parameter: Tensor, options: dict[str, Any]) -> dict[str, Tensor]:
-        """As torch makes it in the first step: zeros. An SGD that starts from zeros keeps the first gradient as it is."""
+        """Zeros, as torch creates it in the first step. SGD that starts from zeros uses the first gradient unchanged."""
         state = self._optimizer.state[parameter]
         if isinstance(self._optimizer, SGD):
             if options["momentum"] and not isinstance(state.get("momentum_buffer"), Tensor):
@@ -206,11 +206,11 @@ def _guard(watched: Tensor, skip: Tensor, count: Tensor) -> None:
 
 
 def can_fuse(optimizer: Optimizer) -> bool:
-    """Only what this module has a kernel for, asked to be fused."""
+    """Whether this module has a kernel for the optimizer, and its groups ask for fused."""
     if type(optimizer) not in _KERNELS:
         return False
     decoupled = isinstance(optimizer, AdamW)
-    others = ("amsgrad", "maximize", "dampening", "differentiable")  # which only an optimizer of the user's own can have
+    others = ("amsgrad", "maximize", "dampening", "differentiable")  # only an optimizer made by the user can have these
     return all(
         group["fused"] and group.get("decoupled_weight_decay", False) is decoupled and not any(map(group.get, others))
         for group in optimizer.param_groups
