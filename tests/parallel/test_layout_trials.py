@@ -75,11 +75,11 @@ def test_what_is_not_tried(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name in ("RANK", "WORLD_SIZE"):
             monkeypatch.delenv(name)
-    assert "not started by a launcher" in str(why_untried(recipe, job, OPTIONS, 300))
+    assert "launcher" in str(why_untried(recipe, job, OPTIONS, 300))
     for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
     assert why_untried(recipe, job, OPTIONS, 300) is None
-    assert why_untried(recipe, job, OPTIONS[:1], 300) == "there is no other"
+    assert why_untried(recipe, job, OPTIONS[:1], 300) == "there is only one"
     short = read_recipe(path, ["budget=10 steps"])
     assert why_untried(short, build_job(short, None), OPTIONS, 300) == "the run is too short for trials"
     assert why_untried(recipe, job, OPTIONS, 0) == "the run is too short for trials"  # planning is off

@@ -125,7 +125,7 @@ def test_one_process_that_can_not_build_stops_all(tmp_path: Path) -> None:
 
 def test_a_mesh_that_does_not_fit_is_said_before_anything_is_made(tmp_path: Path) -> None:
     found = together(2, "training.py", asked(tmp_path, "mlp", settings={"mesh": "data=3"}))
-    said = "multiplies to 3, and the number of processes is 2: --mesh data=2 fits"
+    said = "needs 3 processes, and there are 2: use --mesh data=2"
     assert [one.code for one in found] == [2, 2] and all(said in one.err for one in found)
     assert not (tmp_path / "mlp").exists()
 

@@ -260,7 +260,7 @@ def test_energy_without_a_counter(refused: Callable[..., None], monkeypatch: pyt
 
 def test_a_target_that_nothing_evaluates(refused: Callable[..., None]) -> None:
     aim = "budget=accuracy >= 0.9 within 2 epochs"
-    refused(aim, "data.holdout=0", code=2, words=("budget waits for accuracy, but nothing is evaluated: set data.holdout",))
+    refused(aim, "data.holdout=0", code=2, words=("budget needs accuracy, but nothing is evaluated: set data.holdout",))
 
 
 # ---- the machine ----

@@ -99,7 +99,7 @@ def test_another_number_of_processes_goes_on_from_a_checkpoint(tmp_path: Path) -
 
 
 def test_a_run_that_can_not_be_split_stops_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"context=2 splits sequences of tokens.* and the objective is classify"):
+    with pytest.raises(Exception, match=r"context=2 splits sequences of tokens.* classify"):
         on_ranks(2, run, Case("table", "context=2", str(tmp_path / "run")), folder=tmp_path)
 
 
@@ -125,11 +125,11 @@ class Own(nn.Module):
 
 
 def test_a_model_that_offers_no_hook() -> None:
-    assert "no module of Own has an attribute `attend`" in refused(Own())
+    assert "no module of Own has a hook `attend`" in refused(Own())
     without = refused(Own("attend"))
-    assert "no module of Own has an attribute `locate`" in without and "self.locate = lambda length, device" in without
+    assert "no module of Own has a hook `locate`" in without and "self.locate = lambda length, device" in without
     mixing = refused(Own("attend", "locate", layer=nn.GRU(4, 4)))
-    assert "layer is a GRU, in which positions meet that are on other processes" in mixing
+    assert "layer is a GRU, which needs positions that are on other processes" in mixing
 
 
 def test_columns_and_objectives_that_have_no_positions() -> None:
@@ -141,8 +141,7 @@ def test_columns_and_objectives_that_have_no_positions() -> None:
 @pytest.mark.parametrize(
     ("length", "size", "words"),
     [
-        (12, 4, "context=4 gives each process two stretches of a sequence, and 12 tokens are no 8 equal ones: "
-                "set a window of 8 or 16, or context=3"),
+        (12, 4, "context=4 cuts a sequence into 8 equal pieces.* 12 tokens .*: set a window of 8 or 16, or context=3"),
         (6, 4, "set a window of 8, or context=3"),
         (5, 2, "set a window of 4 or 8$"),
     ],
@@ -199,7 +198,7 @@ def test_a_mask_of_the_models_own_is_refused() -> None:
     """It would be of this process's positions alone, as that of packed texts is."""
     attend = SplitAttention(world_of(2), group=None)
     query = torch.zeros(1, 1, 4, 2)
-    with pytest.raises(UsageError, match="context=2: the model attends with a mask of its own"):
+    with pytest.raises(UsageError, match="context=2: the model uses its own attention mask"):
         attend(query, query, query, attn_mask=torch.ones(4, 4, dtype=torch.bool))
-    with pytest.raises(UsageError, match="splits attention of a sequence to itself: 4 queries met 6 keys"):
+    with pytest.raises(UsageError, match="4 queries and 6 keys"):
         attend(query, torch.zeros(1, 1, 6, 2), query, is_causal=True)

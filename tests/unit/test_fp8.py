@@ -78,7 +78,7 @@ def test_an_older_device_and_another_one_are_refused(device: Any, torchao: list[
     device[:] = 8, 0
     with pytest.raises(UsageError, match=r"capability 8\.9 or more, and this one has 8\.0"):
         to_fp8(Net(), CUDA)
-    with pytest.raises(UsageError, match="needs a CUDA device.* cpu"):
+    with pytest.raises(UsageError, match=r"needs a CUDA device.* cpu"):
         to_fp8(Net(), torch.device("cpu"))
 
 

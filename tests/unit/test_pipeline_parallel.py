@@ -82,7 +82,7 @@ def test_more_stages_than_layers() -> None:
 
 
 def test_a_model_that_is_no_chain() -> None:
-    with pytest.raises(UsageError, match=r"a chain of layers \(gpt, mlp, an nn.Sequential\), and this is a Bilinear"):
+    with pytest.raises(UsageError, match=r"a chain of layers \(gpt, mlp, an nn.Sequential\), got Bilinear"):
         chain_of(nn.Bilinear(2, 2, 2))
 
 

@@ -122,7 +122,7 @@ def test_a_new_run_beside_an_unfinished_one_says_why(desk: Path, flatout: Comman
     (desk / "own.py").write_text((desk / "own.py").read_text().replace("WIDTH = 8", "WIDTH = 9"))
     sys.modules.pop("own")
     answer = flatout(*command)
-    words = "not going on with table-1, which is unfinished: the code that the recipe names was edited"
+    words = "the unfinished run table-1 is not resumed: the code that the recipe names was changed"
     assert words in answer.err
     (event,) = [one for one in read_events(desk / "runs" / "table-2" / "events.jsonl") if one["kind"] == "not_resumed"]
     assert (event["run"], event["differs"]) == ("table-1", ["code"])

@@ -148,12 +148,12 @@ def test_a_mesh_is_read() -> None:
 @pytest.mark.parametrize(
     ("written", "size", "words"),
     [
-        ("tensor=2,data=4", 6, "multiplies to 8, and the number of processes is 6: --mesh data=3,tensor=2 fits"),
-        ("tensor=4", 6, "their product has to be 6"),
-        ("data=2", 1, "leave it out"),
+        ("tensor=2,data=4", 6, "needs 8 processes, and there are 6: use --mesh data=3,tensor=2"),
+        ("tensor=4", 6, "the sizes must multiply to 6"),
+        ("data=2", 1, "remove it"),
         ("tensors=2", 2, "there is no axis 'tensors'; did you mean 'tensor'?"),
-        ("data=two", 2, "data is to be 1 or more, got 'two'"),
-        ("data=0", 2, "data is to be 1 or more, got '0'"),
+        ("data=two", 2, "data must be 1 or more, as in data=2,tensor=2, got 'two'"),
+        ("data=0", 2, "data must be 1 or more, as in data=2,tensor=2, got '0'"),
         ("data=2,data=2", 4, "gives data twice"),
     ],
 )

@@ -1,1 +1,1 @@
-"""What is asked: its schema, how it is read from a file, how it is built into checked parts."""
+"""The recipe: its schema, how it is read from a file, and how it is built into checked parts."""

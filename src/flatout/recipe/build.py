@@ -1,4 +1,4 @@
-"""From a recipe to a job: everything is loaded, built and checked here, before a run folder exists."""
+"""From a recipe to a job: loads, builds and checks everything, before a run folder exists."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ from flatout.objectives.next_token import FROM_HIDDEN
 from flatout.objectives.regress import Regress
 from flatout.recipe.schema import Recipe
 
-_SAME_LOSS = 1e-3  # of two ways to compute it, in whatever format the weights are
+_SAME_LOSS = 1e-3  # largest relative difference between two ways to compute it, in any format
 
 
 def build_job(
     recipe: Recipe, cache: Path | None = None, data: Data | None = None, *, weights_budget: WeightsBudget | None = None
 ) -> Job:
-    """`data`: what a run kept of its own, where the rows themselves are not needed.
+    """`data`: the description that a run stored, if the rows are not needed.
 
-    `weights_budget`: for whoever looks at the job and does not run it. A model too large for it has tensors without data.
+    `weights_budget`: for a job that is inspected, not run. A model that is too large for it gets tensors without data.
     """
     data = recipe.load_data(cache) if data is None else data
     inputs = recipe.inputs if "inputs" in recipe.model_fields_set else list(data.inputs)
@@ -71,7 +71,7 @@ def build_job(
         freeze(model, recipe.freeze)
     rows = data.epoch_rows
     if rows is not None and recipe.batch > rows and not data.train.shapes_vary:
-        raise DataError(f"batch is {recipe.batch} and there are {rows} training samples: set batch to at most that")
+        raise DataError(f"batch is {recipe.batch}, more than the {rows} training samples: set batch to {rows} or less")
     return Job(
         model=model,
         data=data,
@@ -101,25 +101,23 @@ def _to_regress(objective: Regress, data: Data) -> Regress:
     if isinstance(data.host, TableHost) and data.classes is not None:
         label = data.host.label.name
         raise UsageError(
-            f"regress is for a number, and the label {label!r} was read as {data.classes} classes, whose ids it would learn: "
+            f"regress needs a number as label, and {label!r} was read as {data.classes} classes: "
             "set target: number under data, or objective: classify"
         )
     return objective if data.target_scale is None else objective.scaled(*data.target_scale)
 
 
 def check_job(job: Job, device: torch.device) -> None:
-    """A few real rows through the real model: what does not fit is said before anything is written."""
+    """Runs a few real rows through the model, so that errors are raised before anything is written."""
     if is_dataless(job.model):
         copied, calling = callable_copy(job.model)
-        with suppress(*LOOKS_AT_NUMBERS):  # the plan says that there is no prediction of such a model, and why
+        with suppress(*LOOKS_AT_NUMBERS):  # the plan says why such a model has no prediction
             _check_model(replace(job, model=copied), torch.device("cpu"), calling, stand_in)
     else:
         job.model.to(device)
         _check_model(job, device)
     if "mix" in job.data.schema() and job.objective.name not in ("classify", "custom"):
-        raise UsageError(
-            f"mixup and cutmix share labels out between classes: use objective: classify, not {job.objective.name}"
-        )
+        raise UsageError(f"mixup and cutmix mix labels of classes: use objective: classify, not {job.objective.name}")
     budget_of(job, Meters(device))  # a budget that can't be counted here is an error
 
 
@@ -129,7 +127,7 @@ def _check_model(
     calling: Callable[[], AbstractContextManager[None]] = nullcontext,
     real: Callable[[Any], Any] = lambda tree: tree,
 ) -> None:
-    """Of a model without data: it is called in `calling`, and `real` puts numbers where the output has none."""
+    """For a model without data, `calling` is the context of its calls and `real` fills its output with numbers."""
     batch, was_training = _few_rows(job.data, device), job.model.training
     job.model.eval()
     with torch.no_grad():
@@ -145,7 +143,7 @@ def _check_model(
             lost = job.objective.loss(given, batch)
         loss_sum, weight = real(lost)
         metrics: list[str] = []
-        if _awaited(job) or not is_dataless(job.model):  # over the logits of a large vocabulary it takes a while
+        if _awaited(job) or not is_dataless(job.model):  # slow for the logits of a large vocabulary
             meter = job.objective.meter(device)
             meter.update(output, loss_sum, weight, batch)
             metrics = list(meter.result())
@@ -154,8 +152,8 @@ def _check_model(
 
 
 def check_loss_head(job: Job, device: torch.device, kind: str) -> None:
-    """Where the loss is computed from the model's `hidden` and `head`, past its forward, both must come to the same."""
-    if kind not in FROM_HIDDEN or is_dataless(job.model):  # without numbers there is nothing to compare: the run will
+    """A loss computed from the model's `hidden` and `head` must be the same as that of its forward."""
+    if kind not in FROM_HIDDEN or is_dataless(job.model):  # without numbers there is nothing to compare
         return
     batch, was_training = _few_rows(job.data, device), job.model.training
     job.model.to(device).eval()
@@ -166,26 +164,26 @@ def check_loss_head(job: Job, device: torch.device, kind: str) -> None:
     if not math.isclose(whole, parts, rel_tol=_SAME_LOSS):
         name = type(job.model).__name__
         raise UsageError(
-            f"loss_head={kind} takes the output of {name} to be head(hidden(...)), and it is not: the loss is {parts:.6g} "
-            f"that way and {whole:.6g} by its forward. Let hidden(...) do all that forward does before the head, or "
-            "--off loss_head"
+            f"loss_head={kind} needs the output of {name} to be head(hidden(...)), and it is not: the loss is {parts:.6g} "
+            f"from head(hidden(...)) and {whole:.6g} from forward. Let hidden(...) do everything that forward does before "
+            "the head, or --off loss_head"
         )
 
 
 def _few_rows(data: Data, device: torch.device) -> Batch:
-    if data.train.stream is not None and data.validation is None:  # to read some would take them from the run
+    if data.train.stream is not None and data.validation is None:  # reading rows would take them from the run
         columns = data.train.schema.items()
         blank = {name: torch.zeros((2, *column.shape), dtype=column.dtype, device=device) for name, column in columns}
         none = torch.zeros(2, dtype=torch.int64, device=device)
         return apply(data.transforms(), blank, Keys(0, none, none))
     if data.train.shapes_vary and (rows := data.train.by_length) is not None:
-        return BucketFeed(rows, 2, device, transforms=data.transforms()).shortest()  # who counts on one length fails here
+        return BucketFeed(rows, 2, device, transforms=data.transforms()).shortest()  # a model for one length fails here
     source = data.train if data.validation is None else data.validation
     return next(iter(EvalFeed(source, data.prepare, min(2, len(source)), device, tier="pinned")))
 
 
 def first_output(job: Job, batch: Batch) -> Any:
-    """What the model gives for a batch; one that it can't take is said in words, with the line that could not."""
+    """The model's output for a batch. An error names the shapes and the line of the model."""
     try:
         return job.objective.forward(job.model, batch)
     except (FlatoutError, *LOOKS_AT_NUMBERS):
@@ -201,7 +199,7 @@ def first_output(job: Job, batch: Batch) -> Any:
 
 
 def _awaited(job: Job) -> dict[str, str]:
-    """Metrics that the run waits for, by the key of the recipe that names them."""
+    """Metrics that budget and early_stop use, by the recipe's key."""
     wanted = {}
     if job.budget.target is not None:
         wanted["budget"] = job.budget.target.metric
@@ -215,20 +213,20 @@ def _check_metrics(job: Job, metrics: list[str]) -> None:
         if metric not in metrics:
             raise UsageError(f"{key} names the metric {metric!r}; {did_you_mean(metric, metrics)}")
         if job.data.validation is None or job.evaluate_every is None:
-            raise UsageError(f"{key} waits for {metric}, but nothing is evaluated: set data.holdout and evaluate")
+            raise UsageError(f"{key} needs {metric}, but nothing is evaluated: set data.holdout and evaluate")
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What makes two runs the same: the recipe, the code it names, the data's content. Not how processes share the work."""
+    """Two runs are the same if recipe, code and content of the data are. How processes share the work does not count."""
 
     whole: str
-    parts: Mapping[str, str]  # the same for each: recipe, code, data
+    parts: Mapping[str, str]  # one digest each: recipe, code, data
 
 
 def identity(recipe: Recipe, job: Job) -> Identity:
     written = recipe.written()
-    others = settings_of(SettingScope.PROCESSES)  # a run goes on however many processes there are then, laid out in any way
+    others = settings_of(SettingScope.PROCESSES)  # a run can be resumed with any number of processes in any mesh
     written["settings"] = {name: value for name, value in recipe.settings.items() if name not in others}
     asked = json.dumps(written, sort_keys=True, default=lasting_text).encode()
     own: list[Callable[..., Any]] = [*job.objective.functions]
@@ -240,7 +238,7 @@ def identity(recipe: Recipe, job: Job) -> Identity:
 
 
 def code_of(recipe: Recipe, job: Job) -> str:
-    """The text of the code that the recipe names and the values that it uses, for a person to compare."""
+    """The source of the code that the recipe names, and the values that it uses, to show differences."""
     own: list[Callable[..., Any]] = [*job.objective.functions]
     own += [recipe.optimizer] if callable(recipe.optimizer) else []
     own += [knob.turn for knob in recipe.own_knobs]

@@ -1,4 +1,4 @@
-"""A recipe from its file: YAML, or Python that defines `recipe`; with what the command line puts on top of it."""
+"""Reads a recipe from YAML, or from Python that defines `recipe`, and applies overrides of the command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_recipe(
 ) -> Recipe:
     """A recipe from a YAML file, or from a Python file that defines `recipe` (a Recipe, or a function that makes one).
 
-    `moved_from` is where a kept copy of a Python file came from: what it names beside it is still there.
+    `moved_from`: the original place of a copied Python file; relative paths start there.
     """
     if not _is_file(path):
         raise UsageError(f"there is no recipe at {path}; `flatout demo` shows one that runs")
@@ -37,9 +37,9 @@ def read_recipe(
 
 
 def written_in(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The keys and values of a YAML file, and what is wrong with some of them."""
+    """The keys and values of a YAML file, and the mistakes in it."""
     try:
-        if path.stat().st_size > 4 * MOST_CHARACTERS:  # UTF-8 takes four bytes at most
+        if path.stat().st_size > 4 * MOST_CHARACTERS:  # UTF-8 uses at most four bytes
             raise UsageError(f"{path} has {path.stat().st_size:,} bytes: too long for a recipe")
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -49,7 +49,7 @@ def written_in(path: Path) -> tuple[dict[str, Any], list[str]]:
     try:
         written, problems = read_yaml(text)
     except UsageError as error:
-        raise UsageError(f"{path} is not YAML that can be read: {error}") from error
+        raise UsageError(f"{path} is not YAML: {error}") from error
     if not isinstance(written, dict):
         if problems:
             raise RecipeError(problems, str(path))
@@ -61,7 +61,7 @@ def written_in(path: Path) -> tuple[dict[str, Any], list[str]]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name that is too long, for one
+    except OSError:  # for example a name that is too long
         return False
 
 
@@ -74,7 +74,7 @@ def recipe_from(
     stored: bool = False,
     problems: Sequence[str] = (),
 ) -> Recipe:
-    """From plain keys and values; relative paths are from `folder`. `stored`: as a run keeps it. `problems`: found before."""
+    """From keys and values. Relative paths start at `folder`. `stored`: from a run's folder. `problems`: found earlier."""
     merged, more = _overridden(dict(written), overrides, pins or {})
     strays = [key for key in merged if not isinstance(key, str) or key.startswith("_") or key == "self"]
     told: dict[str, Any] = {"_where": str(source) if source else "recipe", "_strays": strays, "_problems": [*problems, *more]}
@@ -86,7 +86,7 @@ def recipe_from(
 def _from_python(path: Path, overrides: Sequence[str], pins: Mapping[str, Any], home: Path) -> Recipe:
     module = ModuleType(RECIPE_MODULE)
     module.__file__ = str(home)
-    sys.modules[module.__name__] = module  # stays: whoever asks for the source of a class in it looks here
+    sys.modules[module.__name__] = module  # stays, because `inspect` finds the source of its classes here
     before = FOLDER.set(home.parent)
     try:
         source = path.read_bytes()
@@ -102,7 +102,7 @@ def _from_python(path: Path, overrides: Sequence[str], pins: Mapping[str, Any], 
     finally:
         FOLDER.reset(before)
     if not isinstance(recipe, Recipe):
-        came = "nothing of that name" if "recipe" not in vars(module) else type(recipe).__name__
+        came = "no such name" if "recipe" not in vars(module) else type(recipe).__name__
         raise UsageError(f"{path} must define `recipe`: a flatout.Recipe, or a function that returns one; got {came}")
     if overrides or pins:
         fields = {name: getattr(recipe, name) for name in recipe.model_fields_set}
@@ -113,23 +113,23 @@ def _from_python(path: Path, overrides: Sequence[str], pins: Mapping[str, Any], 
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Innermost first."""
+    """Frames of the traceback, innermost first."""
     return traceback.extract_tb(error.__traceback__)[::-1]
 
 
 def _overridden(written: dict[str, Any], overrides: Sequence[str], pins: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """`lr=3e-4` or `data.window=64` on top of what is written, then what was pinned on the command line; and what is wrong."""
+    """Applies overrides such as `lr=3e-4` or `data.window=64`, then the pins. Also returns the mistakes."""
     problems: list[str] = []
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not all(key.strip().split(".")):
             raise UsageError(f"an override is written key=value, such as lr=3e-4; got {override!r}")
         if key.count(".") > _DEEPEST_KEY:
-            raise UsageError(f"an override reaches {_DEEPEST_KEY} keys deep at most; got {override!r}")
+            raise UsageError(f"an override can be at most {_DEEPEST_KEY} keys deep; got {override!r}")
         try:
             value, wrong = read_yaml(text) if text else (None, [])
         except UsageError as error:
-            raise UsageError(f"the value of {override!r} is not YAML that can be read: {error}") from error
+            raise UsageError(f"the value of {override!r} is not YAML: {error}") from error
         problems += [f"{key}: {one}" for one in wrong]
         *parents, last = _place(written, key.strip().split("."))
         place = written
@@ -141,13 +141,13 @@ def _overridden(written: dict[str, Any], overrides: Sequence[str], pins: Mapping
             place[parent] = inner
             place = inner
         place[last] = value
-    if pins and isinstance(written.get("settings") or {}, Mapping):  # what else it is, is said where it is checked
+    if pins and isinstance(written.get("settings") or {}, Mapping):  # other types are reported by the recipe's checks
         written["settings"] = {**(written.get("settings") or {}), **pins}
     return written, problems
 
 
 def _place(written: Mapping[str, Any], path: list[str]) -> list[str]:
-    """`model.hidden` means the option `hidden` of the one model that is written there: `model.mlp.hidden`."""
+    """`model.hidden` means the option `hidden` of the model in the recipe: `model.mlp.hidden`."""
     if len(path) < 2 or path[0] not in SPECS:
         return path
     spec = written.get(path[0], Recipe.model_fields[path[0]].default)

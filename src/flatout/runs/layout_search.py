@@ -1,4 +1,4 @@
-"""Which layout is the fastest: the first that runs, unless another one is faster by more than the noise."""
+"""The fastest mesh: the first that runs, unless another one is faster by more than the noise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flatout.plan.layouts.fitting import LayoutChoice
 
 @dataclass(frozen=True)
 class LayoutTimes:
-    """A trial of a layout. What it computes is not compared: every layout makes the same steps."""
+    """A trial of a mesh. Results are not compared, because every mesh computes the same steps."""
 
     steps_s: tuple[float, ...] = ()
     failure: str = ""
@@ -49,7 +49,7 @@ class LayoutSearch:
         self._record = TrialRecord()
 
     def chosen(self) -> LayoutChoice:
-        """With its reason. The first one stays, where nothing could be measured."""
+        """The fastest mesh and why. The first one if nothing could be measured."""
         search: Search[LayoutChoice, LayoutTimes, _LayoutOption] = Search(
             self, self, self, self._record, TimeLimit(float("inf"))
         )
@@ -72,7 +72,7 @@ class LayoutSearch:
         self._say(f"  rejected: {found.failure}" if found.failure else f"  {self._step(option)} a step")
         return found
 
-    # ---- how to run one ----
+    # ---- how to run a trial ----
 
     def baseline(self) -> _Standing | NoBaseline:
         for option in self._waiting:
@@ -85,14 +85,14 @@ class LayoutSearch:
         judgement = judge(found, times_of(found, standing.result), margin=0.0, is_checked=False)
         return Attempt(judgement, found, standing)
 
-    # ---- what to try, and what is told ----
+    # ---- what to try, and what is reported ----
 
     def next_option(self, standing: _Standing) -> _LayoutOption | None:
         option = next(self._waiting, None)
         return None if option is None else _LayoutOption(option)
 
     def why_no_more(self, standing: _Standing) -> str:
-        return "all of them were tried"
+        return "all were tried"
 
     def untried(self, standing: _Standing) -> Iterator[Entry]:
         return iter(())
@@ -102,5 +102,5 @@ class LayoutSearch:
         self._record.add(entry_of("mesh", option.state.mesh, stood, attempt.result, attempt.judgement))
 
     def interrupted(self) -> None:
-        """Ctrl-C is for the run, which all processes end together."""
+        """Ctrl-C ends the run, on all processes together."""
         raise KeyboardInterrupt

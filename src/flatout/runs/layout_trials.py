@@ -1,7 +1,7 @@
-"""Layouts tried out: a few steps of the run itself in each, by processes of their own, which may run out of memory or hang.
+"""Trials of meshes: a few steps of the run in each, in child processes, which may run out of memory or hang.
 
-Every process of the run starts one that takes its place in a world beside it, which meets elsewhere. They are runs like any
-other, in a folder that is gone afterwards: what one of them lacks, all of them end with.
+Every process of the run starts one child with the same rank; the children meet at another address. A trial is a normal run in a
+temporary folder: if one child fails, all of them end.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _WARM, _LEAST, _MOST, _MEASURE_S = (
     8,
     60,
     5.0,
-)  # steps of a trial: some that do not count, and as many as fit into some seconds
-_COST_S, _SAVING = 30.0, 0.05  # about what one costs, and what a better layout may well save of a run
+)  # steps of a trial: warm-up, fewest, most, and the seconds to fill
+_COST_S, _SAVING = 30.0, 0.05  # the cost of a trial, and the share of a run that a better mesh may save
 _LIMIT_S = 180.0
 _CACHE = "FLATOUT_CACHE"
 
 
 def why_untried(recipe: Recipe, job: Job, options: Sequence[LayoutChoice], limit_s: float) -> str | None:
-    """None: it pays to try them."""
+    """Why no trials are made, or None."""
     if len(options) < 2:
-        return "there is no other"
+        return "there is only one"
     if recipe.source is None:
-        return "a recipe made in Python can't be tried by other processes"
+        return "other processes can't read a recipe made of Python objects"
     if own_place() is None:
-        return "the processes were not started by a launcher that says where they meet"
+        return "no launcher gave the processes an address to meet at"
     steps, step_s = total_steps(job), options[0].step_s
     if limit_s <= 0 or steps is None or step_s is None or steps * step_s * _SAVING < _COST_S * len(options):
         return "the run is too short for trials"
@@ -65,7 +65,7 @@ def fastest(
     limit_s: float,
     say: Callable[[str], None] = lambda line: None,
 ) -> LayoutChoice:
-    """Of these, as measured; the first, where nothing could be. Every process of the world calls it."""
+    """The fastest measured option; the first one if nothing could be measured. Every process of the world calls it."""
     if why_untried(recipe, job, options, limit_s) is not None:
         return options[0]
     from flatout.runs.layout_search import LayoutSearch, LayoutTimes  # here: most runs try no layout
@@ -85,7 +85,7 @@ def fastest(
 
 @contextmanager
 def _scratch(world: World, runs: Path) -> Iterator[Path]:
-    """Beside the runs, where all processes can see it."""
+    """A temporary folder next to the runs, where all processes can see it."""
 
     def make() -> dict[str, Any]:
         runs.mkdir(parents=True, exist_ok=True)
@@ -110,13 +110,13 @@ def _free_place() -> dict[str, Any]:
 def _tried(
     world: World, recipe: Recipe, option: LayoutChoice, place: Mapping[str, Any], runs: Path, cache: Path | None, limit_s: float
 ) -> str:
-    """Why it failed, in words; empty: it did not."""
+    """Why the trial failed; empty if it did not."""
     environment = environment_beside(world, place["address"], place["port"])
     if cache is not None:
         environment[_CACHE] = str(cache)
     with Child([sys.executable, "-m", "flatout", *_arguments(recipe, option, runs)], environment=environment) as child:
         code = child.wait(limit_s)
-        if code == 0 or (code == -signal.SIGABRT and _is_finished(runs)):  # threads of torch may abort a process that is done
+        if code == 0 or (code == -signal.SIGABRT and _is_finished(runs)):  # torch's threads may abort a finished process
             return ""
         return f"it {child.how_it_ended()}"
 
@@ -129,7 +129,7 @@ def _arguments(recipe: Recipe, option: LayoutChoice, runs: Path) -> list[str]:
     assert recipe.source is not None
     overrides, pins = recipe.given
     often = {"log_every": 1, "checkpoint_every": "end"}
-    wanted = {name: value for name, value in option.settings.items() if name not in recipe.pins}  # as the run will have it
+    wanted = {name: value for name, value in option.settings.items() if name not in recipe.pins}  # as in the run
     settings = {**wanted, **pins, **often, "mesh": option.mesh}
     steps = _WARM + min(_MOST, max(_LEAST, round(_MEASURE_S / (option.step_s or _MEASURE_S))))
     asked = ["run", str(recipe.source.resolve()), *overrides, f"budget={steps} steps", "evaluate=null"]

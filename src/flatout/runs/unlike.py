@@ -1,4 +1,4 @@
-"""Why a command starts a new run beside an unfinished one that looks like its own: the recipe, the code or the data differs."""
+"""Why a command starts a new run and does not resume a similar unfinished one: recipe, code or data differ."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from flatout.runs.record import Origin
 from flatout.store.run_folder import ENDED, RunFolder, all_runs
 
 _IN_WORDS = {
-    "code": "the code that the recipe names was edited",
-    "data": "the content of the data is another",
+    "code": "the code that the recipe names was changed",
+    "data": "the content of the data was changed",
 }
 
 
 @dataclass(frozen=True)
 class Left:
-    """An unfinished run, and what keeps it from being this one: `recipe`, `code`, `data`."""
+    """An unfinished run that is not resumed, and what differs: `recipe`, `code`, `data`."""
 
     run: str
     differs: tuple[str, ...]
     why: str
 
     def words(self) -> str:
-        return f"starting a new run, not going on with {self.run}, which is unfinished: {self.why}"
+        return f"starting a new run; the unfinished run {self.run} is not resumed: {self.why}"
 
     def fields(self) -> dict[str, Any]:
         return asdict(self)
@@ -43,24 +43,24 @@ def left_unfinished(runs: Path, recipe: Recipe, own: Identity) -> Left | None:
             if folder.status not in (*ENDED, "running") and (found := _compared(folder, recipe, own)) is not None:
                 return found
         except StoreError:
-            continue  # `runs` shows what is wrong with it
+            continue  # `flatout runs` shows what is wrong with it
     return None
 
 
 def _compared(folder: RunFolder, recipe: Recipe, own: Identity) -> Left | None:
     parts = folder.about.get("parts")
     then, now = _plain(folder.read("recipe.json")), _plain(recipe.written())
-    if not isinstance(parts, Mapping):  # from before they were kept: of code and data nobody knows
+    if not isinstance(parts, Mapping):  # of an older version, which did not store them
         if then != now:
             return None
-        return Left(folder.name, ("code", "data"), "its code, its data or the version of flatout that began it is another")
+        return Left(folder.name, ("code", "data"), "its code, its data or its version of flatout differs")
     differs = tuple(name for name, digest in own.parts.items() if parts.get(name) != digest)
     if "recipe" in differs and not _is_same_command(folder, recipe):
         return None
     keys = sorted(key for key in {*then, *now} if then.get(key) != now.get(key))
     recipe_words = f"the recipe differs in {', '.join(keys)}" if keys else "the recipe differs"
     why = ", and ".join({**_IN_WORDS, "recipe": recipe_words}[name] for name in differs)
-    return Left(folder.name, differs, f"{why}. Undo that to go on with it")
+    return Left(folder.name, differs, f"{why}. Undo this to resume it")
 
 
 def _is_same_command(folder: RunFolder, recipe: Recipe) -> bool:

@@ -1,9 +1,9 @@
-"""Long sequences, each process a part of them: keys and values are gathered, and a process attends from its own positions.
+"""Context parallelism: each process has a part of every sequence. Keys and values are gathered for attention.
 
-Positions of a sequence meet in its attention alone, so that is what is replaced; everything else of a model works on whatever
-tokens it is given. A model lends a hand with two attributes that are called, and can be replaced: `attend`, as
-`F.scaled_dot_product_attention` is called, and `locate`, which is given a number of tokens and a device and says at which
-positions of the sequence they stand. Torch's own context parallel has kernels of GPUs alone: nothing of it runs on a CPU.
+Positions of a sequence interact only in attention, so only that is replaced; the rest of a model works on any tokens. The model
+has to offer two hooks, attributes that are called and can be replaced: `attend`, called like `F.scaled_dot_product_attention`,
+and `locate`, which takes a number of tokens and a device and returns their positions in the sequence. torch's own context
+parallelism has only GPU kernels and does not run on a CPU.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _HOOKS = {
     "attend": "self.attend = F.scaled_dot_product_attention, and call that",
     "locate": "self.locate = lambda length, device: torch.arange(length, device=device), and take positions from there",
 }
-# Positions meet in these, whatever a model offers besides.
+# Positions interact in these too, whatever hooks a model has.
 _MIXING = (nn.MultiheadAttention, nn.RNNBase, nn.modules.conv._ConvNd)
 
 
 def split_sequences(model: nn.Module, objective: Objective, shapes: Mapping[str, Sequence[int]], world: World) -> None:
-    """`model` attends across the processes from now on. `shapes`: of a row of each column. What can't be split is refused."""
+    """Makes `model` attend across processes; raises if it can't be split. `shapes`: of one row of each column."""
     check_sequences(model, objective, shapes, world)
     group = world.mesh.get_group("context")
     for module in model.modules():
@@ -46,26 +46,26 @@ def check_sequences(model: nn.Module, objective: Objective, shapes: Mapping[str,
     instead = f"use data={world.token_size}"
     if type(objective) is not NextToken:
         raise UsageError(
-            f"{mesh} splits sequences of tokens, whose losses add up, and the objective is {objective.name}: "
+            f"{mesh} splits sequences of tokens, which needs the objective next_token, and it is {objective.name}: "
             f"set objective: next_token, or {instead}"
         )
     for hook, how in _HOOKS.items():
         if not any(_offers(module, hook) for module in model.modules()):
             raise UsageError(
-                f"{mesh}: no module of {type(model).__name__} has an attribute `{hook}` that can be replaced, as gpt's have: "
+                f"{mesh}: no module of {type(model).__name__} has a hook `{hook}`, as those of gpt have: "
                 f"set {how}, or {instead}"
             )
     for name, module in model.named_modules():
         if isinstance(module, _MIXING):
             raise UsageError(
-                f"{mesh}: {name or 'the model'} is a {type(module).__name__}, in which positions meet that are on other "
-                f"processes: attend through an attribute `attend`, or {instead}"
+                f"{mesh}: {name or 'the model'} is a {type(module).__name__}, which needs positions that are on other "
+                f"processes: use attention with a hook `attend`, or {instead}"
             )
     columns = _columns(objective)
     for name in columns:
         if len(shapes[name]) != 1:
             shown = ", ".join(map(str, ("rows", *shapes[name])))
-            raise UsageError(f"{mesh} splits columns [rows, positions], and {name} is [{shown}]: {instead}")
+            raise UsageError(f"{mesh} splits columns of shape [rows, positions], {name} is [{shown}]: {instead}")
     for name in columns:
         check_length(shapes[name][0], world)
 
@@ -78,13 +78,13 @@ def check_length(length: int, world: World) -> None:
     sizes = [size for size in range(2, world.context_size) if length % (2 * size) == 0]
     instead = f", or context={sizes[-1]}" if sizes else ""
     raise UsageError(
-        f"context={world.context_size} gives each process two stretches of a sequence, and {length} tokens are no "
-        f"{step} equal ones: set a window of {lengths}{instead}"
+        f"context={world.context_size} cuts a sequence into {step} equal pieces, two per process, and {length} tokens can't be "
+        f"divided by {step}: set a window of {lengths}{instead}"
     )
 
 
 def own_stretches(objective: Objective, batch: Batch, world: World) -> Batch:
-    """This process's tokens of each row, of the columns that the objective reads."""
+    """This process's tokens of each row, for the columns that the objective reads."""
     if world.context_size == 1:
         return batch
     found = {}
@@ -96,7 +96,7 @@ def own_stretches(objective: Objective, batch: Batch, world: World) -> Batch:
 
 
 def loss_of_own(loss: LossFunction, objective: Objective, world: World) -> LossFunction:
-    """Over this process's tokens of a batch."""
+    """The loss over this process's tokens of a batch."""
 
     def own(model: nn.Module, batch: Batch) -> Loss:
         return loss(model, own_stretches(objective, batch, world))
@@ -105,7 +105,7 @@ def loss_of_own(loss: LossFunction, objective: Objective, world: World) -> LossF
 
 
 class Positions:
-    """Where in the sequence this process's tokens stand."""
+    """The positions of this process's tokens in the sequence."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -116,7 +116,7 @@ class Positions:
 
 
 class SplitAttention:
-    """From this process's positions to those of all, called as torch's function is."""
+    """Attention from this process's positions to those of all processes, called like torch's function."""
 
     def __init__(self, world: World, group: Any) -> None:
         self._world, self._group, self._gather = world, group, _gathering()
@@ -134,11 +134,11 @@ class SplitAttention:
         size, own = self._world.context_size, query.shape[-2]
         if attn_mask is not None:
             raise UsageError(
-                f"context={size}: the model attends with a mask of its own, as it does where several texts are packed into a "
-                f"row: it knows no positions of other processes. Use rows of one text each, or data={self._world.token_size}"
+                f"context={size}: the model uses its own attention mask, for example for several texts packed into a row; the "
+                f"mask lacks the positions of other processes. Use one text per row, or data={self._world.token_size}"
             )
         if key.shape[-2] != own:
-            raise UsageError(f"context={size} splits attention of a sequence to itself: {own} queries met {key.shape[-2]} keys")
+            raise UsageError(f"context={size} splits self-attention only, got {own} queries and {key.shape[-2]} keys")
         keys, values = self._of_all(torch.cat([key, value], -1)).split([key.shape[-1], value.shape[-1]], -1)
         if not is_causal:
             return F.scaled_dot_product_attention(query, keys, values, dropout_p=dropout_p, **how)
@@ -150,16 +150,16 @@ class SplitAttention:
         return torch.cat(mixed, -2)
 
     def _of_all(self, own: Tensor) -> Tensor:
-        """In the order of the sequence: the first stretches of all processes, and their second ones backwards."""
+        """In the order of the sequence: the first stretches of all processes, then the second ones in reverse order."""
         gathered = self._gather(own[None], 0, self._group)
         fronts, backs = gathered.chunk(2, -2)
         return torch.cat([*fronts.unbind(0), *reversed(backs.unbind(0))], -2)
 
 
 def attend_to_past(query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
-    """Causal, where the last query stands at the last key."""
+    """Causal attention, with the last query at the position of the last key."""
     queries, keys = query.shape[-2], key.shape[-2]
-    if query.is_cuda:  # whose kernels need no mask, which would be as large as the scores
+    if query.is_cuda:  # its kernels need no mask, which would be as large as the scores
         from torch.nn.attention.bias import causal_lower_right
 
         mask: Any = causal_lower_right(queries, keys)
@@ -169,7 +169,7 @@ def attend_to_past(query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Ten
 
 
 def _gathering() -> Callable[..., Tensor]:
-    """Torch's all-gather that is differentiated as a reduce-scatter, by the name that it has."""
+    """torch's all-gather with a reduce-scatter as its backward; its name depends on the version."""
     from torch.distributed import _functional_collectives as collectives
 
     new: Callable[..., Tensor] | None = getattr(collectives, "all_gather_single_autograd", None)

@@ -1,8 +1,8 @@
-"""How gradients get from process to process, and weights to where they are used: torch's engines around the model.
+"""Exchanges gradients and gathers weights with torch's parallel engines (DDP, FSDP2) around the model.
 
-An engine's root is a module that computes whatever is asked of the model, so that every way to a loss goes through it: a loss
-head that reads the model's weights beside its forward, a function of the user's own. Engines average over processes; what is
-differentiated is therefore the sum over this process's rows times the number of processes, over the rows of all.
+An engine wraps a module that runs any computation with the model, so that every loss goes through it: also a loss head that
+reads the model's weights directly, or a user's function. Engines average over processes; so the loss that is differentiated is
+the sum over this process's rows, times the number of processes, divided by the rows of all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _NAMES else 
 
 
 class Root(nn.Module):
-    """What an engine is wrapped around."""
+    """The module that an engine wraps."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Root(nn.Module):
 
 
 class Tallied(Root):
-    """With two numbers whose gradients are whatever is to be summed: they travel with those of the weights."""
+    """With two extra parameters whose gradients are the numbers to sum: they are exchanged with those of the weights."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         super().__init__(model)
@@ -53,13 +53,13 @@ class Tallied(Root):
 
 
 class Replicas(Exchange):
-    """Each process has all weights; gradients are summed in buckets while the backward goes on."""
+    """Each process has all weights; gradients are summed in buckets during the backward."""
 
     rehearses = True
 
     def __init__(self, model: nn.Module, loss: LossFunction, settings: Settings, world: World) -> None:
         super().__init__(model, loss, world)
-        compiled = settings.compile != "off"  # which can't look into what is kept here
+        compiled = settings.compile != "off"  # the compiler can't trace the tally
         self._root = Root(model) if compiled else Tallied(model, torch.device(settings.device))
         self._bucket_mb = settings.bucket_mb
         self._engine = self._made(unused=False)
@@ -73,7 +73,7 @@ class Replicas(Exchange):
         return computed
 
     def send(self, totals: Tensor) -> tuple[Tensor | None, Callable[[], Tensor]]:
-        """No exchange of its own: that of two numbers takes as long as one of many."""
+        """Without a separate exchange, which for two numbers would take as long as for many."""
         if self._tally is None or not isinstance(self._root, Tallied):
             return super().send(totals)
         tally, self._root.tally.grad = self._root.tally, None
@@ -97,18 +97,18 @@ class Replicas(Exchange):
             bucket_cap_mb=self._bucket_mb,
             gradient_as_bucket_view=True,
             find_unused_parameters=unused,
-            **{_SYNC_BUFFERS: False},  # whoever has statistics of batches is told, or has them exchanged
+            **{_SYNC_BUFFERS: False},  # batch statistics are exchanged elsewhere, or a degraded event says that they are not
         )
 
 
 class Shards(Exchange):
-    """Each process keeps a part of every weight and of its optimizer state; a block's weights are gathered when it is used."""
+    """Each process has a part of every weight and its optimizer state; weights of a block are gathered when it is used."""
 
     def __init__(self, model: nn.Module, loss: LossFunction, settings: Settings, world: World, mesh: Any) -> None:
         super().__init__(model, loss, world)
         self._root: Any = Root(model)
         self._sharded: list[Any] = spread(self._root, mesh, settings, reshard=settings.reshard)
-        self._order: Sequence[Any] = self._sharded  # in which a forward comes to them
+        self._order: Sequence[Any] = self._sharded  # order in which a forward reaches them
         self._reshards = settings.reshard
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
@@ -116,23 +116,23 @@ class Shards(Exchange):
         return found
 
     def look(self, compute: Look, batch: Batch) -> Any:
-        """Where memory runs out on this process, the others still end their forward, and it may be tried again by all."""
+        """If this process runs out of memory, the others still finish their forward, and all may try again."""
         passed: list[nn.Module] = []
         failed: list[RuntimeError | MemoryError] = []
 
         def guarded(model: nn.Module, batch: Batch) -> Any:
-            """So that the engine ends this forward too: it would otherwise take the next one for the same."""
+            """Lets the engine finish this forward too; otherwise it would take the next one for the same."""
             try:
                 return compute(model, batch)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                failed.append(error.with_traceback(None))  # which would hold the tensors of what failed
+                failed.append(error.with_traceback(None))  # the traceback would hold the tensors of the failed forward
 
         hooks = [module.register_forward_pre_hook(lambda module, given: passed.append(module)) for module in self._sharded]
         try:
             found = self._root(guarded, batch)
-            self._root.reshard()  # which a backward would have done
+            self._root.reshard()  # normally done by the backward
             if failed and not self._world.is_split_within:
                 self._gather_with_the_others(passed)
         except (RuntimeError, MemoryError) as error:
@@ -150,14 +150,14 @@ class Shards(Exchange):
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Weights that were gathered to look are not kept: they may have been an average's."""
+        """Frees gathered weights afterwards, because they may have been those of an average."""
         try:
             yield
         finally:
             let_go(self._root)
 
     def _gather_with_the_others(self, passed: Sequence[Any]) -> None:
-        """What they still gather in the forward that this process could not end. Nobody looks at what comes of it."""
+        """Takes part in the gathers of the forward that this process could not finish. The result is not used."""
         for module in self._order[len(passed) :]:
             module.unshard()
         if self._reshards:
@@ -166,7 +166,7 @@ class Shards(Exchange):
 
 
 class Summed(Exchange):
-    """Split weights that are on several processes alike: their gradients are summed after the backward."""
+    """For split weights that several processes have copies of: gradients are summed after the backward."""
 
     averages = False
 
@@ -179,7 +179,7 @@ class Summed(Exchange):
 
 
 def shard_mesh(world: World) -> Any:
-    """Weights are split along its last axis. Who has other parts of the same rows takes part in that as who has other rows."""
+    """Weights are split along its last axis. Processes with other parts of the same rows count like those with other rows."""
     names = world.mesh.mesh_dim_names
     if "context" in names:
         return world.mesh[("shard", "context")]._flatten("shard_context")
@@ -189,7 +189,7 @@ def shard_mesh(world: World) -> Any:
 def exchange_for(
     world: World, model: nn.Module, loss: LossFunction, settings: Settings, plan: Mapping[str, str] | None = None
 ) -> Exchange:
-    """Before the optimizer is made: splitting replaces the parameters. `plan`: of a model that brings none."""
+    """Call before making the optimizer, because splitting replaces parameters. `plan`: for a model that is not built in."""
     names = () if world.mesh is None else world.mesh.mesh_dim_names
     if "tensor" in names:
         from flatout.engine.parallel.tensor import split_tensors
@@ -200,7 +200,7 @@ def exchange_for(
     if world.token_size == 1:
         return Exchange(model, loss)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UsageError("no parameter of the model is trained: there is nothing to share between processes")
+        raise UsageError("all parameters of the model are frozen: there is nothing for processes to share")
     if "tensor" in names:
         return Summed(model, loss, settings, world, world.mesh.get_group("data"))
     return Replicas(model, loss, settings, world)

@@ -1,28 +1,27 @@
-"""Many steps between exchanges, for slow networks: local SGD, DiLoCo, and exchanges that arrive late while computing goes on.
+"""Many steps between exchanges, for slow networks: local SGD, DiLoCo, and exchanges that are applied with a delay.
 
-Every process takes steps of its own, each exactly the step of one process by itself on its share of the batch: the mean over
-its own rows, its own clipping, its own optimizer state. After `every` steps a round ends. What each process's weights have
-changed by in it, its pseudo-gradient (old minus new), is averaged over processes, weighted by the rows that each has seen, and
-an outer optimizer (SGD, with momentum) applies it to the global weights, which are the same everywhere. Then every process goes
-on from these. With rate 1 and no momentum that is averaging the weights; for rounds of one step of plain SGD, it is data
-parallel.
+Every process takes its own steps on its share of the batch, exactly like a single process: the mean over its own rows, its own
+clipping, its own optimizer state. After `every` steps a round ends. The change of each process's weights in a round, its
+pseudo-gradient (old minus new), is averaged over processes, weighted by the rows that each has seen. An outer optimizer (SGD
+with momentum) applies the average to the global weights, which are the same everywhere, and every process continues from these.
+With rate 1 and no momentum this averages the weights; with rounds of one step of plain SGD it is data parallelism.
 
-With a `delay` the sum is begun at the end of a round and applied so many steps later. Until then each process goes on with its
-own weights; when the average arrives, its own pseudo-gradient in them is replaced by what the outer optimizer made of the
-average, and the steps that it took since are kept on top (for plain averaging, that is delayed gradient averaging). So every
-step is in exactly one pseudo-gradient, however late. A delay longer than a round leaves several of them under way.
+With a `delay`, the sum starts at the end of a round and is applied this many steps later. Until then each process continues
+with its own weights. When the average arrives, it replaces the process's own pseudo-gradient, and the steps taken since then
+stay (for plain averaging, this is delayed gradient averaging). So every step is in exactly one pseudo-gradient, however late
+it arrives. With a delay longer than a round, several of them are under way.
 
-What holds at any time: a process's weights are the global ones, less its own pseudo-gradients that are under way, and what it
-has learned since the round began.
+Invariant: a process's weights are the global weights, minus its own pseudo-gradients under way, plus what it has learned since
+the round began.
 
-Statistics that a model keeps in buffers (batch norm) are averaged with the weights, past the outer optimizer. Whole numbers and
-what is not kept with the model stay as each process has them.
+Statistics in buffers (batch norm) are averaged with the weights, without the outer optimizer. Integer buffers and those that
+are not saved with the model differ between processes.
 
-What is evaluated and saved as the model are the global weights: the outcome of all exchanges that are complete. Looking never
-exchanges anything, so how often one evaluates or saves changes nothing of what is learned. The end of a run does: what is under
-way arrives, and the round that is open ends early (`finish`). A checkpoint waits for the sums under way and keeps them to be
-applied when they are due; with what each process has of its own, as many processes go on from it exactly. On another number
-of them, the round ends as `finish` would end it, and all go on from the global weights with the first one's optimizer state.
+The global weights are evaluated and saved as the model: the result of all complete exchanges. Evaluating and saving exchange
+nothing, so how often that happens does not change what is learned. The end of a run does: what is under way arrives, and the
+open round ends early (`finish`). A checkpoint waits for the sums under way and stores them until they are due, together with
+each process's own state, so that the same number of processes resumes exactly. With another number, the round ends as with
+`finish`, and all continue from the global weights with the optimizer state of the first process.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from flatout.engine.passes import Attempts, Batch, LossFunction, OwnGradients, P
 from flatout.engine.records import Interval
 from flatout.world.world import World
 
-_LEAST = torch.float32  # what narrower weights are added up in
+_LEAST = torch.float32  # narrower weights are summed in this format
 
 
 @dataclass
@@ -55,21 +54,21 @@ class _Sent:
     own: Tensor
     mean: Tensor
     wait: Callable[[], object]
-    due: int  # in so many steps
+    due: int  # steps until it is applied
 
 
 class LocalUpdates(Exchange):
-    """All processes make theirs at the same place of the program. A world of one has rounds and an outer optimizer too."""
+    """All processes create theirs at the same point. A single process has rounds and an outer optimizer too."""
 
     def __init__(self, model: nn.Module, loss: LossFunction, rounds: Rounds, world: World) -> None:
         super().__init__(model, loss)
         _check_layout(world)
         self._model, self._rounds, self._world = model, rounds, world
-        self._steps = self._rows = self._own_rows = 0  # of the round that is open
+        self._steps = self._rows = self._own_rows = 0  # of the open round
         self._in_flight: deque[_Sent] = deque()
         weights = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
         if not weights:
-            raise UsageError("no parameter of the model is trained: there is nothing to exchange between processes")
+            raise UsageError("all parameters of the model are frozen: there is nothing for processes to exchange")
         kept = model.state_dict().keys()
         self._weights = list(weights)
         self._statistics = [name for name, buffer in model.named_buffers() if name in kept and _is_averaged(buffer)]
@@ -77,22 +76,22 @@ class LocalUpdates(Exchange):
         self._shapes = [tensor.shape for tensor in tensors]
         size, dtype = sum(tensor.numel() for tensor in tensors), reduce(torch.promote_types, (t.dtype for t in tensors), _LEAST)
         self._anchor = self._read(torch.empty(size, dtype=dtype, device=tensors[0].device))  # the global weights
-        self._trained = sum(weight.numel() for weight in weights.values())  # of these; statistics come after them
+        self._trained = sum(weight.numel() for weight in weights.values())  # numbers of weights; statistics come after them
         self._momentum = torch.zeros_like(self._anchor) if rounds.outer.momentum else None
         self._group: Any = None
         if world.size > 1:
-            self._group = dist.new_group()  # what else is exchanged does not queue behind a whole model
+            self._group = dist.new_group()  # so that other exchanges don't wait behind a whole model
             dist.broadcast(self._anchor, src=0, group=self._group)
             self._write(self._anchor)
 
     def takes_part(self, rows: int) -> bool:
-        """Whether this process has any of a batch of so many: the last one of a run may have fewer rows than processes."""
+        """Whether this process has any row of the batch: the last batch of a run may have fewer rows than processes."""
         low, high = self._world.share(rows)
         return low < high
 
     @torch.no_grad()
     def after_step(self, rows: int) -> None:
-        """Call after each step, also where this process had no part in it. `rows`: of the batch of all processes."""
+        """Call after each step, also if this process had no rows in it. `rows`: of the batch of all processes."""
         low, high = self._world.share(rows)
         self._steps, self._rows, self._own_rows = self._steps + 1, self._rows + rows, self._own_rows + high - low
         for sent in self._in_flight:
@@ -104,7 +103,7 @@ class LocalUpdates(Exchange):
 
     @torch.no_grad()
     def finish(self) -> None:
-        """At the end of a run: all that was learned is in the global weights, and every process has these."""
+        """Call at the end of a run: applies everything to the global weights, and gives them to every process."""
         while self._in_flight:
             self._land()
         if self._steps:
@@ -113,7 +112,7 @@ class LocalUpdates(Exchange):
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model has the global weights inside this context."""
+        """Inside, the model has the global weights."""
         own = self._read(torch.empty_like(self._anchor))
         self._write(self._anchor)
         try:
@@ -122,12 +121,12 @@ class LocalUpdates(Exchange):
             self._write(own)
 
     def weights(self) -> dict[str, Tensor]:
-        """The model's state with the global weights. They are not copied: they change with the next exchange."""
+        """The model's state with the global weights, which are not copied and change with the next exchange."""
         of_all = {id(t): v.to(t.dtype) for t, v in zip(self._tensors(), self._views(self._anchor), strict=True)}
         return {name: of_all.get(id(t), t.detach()) for name, t in self._model.state_dict(keep_vars=True).items()}
 
     def of_all(self, interval: Interval) -> Interval:
-        """What the steps did on all processes: the loss over the rows of all, the largest norm. Not a number on one: on all."""
+        """Over all processes: the loss over all rows, the largest norm. If one is not finite, the result is not finite."""
         said = self._world.gather([interval.losses, interval.weights, interval.norms])
         losses, weights, norms = ([torch.tensor(one[part], dtype=torch.float64) for one in said] for part in range(3))
         whole = torch.stack(weights).sum(0)
@@ -139,8 +138,8 @@ class LocalUpdates(Exchange):
     def tree(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """What a resume needs. `own`: what else differs between processes, such as the optimizer's state.
 
-        Under `of` each process has its own part alone: it is to be kept by a store that every process writes to. The rest is
-        the same on all. Waits for what is under way, and changes nothing.
+        Under `of` each process has only its own part, so every process must write to the checkpoint. The rest is the same on
+        all. Waits for what is under way, and changes nothing.
         """
         for sent in self._in_flight:
             sent.wait()
@@ -162,12 +161,12 @@ class LocalUpdates(Exchange):
 
     @torch.no_grad()
     def restore(self, tree: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Onto this process; returns the `own` that it is to go on with. Exchanges nothing, so one process may do it alone.
+        """Restores this process and returns its `own`. Exchanges nothing, so one process may call it alone.
 
-        Onto another number of processes, `tree` has to have the parts of all.
+        With another number of processes than in the checkpoint, `tree` must have the parts of all.
         """
         for sent in self._in_flight:
-            sent.wait()  # into memory that is then free
+            sent.wait()  # it writes to memory that is freed next
         self._in_flight.clear()
         self._fill(self._anchor, tree["anchor"])
         if self._momentum is not None:
@@ -185,7 +184,7 @@ class LocalUpdates(Exchange):
         return mine
 
     def _end_round_of(self, tree: Mapping[str, Any]) -> None:
-        """As `finish` would have there."""
+        """Does what `finish` would have done on those processes."""
         last = torch.zeros_like(self._anchor)
         for process in range(tree["processes"]):
             own = _own_of(tree, process)
@@ -205,7 +204,7 @@ class LocalUpdates(Exchange):
         for sent in self._in_flight:
             own.sub_(sent.own)
         share = self._own_rows / self._rows
-        mean = own * share if self._rounds.delay else own.mul_(share)  # without a delay nobody asks for the own one again
+        mean = own * share if self._rounds.delay else own.mul_(share)  # without a delay the own one is not needed again
         self._in_flight.append(_Sent(own, mean, self._begin_sum(mean), self._rounds.delay))
         self._steps = self._rows = self._own_rows = 0
 
@@ -219,11 +218,11 @@ class LocalUpdates(Exchange):
         step = self._step_outer(sent.mean)
         if self._in_flight or self._steps:
             torch._foreach_add_(self._live(), self._views(sent.own.sub_(step)))
-        else:  # nothing was learned since: the same bits on all processes
+        else:  # no steps since then: the same bits on all processes
             self._write(self._anchor)
 
     def _step_outer(self, mean: Tensor) -> Tensor:
-        """The step that was taken, in the memory of the average."""
+        """Returns the step that was taken, in the memory of the average."""
         outer, weights = self._rounds.outer, mean[: self._trained]
         if self._momentum is not None:
             momentum = self._momentum[: self._trained].mul_(outer.momentum).add_(weights)
@@ -240,14 +239,14 @@ class LocalUpdates(Exchange):
         wait: Callable[[], object] = work.wait
         return wait
 
-    # ---- one tensor for all weights, so that one exchange takes them all ----
+    # ---- one flat tensor of all weights, for one exchange ----
 
     @property
     def _names(self) -> list[str]:
         return self._weights + self._statistics
 
     def _tensors(self) -> list[Tensor]:
-        """Looked up every time: a module may put another buffer in the place of one."""
+        """Looked up every time, because a module may replace a buffer."""
         weights, statistics = dict(self._model.named_parameters()), dict(self._model.named_buffers())
         return [weights[name] for name in self._weights] + [statistics[name] for name in self._statistics]
 
@@ -279,7 +278,7 @@ class LocalUpdates(Exchange):
 
 
 class LocalGradients(OwnGradients):
-    """Of a process's own rows, where it has any of a batch."""
+    """Gradients of this process's own rows, if it has any of a batch."""
 
     def __init__(self, passes: Passes, updates: LocalUpdates) -> None:
         super().__init__(passes)
@@ -298,7 +297,7 @@ def _own_of(tree: Mapping[str, Any], process: int) -> Mapping[str, Any]:
 
 
 def _is_averaged(buffer: Tensor) -> bool:
-    """A mask with an infinity in it is no statistic, and infinity less infinity no change."""
+    """A mask with infinities is no statistic, and infinity minus infinity is not a number."""
     return buffer.is_floating_point() and bool(buffer.isfinite().all())
 
 
@@ -306,8 +305,8 @@ def _check_layout(world: World) -> None:
     names = () if world.mesh is None else world.mesh.mesh_dim_names
     if others := [name for name in names if name != "data"]:
         raise UsageError(
-            f"exchange is for processes that each have all weights and whole rows, and the mesh splits them by "
-            f"{', '.join(others)}: --mesh data={world.size}, or leave exchange out"
+            f"exchange needs processes with all weights and whole rows, and the mesh splits them by "
+            f"{', '.join(others)}: use --mesh data={world.size}, or remove exchange"
         )
 
 

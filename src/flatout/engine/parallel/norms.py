@@ -1,4 +1,4 @@
-"""The norm of all gradients, wherever they are: split over several meshes, whole, or on other stages of a pipeline."""
+"""The norm of all gradients: split over several meshes, whole, or on other stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from flatout.store.tensors import local_part
 
-Parts = tuple[Any, tuple[int, ...]]  # along which axes of which mesh the parts of a tensor add up
+Parts = tuple[Any, tuple[int, ...]]  # the mesh and its axes over which the parts of a tensor are summed
 
 
 @torch.no_grad()
 def global_norm(parameters: Iterable[Tensor], *, pipeline: Any = None, skip: Collection[Tensor] = ()) -> Tensor:
-    """The same on all processes. `pipeline` is the group of the stages; `skip` has what another stage counts (tied weights)."""
+    """The same on all processes. `pipeline`: the group of the stages; `skip`: tied weights that another stage counts."""
     parameters, passed = list(parameters), {id(parameter) for parameter in skip}
     gradients = [p.grad for p in parameters if p.grad is not None and id(p) not in passed]
     squares: dict[Parts, Tensor] = {}
@@ -32,7 +32,7 @@ def global_norm(parameters: Iterable[Tensor], *, pipeline: Any = None, skip: Col
             dist.all_reduce(square, group=mesh.get_group(axis))
         total += square
     if pipeline is not None:
-        total = total.double()  # stages may differ in what they compute with
+        total = total.double()  # stages may compute in different formats
         dist.all_reduce(total, group=pipeline)
         total = total.to(dtype)
     return total.sqrt()
@@ -40,7 +40,7 @@ def global_norm(parameters: Iterable[Tensor], *, pipeline: Any = None, skip: Col
 
 @torch.no_grad()
 def clip_(parameters: Iterable[Tensor], limit: float, *, pipeline: Any = None, skip: Collection[Tensor] = ()) -> Tensor:
-    """Scale all gradients by one factor so that their norm is `limit` at most, as torch does; returns what it was."""
+    """Scale all gradients so that their norm is at most `limit`, as torch does; returns the norm before."""
     parameters = list(parameters)
     norm = global_norm(parameters, pipeline=pipeline, skip=skip)
     scale_(parameters, torch.clamp(limit / (norm + 1e-6), max=1.0))
@@ -61,7 +61,7 @@ def _by_parts(gradients: list[Any]) -> dict[Parts, list[Tensor]]:
             found.setdefault((None, ()), []).append(gradient)
             continue
         if any(placement.is_partial() for placement in gradient.placements):
-            raise ValueError("a gradient whose parts are still to be added up has no norm: redistribute it first")
+            raise ValueError("the parts of a gradient are not summed yet, so it has no norm: redistribute it first")
         split = tuple(axis for axis, placement in enumerate(gradient.placements) if not placement.is_replicate())
         found.setdefault((gradient.device_mesh, split), []).append(gradient.to_local())
     return found

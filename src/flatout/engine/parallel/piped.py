@@ -1,4 +1,4 @@
-"""A model in stages, each on a process of its own, as an exchange between them."""
+"""Pipeline parallelism in a step: the exchange between stages, and the gradients of a batch that goes through them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from flatout.world.world import World
 
 
 class Piped(Exchange):
-    """`model` is what this process has of it. A batch goes through all stages in pieces, forward and back."""
+    """A batch goes through all stages in micro-batches, forward and back. `model` becomes this process's part of it."""
 
     averages = False
 
@@ -40,13 +40,13 @@ class Piped(Exchange):
         beside: Callable[[], AbstractContextManager[Any]],
         plan: Mapping[str, str] | None = None,
     ) -> None:
-        """`rows` and `columns`: of a batch of this process, to measure the layers with. `plan`: how tensors are split."""
+        """`rows` and `columns` of a batch of this process, to time the layers. `plan`: how tensors are split."""
         from flatout.engine.parallel.pipeline import Pipeline, checked_micro_batches
         from flatout.engine.parallel.stages import chain_of, measure_costs
         from flatout.engine.parallel.tensor import split_tensors
 
         if not objective.of_output or settings.loss_head != "plain":
-            raise UsageError("pipeline needs a built-in objective, whose loss is of the model's output: --off loss_head")
+            raise UsageError("pipeline needs a built-in objective with a loss of the model's output: --off loss_head")
         device, names = torch.device(settings.device), world.mesh.mesh_dim_names
         group = world.mesh.get_group("pipeline")
         stages = world.mesh.shape[names.index("pipeline")]
@@ -65,7 +65,7 @@ class Piped(Exchange):
         self.pipeline = Pipeline(
             model, objective.loss, objective.inputs.call, group, device, schedule=settings.pipeline, micro_batches=pieces,
             costs=costs, data_group=world.mesh.get_group("data") if "data" in names and not is_spread else None, beside=beside,
-            # gathered once for all pieces of a batch: they come one after the other, and each would do it again
+            # not resharded: weights are gathered once for all micro-batches, not for each of them
             edge=edge, spread=(lambda stage: spread(stage, shard_mesh(world), settings, reshard=False)) if is_spread else None,
         )  # fmt: skip
         self.group = group
@@ -73,11 +73,11 @@ class Piped(Exchange):
         super().__init__(self.pipeline.model, objective, world)
 
     def look(self, compute: Look, batch: Batch) -> Any:
-        """On the last stage; None on the others."""
+        """The result on the last stage; None on the others."""
         return self.pipeline.outputs(batch)
 
     def learn(self, batch: Batch, whole: int, factor: torch.Tensor | float = 1.0) -> Loss:
-        """Gradients of the sum over the rows of all that have the same stages, over `whole`."""
+        """Gradients of the loss summed over the rows of all processes with the same stages, divided by `whole`."""
         return self.pipeline(batch, factor * self._averaged_over / whole)
 
     def clips(self, parameters: list[nn.Parameter], limit: float) -> Callable[[], Tensor]:
@@ -85,7 +85,7 @@ class Piped(Exchange):
 
 
 class PipedGradients:
-    """A batch becomes gradients of its mean loss on its way through the stages of all processes, and back."""
+    """Gradients of the mean loss of a batch that goes through the stages of all processes and back."""
 
     def __init__(self, passes: Passes, exchange: Piped, world: World) -> None:
         self.phases: Phases = NoPhases()
@@ -106,7 +106,7 @@ class PipedGradients:
 
 
 def _inputs(model: nn.Module, objective: Objective, sample: Batch) -> tuple[torch.Tensor, Batch]:
-    """What the model's forward is called with: the first flows through the stages, the others are known to all of them."""
+    """The arguments of the model's forward: the first flows through the stages, every stage gets the others."""
     names = list(inspect.signature(model.forward).parameters)
     found: dict[str, torch.Tensor] = {}
 

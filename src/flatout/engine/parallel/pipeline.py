@@ -1,7 +1,7 @@
-"""Pipeline parallel: each process has some layers of the model, and micro-batches go through them one after another.
+"""Pipeline parallelism: each process has some layers of the model, and micro-batches go through them one after another.
 
-The schedules are torch's. A batch is cut into micro-batches of equal shape; one that lacks rows is filled up with copies of
-a row whose output is not looked at. What is differentiated is the plain sum of all losses, so their weights may differ.
+The schedules are torch's. A batch is cut into micro-batches of equal shape; missing rows are filled with copies of a row, whose
+output is ignored. The sum of all losses is differentiated, so micro-batches may have different weights.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from flatout.store.tensors import local_part
 Batch = dict[str, Tensor]
 Loss = tuple[Tensor, Tensor | float]
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
-VIRTUAL = 2  # stages of each process, where they are interleaved
+VIRTUAL = 2  # stages of each process in the interleaved schedule
 
 
 class Edge(Protocol):
-    """How what flows between the layers gets from stage to stage, where it is no plain tensor by itself."""
+    """Converts the residual stream to a plain tensor and back between stages."""
 
     def enter(self, given: Tensor) -> Tensor: ...
     def leave(self, made: Tensor) -> Tensor: ...
 
 
 class ChainStage(nn.Module):
-    """Some pieces of a chain. Its modules belong to the part of the model that this process has."""
+    """Some pieces of a chain. Its modules belong to this process's part of the model."""
 
     def __init__(
         self, chain: Chain, part: nn.Module, pieces: range, beside: Callable[[], AbstractContextManager[Any]], edge: Edge | None
@@ -55,7 +55,7 @@ class ChainStage(nn.Module):
 
 
 class Pipeline:
-    """Runs batches through the stages of all processes of `group`. `model` is what this process has of the model."""
+    """Runs batches through the stages of all processes of `group`. `model` is this process's part of the model."""
 
     def __init__(
         self,
@@ -73,13 +73,13 @@ class Pipeline:
         edge: Edge | None = None,
         spread: Callable[[nn.Module], object] | None = None,
     ) -> None:
-        """`model` is whole, and the same on all processes; anything that is done to its modules was done before.
+        """`model` is the whole model, the same on all processes, with all changes to its modules already made.
 
-        `call` calls a model with the columns of a batch that are its inputs. `micro_batches`: 0 is twice the number of stages.
-        `costs`: of each piece, as measured by one process for all; all are alike without it. `data_group`: processes that have
-        the same stages and other rows. `beside` makes what a forward and a loss run in, such as autocast. `edge`: of a model
-        that was split by tensors. `spread` shards the weights of a stage over processes that have the same one and other rows;
-        gradients are then the mean over these, and there is no data group.
+        `call` calls a model with the columns of a batch that are its inputs. `micro_batches`: 0 is twice the number of
+        processes. `costs`: of each piece, measured by one process for all; equal if not given. `data_group`: processes with
+        the same stages and other rows. `beside`: a context for forward and loss, such as autocast. `edge`: of a model split by
+        tensor parallelism. `spread` shards the weights of a stage over processes with the same stage and other rows; gradients
+        are then the mean over these, and there is no data group.
         """
         self.rank, size = dist.get_rank(group), dist.get_world_size(group)
         self._stages = stages_of(schedule, size)
@@ -90,7 +90,7 @@ class Pipeline:
         self.model = only(model, set().union(*names.values()))
         self.tied = _tied(chain, self._pieces, size)
         self._inputs_of = list(inspect.signature(model.forward).parameters)
-        chain = replace(chain, model=self.model)  # and nothing here holds on to the rest
+        chain = replace(chain, model=self.model)  # without a reference to the other stages
         self._loss, self._call, self._beside = loss, call, beside
         self._group, self._data_group, self._device, self._schedule = group, data_group, device, schedule
         self._modules = {
@@ -100,26 +100,26 @@ class Pipeline:
             for module in self._modules.values():
                 spread(module)
         self._runners: dict[object, Any] = {}
-        self._rows: dict[object, int] = {}  # of a micro-batch, by the shape of a row
+        self._rows: dict[object, int] = {}  # of a micro-batch, by shape of a row
         self._batch: Batch = {}
         self._factor: Tensor | float = 1.0
         self._found: dict[int, Loss] = {}
 
     @property
     def is_last(self) -> bool:
-        """It has the model's output and its loss."""
+        """Whether it has the model's output and loss."""
         return self._stages - 1 in self._modules
 
     @property
     def counted_elsewhere(self) -> list[Tensor]:
-        """Parameters of this process that another stage has too, and counts in a norm."""
+        """Tied parameters of this process that another stage counts in the gradient norm."""
         shared = [names for names in self.tied if self.rank in names and self.rank != min(names)]
         return [self.model.get_parameter(names[self.rank]) for names in shared]
 
     def __call__(self, batch: Batch, factor: Tensor | float = 1.0) -> Loss:
         """Adds the gradients of loss_sum * factor; returns loss_sum and weight of the batch, the same on all stages.
 
-        With a data group, gradients are those of all its processes' rows together, and loss and weight of this one's alone.
+        With a data group, gradients cover the rows of all its processes; loss and weight only those of this one.
         """
         self._batch, self._factor, self._found = batch, factor, {}
         runner, given = self._ready(batch, train=True)
@@ -133,7 +133,7 @@ class Pipeline:
 
     @torch.no_grad()
     def outputs(self, batch: Batch) -> Tensor | None:
-        """The model's output on the last stage, None on the others. The modes of the modules are the caller's."""
+        """The model's output on the last stage, None on the others. The caller sets train or eval mode."""
         runner, given = self._ready(batch, train=False)
         made = runner.step(*given[0], **given[1])
         for module in self._modules.values():
@@ -141,7 +141,7 @@ class Pipeline:
         return made[: _rows(batch)] if self.is_last else None
 
     def _ready(self, batch: Batch, *, train: bool) -> tuple[Any, tuple[tuple[Tensor, ...], dict[str, Tensor]]]:
-        """What runs batches of this shape, and what it is called with on this process."""
+        """The schedule for batches of this shape, and its arguments on this process."""
         args, side = self._inputs(batch)
         shape = (train, *((tensor.shape[1:], tensor.dtype) for tensor in (*args, *side.values())))
         rows = _rows(batch)
@@ -154,7 +154,7 @@ class Pipeline:
         return self._runners[shape], (first, filled)
 
     def _inputs(self, batch: Batch) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """The first is what flows; all others are known to every stage."""
+        """The first input flows through the stages; every stage gets the others."""
         args, keywords = self._call(lambda *args, **keywords: (args, keywords), batch)
         named = dict(zip(self._inputs_of, args, strict=False)) | keywords
         first = named.pop(self._inputs_of[0])
@@ -172,7 +172,7 @@ class Pipeline:
         return kind(stages[0], self.micro_batches, loss_fn=loss, scale_grads=False)
 
     def _loss_of(self, output: Tensor, number: Tensor) -> Tensor:
-        """Of one micro-batch. Torch calls this once more than there are, to learn what gradients look like."""
+        """The loss of one micro-batch. torch calls this once more, to learn the shapes of gradients."""
         index = int(number)
         begin = index * len(output)
         part = {name: column[begin : begin + len(output)] for name, column in self._batch.items()}
@@ -195,7 +195,7 @@ class Pipeline:
 
     @torch.no_grad()
     def _share_tied(self) -> None:
-        """A weight of several stages gets the sum of its gradients, added up by one of them: so it stays one weight."""
+        """A weight of several stages gets the sum of its gradients, computed by one of them, so that it stays equal."""
         for names in self.tied:
             if self.rank not in names:
                 continue
@@ -204,7 +204,7 @@ class Pipeline:
                 continue
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-            kept = local_part(weight.grad)  # those who have the same part of it are at the same place of their stages
+            kept = local_part(weight.grad)  # processes with the same part are at the same place in their stages
             gradient = kept.contiguous()
             first, *others = sorted(names)
             if self.rank == first:
@@ -221,7 +221,7 @@ class Pipeline:
 
 
 def stages_of(schedule: str, size: int) -> int:
-    """Of so many processes."""
+    """The number of stages of `size` processes."""
     if schedule not in SCHEDULES:
         raise UsageError(f"there is no schedule {schedule!r}; {did_you_mean(schedule, SCHEDULES)}")
     return size * VIRTUAL if schedule == "interleaved" else size
@@ -230,15 +230,17 @@ def stages_of(schedule: str, size: int) -> int:
 def checked_micro_batches(schedule: str, given: int, size: int) -> int:
     number = given or 2 * size
     if schedule == "1f1b" and number < size:
-        raise UsageError(f"1f1b keeps {size} stages busy with {size} micro-batches or more, and there are {number}: set {size}")
+        raise UsageError(f"pipeline=1f1b with {size} stages needs {size} micro-batches or more, got {number}: set {size}")
     if schedule == "interleaved" and number % size:
         fits = -(-number // size) * size
-        raise UsageError(f"interleaved needs micro-batches in multiples of {size}, its processes, got {number}: set {fits}")
+        raise UsageError(
+            f"pipeline=interleaved needs a multiple of {size} micro-batches, its processes, got {number}: set {fits}"
+        )
     return number
 
 
 def _tied(chain: Chain, pieces: Sequence[range], size: int) -> list[dict[int, str]]:
-    """Weights that processes share: rank to name."""
+    """Weights that several processes have: rank to name."""
     ranks = {name: stage % size for stage, mine in enumerate(pieces) for piece in mine for name in chain.pieces[piece]}
     owners: dict[int, dict[int, str]] = {}
     for name, weight in chain.model.named_parameters(remove_duplicate=False):
@@ -252,7 +254,7 @@ def _rows(batch: Batch) -> int:
 
 
 def _filled(tensor: Tensor, rows: int) -> Tensor:
-    """Contiguous: torch 2.11 wants the same strides every time. Where there is no row at all, with zeros."""
+    """Fills up to `rows`, with zeros if there is no row. Contiguous, because torch 2.11 needs the same strides every time."""
     missing = rows - len(tensor)
     if not missing:
         return tensor.contiguous()

@@ -18,7 +18,7 @@ def random_of_others(world: World, device: torch.device) -> list[Any]:
 
 
 def _as_json(device: torch.device) -> dict[str, Any]:
-    """The same as JSON can hold it, to be told to another process."""
+    """The random state as JSON, to send to another process."""
     state = read_random_state(device)
     return {
         "python": {**state["python"], "numbers": state["python"]["numbers"].tolist()},

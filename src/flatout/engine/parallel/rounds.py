@@ -1,6 +1,6 @@
-"""How often processes exchange what they have learned, and what is made of it: the recipe's `exchange`.
+"""The recipe's `exchange`: how often processes exchange weights, and which outer optimizer is applied.
 
-This changes what is learned, so it is the user's to say, and no plan chooses it.
+It changes what is learned, so the user decides and no plan chooses it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flatout.base.units import split_quantity
 
 @dataclass(frozen=True)
 class Outer:
-    """SGD on the weights that all have in common, as torch's. These values are DiLoCo's."""
+    """SGD on the global weights, as torch's. The defaults are those of DiLoCo."""
 
     rate: float = 0.7
     momentum: float = 0.9
@@ -28,7 +28,7 @@ AVERAGE = Outer(rate=1.0, momentum=0.0, nesterov=False)
 
 @dataclass(frozen=True)
 class Rounds:
-    """An exchange `every` so many steps, applied `delay` steps after it began."""
+    """An exchange every `every` steps, applied `delay` steps after it was started."""
 
     every: int
     outer: Outer = Outer()
@@ -38,7 +38,7 @@ class Rounds:
 def parse_rounds(written: object) -> Rounds:
     """`50 steps`, or `{every: 50 steps, outer: {rate: 0.7, momentum: 0.9, nesterov: true}, delay: 5 steps}`.
 
-    `outer: average` is the plain average. All mistakes are said at once.
+    `outer: average` is the plain average. All mistakes are reported at once.
     """
     given = {"every": written} if isinstance(written, str) else written
     if not isinstance(given, Mapping) or "every" not in given:
@@ -89,7 +89,7 @@ def _strays(given: Mapping[Any, Any], of: type, place: str) -> list[str]:
 
 
 def _number(value: Any) -> Any:
-    """YAML reads 7e-1 as text; it is meant as a number."""
+    """YAML reads 7e-1 as text."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:

@@ -1,12 +1,13 @@
-"""Evaluation by several processes: each looks at its share of the rows, and what all have found is put together.
+"""Evaluation by several processes: each evaluates its share of the rows, and the results are combined.
 
-Everything that metrics are made of is gathered, and every process adds it up in the same order: sums in float64, counts, and
-what a metric needs of each row. So all have the same metrics, to the bit, and those of one process by itself but for rounding.
+The sums that metrics are computed from are gathered, and every process adds them in the same order: float64 sums, counts, and
+what a metric needs of each row. So all processes get the same metrics, bit for bit, and the same as one process except for
+rounding.
 
-Where each process has all weights, looking exchanges nothing: shares may differ, and one that runs out of memory halves its own
-batches. Where weights are split a forward is an exchange by itself, and no process can leave the others in the middle of it.
-There all take as many turns as the one with the most batches, who has none left looks at a row that does not count, and before
-each turn all say whether to go on.
+If each process has all weights, the forwards exchange nothing: shares may differ, and a process that runs out of memory halves
+its own batches. If weights are split, a forward is an exchange and no process can leave it half way. Then all take as many
+turns as the process with the most batches; one without batches left uses a row that does not count, and before each turn all
+agree whether to continue.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from flatout.machine.out_of_memory import is_out_of_memory
 from flatout.objectives.objective import Meter, Objective, is_shared
 from flatout.world.world import World
 
-GO_ON, STOP, SPLIT = range(3)  # what a process says before a turn; the highest counts
+GO_ON, STOP, SPLIT = range(3)  # a process's vote before a turn; the highest wins
 
 
 class _Split(Exception):
-    """Memory ran out on some process, and all know of it: the text says where."""
+    """A process ran out of memory, and all know it. The text says which one."""
 
 
 @dataclass(frozen=True)
 class SharedEvaluation:
-    """Made and called by every process of the `world` at the same place of the program.
+    """Created and called by every process of the `world` at the same point.
 
-    `should_stop` is asked by each process for itself, `on_wait` told where one begins to wait for the others.
+    Each process calls its own `should_stop`, and `on_wait` when it starts to wait for the others.
     """
 
     model: nn.Module
@@ -54,7 +55,7 @@ class SharedEvaluation:
     on_wait: Callable[[], None] = lambda: None
 
     def metrics(self) -> dict[str, float] | None:
-        """The same on all processes; None if any of them was asked to stop on the way."""
+        """The same on all processes; None if any of them was asked to stop."""
         with looking(self.model, self.precision, self.device):
             meter = self._in_turns() if self.world.meets_in_forward else self._by_itself()
             if meter is None:
@@ -68,7 +69,7 @@ class SharedEvaluation:
             found = self.world.gather_tensors(meter.collected() if self.world.counts else {})
             meter.put_together([share for share in found if share])
             return meter.result()
-        said = self.world.gather(meter.result() if self.exchange.has_output else {})  # of all rows, by each
+        said = self.world.gather(meter.result() if self.exchange.has_output else {})  # each process evaluated all rows
         return next((one for one in said if one), {})
 
     def _by_itself(self) -> Meter | None:
@@ -84,10 +85,10 @@ class SharedEvaluation:
                 self.on_split(before, after, f"rank {rank}: {reason}")
         return None if any(stopped for stopped, _ in said) else own
 
-    # ---- where a forward is an exchange ----
+    # ---- if a forward is an exchange ----
 
     def _in_turns(self) -> Meter | None:
-        """All agree on everything: how many turns there are, how large the batches, whether to stop."""
+        """All processes agree on the number of turns, the batch size and whether to stop."""
         while True:
             try:
                 return self._attempt()
@@ -107,7 +108,7 @@ class SharedEvaluation:
         return None if self._agreed(trouble) == STOP else meter
 
     def _next(self, batches: Iterator[Batch], trouble: str) -> tuple[Batch | None, bool, str]:
-        """A batch, and whether it counts; none where there was `trouble`, or is now."""
+        """A batch, and whether it counts; None after `trouble`, an out-of-memory error."""
         if trouble:
             return None, False, trouble
         try:
@@ -117,7 +118,7 @@ class SharedEvaluation:
             return None, False, _of_memory(error)
 
     def _look(self, meter: Meter, batch: Batch, counts: bool) -> str:
-        """Returns what went wrong with the memory."""
+        """Returns the text of an out-of-memory error, or an empty one."""
         batch = own_stretches(self.objective, batch, self.world)
         try:
             output = self.exchange.look(self.objective.forward, batch)
@@ -127,7 +128,7 @@ class SharedEvaluation:
                 raise self._in_the_middle(reason) from error
             return reason
         try:
-            if counts and output is not None:  # else another process has it
+            if counts and output is not None:  # None: another process has the output
                 loss_sum, weight = self.objective.loss(output, batch)
                 meter.update(output, loss_sum, weight, batch)
         except (RuntimeError, MemoryError) as error:
@@ -135,12 +136,12 @@ class SharedEvaluation:
         return ""
 
     def _in_the_middle(self, reason: str) -> OutOfMemory:
-        """What is under way between processes can't be taken back: the next batch would get what was sent for this one."""
+        """Data sent between processes can't be taken back: the next batch would receive that of this one."""
         rank, rows = self.world.rank, self.feed.batch
         fewer = f"--set evaluation_batch={rows // 2}" if rows > 1 else "use a smaller model, or split it further"
         return OutOfMemory(
-            f"out of memory on rank {rank} while evaluating {rows} samples at a time ({reason}), in the middle of an exchange "
-            f"with the others: {fewer}"
+            f"out of memory on rank {rank} while evaluating {rows} samples at a time ({reason}), during an exchange with other "
+            f"processes: {fewer}"
         )
 
     def _agreed(self, trouble: str) -> int:
@@ -152,7 +153,7 @@ class SharedEvaluation:
 
 
 def _of_memory(error: RuntimeError | MemoryError) -> str:
-    """Anything else is raised."""
+    """The text of an out-of-memory error; other errors are raised."""
     if not is_out_of_memory(error):
         raise error
     return str(error).partition("\n")[0] or type(error).__name__

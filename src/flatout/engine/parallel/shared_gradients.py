@@ -1,4 +1,4 @@
-"""A batch becomes gradients of its mean loss, by several processes that each have a share of its rows or tokens."""
+"""Gradients of the mean loss of a batch, by several processes that each have a share of its rows or tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flatout.world.world import World
 
 
 class SharedGradients:
-    """What goes wrong on one process is found before the first exchange, and known to all."""
+    """Errors of one process are found before the first exchange, and all processes learn of them."""
 
     def __init__(self, passes: Passes, exchange: Exchange, world: World) -> None:
         self.phases: Phases = NoPhases()
@@ -33,10 +33,10 @@ class SharedGradients:
         step.attempt(batch, rows)
 
     def __call__(self, batch: Batch, rows: int) -> Loss:
-        """The gradient of the mean over the rows of all; where only data knows how many count, scaled once that is known."""
+        """The gradient of the mean over all rows. If the weights depend on the data, it is scaled once they are known."""
         passes, exchange = self._passes, self._exchange
         passes.forget_gradients()
-        totals = torch.zeros(2, dtype=torch.float64, device=passes.device)  # the loss summed, and of how many
+        totals = torch.zeros(2, dtype=torch.float64, device=passes.device)  # loss sum and weight
         parts = list(self._parts(batch, rows))
         averaged_over = self._world.token_size if exchange.averages else 1
         by_data = False
@@ -67,8 +67,8 @@ class SharedGradients:
         return totals[0] / totals[1], totals[1]
 
     def _parts(self, batch: Batch, whole: int) -> Iterator[tuple[Batch, int, bool]]:
-        """With its rows, and whether it counts. As many on every process, since some engines meet in each; who has no row for
-        one takes one that does not count."""
+        """Parts of the batch, with their rows and whether they count. Every process has the same number of parts, because some
+        engines exchange in each; a process without rows for a part uses a row that does not count."""
         low, high = self._world.share(whole)
         largest = self._world.largest_share(whole)
         micro = min(self._passes.micro_batch or largest, largest)
@@ -77,9 +77,9 @@ class SharedGradients:
             yield {name: column[begin:end] for name, column in batch.items()}, end - begin, start < high - low
 
     def _rehearse(self, step: Attempts, batch: Batch, whole: int) -> None:
-        """Forward and backward of a first part, kept from the others, until it goes well on all of them; it leaves no trace.
+        """Forward and backward of a first part without exchange, until it succeeds on all processes; changes nothing.
 
-        Where processes meet within a forward, one that has no memory for it leaves the others waiting: nobody can go on then.
+        If processes exchange inside a forward, one that runs out of memory leaves the others waiting, and all must end.
         """
         passes, exchange, world = self._passes, self._exchange, self._world
         while True:

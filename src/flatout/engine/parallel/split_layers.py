@@ -1,7 +1,7 @@
-"""How a layer runs of which each process has a part.
+"""The forward of a layer that is split over processes.
 
-What flows between split layers, the stream, is on every process or split along the sequence. Inside of a split layer tensors
-are plain: DTensor keeps the weights, and moves things at the edges.
+Between split layers, the residual stream is whole on every process or split along the sequence. Inside a split layer tensors
+are plain: DTensor holds the weights and moves data at the edges.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ QKV = 3  # parts of a fused projection
 class ResidualStream:
     mesh: DeviceMesh
     layout: Placement
-    is_local: bool  # plain tensors; else DTensors, which know what they are a part of
+    is_local: bool  # plain tensors; else DTensors
 
     def take(self, given: Any, layout: Placement) -> DTensor:
-        """A plain tensor is taken for a whole one."""
+        """A plain tensor counts as whole."""
         known = given if isinstance(given, DTensor) else DTensor.from_local(given, self.mesh, [Replicate()], run_check=False)
         return known.redistribute(placements=[layout])
 
     def take_whole(self, given: Any) -> Tensor:
-        """A plain tensor, of whose gradient each process will have a part."""
+        """A plain tensor; each process will have a part of its gradient."""
         return self.take(given, Replicate()).to_local(grad_placements=[Partial()])
 
     def give(self, made: DTensor) -> Tensor:
@@ -41,15 +41,15 @@ class ResidualStream:
         return moved.to_local() if self.is_local else moved
 
     def enter(self, given: Tensor) -> Tensor:
-        """What another stage of a pipeline has let go, as it flows here."""
+        """Converts what another pipeline stage sent."""
         return given if self.is_local else self.take(given, self.layout)
 
     def leave(self, made: Tensor) -> Tensor:
-        """As it is handed to another stage of a pipeline: a plain tensor, whole."""
+        """A plain, whole tensor for another pipeline stage."""
         return _gathered(made).contiguous() if isinstance(made, DTensor) else made
 
     def __deepcopy__(self, memo: object) -> ResidualStream:
-        return self  # a copied model talks to the same processes
+        return self  # a copied model uses the same processes
 
 
 def run_by_column(module: Any, stream: ResidualStream) -> None:
@@ -105,13 +105,13 @@ def _all_outputs(module: Any, stream: ResidualStream, x: Tensor) -> Tensor:
 
 
 def _logits(module: Any, stream: ResidualStream, x: Tensor) -> Tensor:
-    """They stay where they are made while they only go into a loss."""
+    """In training, logits stay split, because only the loss uses them."""
     logits = _as_part(module, stream, _own_outputs(module, stream, x))
     return logits if module.training else _gathered(logits)
 
 
 def _own_inputs(module: Any, stream: ResidualStream, x: Tensor) -> Tensor:
-    """Each process has some of the inputs, and so a part of every sum."""
+    """Each process has some of the inputs, so it computes a part of every sum."""
     if isinstance(x, DTensor) or x.shape[-1] == module.in_features:
         x = stream.take(x, Shard(x.dim() - 1)).to_local()
     total = DTensor.from_local(F.linear(x, _own(module.weight)), stream.mesh, [Partial()], run_check=False)
@@ -122,7 +122,7 @@ def _own_inputs(module: Any, stream: ResidualStream, x: Tensor) -> Tensor:
 
 
 def _own_tokens(module: Any, stream: ResidualStream, x: Tensor) -> Tensor:
-    """An embedding of which each process has some rows: zeros for the tokens of others."""
+    """An embedding of which each process has some rows: zeros for tokens of other processes."""
     weight = _own(module.weight)
     first = stream.mesh.get_local_rank() * -(-module.num_embeddings // stream.mesh.size())
     place = stream.take(x, Replicate()).to_local() - first
@@ -132,11 +132,11 @@ def _own_tokens(module: Any, stream: ResidualStream, x: Tensor) -> Tensor:
 
 
 def _own_heads(module: Any, stream: ResidualStream, x: Tensor) -> Tensor:
-    """Queries, keys and values of this process's heads, one after the other as the whole layer gives them.
+    """Queries, keys and values of this process's heads, in the order of the whole layer.
 
-    In the logical weight all queries come first, so its rows, split evenly, are not those of whole heads. Rows change hands in
-    every forward, and their gradients on the way back: few bytes, where a batch has more tokens than the layer has columns. A
-    weight that is split by heads would have no one place in a checkpoint, and could not be sharded further.
+    In the whole weight all queries come first, so an even split of its rows does not give whole heads. Rows are exchanged in
+    every forward, and their gradients in the backward: few bytes if a batch has more tokens than the layer has columns. A
+    weight stored by heads would differ from that of one process in a checkpoint, and could not be sharded further.
     """
     weight, bias = (None if own is None else _rows_of_heads(_own(own), stream.mesh) for own in (module.weight, module.bias))
     assert weight is not None
@@ -144,7 +144,7 @@ def _own_heads(module: Any, stream: ResidualStream, x: Tensor) -> Tensor:
 
 
 def _rows_of_heads(rows: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The whole tensor is 3 x `size` pieces. A process has 3 in a row, and wants its own one of each third."""
+    """The whole tensor has 3 x `size` pieces. A process has 3 in a row, and needs its own piece of each third."""
     size, rank, piece = mesh.size(), mesh.get_local_rank(), rows.shape[0] // QKV
     takers = [[(QKV * owner + place) % size for place in range(QKV)] for owner in range(size)]
     order = sorted(range(QKV), key=lambda place: takers[rank][place])
@@ -159,7 +159,7 @@ def _own(weight: Any) -> Any:
 
 
 def _as_part(module: Any, stream: ResidualStream, local: Tensor) -> DTensor:
-    """The number of outputs need not divide: of the last process there may be fewer."""
+    """The number of outputs need not be divisible: the last process may have fewer."""
     outputs = module.embedding_dim if isinstance(module, nn.Embedding) else module.out_features
     shape = torch.Size((*local.shape[:-1], outputs))
     stride = torch.empty(shape, device="meta").stride()

@@ -1,4 +1,4 @@
-"""Weights of which each process keeps a part, gathered where they are used: torch's FSDP2 around a module."""
+"""Sharded weights: each process has a part, and they are gathered when used, by torch's FSDP2."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from flatout.engine.settings import Settings
 
 
 def spread(root: nn.Module, mesh: Any, settings: Settings, *, reshard: bool) -> list[Any]:
-    """In place, over the processes of `mesh`. `reshard`: a block's weights are let go after its forward. Returns all modules
-    whose weights are gathered together, as a forward comes to them."""
+    """Shards in place over the processes of `mesh`. `reshard`: free a block's weights after its forward.
+
+    Returns the modules whose weights are gathered together, in the order of the forward.
+    """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     narrow = settings.precision == "bf16" and settings.device.partition(":")[0] != "cpu"
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if narrow else MixedPrecisionPolicy()
     blocks = like_blocks(root)
-    for block in reversed(blocks):  # what is inside of another first
+    for block in reversed(blocks):  # inner modules first
         fully_shard(block, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
     fully_shard(root, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
     return [root, *blocks]
 
 
 def let_go(root: nn.Module) -> None:
-    """What was gathered to look at a batch. A backward does it by itself; without one, the next forward would find it there
-    still, whatever has become of the weights since."""
+    """Free weights that were gathered for a forward without backward; the next forward would use old values otherwise."""
     from torch.distributed.fsdp import FSDPModule
 
     for module in root.modules():

@@ -1,4 +1,4 @@
-"""Where a model is cut into stages: as a chain of pieces, by what each piece costs, so that the slowest stage is fast."""
+"""Cuts a model, a chain of pieces, into stages, by the measured cost of each piece: the slowest stage should be fast."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Chain(ABC):
 
     model: nn.Module
     pieces: tuple[tuple[str, ...], ...]
-    layers: int  # that could each be a stage
+    layers: int  # each could be a stage
 
     @abstractmethod
     def run(self, part: Any, pieces: range, stream: Tensor, side: Side) -> Tensor:
-        """These pieces, which `part` has. The first piece gets what the model's forward gets."""
+        """Run these pieces of `part`. The first piece gets the inputs of the model's forward."""
 
 
 class GPTChain(Chain):
@@ -50,7 +50,7 @@ class GPTChain(Chain):
 
 
 class LayerChain(Chain):
-    """Modules that each take what the one before gave. Those of an mlp begin with its features."""
+    """Modules that each take the output of the one before. An mlp starts with its features."""
 
     def run(self, part: nn.Module, pieces: range, stream: Tensor, side: Side) -> Tensor:
         if pieces.start == 0 and isinstance(part, MLP):
@@ -74,13 +74,13 @@ def chain_of(model: nn.Module) -> Chain:
     if isinstance(model, nn.Sequential):
         return LayerChain(model, tuple((name,) for name, _ in model.named_children()), len(model))
     raise UsageError(
-        f"pipeline needs a model that is a chain of layers (gpt, mlp, an nn.Sequential), and this is a {type(model).__name__}: "
+        f"pipeline needs a model that is a chain of layers (gpt, mlp, an nn.Sequential), got {type(model).__name__}: "
         "make it an nn.Sequential of its layers, or use shard instead of pipeline"
     )
 
 
 def measure_costs(chain: Chain, given: Tensor, side: Side | None = None, *, repeats: int = 3) -> list[float]:
-    """Seconds of each piece for one micro-batch, forward and backward. The model is whole, on the device of `given`."""
+    """Seconds of each piece for one micro-batch, forward and backward. Needs the whole model, on the device of `given`."""
     seconds, stream = [], given
     for piece in range(len(chain.pieces)):
         entering = stream.detach()
@@ -101,9 +101,9 @@ def measure_costs(chain: Chain, given: Tensor, side: Side | None = None, *, repe
 
 
 def balanced(costs: Sequence[float], stages: int) -> list[range]:
-    """Contiguous parts, none empty, whose most expensive is as cheap as can be; among those the most even ones."""
+    """Contiguous parts, none empty, with the lowest maximum cost; among these the most even ones."""
     sums = [0.0, *accumulate(costs)]
-    # of the first `end` pieces in so many stages: the most expensive one, the squares of all, where the last begins
+    # by stages and `end`, for the first `end` pieces: maximum cost, sum of squares, start of the last stage
     best: list[dict[int, tuple[float, float, int]]] = [{0: (0.0, 0.0, 0)}]
     for stage in range(1, stages + 1):
         row = {}
@@ -121,21 +121,21 @@ def balanced(costs: Sequence[float], stages: int) -> list[range]:
 
 
 def cut(model: nn.Module, stages: int, costs: Sequence[float] | None = None) -> tuple[Chain, list[range]]:
-    """Which pieces each stage has. Without `costs` all pieces count the same."""
+    """The pieces of each stage. Without `costs` all pieces count the same."""
     chain = chain_of(model)
     if stages > chain.layers:
         raise UsageError(
-            f"{stages} stages and {chain.layers} layers: a stage needs one at least. "
+            f"{stages} stages and {chain.layers} layers: a stage needs at least one. "
             f"Set pipeline={chain.layers} or less, or build the model with {stages} layers"
         )
     costs = [1.0] * len(chain.pieces) if costs is None else costs
     if len(costs) != len(chain.pieces):
-        raise UsageError(f"costs are for {len(costs)} pieces, and the model has {len(chain.pieces)}: measure them again")
+        raise UsageError(f"costs are for {len(costs)} pieces, the model has {len(chain.pieces)}: measure them again")
     return chain, balanced(costs, stages)
 
 
 def only(module: nn.Module, names: Collection[str]) -> nn.Module:
-    """The same model without all other modules: same class, same names. The parts are shared, not copied."""
+    """The model with only these modules: same class, same names. Modules are shared, not copied."""
     part = copy.copy(module)
     kept = {name.partition(".")[0] for name in names}
     part._modules = {}

@@ -1,4 +1,4 @@
-"""Batch statistics of several processes: over all rows where the device can, else over each process's own."""
+"""Batch norm with several processes: over the rows of all processes on GPUs, else over those of each process."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from flatout.world.world import World
 
-OWN = "batch norms take each process's own rows, one over all of them is only for GPUs; running statistics are averaged"
+OWN = "batch norms use the rows of one process each (over all rows only on GPUs); running statistics are averaged"
 
 
 def share_statistics(model: nn.Module, world: World, device: torch.device) -> tuple[nn.Module, bool]:
-    """The model with batch norms over the rows of all processes, and whether they are."""
+    """The model, and whether its batch norms are over the rows of all processes."""
     if world.token_size == 1 or not _statistics(model):
         return model, True
     if device.type != "cuda":
@@ -21,7 +21,7 @@ def share_statistics(model: nn.Module, world: World, device: torch.device) -> tu
 
 
 def average_statistics(model: nn.Module, world: World) -> None:
-    """Before anybody looks at them: an evaluation, a checkpoint."""
+    """Call before an evaluation or a checkpoint."""
     if world.token_size > 1:
         for statistic in _statistics(model):
             world.sum_(statistic).div_(world.token_size)

@@ -1,4 +1,4 @@
-"""Gradients added up over processes that saw other rows, where no engine of torch's does it beside the backward."""
+"""Sums gradients over processes with other rows, where no engine of torch does it during the backward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flatout.store.tensors import local_part
 
 @torch.no_grad()
 def sum_gradients_(parameters: Iterable[Tensor], group: Any, bucket_bytes: int = 25 << 20) -> None:
-    """In place, in buckets. Of a split gradient each process adds up its own part: `group` has those with the same one."""
+    """In place, in buckets. With split gradients, `group` has the processes with the same part."""
     pending = []
     for bucket in _buckets((local_part(p.grad) for p in parameters if p.grad is not None), bucket_bytes):
         flat = torch.cat([gradient.flatten() for gradient in bucket])

@@ -1,7 +1,7 @@
-"""Tensor parallel: the weights of wide layers are split over processes that work on the same rows.
+"""Tensor parallelism: the weights of wide layers are split over processes that work on the same rows.
 
-A plan says of each module how it is split; torch's DTensor keeps the parts and moves what has to move. Every weight stays one
-logical tensor, the one that a single process has: gathered, saved or loaded it is the same, whatever the number of processes.
+A plan says how each module is split; torch's DTensor holds the parts and moves data. Every weight stays one logical tensor, the
+same as on a single process, so checkpoints don't depend on the number of processes.
 
 | style    | weight                               | takes                  | gives                                          |
 | -------- | ------------------------------------ | ---------------------- | ---------------------------------------------- |
@@ -12,7 +12,7 @@ logical tensor, the one that a single process has: gathered, saved or loaded it 
 | sequence | on every process                     | a share of the sequence | the same                                      |
 | whole    | on every process                     | all                    | all                                            |
 
-What a plan does not name stays as it is, on every process. All processes of a tensor group get the same rows, start from the
+Modules that a plan does not name are whole on every process. All processes of a tensor group get the same rows, start from the
 same weights and draw the same random numbers.
 """
 
@@ -55,17 +55,17 @@ def split_tensors(
     sequence: bool = True,
     split_logits: bool = False,
 ) -> ResidualStream:
-    """In place, before an optimizer is made: `mesh` has one axis, that of the processes that share the model's weights.
+    """Split in place, before the optimizer is made. `mesh` has one axis: the processes that share the model's weights.
 
-    A `plan` has patterns of module names, part by part: {"layers.*.up": "column", "layers.*.down": "row"}. The built-in models
-    have one. `sequence`: where the plan says so, norms and what is added up between layers are split along the sequence.
-    `split_logits`: while it trains, the last layer of gpt gives a DTensor of logits, each process those of its own tokens, and
-    the loss and its backward are to run within torch's `loss_parallel()`. Returns how things flow between the layers.
+    A `plan` has patterns of module names: {"layers.*.up": "column", "layers.*.down": "row"}. The built-in models have one.
+    `sequence`: where the plan says so, norms and the residual stream are split along the sequence. `split_logits`: in training,
+    the head of gpt returns a DTensor of logits, each process those of its own tokens; the loss and its backward must run inside
+    torch's `loss_parallel()`. Returns the residual stream between the layers.
     """
     parts = mesh.size()
     model_with_plan, styles = planned(model, plan, parts)
     by_sequence = sequence and "sequence" in styles.values()
-    # gpt adds positions to its tokens outside of any module: there both are DTensors
+    # gpt adds positions to tokens outside of any module, so both must be DTensors
     stream = ResidualStream(
         mesh, Shard(1) if by_sequence else Replicate(), not by_sequence and not isinstance(model_with_plan, GPT)
     )
@@ -80,7 +80,7 @@ def split_tensors(
 
 
 def planned(model: nn.Module, plan: Mapping[str, str] | None, parts: int) -> tuple[nn.Module, dict[str, str]]:
-    """The part of it that the plan is of, and how each of its modules is split; nothing is yet."""
+    """The part of the model that the plan is for, and the style of each of its modules. Splits nothing."""
     if plan is not None:
         return model, styles_of(model, plan, parts)
     model = part_with_plan(model, parts)
@@ -88,14 +88,14 @@ def planned(model: nn.Module, plan: Mapping[str, str] | None, parts: int) -> tup
 
 
 def plan_of(model: nn.Module) -> dict[str, str]:
-    """Of a built-in model."""
+    """The plan of a built-in model."""
     if isinstance(model, GPT):
         return dict(_GPT)
     assert isinstance(model, MLP)
     linear = [f"body.{name}" for name, layer in model.body.named_children() if isinstance(layer, nn.Linear)] + ["head"]
     norms = [f"body.{name}" for name, layer in model.body.named_children() if isinstance(layer, nn.LayerNorm)]
     plan = {f"embeddings.{number}": "whole" for number in range(len(model.embeddings))}
-    if norms:  # each needs all outputs of the layer before it
+    if norms:  # a norm needs all outputs of the layer before it
         return plan | dict.fromkeys(linear[:-1], "gathered") | dict.fromkeys((*norms, "head"), "whole")
     paired = linear[: len(linear) // 2 * 2]
     plan |= {name: ("column", "row")[place % 2] for place, name in enumerate(paired)}
@@ -103,7 +103,7 @@ def plan_of(model: nn.Module) -> dict[str, str]:
 
 
 def styles_of(model: nn.Module, plan: Mapping[str, str], parts: int) -> dict[str, str]:
-    """Which module is split how, and all of it can be done over so many processes."""
+    """The style of each module; raises if one can't be split over this many processes."""
     names = [name for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))]
     found: dict[str, str] = {}
     for pattern, style in plan.items():
@@ -128,7 +128,7 @@ def _check(name: str, module: nn.Module, style: str, parts: int) -> None:
     kinds = (nn.Linear,) if style == "qkv" else (nn.Linear, nn.Embedding)
     if not isinstance(module, kinds) or not (type(module) in kinds or isinstance(module, OutputHead)):
         can = "a Linear" if style == "qkv" else "a Linear or an Embedding of torch's own"
-        raise UsageError(f"tensor_plan: {name} is a {type(module).__name__}, and {style} is for {can}: leave it out")
+        raise UsageError(f"tensor_plan: {name} is a {type(module).__name__}, and {style} is for {can}: remove it")
     if isinstance(module, nn.Embedding):
         if module.padding_idx is not None or module.max_norm is not None or module.sparse:
             raise UsageError(f"tensor_plan: {name} has a padding_idx, a max_norm or sparse gradients and can't be split: whole")
@@ -136,7 +136,7 @@ def _check(name: str, module: nn.Module, style: str, parts: int) -> None:
     else:
         count, what = (module.in_features, "inputs") if style == "row" else (module.out_features, "outputs")
     if style == "gathered" or (style == "row" and isinstance(module, nn.Embedding)):
-        fits = -(-count // parts) * (parts - 1) < count  # what is put together again need not divide, but each needs a part
+        fits = -(-count // parts) * (parts - 1) < count  # need not be divisible, but each process needs a part
     else:
         fits = count % (parts * QKV if style == "qkv" else parts) == 0
     if not fits:
@@ -151,20 +151,20 @@ def _does_not_divide(parts: int, count: int, what: str, option: str | None = Non
 
 
 def part_with_plan(model: nn.Module, parts: int) -> nn.Module:
-    """The model that has a plan: this one, or one inside of it."""
+    """The model that has a plan: this one, or one inside it."""
     for module in model.modules():
         if isinstance(module, GPT | MLP):
             return module
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     example = ", ".join(f"{name}: {style}" for name, style in zip(linear, ("column", "row"), strict=False))
     raise UsageError(
-        f"tensor={parts}: {type(model).__name__} has no plan of how to split it, only gpt and mlp bring one: "
+        f"tensor={parts}: {type(model).__name__} has no built-in tensor plan, only gpt and mlp have one: "
         f"set tensor_plan: {{{example or 'layers.*.up: column, layers.*.down: row'}}}, or use shard={parts}"
     )
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Part by part: a star stands for one of them."""
+    """A star stands for one part of the name."""
     parts, wanted = name.split("."), pattern.split(".")
     return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 
@@ -205,7 +205,7 @@ def _split(weight: nn.Parameter, mesh: DeviceMesh, layout: Placement) -> nn.Para
 
 
 def _like_its_weight(layout: Placement) -> Callable[[Tensor], Tensor]:
-    """Of a norm that sees a share of the sequence, each process has a part of the gradient."""
+    """A norm that sees a share of the sequence has only a part of its gradient on each process."""
 
     def settled(gradient: Tensor) -> Tensor:
         return gradient.redistribute(placements=[layout]) if isinstance(gradient, DTensor) else gradient

@@ -1,7 +1,7 @@
-"""What each process would decide by its own clock, disk or signals, decided once for all of them.
+"""Decisions that depend on a clock, a disk or signals, made once for all processes.
 
-They meet at log points, which are at the same step on every process. A clock that stands still in between makes everything
-that depends on time the same everywhere: rates, budgets, the next log point.
+Processes agree at log points, which are at the same step on every process. In between the clock stands still, so that
+everything that depends on time is the same on all: learning rates, budgets, the next log point.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from flatout.world.watch.watch import RankWatch
 
 HEAR_EVERY_S = 0.5
-_met = itertools.count()  # a process may train several times, with the same others and the same store
+_met = itertools.count()  # a process may train several times with the same store
 
 
 class Among(Together):
-    """Of several: as the first one said when they last met. A signal to any one of them is known to all then."""
+    """For several processes: clock and saving as the first one decided at the last log point. Signals to any one reach all."""
 
     def __init__(self, world: World, stop: StopRequest, watch: RankWatch | NoWatch | None = None) -> None:
-        super().__init__(world, StopRequest(), watch)  # the agreed one
+        super().__init__(world, StopRequest(), watch)  # what all agreed on
         self._own = stop
         self._now_s = world.from_first(time.monotonic())
         self._save = False
@@ -40,11 +40,11 @@ class Among(Together):
         return self._now_s
 
     def meet(self, wants_save: Callable[[Progress], bool], progress: Progress) -> None:
-        """A signal after somebody's end comes from whoever started all of them: then there is nobody to save with."""
+        """A signal after another process ended comes from the launcher: then saving together is impossible."""
         self.watch.beat(progress.step, "exchange")
         if self._own and (missing := self.watch.missing()):
             gone = f"rank{'' if len(missing) == 1 else 's'} {', '.join(map(str, missing))}"
-            why = f"{self._own.signal_name} after {gone} went: left without saving, the last checkpoint is as it was"
+            why = f"{self._own.signal_name} after {gone} ended: stopped without saving, the last checkpoint is unchanged"
             raise Stopped(str(self._own.signal_name), self._own.exit_code, why)
         said: list[dict[str, Any]] = self.world.gather(
             {"stop": self._own.signal_name, "now": time.monotonic(), "save": self.world.is_first and wants_save(progress)}
@@ -55,7 +55,7 @@ class Among(Together):
             self.stop.signal_name = signals[0]
 
     def hears_stop(self) -> bool:
-        """Its own signal at once, that of another a moment later: through the store, as nobody meets here."""
+        """This process's own signal at once, that of another one a moment later, through the store."""
         if self._own and not self._said:
             self.world.store.set(self._key, "yes")
             self._said = self._heard = True
