@@ -30,7 +30,7 @@ from flatout.data.feeds.loader import loader
 from flatout.data.sources.arrays import arrays
 from flatout.data.sources.datasets.dataset import dataset
 from flatout.data.sources.photos.images import images
-from flatout.data.sources.tables.scan import scan
+from flatout.data.sources.tables.scan import ReadOptions
 from flatout.data.sources.tables.steps import CATEGORY_STEPS, DATE_STEPS, NUMBER_STEPS
 from flatout.data.sources.tables.table import table
 from flatout.data.sources.texts.sequences import sequences
@@ -242,7 +242,7 @@ SECTIONS = {
     "arrays": "Arrays", "table": "Table", "sql": "SQL", "images": "Images", "text": "Text", "sequences": "Sequences"
 }  # fmt: skip
 IN_PYTHON = {"rows", "y"}
-LISTED = {**arguments(scan), **arguments(table)}  # of a table: how its files are read, then the rest
+LISTED = {**arguments(ReadOptions), **arguments(table)}  # of a table: how its files are read, then the rest
 
 
 @pytest.mark.parametrize(("kind", "section"), SECTIONS.items())

@@ -352,12 +352,14 @@ def test_runs_of_earlier_versions_prepare_rows_as_before(kind: str, earlier_file
     data = parse_data(asked, earlier_files, tmp_path / "cache")
     found = recall(kept, asked, earlier_files)
     read, wanted = (json.loads(json.dumps(one.fitted.to_json())) for one in (found, data))
+    if kind == "table":  # notes are sentences for people: new versions may word them otherwise
+        read["host"].pop("notes"), wanted["host"].pop("notes")
     assert (read["host"], read["device"]) == (wanted["host"], wanted["device"])
     assert {name: read["reading"][name] for name in wanted["reading"]} == wanted["reading"]
     if kind != "photos":  # their files are written by another library each time
         assert data.fingerprint() == kept["fingerprint"], "else no earlier run could be resumed"
     again = recall(json.loads(json.dumps(remember(data))))
-    assert json.loads(json.dumps(again.fitted.to_json())) == wanted
+    assert json.loads(json.dumps(again.fitted.to_json())) == json.loads(json.dumps(data.fitted.to_json()))
     assert again.target() == found.target() == data.target() and again.shapes_x() == found.shapes_x() == data.shapes_x()
 
 

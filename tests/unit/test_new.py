@@ -14,7 +14,8 @@ import yaml
 from commands import Answer, Command
 
 from flatout.data.files.places import LocalFile
-from flatout.explore.drafting.dialect import FileStart, dialect_of
+from flatout.data.sources.tables.dialect import found_dialect
+from flatout.explore.drafting.sample import FileStart
 from flatout.explore.drafting.writing import DraftLine, page, shown
 from flatout.recipe.load import read_recipe
 
@@ -77,7 +78,7 @@ def test_a_table_without_header_with_semicolons_spaces_and_question_marks(desk: 
     assert (data["delimiter"], data["header"], data["strip"], data["na"]) == (";", False, True, ["?"])
     assert data["names"] == ["column_1", "column_2", "column_3", "column_4", "column_5"]
     assert data["label"] == "column_5" and data["drop"] == ["column_1"]
-    assert "there is no header" in answer.out and "columns are parted by semicolons" in answer.out
+    assert "there is no header" in answer.out and "columns are separated by semicolons" in answer.out
     assert "6.7% of their values are missing, written ?" in answer.out
 
 
@@ -441,7 +442,7 @@ def test_values_are_read_back_as_they_were() -> None:
     ],
 )
 def test_headers(text: str, header: bool) -> None:
-    assert dialect_of(FileStart("some.csv", text.encode(), True)).options.get("header", True) is header
+    assert found_dialect(text.encode(), "some.csv").options.get("header", True) is header
 
 
 def test_a_draft_is_a_recipe_with_every_key_checked(desk: Path, flatout: Command) -> None:

@@ -20,7 +20,7 @@ import torch
 
 import flatout as fo
 from flatout.base.errors import DataError, FlatoutError
-from flatout.data.files import allowance, unpacking
+from flatout.data.files import allowance, lines
 from flatout.data.files.array_files import read_array, read_columns
 from flatout.data.sources.photos.listing import find_photos
 from flatout.data.sources.tables.scan import scan
@@ -44,7 +44,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def short_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpacking, "LONGEST_LINE_BYTES", 100_000)
+    monkeypatch.setattr(lines, "LONGEST_LINE_BYTES", 100_000)
 
 
 def quick_xz(content: bytes) -> bytes:
@@ -96,7 +96,7 @@ def test_lines_of_quoted_values_are_bounded_where_they_are_counted(tmp_path: Pat
 def test_a_first_line_of_nothing_but_commas_is_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flatout.data.sources.tables.dialect._MOST_COLUMNS", 1000)
     (tmp_path / "t.csv").write_text("," * 2000 + "\n" + "," * 2000)
-    with pytest.raises(DataError, match=r"t\.csv: its first line has 2,001 columns, and a table may have 1,000"):
+    with pytest.raises(DataError, match=r"t\.csv: its first line has 2,001 columns.* 1,000"):
         scan(tmp_path / "t.csv")
 
 
@@ -324,10 +324,10 @@ def test_a_stray_word_among_labels_is_named_and_never_called_missing(tmp_path: P
     assert "2 cells of 'label' not whole numbers: 'maybe', first in row 41" in entries["on_bad"].note
     assert "without a label" not in entries["on_bad"].note
     assert ("bad rows", "2 cells of 'label' not whole numbers: 'maybe', first in row 41") in drafted.facts
-    with pytest.raises(DataError, match=r"t\.csv, line 42: column 'label' is int64, and here it is 'maybe'"):
+    with pytest.raises(DataError, match=r"t\.csv, line 42: column 'label' is int64.*'maybe'"):
         fo.data.table(str(tmp_path / "t.csv"), label="label")
     count, words = fo.data.table(str(tmp_path / "t.csv"), label="label", on_bad="skip").left_out()
-    assert count == 2 and words is not None and "line 42: column 'label' is int64, and here it is 'maybe'" in words
+    assert count == 2 and words is not None and "line 42: column 'label' is int64" in words and "'maybe'" in words
 
 
 def test_a_sign_of_a_missing_label_is_still_one(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_why_a_label_is_bad_is_said_of_each(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,label\n1,0.5\n2,\n3,inf\n4,1e300\n5,1.5\n")
     words = fo.data.table(str(tmp_path / "t.csv"), label="label", on_bad="skip").left_out()[1] or ""
     for said in ("line 3: the label 'label' is missing", "line 4: the label 'label' is inf, not finite",
-                 "line 5: the label 'label' is 1e+300, more than float32 can hold"):  # fmt: skip
+                 "line 5: the label 'label' is 1e+300, too large for float32"):  # fmt: skip
         assert said in words
 
 
@@ -472,7 +472,7 @@ def test_a_long_text_that_every_row_of_parquet_names(tmp_path: Path, monkeypatch
     from pyarrow import parquet
 
     monkeypatch.setattr("flatout.data.sources.tables.columnar._BATCH_BYTES", 2 * MB)
-    monkeypatch.setattr("flatout.data.sources.tables.rows._MOST_BLOCK_BYTES", 5 * MB)
+    monkeypatch.setattr("flatout.data.sources.tables.encoding._MOST_BLOCK_BYTES", 5 * MB)
     texts = pa.DictionaryArray.from_arrays(np.zeros(20_000, np.int32), ["x" * 20_000])  # as text, 400 MB
     table = pa.table({"a": texts, "label": np.arange(20_000) % 2})
     for stored in (True, False):  # as values that rows name, and as text

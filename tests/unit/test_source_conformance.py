@@ -21,7 +21,7 @@ from flatout.data.sources.datasets.dataset import dataset
 from flatout.data.sources.datasets.iterables import IterableSource
 from flatout.data.sources.datasets.samples import Form
 from flatout.data.sources.photos.images import images
-from flatout.data.sources.tables.encoded import rows_on_disk
+from flatout.data.sources.tables.row_files import rows_on_disk
 from flatout.data.sources.texts.sequences import sequences
 from flatout.data.sources.texts.text import text
 from flatout.testing.sources import SourceConformance, StreamConformance

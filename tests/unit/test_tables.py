@@ -22,9 +22,9 @@ from flatout.base.errors import DataError, UsageError
 from flatout.data.data import Data
 from flatout.data.order.keyed import Keys
 from flatout.data.source import ArraySource, Source
-from flatout.data.sources.tables import encoded
-from flatout.data.sources.tables.encoded import RowFiles, RowWriter, is_complete, rows_on_disk
+from flatout.data.sources.tables import encoding, row_files
 from flatout.data.sources.tables.encoding import TableEncoder
+from flatout.data.sources.tables.row_files import RowFiles, RowWriter, is_complete, rows_on_disk
 from flatout.data.sources.tables.scan import scan
 from flatout.data.sources.tables.table import table
 
@@ -87,10 +87,10 @@ def test_columns_are_sorted_by_type_or_as_told(wrote: Any) -> None:
         parts = table(path, label="y", **{"min_count": 1, **options})
         return parts.host.codings.numeric, parts.host.codings.ids, parts.notes
 
-    constant = "left out, since every training row has the same: 'd.year', 'd.month'"
+    constant = "left out: the same value in every training row: 'd.year', 'd.month'"
     assert used() == (("f", "i", "d.day", "d.weekday"), ("s", "t"), (constant,))
     assert used(categorical=["i", "s"], drop="d")[:2] == (("f",), ("i", "s"))
-    assert used(categorical=["i", "s"], drop="d")[2] == ("left out, since neither numeric nor categorical names them: 't'",)
+    assert used(categorical=["i", "s"], drop="d")[2] == ("left out: neither numeric nor categorical names them: 't'",)
     assert used(numeric=["i"])[:2] == (("i",), ("s", "t"))
     assert used(numeric=["i", "t", "d"], categorical=[])[:2] == (("i", "t", "d.day", "d.weekday"), ())
     assert used(drop=["f", "d"], steps={"i": {"min_count": 1}})[:2] == ((), ("i", "s", "t"))
@@ -105,14 +105,12 @@ def test_columns_that_say_nothing_are_left_out_with_a_note(wrote: Any) -> None:
     data = parts = table(wrote(columns), label="y")
     assert parts.prepare[0].feature_names == ("n", "some=missing")
     assert parts.notes == (
-        "left out, since every training row has the same: 'same', 'word'",
-        "left out, since no training row has a value: 'none', 'nan', 'lost'",
-        "'name' left out: none of its 6 values comes 2 times",
+        "left out: the same value in every training row: 'same', 'word'",
+        "left out: no value in any training row: 'none', 'nan', 'lost'",
+        "'name' left out: none of its 6 values occurs 2 times",
     )
     assert _prepared(data, data.train)["x"][:, 1].tolist() == [0, 1] * 3
-    with pytest.raises(
-        DataError, match="no column is left to learn from: left out, since every training row has the same: 'same'"
-    ):
+    with pytest.raises(DataError, match=r"no column is left to learn from: left out: .*'same'"):
         table(wrote({"same": [7] * 6, "y": [0, 1] * 3}), label="y")
 
 
@@ -124,19 +122,19 @@ def test_columns_that_say_nothing_are_left_out_with_a_note(wrote: Any) -> None:
         ({"numeric": ["nn"]}, DataError, "numeric: the table has no column 'nn'"),
         ({"numeric": ["kind"]}, DataError, "numeric: column 'kind' holds text"),
         ({"numeric": "n"}, UsageError, "numeric is 'auto' or a list of columns, got 'n'"),
-        ({"numeric": ["n"], "categorical": ["n"]}, UsageError, "'n' stands in both numeric and categorical"),
-        ({"categorical": ["y"]}, UsageError, "categorical: column 'y' is no input"),
+        ({"numeric": ["n"], "categorical": ["n"]}, UsageError, "'n' .*both numeric and categorical"),
+        ({"categorical": ["y"]}, UsageError, "categorical: column 'y' is not an input"),
         ({"split": "kind"}, DataError, "row 1: column 'kind' is '[uvw]'; expected train, validation or test"),
         ({"split": "parts"}, DataError, "split: the table has no column 'parts'"),
         ({"split": "kind", "holdout": 0.1}, UsageError, "leave out holdout"),
-        ({"holdout": 0.1, "validation": "x.parquet"}, UsageError, "two ways to say the same"),
+        ({"holdout": 0.1, "validation": "x.parquet"}, UsageError, "holdout and validation"),
         ({"holdout": 1.5}, UsageError, "holdout is the share of rows to validate on"),
         ({"draw": "weights"}, DataError, "draw: the table has no column 'weights'"),
         ({"draw": "n"}, DataError, r"row \d+: column 'n' holds weights, 0 or more; this row has -"),
         ({"target": "classes"}, UsageError, "target is one of auto, class, number"),
-        ({"target": "number"}, DataError, "label 'y' is string, and target='number' needs numbers"),
-        ({"classes": 1}, DataError, "classes=1, and label 'y' has 2: no, yes"),
-        ({"classes": 5}, DataError, "classes=5, and the training rows have 2 values of 'y'"),
+        ({"target": "number"}, DataError, "label 'y' is string, target='number' needs numbers"),
+        ({"classes": 1}, DataError, "classes=1, .*'y' has 2: no, yes"),
+        ({"classes": 5}, DataError, "classes=5, .* 2 values of 'y'"),
         ({"on_bad": "ignore"}, UsageError, "on_bad is 'error' or 'skip'"),
         ({"sql": "select 1"}, UsageError, "give one of them, not both"),
         ({"delimeter": ";"}, UsageError, "table has no option 'delimeter'; did you mean 'delimiter'"),
@@ -175,9 +173,7 @@ def test_labels_are_classes_by_name_or_numbers(wrote: Any) -> None:
     assert label(many, target="class")[2] == 101
     data = parts = table(wrote({"n": range(3), "y": [0.0, 1.0, 1.0]}), label="y")
     assert _all(data.train)["y"].dtype == torch.float32
-    assert parts.notes == (
-        "label 'y' is a number to predict; it has 2 distinct values: say target='class' if they are classes",
-    )
+    assert parts.notes == ("label 'y' is a number to predict, with 2 distinct values: set target='class' if they are classes",)
 
 
 def test_the_scale_of_a_number_is_that_of_the_training_rows_wherever_it_lies(wrote: Any) -> None:
@@ -189,7 +185,7 @@ def test_the_scale_of_a_number_is_that_of_the_training_rows_wherever_it_lies(wro
     kept = values[np.isin(values.astype(np.float32), seen.astype(np.float32))]
     assert data.target_scale[0] == pytest.approx(kept.mean(), rel=1e-6) and data.target_scale[1] == pytest.approx(30, rel=0.1)
     assert table(wrote({"n": [1, 2], "y": ["a", "b"]}), label="y").target_scale is None
-    with pytest.raises(DataError, match=r"label 'y' is about 1e\+09 and differs by .* steps of 64: take a constant off it"):
+    with pytest.raises(DataError, match=r"label 'y' has the mean 1e\+09 .* 64, are too coarse: subtract a constant"):
         table(wrote({"n": range(50), "y": 1e9 + np.linspace(0, 1, 50)}), label="y")
 
 
@@ -215,7 +211,7 @@ def test_a_missing_label_stops_or_is_left_out(wrote: Any, values: Any) -> None:
 
 def test_numbers_that_are_not_finite_stop_or_are_left_out(wrote: Any) -> None:
     path = wrote({"n": [1.0, float("-inf"), None, 4.0], "m": [1.0, 2.0, 3.0, 1e300], "y": [0, 1, 1, 0]}, "t.parquet")
-    with pytest.raises(DataError, match=r"t\.parquet, row 2: column 'n' is -inf, which float32 can't hold"):
+    with pytest.raises(DataError, match=r"t\.parquet, row 2: column 'n' is -inf, too large for float32"):
         table(path, label="y")
     data = parts = table(path, label="y", on_bad="skip", min_count=1)
     assert len(data.train) == 2 and "2 bad samples were left out" in parts.notes[-1]
@@ -297,7 +293,7 @@ def test_a_query_is_a_table(wrote: Any, tmp_path: Path) -> None:
     )
     assert (len(data.train), len(data.validation or ())) == (80, 20) and parts.host.codings.ids == ("kind",)
     np.testing.assert_allclose(sorted(_all(data.train)["numeric"][:, 0].tolist()), sorted(_rows(100)["n"][:80] * 2), rtol=1e-6)
-    with pytest.raises(UsageError, match="an sql query says itself how to read its files; got 'delimiter' besides"):
+    with pytest.raises(UsageError, match="an sql query reads its files itself: leave out 'delimiter'"):
         table(sql=query, label="y", delimiter=";")
 
 
@@ -319,8 +315,8 @@ def test_draws_balanced_and_by_weight(wrote: Any) -> None:
 def test_rows_on_disk_are_those_in_memory(wrote: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = wrote(_rows(5000))
     near = parts = table(path, label="y", holdout=0.3)
-    monkeypatch.setattr(encoded, "MEMORY_BYTES", 20_000)
-    monkeypatch.setattr(encoded, "BLOCK_ROWS", 1000)
+    monkeypatch.setattr(encoding, "MEMORY_BYTES", 20_000)
+    monkeypatch.setattr(row_files, "BLOCK_ROWS", 1000)
     far = others = table(path, label="y", holdout=0.3, cache=tmp_path / "cache")
     assert isinstance(near.train, ArraySource) and isinstance(far.train, RowFiles) and isinstance(far.validation, RowFiles)
     assert (others.host, others.prepare) == (parts.host, parts.prepare) and far.train.schema == near.train.schema
@@ -334,7 +330,7 @@ def test_rows_on_disk_are_those_in_memory(wrote: Any, tmp_path: Path, monkeypatc
 
 
 def test_rows_on_disk_are_kept_for_the_next_run(wrote: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoded, "MEMORY_BYTES", 20_000)
+    monkeypatch.setattr(encoding, "MEMORY_BYTES", 20_000)
     path = wrote(_rows(5000))
     first = table(path, label="y", cache=tmp_path / "cache")
     (folder,) = (tmp_path / "cache" / "tables").glob("*/train")
@@ -350,7 +346,7 @@ def test_rows_on_disk_are_kept_for_the_next_run(wrote: Any, tmp_path: Path, monk
 
 
 def test_rows_kept_of_other_files_are_never_stale(wrote: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoded, "MEMORY_BYTES", 1000)
+    monkeypatch.setattr(encoding, "MEMORY_BYTES", 1000)
     path = wrote(_rows(500))
     first = table(path, label="y", validation=wrote(_rows(200, seed=1), "v.parquet"), cache=tmp_path / "cache")
     second = table(path, label="y", validation=wrote(_rows(200, seed=2), "v.parquet"), cache=tmp_path / "cache")
@@ -378,7 +374,7 @@ def test_a_folder_of_rows_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_a_passing_folder_goes_with_its_source(wrote: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoded, "MEMORY_BYTES", 20_000)
+    monkeypatch.setattr(encoding, "MEMORY_BYTES", 20_000)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     data = parts = table(wrote(_rows(5000)), label="y")
@@ -397,7 +393,7 @@ def test_a_table_larger_than_memory_takes_little_of_it(tmp_path: Path) -> None:
                 file.write(piece)
     code = """
 import json, re, threading
-from flatout.data.sources.tables import encoded
+from flatout.data.sources.tables import encoding
 from flatout.data.sources.tables.table import table
 
 peaks, over = [0], threading.Event()
@@ -409,7 +405,7 @@ def watch():  # what is mapped from files is not counted: the system may drop it
 
 watcher = threading.Thread(target=watch)
 watcher.start()
-encoded.MEMORY_BYTES = 8 << 20
+encoding.MEMORY_BYTES = 8 << 20
 for name in ("small", "large"):
     peaks.append(0)
     data = table(f"{name}.arrow", label="y", holdout=0.1, cache="cache")

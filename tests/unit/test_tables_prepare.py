@@ -27,14 +27,13 @@ from flatout.data.fitted.table_rows import TableHost
 from flatout.data.fitted.values import PlainValues
 from flatout.data.order.keyed import Keys
 from flatout.data.source import Column
-from flatout.data.sources.tables import column_fits, statistics
-from flatout.data.sources.tables import rows as rows_module
+from flatout.data.sources.tables import column_fits, encoding
 from flatout.data.sources.tables.arrow import ArrowValues
-from flatout.data.sources.tables.fit import Folds
-from flatout.data.sources.tables.kinds import ColumnPlan
-from flatout.data.sources.tables.statistics import CategoryCounts, HashSample, Moments
-from flatout.data.sources.tables.steps import CategorySteps, ColumnSteps, TargetSteps, parse_steps
+from flatout.data.sources.tables.column_fits import CategoryCounts, Moments
+from flatout.data.sources.tables.quantiles import HashSample
+from flatout.data.sources.tables.steps import CategorySteps, ColumnPlan, ColumnSteps, TargetSteps, parse_steps
 from flatout.data.sources.tables.table import table
+from flatout.data.sources.tables.targets import Folds
 
 
 @pytest.fixture
@@ -200,7 +199,7 @@ def test_categories_are_those_of_scikit_learn(prepared: Any) -> None:
     np.testing.assert_array_equal(_x(data)[:, :4], peer.fit_transform(words[:, None]))
     assert parts.prepare[0].feature_names == ("a=blue", "a=green", "a=red", "a=ä", "b=false", "b=true")
     assert (_x(data)[words == "odd", :4] == 0).all()
-    assert "'a': values that come fewer than 5 times (1) are one unknown" in parts.notes
+    assert "'a': values that occur fewer than 5 times (1) count as unknown" in parts.notes
 
 
 def test_many_categories_become_ids_and_few_become_columns(prepared: Any) -> None:
@@ -241,7 +240,7 @@ def test_columns_with_too_many_categories_are_hashed(prepared: Any, monkeypatch:
     columns = {"a": ids, "n": range(900), "y": _y(900)}
     data = parts = prepared(columns)
     coding = parts.host.codings.columns[0]
-    assert coding == Category("a", (), statistics.HASH_BUCKETS) and parts.prepare[0].cardinalities == ((1 << 15) + 1,)
+    assert coding == Category("a", (), column_fits.HASH_BUCKETS) and parts.prepare[0].cardinalities == ((1 << 15) + 1,)
     assert any("'a' has too many distinct values" in note for note in parts.notes)
     assert data.train.read(torch.arange(900))["ids"][:, 0].tolist() == bucket_of(list(ids), 1 << 15).tolist()
     asked = prepared(columns, hash_buckets=40)
@@ -368,7 +367,7 @@ def test_dates_become_parts_with_cycles_and_one_flag(prepared: Any) -> None:
         "t.month", "t.day", "t.weekday", "t.hour",
         "t.month.sin", "t.weekday.sin", "t.hour.sin", "t.month.cos", "t.weekday.cos", "t.hour.cos", "t=missing",
     )  # fmt: skip
-    assert "left out, since every training row has the same: 't.year'" in parts.notes
+    assert "left out: the same value in every training row: 't.year'" in parts.notes
     angle = 2 * np.pi * np.array([time.hour + 0.5 for time in times]) / 24
     present = np.arange(200) % 10 != 0
     np.testing.assert_allclose(_column(data, parts, "t.hour.sin")[present], np.sin(angle)[present], atol=1e-6)
@@ -598,7 +597,7 @@ def test_rows_of_a_batch_do_not_touch_each_other() -> None:
 
 
 def test_how_files_are_cut_changes_no_bit(prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_module, "BLOCK_ROWS", 128)  # more than one block of these few rows
+    monkeypatch.setattr(encoding, "BLOCK_ROWS", 128)  # more than one block of these few rows
     mixed = _mixed(700)
     steps = {"f": {"clip": 0.1, "fill": "median"}, "word": ["target_encode"], "u8": [{"quantile_buckets": 5}]}
     options: dict[str, Any] = {"steps": steps, "categorical": ["word", "code", "user"], "holdout": 0.2}
@@ -650,13 +649,13 @@ def _floats(written: Any) -> list[float]:
         ({"a": ["logs"]}, "steps of 'a': unknown step 'logs'; did you mean 'log'"),
         (
             {"a": ["standardise", "log"]},
-            "steps of 'a': got the order standardise, log; these steps are always done as log, standardise",
+            "steps of 'a': got the order standardise, log; these steps always run as log, standardise",
         ),
-        ({"a": ["log", "log"]}, "'log' stands there twice"),
+        ({"a": ["log", "log"]}, "'log' is given twice"),
         ({"a": ["log", {"hash": 3}]}, "'log' and 'hash' are for different kinds of columns"),
-        ({"a": ["standardise", {"quantile_buckets": 3}]}, "exclude each other"),
+        ({"a": ["standardise", {"quantile_buckets": 3}]}, "'standardise' and 'quantile_buckets'"),
         ({"a": [{"fill": "mode"}]}, "fill is mean, median, zero or a number, got 'mode'"),
-        ({"a": [{"clip": 0.7}]}, "one number is the share cut off at both ends, 0 to 0.5, got 0.7"),
+        ({"a": [{"clip": 0.7}]}, "clip: one number is the share .*0 to 0.5, got 0.7"),
         ({"a": [{"clip": [3, 1]}]}, "the lower limit comes first"),
         ({"a": [{"clip": {"quantiles": [1, 99]}}]}, "quantiles are shares from 0 to 1"),
         ({"a": [{"quantile_buckets": 1}]}, "quantile_buckets is a whole number, 2 to 256, got 1"),

@@ -216,7 +216,7 @@ def test_no_header(write: Write) -> None:
     path = write("a.csv", "1,a\n2,b\n")
     assert whole(scan(path, header=False, names=["n", "word"])).to_pydict() == {"n": [1, 2], "word": ["a", "b"]}
     assert list(scan(path, header=False).columns) == ["column_1", "column_2"]
-    with pytest.raises(DataError, match="has 2 columns, and names has 3"):
+    with pytest.raises(DataError, match=r"2 columns.* 3"):
         scan(path, header=False, names=["n", "word", "x"])
     with pytest.raises(UsageError, match="set header: false"):
         scan(path, names=["n", "word"])
@@ -265,7 +265,7 @@ def test_json_lines(write: Write) -> None:
     left = scan(bad, on_bad="skip")
     assert whole(left).to_pydict() == {"n": [1, 4]}
     assert left.bad.count == 2
-    assert "line 3: column 'n' is int64, and here it is 'x'" in (left.bad.summary() or "")
+    assert "line 3: column 'n' is int64" in (left.bad.summary() or "")
     assert [where.rsplit(" ", 1)[1] for where in wheres(left)] == ["1", "4"]
 
 
@@ -432,12 +432,12 @@ def test_a_column_that_starts_empty(write: Write) -> None:
 
 def test_decimal_commas(write: Write) -> None:
     path = write("a.csv", "n;price;text\n1;1,5;a, b\n2;-2,25;c\n3;7;d\n")
-    with pytest.raises(DataError, match=r"a\.csv: column 'price' holds numbers with commas, such as '1,5': set decimal: ','"):
+    with pytest.raises(DataError, match=r"a\.csv: column 'price' .*'1,5'.*decimal: ','"):
         scan(path)
     table = scan(path, decimal=",")
     assert whole(table).to_pydict() == {"n": [1, 2, 3], "price": [1.5, -2.25, 7.0], "text": ["a, b", "c", "d"]}
     assert whole(scan(path, text=["price"]))["price"].to_pylist() == ["1,5", "-2,25", "7"]
-    with pytest.raises(DataError, match=r"such as '1,234,567'.*parts thousands"):
+    with pytest.raises(DataError, match=r"such as '1,234,567'.*thousands"):
         scan(write("b.csv", 'n,m\n"1,234,567",1\n"2,345.5",2\n'))
 
 
@@ -480,7 +480,7 @@ def test_wrong_encoding(write: Write) -> None:
     assert whole(scan(path, encoding="latin-1"))["word"].to_pylist()[-1] == "café"
     with pytest.raises(DataError, match="is not utf-16 text"):
         scan(write("b.csv", content.encode("latin-1")[:-1]), encoding="utf-16")
-    with pytest.raises(UsageError, match="encoding: 'latin-99' is not known"):
+    with pytest.raises(UsageError, match="'latin-99'"):
         scan(path, encoding="latin-99")
 
 
@@ -492,7 +492,7 @@ def test_utf16_without_a_mark_is_not_taken_for_text(write: Write) -> None:
 
 def test_a_column_changes_type_on_row_900000(write: Write) -> None:
     path = write("a.csv", "n,m\n" + "12,1\n" * 899_999 + "twelve,1\n" + "12,1\n" * 10)
-    with pytest.raises(DataError, match=r"a\.csv, line 900001: column 'n' is int64, and here it is 'twelve'.*categorical.*na"):
+    with pytest.raises(DataError, match=r"a\.csv, line 900001: column 'n' is int64.*'twelve'.*categorical.*na"):
         scan(path)
     table = scan(path, on_bad="skip")
     assert (table.rows, table.bad.count) == (900_009, 1)
@@ -503,14 +503,14 @@ def test_a_column_changes_type_on_row_900000(write: Write) -> None:
 
 def test_a_column_turns_to_text_for_good(write: Write) -> None:
     path = write("a.csv", "n\n" + "1\n" * 100_000 + "x\n" * 100_000)
-    with pytest.raises(DataError, match="line 100002: column 'n' is int64, and here it is 'x'"):
+    with pytest.raises(DataError, match=r"line 100002: column 'n' is int64.*'x'"):
         scan(path)
 
 
 def test_the_second_file_turns_to_text(write: Write, tmp_path: Path) -> None:
     write("1.csv", "n\n1\n2\n")
     write("2.csv", "n\n3.5\nx\n")
-    with pytest.raises(DataError, match=r"2\.csv, line 3: column 'n' is double, and here it is 'x'"):
+    with pytest.raises(DataError, match=r"2\.csv, line 3: column 'n' is double.*'x'"):
         scan("*.csv", base_folder=tmp_path)
     table = scan("*.csv", base_folder=tmp_path, on_bad="skip")
     assert whole(table)["n"].to_pylist() == [1.0, 2.0, 3.5]
@@ -526,7 +526,7 @@ def test_empty_files(write: Write) -> None:
         scan(write("a.csv", ""))
     with pytest.raises(DataError, match=r"b\.csv is empty"):
         scan(write("b.csv", "\n\n"))
-    with pytest.raises(DataError, match=r"c\.csv has names of columns and no rows"):
+    with pytest.raises(DataError, match=r"c\.csv has column names and no rows"):
         scan(write("c.csv", "a,b\n"))
     with pytest.raises(DataError, match=r"d\.parquet is empty \(0 bytes\)"):
         scan(write("d.parquet", ""))
@@ -550,16 +550,16 @@ def test_an_open_quote(write: Write) -> None:
     for opened in ('7,"never closed\n', '"never closed,7\n'):
         path = write("a.csv", "n,word\n" + rows + opened + rows)
         for policy in ("error", "skip"):
-            with pytest.raises(DataError, match=r"a\.csv, line 52: a quote is opened and never closed"):
+            with pytest.raises(DataError, match=r"a\.csv, line 52: .*never closed"):
                 scan(path, on_bad=policy)
 
 
 def test_an_open_quote_in_large_files(write: Write) -> None:
     path = write("a.csv", 'n,word\n1,"open\n' + "1,xxxxxxxxxxxxxxxxxx\n" * 10_000)
-    with pytest.raises(DataError, match=r"a\.csv, line 2: a quote is opened and never closed"):
+    with pytest.raises(DataError, match=r"a\.csv, line 2: .*never closed"):
         scan(path)
     path = write("a.csv", "n,word\n" + "1,x\n" * 100_000 + '1,"open\n' + "1,xxxxxxxxxxxxxxxxxx\n" * 900_000)
-    with pytest.raises(DataError, match="a row goes on for more than 8 MB: some quote is opened and never closed"):
+    with pytest.raises(DataError, match=r"longer than 8 MB: .*never closed"):
         scan(path)
 
 
@@ -598,7 +598,7 @@ def test_parquet_files_that_differ(tmp_path: Path) -> None:
     parquet("c.parquet", n=[1], x=[0.5])
     with pytest.raises(DataError, match=r"c\.parquet lacks column 'w', which a\.parquet has"):
         scan(["a.parquet", "c.parquet"], base_folder=tmp_path)
-    with pytest.raises(DataError, match=r"a\.parquet has column 'w' besides those of c\.parquet"):
+    with pytest.raises(DataError, match=r"a\.parquet has column 'w', .*c\.parquet"):
         scan(["c.parquet", "a.parquet"], base_folder=tmp_path)
     assert scan(["c.parquet", "a.parquet"], columns=["x", "n"], base_folder=tmp_path).rows == 2
 
@@ -628,7 +628,7 @@ def test_files_that_are_not_what_they_are_called(write: Write, tmp_path: Path) -
     with pytest.raises(DataError, match=r"a\.arrow is no Arrow file: it starts with the text"):
         scan(write("a.arrow", ROWS))
     pq.write_table(pa.table({"n": list(range(1000))}), tmp_path / "b.csv")
-    with pytest.raises(DataError, match=r"b\.csv is a parquet file by its content, not csv"):
+    with pytest.raises(DataError, match=r"b\.csv .*parquet file, .*csv.*format: parquet"):
         scan(tmp_path / "b.csv")
     good = (tmp_path / "b.csv").read_bytes()
     with pytest.raises(DataError, match=r"c\.parquet is a damaged Parquet file"):
@@ -659,7 +659,7 @@ def test_paths_that_match_nothing(write: Write, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no files were given"):
         scan([])
     write("a.csv", ROWS)
-    with pytest.raises(DataError, match=r"a\.csv is named twice"):
+    with pytest.raises(DataError, match=r"a\.csv .*twice"):
         scan(["a.csv", "*.csv"], base_folder=tmp_path)
     with pytest.raises(DataError, match="expected a path, a glob, a folder or a URL, got 3"):
         scan([3])  # type: ignore[list-item]

@@ -1,4 +1,4 @@
-"""Data: sources, their order, the tiers that serve batches, and transforms on the device."""
+"""Data: sources, the order of their rows, caches, feeds of batches, and transforms on the device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Data", "Source", "arrays", "dataset", "digits", "images", "sequences", "table", "text"]
 
-_HOMES = {  # of the kinds that have much code of their own: it loads when the kind is first used
+_HOMES = {  # kinds of data whose modules load when the kind is first used
     "dataset": "flatout.data.sources.datasets.dataset",
     "images": "flatout.data.sources.photos.images",
     "sequences": "flatout.data.sources.texts.sequences",
@@ -31,7 +31,8 @@ _HOMES = {  # of the kinds that have much code of their own: it loads when the k
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'flatout.data' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = found = getattr(importlib.import_module(_HOMES[name]), name)
+    return found
 
 
 def __dir__() -> list[str]:

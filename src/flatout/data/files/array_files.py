@@ -16,8 +16,7 @@ from flatout.base.errors import DataError
 from flatout.data.files import npy
 from flatout.data.files.allowance import check_fits
 from flatout.data.files.damage import reading
-from flatout.data.files.places import LocalFile, open_regular, special_kind
-from flatout.data.files.unpacking import open_plain
+from flatout.data.files.places import LocalFile, open_plain, open_regular, special_kind
 
 Array = np.ndarray[Any, Any]
 Read = TypeVar("Read")

@@ -1,4 +1,4 @@
-"""What happens to samples that can't be read: the first one stops everything, or all are left out, counted and reported."""
+"""Samples that can't be read: the first one is an error, or all of them are left out, counted and reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EXAMPLES = 5
 
 
 class Bad:
-    """`on_bad` of one data set: tell it each bad sample once, from any thread."""
+    """The `on_bad` policy of one data set. Report each bad sample once, from any thread."""
 
     def __init__(self, policy: str = "error") -> None:
         if policy not in POLICIES:
@@ -28,14 +28,14 @@ class Bad:
     def found(self, where: str, why: str) -> None:
         """A bad sample at `where` (a file, a file and its row): raises under "error", counts under "skip"."""
         if self.policy == "error":
-            raise DataError(f"{where}: {why}. Mend or remove it, or leave such samples out with on_bad='skip'")
+            raise DataError(f"{where}: {why}. Fix or remove it, or leave bad samples out with on_bad='skip'")
         with self._lock:
             self._count += 1
             if len(self.examples) < _EXAMPLES:
                 self.examples.append(f"{where}: {why}")
 
     def summary(self) -> str | None:
-        """What was left out, with the first few by name; None when nothing was."""
+        """The number of samples left out, with the first few by name; None if there are none."""
         with self._lock:
             if not self._count:
                 return None

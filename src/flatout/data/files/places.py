@@ -1,10 +1,11 @@
-"""Where files are: paths, globs and folders of this machine, and whatever fsspec reaches by a URL (s3://, https://, memory://)."""
+"""Finds the files that paths, globs, folders and URLs name, and opens them."""
 
 from __future__ import annotations
 
 import errno
 import glob
 import hashlib
+import io
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -16,14 +17,18 @@ from flatout.base.errors import DataError
 Written = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _PIECES, _PIECE_BYTES = 16, 64 << 10
 TO_READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-"""To open what may turn out to be a pipe: without waiting for someone to write into it."""
+"""Non-blocking: opening a named pipe must not wait for a writer."""
+PACKED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd", ".lz4", ".zip")
+_PACKED_MARKS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
+_BUFFER_BYTES = 1 << 20
 _SPECIAL = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 class FilePlace(Protocol):
-    """One file. `name` is how it was written, for messages."""
+    """One file. `name` is the path as the user wrote it, for messages."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     @property
     def size(self) -> int: ...
@@ -32,14 +37,14 @@ class FilePlace(Protocol):
         """Its bytes, from the start."""
 
     def fingerprint(self) -> str:
-        """Another one whenever the content is another one, in hex; the folder it lies in does not matter."""
+        """A hash in hex that changes when the content changes. The folder of the file does not matter."""
 
     def local(self) -> Path | None:
-        """Where it is on this machine; None for a remote file."""
+        """The path on this machine; None for a remote file."""
 
 
 def located(written: Any, base_folder: Path) -> Any:
-    """Every path in it, from the folder of the recipe; an absolute one and a URL stay."""
+    """All relative paths in `written`, joined to the folder of the recipe. Absolute paths and URLs stay."""
     if isinstance(written, Mapping):
         return {name: located(path, base_folder) for name, path in written.items()}
     if isinstance(written, list):
@@ -55,8 +60,8 @@ def is_remote(path: str) -> bool:
 
 
 def open_regular(path: str | os.PathLike[str], buffering: int = -1) -> BinaryIO:
-    """A file to read from. OSError for a pipe, a socket or a device, to read from which may take forever."""
-    _check_regular(os.stat(path).st_mode, path)  # some devices act on being opened
+    """Opens a regular file to read. OSError for a pipe, a socket or a device: reading them may never end."""
+    _check_regular(os.stat(path).st_mode, path)  # before opening: opening a device can have effects
     handle = os.open(path, TO_READ)
     try:
         _check_regular(os.fstat(handle).st_mode, path)
@@ -67,7 +72,7 @@ def open_regular(path: str | os.PathLike[str], buffering: int = -1) -> BinaryIO:
 
 
 def special_kind(path: str | os.PathLike[str]) -> str | None:
-    """ "a named pipe", "a socket", "a device"; None for a file, a folder, and where nothing is."""
+    """ "a named pipe", "a socket" or "a device"; None for files, folders and missing paths."""
     try:
         return _SPECIAL.get(stat.S_IFMT(os.stat(path).st_mode))
     except (OSError, ValueError):
@@ -93,12 +98,12 @@ class LocalFile:
 
     def open(self) -> BinaryIO:
         try:
-            return open_regular(self._path)
+            return open_regular(self._path, _BUFFER_BYTES)
         except OSError as error:
             raise DataError(f"{self.name} can't be opened: {error.strerror}") from error
 
     def fingerprint(self) -> str:
-        """Size, time of the last change, and pieces spread evenly over the content: a small file whole."""
+        """A hash of the size, the time of the last change and the content: of a large file, of pieces spread evenly over it."""
         with self.open() as file:
             status = os.fstat(file.fileno())
             digest = hashlib.blake2b(f"{status.st_size} {status.st_mtime_ns}".encode(), digest_size=16)
@@ -114,41 +119,29 @@ class LocalFile:
         return self._path
 
 
-class RemoteFile:
-    """A file of an fsspec filesystem."""
+def open_plain(place: FilePlace, packed: bool = False) -> io.BufferedReader:
+    """The bytes of a file, decompressed if its content is compressed. Closing the stream closes the file.
 
-    def __init__(self, filesystem: Any, path: str, name: str) -> None:
-        self.name = name
-        self._filesystem = filesystem
-        self._path = path
+    With `packed`, a file that is not compressed is an error.
+    """
+    file = place.open()
+    try:
+        start = file.read(6)
+        file.seek(0)
+        is_packed = start.startswith(_PACKED_MARKS)
+        if packed and not is_packed:
+            raise DataError(f"{place.name} can't be read: its name says that it is compressed, its content is not")
+        if is_packed or place.local() is None:
+            from flatout.data.files.unpacking import unpacked
 
-    @property
-    def size(self) -> int:
-        return int(self._asked(self._filesystem.info)["size"] or 0)
-
-    def open(self) -> BinaryIO:
-        return cast(BinaryIO, self._asked(self._filesystem.open, "rb"))
-
-    def fingerprint(self) -> str:
-        """What the store says of the content without sending it (its tag, its size, its time), and how it starts."""
-        info = self._asked(self._filesystem.info)
-        told = [
-            (key, str(info[key]))
-            for key in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "created", "size")
-            if key in info
-        ]
-        with self.open() as file:
-            start = file.read(_PIECE_BYTES)
-        return hashlib.blake2b(repr(told).encode() + start, digest_size=16).hexdigest()
-
-    def local(self) -> None:
-        return None
-
-    def _asked(self, question: Any, *more: Any) -> Any:
-        try:
-            return question(self._path, *more)
-        except Exception as error:  # each store has errors of its own
-            raise DataError(f"{self.name} can't be read: {type(error).__name__}: {error}") from error
+            return unpacked(file, start, place.name)
+        return cast(io.BufferedReader, file)
+    except OSError as error:
+        file.close()
+        raise DataError(f"{place.name} can't be read: {error}") from error
+    except BaseException:
+        file.close()
+        raise
 
 
 def find(
@@ -157,9 +150,10 @@ def find(
     what: str = "table",
     suffixes: Sequence[str] = (),
 ) -> list[FilePlace]:
-    """Every file meant, in order: those of one glob or folder sorted by name. DataError names what matches nothing.
+    """All files that `paths` name, in order; the files of a glob or a folder are sorted by name.
 
-    Relative paths start at `base_folder`. Of a folder, all files below it that end in one of `suffixes` are meant.
+    Relative paths start at `base_folder`. A folder stands for all files below it that end in one of `suffixes`.
+    DataError names the path that matches no file.
     """
     written = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not written:
@@ -174,7 +168,7 @@ def find(
         path = place.local()
         identity = place.name if path is None else str(path.resolve())
         if identity in seen:
-            raise DataError(f"{what}: {place.name} is named twice; its rows would count double")
+            raise DataError(f"{what}: {place.name} is given twice: its rows would count double")
         seen.add(identity)
     return places
 
@@ -183,18 +177,22 @@ def _at(name: str, base: Path, what: str, suffixes: tuple[str, ...]) -> list[Fil
     if name.startswith("file://"):
         name = name.removeprefix("file://")
     if "://" in name:
-        return _remote(name, what, suffixes)
+        from flatout.data.files.remote import remote_files
+
+        return [*remote_files(name, what, lambda parts: is_data_file(parts, suffixes), _listed(suffixes))]
     path = base / Path(name).expanduser()
     if os.path.isfile(path):
         return [LocalFile(path, name)]
     if os.path.isdir(path):
         inside = [Path(folder) / file for folder, _, files in os.walk(path) for file in files]
         inside = [file for file in inside if os.path.isfile(file)]
-        found = [(file, file.relative_to(path)) for file in sorted(inside) if _meant(file.relative_to(path).parts, suffixes)]
+        found = [
+            (file, file.relative_to(path)) for file in sorted(inside) if is_data_file(file.relative_to(path).parts, suffixes)
+        ]
         if not found:
             raise DataError(f"{what}: the folder {name} has no file that ends in {_listed(suffixes)}")
         return [LocalFile(file, str(Path(name) / below)) for file, below in found]
-    # Only what was written is a pattern: the base folder may have brackets in its name.
+    # The base folder is no pattern: its name may have brackets.
     matches = sorted(glob.glob(name if path == Path(name) else str(Path(name).expanduser()), root_dir=base, recursive=True))
     files = [match for match in matches if os.path.isfile(base / match)]
     if not files:
@@ -207,33 +205,8 @@ def _at(name: str, base: Path, what: str, suffixes: tuple[str, ...]) -> list[Fil
     return [LocalFile(base / match, match) for match in files]
 
 
-def _remote(url: str, what: str, suffixes: tuple[str, ...]) -> list[FilePlace]:
-    from fsspec.core import url_to_fs
-
-    try:
-        filesystem, path = url_to_fs(url)
-        if glob.has_magic(path) and "http" not in url.split("://")[0]:
-            found = [str(match) for match in sorted(filesystem.glob(path)) if not filesystem.isdir(match)]
-            complaint = "matches no file"
-        elif filesystem.isfile(path):
-            found, complaint = [path], ""
-        else:
-            below = [str(file) for file in sorted(filesystem.find(path))] if filesystem.isdir(path) else []
-            found = [file for file in below if _meant(Path(file[len(path) :].lstrip("/")).parts, suffixes)]
-            complaint = f"has no file that ends in {_listed(suffixes)}" if below else "does not exist"
-    except ImportError as error:
-        raise DataError(f"{what}: {url} needs a library that is not installed: {error}") from error
-    except ValueError as error:
-        raise DataError(f"{what}: {url} can't be reached: {error}") from error
-    except Exception as error:  # each store has errors of its own: no credentials, no network, no such bucket
-        raise DataError(f"{what}: {url} can't be reached: {type(error).__name__}: {error}") from error
-    if not found:
-        raise DataError(f"{what}: {url} {complaint}")
-    return [RemoteFile(filesystem, file, str(filesystem.unstrip_protocol(file))) for file in found]
-
-
-def _meant(parts: tuple[str, ...], suffixes: tuple[str, ...]) -> bool:
-    """Not what tools leave beside data: .DS_Store, _SUCCESS."""
+def is_data_file(parts: tuple[str, ...], suffixes: tuple[str, ...]) -> bool:
+    """Whether a file below a folder is data: hidden files and marks of tools (.DS_Store, _SUCCESS) are not."""
     hidden = any(part.startswith((".", "_")) for part in parts)
     return not hidden and (not suffixes or parts[-1].lower().endswith(suffixes))
 

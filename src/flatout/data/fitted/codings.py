@@ -1,6 +1,6 @@
-"""How the columns of a table become numbers on the host: text, dates and numbers to float32 and ids.
+"""How the columns and the label of a table are encoded on the host: text, dates and numbers to float32 and ids.
 
-Plain data with an exact JSON form. Values come from lists and arrays (`PlainValues`, NumPy alone), or from Arrow batches.
+Plain data with an exact JSON form. Values come from lists and arrays (`PlainValues`, NumPy only) or from Arrow batches.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from flatout.data.fitted.values import Array, Values
 from flatout.data.order.split import hash_strings
 
 HASH_SEED = 0  # saved models depend on it
+MISSING, UNKNOWN = -1, -2  # ids of labels
 LARGEST = float(np.finfo(np.float32).max)
 _TILE_ROWS = 2048
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number as it is, less `shift` where float32 would be too coarse for its size."""
+    """A number, minus `shift` if float32 is too coarse for it."""
 
     name: str
     shift: float = 0.0
@@ -39,7 +40,7 @@ class Number:
             narrow = (numbers - self.shift if self.shift else numbers).astype(np.float32)
         infinite = np.isinf(narrow)
         if infinite.any():
-            narrow[infinite] = np.nan  # nothing infinite gets to a model
+            narrow[infinite] = np.nan  # a model never gets infinite values
         return [narrow]
 
 
@@ -60,7 +61,7 @@ class Date:
 
 @dataclass(frozen=True)
 class Category:
-    """Ids from 1 for the categories known, in their order, or for hash buckets; 0 is unknown. None is the missing value."""
+    """Ids from 1 for the known categories, in order, or for hash buckets; 0 is unknown. None is the missing value."""
 
     name: str
     categories: tuple[str | None, ...] = ()
@@ -94,7 +95,7 @@ class Category:
 
 @dataclass(frozen=True)
 class TargetEncoding:
-    """A category as the mean of the target over its training rows: `means` has a row for each id."""
+    """A category as the mean of the target over its training rows; `means` has one row for each id."""
 
     name: str
     category: Category
@@ -115,19 +116,19 @@ Coding = Number | Date | Category | TargetEncoding
 
 @dataclass(frozen=True)
 class FoldMeans:
-    """For training rows alone: of each target-encoded column the means over the rows of other folds, [ids, folds, outputs]."""
+    """For training rows only: the means of each target-encoded column over the rows of other folds, [ids, folds, outputs]."""
 
     tables: Mapping[str, Array]
     folds: Mapping[str, Array] = field(default_factory=dict)
 
     def of(self, folds: Mapping[str, Array]) -> FoldMeans:
-        """The same, for rows that are in these folds."""
+        """The same means, for rows in these folds."""
         return FoldMeans(self.tables, folds)
 
 
 @dataclass(frozen=True)
 class Codings:
-    """Raw columns -> `numeric` float32 [rows, n], NaN where missing, and `ids` int32 [rows, m]; none where it has no column."""
+    """Raw columns -> `numeric` float32 [rows, n], NaN where missing, and `ids` int32 [rows, m]; one of them may be absent."""
 
     columns: tuple[Coding, ...]
 
@@ -140,7 +141,7 @@ class Codings:
         return tuple(coding.name for coding in self.columns if isinstance(coding, Category))
 
     def encode(self, values: Values, unseen: Counter[str] | None = None, others: FoldMeans | None = None) -> dict[str, Array]:
-        """`unseen` counts, by column, the values that training did not know; `others` is for training rows."""
+        """`unseen` counts the values that are unknown from training, by column; `others` is for training rows."""
         numeric: list[Array] = []
         ids: list[Array] = []
         for coding in self.columns:
@@ -169,8 +170,47 @@ class Codings:
         return cls(tuple(_coding(column) for column in written["columns"]))
 
 
+@dataclass(frozen=True)
+class Label:
+    """The label of a table. `classes` are names in the order of their ids; None for a number, which has a `mean` and a
+    `deviation` over the training rows."""
+
+    name: str
+    classes: tuple[str, ...] | None
+    mean: float | None = None
+    deviation: float | None = None
+
+    @property
+    def class_count(self) -> int | None:
+        return None if self.classes is None else len(self.classes)
+
+    @property
+    def scale(self) -> tuple[float, float] | None:
+        return None if self.mean is None or self.deviation is None else (self.mean, self.deviation)
+
+    def encode(self, values: Values) -> Array:
+        """int64 class ids, or MISSING or UNKNOWN; for a number float32, NaN where missing."""
+        if self.classes is None:
+            return values.numbers(self.name).astype(np.float32)
+        codes, texts = values.texts(self.name)
+        ids = [MISSING if text is None else self._ids.get(text, UNKNOWN) for text in texts]
+        return np.array(ids, dtype=np.int64)[codes]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, written: Mapping[str, Any]) -> Label:
+        classes = None if written["classes"] is None else tuple(written["classes"])
+        return cls(written["name"], classes, written.get("mean"), written.get("deviation"))
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.classes or ())}
+
+
 def bucket_of(texts: list[str | None], buckets: int) -> Array:
-    """int32 from 1: the hash of each text, 0 for the missing value."""
+    """int32: the hash bucket of each text, from 1; 0 for the missing value."""
     hashed = hash_strings(texts, HASH_SEED) % np.uint64(buckets)
     present = np.array([text is not None for text in texts], dtype=np.bool_)
     return np.where(present, hashed.astype(np.int64) + 1, 0).astype(np.int32)
@@ -197,7 +237,7 @@ def _category(written: Mapping[str, Any]) -> Category:
 
 def _side_by_side(columns: list[Array], rows: int, dtype: type) -> Array:
     table: Array = np.empty((rows, len(columns)), dtype=dtype)
-    for start in range(0, rows, _TILE_ROWS):  # a tile stays in the cache while its columns are filled in
+    for start in range(0, rows, _TILE_ROWS):  # a tile stays in the CPU cache while its columns are filled
         tile = table[start : start + _TILE_ROWS]
         for place, column in enumerate(columns):
             tile[:, place] = column[start : start + _TILE_ROWS]

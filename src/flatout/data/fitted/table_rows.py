@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from flatout.base.errors import DataError, did_you_mean
-from flatout.data.fitted.codings import LARGEST, Category, Coding, Codings, Date, Number, TargetEncoding
+from flatout.data.fitted.codings import LARGEST, Category, Coding, Codings, Date, Label, Number, TargetEncoding
 from flatout.data.fitted.host import RawInput
-from flatout.data.fitted.label import Label
 from flatout.data.fitted.values import Array, PlainValues
 from flatout.data.source import Batch
 

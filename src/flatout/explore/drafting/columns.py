@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from flatout.base.units import show_count
-from flatout.data.sources.tables.cells import LEAD, NO_NUMBER, converted, inferred
+from flatout.data.sources.tables.csv import LEAD, NUMBER, converted, inferred
+from flatout.data.sources.tables.dialect import NO_NUMBER
 
-_NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 _MARKS = ("?", "(null)", "\\N", "<NA>", "#N/A", "NaN", "nan")  # missing in a column of text too
 _USUAL = {
     *(mark.lower() for mark in (*_MARKS, *NO_NUMBER)), "", "-", "--", "---", ".", "..", "*", "x", "na", "n.a.", "nil", "none",
@@ -101,7 +101,7 @@ def missing_marks(cells: Any) -> list[str]:
     if not len(values):
         return []
     known = pc.is_in(pc.utf8_trim_whitespace(values), value_set=pa.array([*NO_NUMBER, ""]))
-    is_number = pc.match_substring_regex(values, _NUMBER).to_numpy(zero_copy_only=False)
+    is_number = pc.match_substring_regex(pc.utf8_trim_whitespace(values), NUMBER).to_numpy(zero_copy_only=False)
     others = [str(v).strip() for v in values.filter(pc.and_not(pa.array(~is_number), known)).to_pylist()]
     if counts[is_number].sum() > 0.5 * counts.sum():
         marks = sorted(set(others))

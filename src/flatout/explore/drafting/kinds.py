@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import glob
 import os
 import re
@@ -15,17 +14,17 @@ from flatout.base.errors import UsageError
 from flatout.data.decoding.headers import SUFFIXES as IMAGES
 from flatout.data.decoding.headers import image_kind
 from flatout.data.files.array_files import file_format
-from flatout.data.files.places import LocalFile
-from flatout.data.files.unpacking import SUFFIXES as PACKED
-from flatout.data.files.unpacking import open_plain
+from flatout.data.files.places import PACKED_SUFFIXES, LocalFile, open_plain
+from flatout.data.sources.tables.dialect import has_columns
+from flatout.data.sources.tables.scan import FORMATS
 
 KNOWN = (
     "a table (.csv, .tsv, .parquet, .arrow, .jsonl), a folder with a folder of images for each class, a list of images "
     "(.csv with path and label), text (.txt, .md, ...), tokens (.bin) or arrays (.npz, .npy, idx)"
 )
 _BY_NAME = {
-    "table": (".csv", ".tsv", ".tab", ".data", ".parquet", ".pq", ".parq", ".arrow", ".feather", ".ipc", ".arrows"),
-    "lines": (".jsonl", ".ndjson", ".json"),
+    "table": tuple(suffix for suffix, kind in FORMATS.items() if kind != "jsonl" and suffix != ".txt"),
+    "lines": tuple(suffix for suffix, kind in FORMATS.items() if kind == "jsonl"),
     "text": (".md", ".rst", ".text", ".py", ".tex", ".html"),
     "tokens": (".bin",),
     "image": IMAGES,
@@ -114,7 +113,7 @@ def _folder(typed: str, folder: Path) -> list[Given]:
     if kind == "text":
         suffix = Counter(_unpacked(file.name.lower())[1] for file in mine).most_common(1)[0][0]
         mine = [file for file in mine if _unpacked(file.name.lower())[1] == suffix]
-        ending = "".join(mine[0].suffixes[-2:]) if mine[0].suffix.lower() in PACKED else mine[0].suffix
+        ending = "".join(mine[0].suffixes[-2:]) if mine[0].suffix.lower() in PACKED_SUFFIXES else mine[0].suffix
         return _together(str(Path(typed) / "**" / f"*{ending}"), kind, mine)
     return _together(typed, kind, mine)
 
@@ -147,7 +146,7 @@ def _by_name(name: str) -> str | None:
 
 
 def _unpacked(name: str) -> tuple[str, str]:
-    for packed in PACKED:
+    for packed in PACKED_SUFFIXES:
         name = name.removesuffix(packed)
     return name, Path(name).suffix
 
@@ -165,19 +164,7 @@ def _by_content(path: Path, kind: str | None) -> str:
         raise UsageError(f"{path} is of no kind that is known; expected {KNOWN}")
     if kind is None and head.lstrip().startswith(b"{"):
         return "lines"
-    return "table" if _in_columns(head.decode("utf-8", "replace")) else "text"
-
-
-def _in_columns(text: str) -> bool:
-    """Whether nearly all of its first lines are cut into the same number of cells, three or more."""
-    lines = text.splitlines()[:_HEAD_LINES]
-    lines = lines[:-1] if 2 < len(lines) < _HEAD_LINES else lines  # the last one may be half a line
-    for delimiter in ",;\t|":
-        widths = [len(record) for record in csv.reader(lines, delimiter=delimiter) if record]
-        width, count = Counter(widths).most_common(1)[0] if widths else (0, 0)
-        if len(lines) >= 2 and width >= 3 and count >= len(widths) - len(widths) // 20 - 1:
-            return True
-    return False
+    return "table" if has_columns(head.decode("utf-8", "replace"), _HEAD_LINES) else "text"
 
 
 def _a(kind: str) -> str:

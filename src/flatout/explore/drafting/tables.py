@@ -41,7 +41,7 @@ def draft_table(found: Sequence[Given], asked: str | None, folder: Path, known: 
     size = for_table(sample.rows, round(sample.rows * (1 - share)))
     entries = [
         DraftLine("table", _written(training, folder), "a file, a glob, a folder, or a list of them"),
-        *(DraftLine(name, value, sample.seen.get(name, "")) for name, value in sample.options.items()),
+        *(DraftLine(name, value, sample.reasons.get(name, "")) for name, value in sample.options.items()),
         DraftLine("label", label.name, label_words(label, target) + _first_rows(sample)),
     ]
     if target != "class" or label.kind in ("whole", "number"):
@@ -95,12 +95,12 @@ def _held_out(
             aside[given.name] = f"it has no column {label.name!r}"
             continue
         if "comment" in other.options:
-            sample.options["comment"], sample.seen["comment"] = other.options["comment"], other.seen["comment"]
+            sample.options["comment"], sample.reasons["comment"] = other.options["comment"], other.reasons["comment"]
         if target == "class":
             known = {value for value, _ in label.counts}
             strange = {value for value, _ in other.columns[label.name].counts} - known
             if strange and {value.rstrip(".") for value in strange} <= known:
-                sample.options["strip"], sample.seen["strip"] = " .", f"labels of {given.name} end in a dot"
+                sample.options["strip"], sample.reasons["strip"] = " .", f"labels of {given.name} end in a dot"
             elif strange:
                 aside[given.name] = f"it has the label {min(strange)!r}, which no training row has"
                 continue
@@ -151,7 +151,7 @@ def _facts(
         ("label", f"{label.name}, {label_words(label, target)}{_first_rows(sample)}"),
         ("inputs", what + (f"; {missing:.1%} of their values are missing{marks}" if missing else "; no value is missing")),
     ]
-    files = [words.partition(":")[0] for name, words in sample.seen.items() if name not in ("na", "strip")]
+    files = [words.partition(":")[0] for name, words in sample.reasons.items() if name not in ("na", "strip")]
     facts += [("files", "; ".join(files))] if files else []
     facts += [("left out", "; ".join(f"{name}, {why}" for name, why in left_out.items()))] if left_out else []
     facts += [("look at", f"{', '.join(tellers)}: tells the label by itself")] if tellers else []

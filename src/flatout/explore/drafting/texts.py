@@ -9,8 +9,7 @@ import numpy as np
 
 from flatout.base.errors import DataError, UsageError
 from flatout.base.units import show_count
-from flatout.data.files.places import LocalFile
-from flatout.data.files.unpacking import open_plain
+from flatout.data.files.places import LocalFile, open_plain
 from flatout.data.sources.texts.tokens import read_sidecar
 from flatout.explore.drafting.draft import Draft
 from flatout.explore.drafting.kinds import Given, relative, split_by_name

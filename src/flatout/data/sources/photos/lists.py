@@ -11,8 +11,8 @@ from typing import Any
 from flatout.base.errors import DataError, did_you_mean
 from flatout.data.files.allowance import Allowance
 from flatout.data.files.damage import reading
-from flatout.data.files.places import LocalFile
-from flatout.data.files.unpacking import LineGuard, open_plain
+from flatout.data.files.lines import LineGuard
+from flatout.data.files.places import LocalFile, open_plain
 from flatout.data.sources.tables.columnar import ParquetPart
 
 LISTS = (".csv", ".tsv", ".parquet")

@@ -1,7 +1,8 @@
-"""Raw values of an Arrow record batch: what `values.py` does, without a Python object a row."""
+"""Record batches of a table: their values as NumPy arrays, and the places of their rows in the file."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from flatout.data.fitted.values import Array, Texts, not_a_date, parse_instants,
 
 
 class ArrowValues:
+    """The `Values` of a record batch, equal to those of `PlainValues`, without a Python object for each row."""
+
     def __init__(self, batch: Any) -> None:
         self._batch = batch
         self.rows: int = batch.num_rows
@@ -22,7 +25,7 @@ class ArrowValues:
         if pa.types.is_null(column.type):
             return np.full(self.rows, np.nan)
         if not is_number(column.type) and not pa.types.is_boolean(column.type):
-            raise DataError(f"column {name!r} was numbers in training and is {column.type} here")
+            raise DataError(f"column {name!r} was numeric in training and is {column.type} here")
         if column.null_count:
             if pa.types.is_boolean(column.type):
                 column = column.cast(pa.uint8())
@@ -49,7 +52,7 @@ class ArrowValues:
         elif is_date(kind):
             column = _microseconds(column).cast(pa.int64())
         else:
-            raise DataError(f"column {name!r} was dates in training and is {kind} here")
+            raise DataError(f"column {name!r} held dates in training and is {kind} here")
         missing = np.asarray(column.is_null().to_numpy(zero_copy_only=False))
         return np.asarray(column.fill_null(0).to_numpy(zero_copy_only=False)), missing
 
@@ -60,9 +63,13 @@ class ArrowValues:
         if pa.types.is_null(column.type):
             return np.zeros(self.rows, dtype=np.int64), [None]
         if is_nested(column.type):
-            raise DataError(f"column {name!r} is {column.type}: one value a row is needed; leave it out with drop")
+            raise DataError(
+                f"column {name!r} is {column.type}, and a table needs one value a row: leave the column out with drop"
+            )
         encoded = (_microseconds(column) if pa.types.is_timestamp(column.type) else column).dictionary_encode()
-        texts = [to_text(value, name) for value in encoded.dictionary.to_pylist()]
+        texts = encoded.dictionary.to_pylist()
+        if not pa.types.is_string(column.type):
+            texts = [to_text(value, name) for value in texts]
         codes = np.asarray(encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)).astype(np.int64)
         return codes, [*texts, None]
 
@@ -74,6 +81,34 @@ class ArrowValues:
             raise DataError(f"no column {name!r}, which the model was trained with; {did_you_mean(name, names)}")
         column = self._batch.column(names.index(name))
         return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+class Where:
+    """The places of the rows of one batch in `file`, for messages: numbers from `first` on, or those in `rows`, from 0.
+
+    `line` gives the line of a row in a text file; without it, messages count rows from 1.
+    """
+
+    def __init__(self, file: str, first: int = 0, rows: Any = None, line: Callable[[int], int] | None = None) -> None:
+        self.file = file
+        self._first = first
+        self._rows = rows
+        self._line = line
+
+    def of(self, i: int) -> str:
+        """The place of row `i` of the batch: "clicks/part-3.csv, line 17"."""
+        row = self._first + i if self._rows is None else int(self._rows[i])
+        return f"{self.file}, row {row + 1}" if self._line is None else f"{self.file}, line {self._line(row)}"
+
+    def part(self, start: int, stop: int) -> Where:
+        """The places of rows `start` to `stop`."""
+        rows = None if self._rows is None else self._rows[start:stop]
+        return Where(self.file, self._first + start, rows, self._line)
+
+    def only(self, kept: np.ndarray[Any, Any]) -> Where:
+        """The places of the rows that a bool mask keeps."""
+        rows = np.arange(self._first, self._first + len(kept)) if self._rows is None else np.asarray(self._rows)
+        return Where(self.file, 0, rows[kept], self._line)
 
 
 def is_number(kind: Any) -> bool:
@@ -95,7 +130,7 @@ def is_nested(kind: Any) -> bool:
 
 
 def _microseconds(column: Any) -> Any:
-    """Without a zone: what is stored of a time with a zone is in UTC already."""
+    """Without a time zone: a time with a zone is stored in UTC."""
     import pyarrow as pa
 
     zone = getattr(column.type, "tz", None)

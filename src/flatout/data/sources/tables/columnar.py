@@ -13,8 +13,9 @@ from flatout.base.errors import DataError, FlatoutError
 from flatout.data.files.allowance import within_memory
 from flatout.data.files.damage import in_words
 from flatout.data.files.places import FilePlace
+from flatout.data.sources.tables.arrow import Where
 from flatout.data.sources.tables.ipc_sizes import check_batches_fit
-from flatout.data.sources.tables.schema import Types, Where, check_distinct, plain
+from flatout.data.sources.tables.schema import Types, check_distinct, plain
 from flatout.data.sources.tables.validity import checked
 
 _BATCH_BYTES = 512 << 20

@@ -1,4 +1,9 @@
-"""CSV files. Every cell is read as text first, so that what does not fit can be named by file, line and column."""
+"""CSV files: Arrow reads every cell as text, then each column gets a type. So a message can name the file, line and column.
+
+The first rows of a table decide the type of a column: whole numbers, numbers, true and false, dates, or text. Later rows can
+only widen it: whole numbers to numbers with fractions, dates to times. A cell that does not fit is bad: numbers never become
+text.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ import io
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,31 +21,42 @@ import numpy as np
 from flatout.base.errors import DataError
 from flatout.data.files.bad import Bad
 from flatout.data.files.places import FilePlace
-from flatout.data.sources.tables.cells import converted, fitting, with_commas
-from flatout.data.sources.tables.dialect import CsvHeader, CsvOptions, Lines
-from flatout.data.sources.tables.schema import Types, Where, check_distinct, told
-from flatout.data.sources.tables.utf8 import not_utf8, utf8
+from flatout.data.sources.tables.arrow import Where
+from flatout.data.sources.tables.csv_faults import CsvFaults, comma_numbers, misfit, ragged_row, unreadable_csv
+from flatout.data.sources.tables.dialect import NO_NUMBER, CsvHeader, CsvOptions, open_utf8
+from flatout.data.sources.tables.schema import Types
+from flatout.data.sources.tables.utf8 import not_utf8
 
 _BLOCK_BYTES = 8 << 20
 _DECIMAL_COMMA = r"^(\s*[+-]?\d*),(\d+([eE][+-]?\d+)?\s*)$"
+LEAD = 65536
+"""So many cells, the first that aren't missing, decide the type of a column."""
+NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+_FEW = 0.1  # of the lead: fewer cells of text than this among numbers are mistakes
+_PROBE = 64
+_WITH_COMMA = r"^[+-]?(\d+,\d+|\d{1,3}(,\d{3})+(\.\d+)?)$"
+_DATE = r"^\d{4}-\d{2}-\d{2}([ T].*)?$"
+_HEX = r"^\s*[+-]?0[xX]"
 
 
 class CsvPart:
-    """One CSV file. `survey` reads it through once: what its columns hold, how many rows it has, which of them are bad."""
+    """One CSV file. `survey` reads it once, to find the types of its columns, its number of rows, and its bad rows."""
 
     def __init__(self, place: FilePlace, options: CsvOptions, bad: Bad) -> None:
         self.name = place.name
         self.rows: int | None = None
         self._place, self._options, self._bad = place, options, bad
         self._head = CsvHeader.read(place, options)
-        check_distinct(self._head.names, self.name)
         self.types: Types = dict.fromkeys(self._head.names)
-        self._lines = Lines(place, options, self._head)
         self._told = 0
-        self._suspects: set[str] = set()  # columns with bad cells, which drop their rows whichever columns are read
+        self._suspects: set[str] = set()  # columns with bad cells: their rows are left out whichever columns are read
+
+    @cached_property
+    def _faults(self) -> CsvFaults:
+        return CsvFaults(self._place, self._options, self._head)
 
     def survey(self, types: Types) -> Types:
-        """The types of these columns, wide enough for this file too. Bad rows are told to `bad`."""
+        """These types, widened where this file needs it. Bad rows are reported to `bad`."""
         import pyarrow as pa
 
         types = dict(types)
@@ -55,7 +72,7 @@ class CsvPart:
                 if bad is not None:
                     self._suspects.add(name)
                     for row in np.flatnonzero(bad & kept):
-                        self._bad.found(where.of(int(row)), _misfit(name, types[name], cells[int(row)].as_py()))
+                        self._bad.found(where.of(int(row)), misfit(name, types[name], cells[int(row)].as_py()))
                     kept &= ~bad
             rows += int(kept.sum())
         self.rows = rows
@@ -80,7 +97,7 @@ class CsvPart:
             for start in range(0, values.num_rows, rows_at_once):
                 yield values.slice(start, rows_at_once), where.part(start, start + rows_at_once)
         if rows != self.rows:
-            raise DataError(f"{self.name} had {self.rows} rows at first and now has {rows}: it was changed meanwhile")
+            raise DataError(f"{self.name} had {self.rows} rows at first and now has {rows}: it was changed while it was read")
 
     def blocks(self) -> tuple[int, ...] | None:
         return None if self.rows is None else (self.rows,)
@@ -89,7 +106,7 @@ class CsvPart:
         return hashlib.blake2b(repr((self._place.fingerprint(), asdict(self._options))).encode(), digest_size=16).hexdigest()
 
     def _texts(self, columns: Sequence[str], tell: bool) -> Iterator[tuple[Any, Where]]:
-        """Batches of cells as strings, null where missing. Ragged rows are left out, and told to `bad` if `tell`."""
+        """Batches of cells as strings, null where missing. Rows of another length are left out, and reported if `tell`."""
         import pyarrow as pa
         from pyarrow import csv as arrow_csv
 
@@ -99,7 +116,7 @@ class CsvPart:
             ragged.append(row)
             return "skip"
 
-        with utf8(self._place, self._options.encoding) as stream:
+        with open_utf8(self._place, self._options.encoding) as stream:
             stream.read(self._head.bytes)
             read = arrow_csv.ReadOptions(column_names=self._head.names, block_size=_BLOCK_BYTES, use_threads=False)
             parse = arrow_csv.ParseOptions(
@@ -119,42 +136,32 @@ class CsvPart:
                     row = 0
                     for batch in reader:
                         rows, row = _numbered(batch.num_rows, row, ragged)
-                        if tell:
+                        if tell and ragged:
                             self._tell_ragged(ragged, row)
-                        yield self._tidied(batch), Where(self.name, 0, rows, self._lines.of)
-                if tell:
-                    self._check_quotes(watched.quotes)
+                        yield self._tidied(batch), Where(self.name, 0, rows, self._line_of)
+                if tell and watched.quotes % 2:
+                    self._faults.check_quotes()
+                if tell and ragged:
                     self._tell_ragged(ragged, None)
             except pa.ArrowException as error:
-                raise DataError(self._cause(str(error))) from error
+                raise DataError(unreadable_csv(self._place, str(error), _BLOCK_BYTES)) from error
+
+    def _line_of(self, row: int) -> int:
+        return self._faults.line_of(row)
 
     def _tell_ragged(self, ragged: list[Any], before: int | None) -> None:
-        """Once each, in order."""
+        """Reports the rows of another length up to `before`, each once, in order."""
         while len(ragged) > self._told and (before is None or ragged[self._told].number <= before):
             row = ragged[self._told]
             self._told += 1
-            self._bad.found(
-                f"{self.name}, line {self._lines.of(row.number - 1)}",
-                f"expected {row.expected_columns} values, got {row.actual_columns}: {_shortened(row.text)}",
-            )
-
-    def _check_quotes(self, quotes: int) -> None:
-        """A quote that is never closed takes in the rest of the file, which must not pass for one bad row."""
-        line = self._lines.of_open_quote() if quotes % 2 else None
-        if line is not None:
-            raise DataError(
-                f"{self.name}, line {line}: a quote is opened and never closed, so the rest of the file is one value"
-            )
+            self._bad.found(f"{self.name}, line {self._line_of(row.number - 1)}", ragged_row(row))
 
     def _check_commas(self, name: str, kind: Any, cells: Any) -> None:
         import pyarrow as pa
 
         example = with_commas(cells) if pa.types.is_string(kind) else None
         if example is not None:
-            raise DataError(
-                f"{self.name}: column {name!r} holds numbers with commas, such as {example!r}: set decimal: ',' if that is the "
-                "decimal point, write them without if it parts thousands, or declare the column under categorical to keep it so"
-            )
+            raise DataError(f"{self.name}: {comma_numbers(name, example)}")
 
     def _tidied(self, batch: Any) -> Any:
         import pyarrow as pa
@@ -169,19 +176,11 @@ class CsvPart:
             columns = [pc.replace_substring_regex(column, _DECIMAL_COMMA, r"\1.\2") for column in columns]
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
-    def _cause(self, error: str) -> str:
-        if "UTF8" in error:
-            return not_utf8(self._place)
-        if "straddl" in error:
-            size = f"{_BLOCK_BYTES >> 20} MB"
-            return f"{self.name}: a row goes on for more than {size}: some quote is opened and never closed, or it has no lines"
-        return f"{self.name} can't be read as CSV: {error}"
-
 
 class _Watched:
-    """A stream for Arrow to read from, and how many quotes came by. What is not UTF-8 does not get through.
+    """A stream that Arrow reads from. It counts quotes, and refuses bytes that are not UTF-8.
 
-    Arrow looks at the text of the columns that are read; of a row that it leaves out, it fails to tell in mid-parse.
+    Arrow checks only the columns that it reads, and fails without naming the byte in a row that it leaves out.
     """
 
     closed = False
@@ -192,7 +191,10 @@ class _Watched:
         self.quotes = 0
 
     def read(self, size: int = -1) -> bytes:
-        content = self._stream.read(size)
+        try:
+            content = self._stream.read(size)
+        except OSError as error:
+            raise DataError(f"{self._place.name} can't be read to its end: {error}") from error
         self.quotes += content.count(b'"')
         if not content.isascii() or self._decoder.getstate()[0]:
             try:
@@ -202,11 +204,11 @@ class _Watched:
         return content
 
     def close(self) -> None:
-        """The stream is closed by whoever opened it."""
+        """The caller closes the stream."""
 
 
 def _numbered(count: int, start: int, ragged: Sequence[Any]) -> tuple[Any, int]:
-    """Which rows of the file the next `count` good ones are, from `start` on, and where the ones after them start."""
+    """The row numbers of the next `count` good rows from `start` on, and the number of the row after them."""
     numbers = [row.number - 1 for row in ragged[bisect_left(ragged, start, key=lambda row: row.number - 1) :]]
     stop = start + count
     inside = 0
@@ -216,12 +218,132 @@ def _numbered(count: int, start: int, ragged: Sequence[Any]) -> tuple[Any, int]:
     return (np.delete(rows, np.array(numbers[:inside], np.int64) - start) if inside else rows), stop
 
 
-def _misfit(name: str, kind: Any, cell: str) -> str:
-    return (
-        f"column {name!r} is {told(kind)}, and here it is {_shortened(cell)}: "
-        "if the column is text, declare it under categorical; if this means a missing value, list it under na"
-    )
+# ---- types of cells ----
 
 
-def _shortened(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:57] + "...")
+def _families() -> tuple[tuple[Any, ...], ...]:
+    """Types from narrow to wide: a cell that fits a type fits those after it in the same family."""
+    import pyarrow as pa
+
+    moments = [tuple(pa.timestamp(unit, zone) for unit in ("s", "us", "ns")) for zone in (None, "UTC")]
+    return (pa.int64(), pa.float64()), (pa.bool_(),), (pa.date32(), *moments[0]), moments[1]
+
+
+def inferred(cells: Any) -> Any:
+    """The type of a column by its first cells (a string array, null where missing); null if all are missing."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    words = pc.unique(cells)
+    if _without_marks(words).null_count == len(words):
+        return pa.null()
+    kind = _narrowest(words)
+    if kind is not None:
+        return kind
+    tidy = _without_marks(cells)
+    for pattern in (NUMBER, _DATE):
+        fits = pc.fill_null(pc.match_substring_regex(tidy, pattern), False)
+        alike = pc.sum(fits).as_py() or 0
+        if alike and alike >= (1 - _FEW) * (len(tidy) - tidy.null_count):
+            return _narrowest(pc.unique(tidy.filter(fits))) or pa.string()
+    return pa.string()
+
+
+def with_commas(cells: Any) -> str | None:
+    """One of the cells, if nearly all are numbers with commas: decimal points in one country, thousands in another."""
+    import pyarrow.compute as pc
+
+    words = cells.drop_null().slice(0, LEAD)
+    fits = pc.match_substring_regex(words, _WITH_COMMA)
+    whole = pc.match_substring_regex(words, NUMBER)
+    alike = pc.sum(fits).as_py() or 0
+    mostly = alike and alike + (pc.sum(whole).as_py() or 0) >= (1 - _FEW) * len(words)
+    return str(words.filter(fits)[0].as_py()) if mostly else None
+
+
+def fitting(cells: Any, kind: Any) -> Any:
+    """The narrowest type of the family of `kind`, from `kind` on, that fits all cells which fit the family."""
+    import pyarrow as pa
+
+    if pa.types.is_null(kind):
+        kind = inferred(cells.drop_null().slice(0, LEAD))
+    if pa.types.is_null(kind) or pa.types.is_string(kind):
+        return kind
+    wider = next(family[family.index(kind) :] for family in _families() if kind in family)
+    for candidate in wider:
+        if _cast(cells, candidate) is not None:
+            return candidate
+    _, bad = converted(cells, wider[-1])
+    good = cells if bad is None else cells.filter(pa.array(~bad))
+    return next(candidate for candidate in wider if _cast(good, candidate) is not None)
+
+
+def converted(cells: Any, kind: Any) -> tuple[Any, np.ndarray[Any, Any] | None]:
+    """The cells as values of `kind`, and a mask of those that do not fit (null in the values); None if all fit."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_null(kind):
+        return pa.nulls(len(cells)), None
+    if pa.types.is_string(kind):
+        return cells, None
+    values = _cast(cells, kind)
+    if values is not None:
+        return values, None
+    distinct = _without_marks(cells).dictionary_encode()
+    unfit = np.zeros(len(distinct.dictionary), bool)
+    _mark_unfit(distinct.dictionary, kind, unfit, 0)
+    bad = pc.fill_null(pa.array(unfit).take(distinct.indices), False)
+    fit = pc.if_else(bad, pa.scalar(None, pa.string()), distinct.cast(pa.string()))
+    return _cast(fit, kind), bad.to_numpy(zero_copy_only=False)
+
+
+def _mark_unfit(words: Any, kind: Any, unfit: np.ndarray[Any, Any], start: int) -> None:
+    """By halves: finds the few that do not fit in a few casts."""
+    if _cast(words, kind) is not None:
+        return
+    if len(words) == 1:
+        unfit[start] = True
+        return
+    half = len(words) // 2
+    _mark_unfit(words.slice(0, half), kind, unfit, start)
+    _mark_unfit(words.slice(half), kind, unfit, start + half)
+
+
+def _narrowest(words: Any) -> Any | None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for family in _families():
+        for kind in family:
+            if _cast(words, kind) is not None:
+                hexadecimal = pa.types.is_integer(kind) and pc.any(pc.match_substring_regex(words, _HEX)).as_py()
+                return None if hexadecimal else kind
+    return None
+
+
+def _cast(cells: Any, kind: Any) -> Any | None:
+    """Values of `kind`, or None if a cell does not fit."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if len(cells) > _PROBE and _cast(cells.slice(0, _PROBE), kind) is None:
+        return None  # a cast that fails for every cell takes a thousand times as long as one that succeeds
+    for tidy in (False, True):  # tidying takes as long as the cast, and most columns need none
+        try:
+            values = (_without_marks(cells) if tidy else cells).cast(kind)
+        except pa.ArrowInvalid:
+            continue
+        if pa.types.is_floating(kind) and pc.any(pc.is_nan(values)).as_py():
+            return pc.if_else(pc.is_nan(values), pa.scalar(None, kind), values)
+        return values
+    return None
+
+
+def _without_marks(cells: Any) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    trimmed = pc.utf8_trim_whitespace(cells)
+    missing = pc.is_in(trimmed, value_set=pa.array([*NO_NUMBER, ""]))
+    return pc.if_else(missing, pa.scalar(None, pa.string()), trimmed)

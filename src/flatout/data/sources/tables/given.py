@@ -12,9 +12,9 @@ from torch import Tensor
 from flatout.base.errors import DataError, UsageError
 from flatout.data.files.bad import Bad
 from flatout.data.order.split import hash_batch
-from flatout.data.sources.tables.kinds import listed
-from flatout.data.sources.tables.scan import Scan
-from flatout.data.sources.tables.schema import Types, Where, check_distinct, columns_of, plain
+from flatout.data.sources.tables.arrow import Where
+from flatout.data.sources.tables.scan import Scan, columns_of, listed
+from flatout.data.sources.tables.schema import Types, check_distinct, plain
 
 _NAME = "the data"
 

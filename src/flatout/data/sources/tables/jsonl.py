@@ -14,9 +14,10 @@ from flatout.base.errors import DataError
 from flatout.data.files.bad import Bad
 from flatout.data.files.damage import in_words, reading
 from flatout.data.files.json_objects import parse_object
-from flatout.data.files.places import FilePlace
-from flatout.data.files.unpacking import open_plain, read_line
-from flatout.data.sources.tables.schema import Types, Where, told, wider
+from flatout.data.files.lines import read_line
+from flatout.data.files.places import FilePlace, open_plain
+from flatout.data.sources.tables.arrow import Where
+from flatout.data.sources.tables.schema import Types, told, wider
 
 _BLOCK_BYTES = 4 << 20
 

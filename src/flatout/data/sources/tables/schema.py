@@ -1,64 +1,18 @@
-"""What the parts of a table agree on: one type a column, wide enough for all of them; and where a row stands, for messages."""
+"""Types of the columns of a table: plain types, the type that holds two others, and converting to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import numpy as np
-
-from flatout.base.errors import DataError, did_you_mean
+from flatout.base.errors import DataError
 
 Types = dict[str, Any]
 """Column -> pyarrow.DataType, in the order of the table."""
 
 
-class Where:
-    """Where the rows of one batch stand: `first` and on, or each where `rows` says, counted from 0 in `file`.
-
-    `line` turns such a count into the line of a text file; without it, rows are counted from 1.
-    """
-
-    def __init__(self, file: str, first: int = 0, rows: Any = None, line: Callable[[int], int] | None = None) -> None:
-        self.file = file
-        self._first = first
-        self._rows = rows
-        self._line = line
-
-    def of(self, i: int) -> str:
-        """Row `i` of the batch as a person finds it: "clicks/part-3.csv, line 17"."""
-        row = self._first + i if self._rows is None else int(self._rows[i])
-        return f"{self.file}, row {row + 1}" if self._line is None else f"{self.file}, line {self._line(row)}"
-
-    def part(self, start: int, stop: int) -> Where:
-        """Of the rows `start` to `stop` of the batch."""
-        rows = None if self._rows is None else self._rows[start:stop]
-        return Where(self.file, self._first + start, rows, self._line)
-
-    def only(self, kept: np.ndarray[Any, Any]) -> Where:
-        """Of the rows that a bool mask keeps."""
-        rows = np.arange(self._first, self._first + len(kept)) if self._rows is None else np.asarray(self._rows)
-        return Where(self.file, 0, rows[kept], self._line)
-
-
-class TableFile(Protocol):
-    """One file, or one query, of a table."""
-
-    name: str
-    types: Types
-    rows: int | None
-
-    def batches(self, types: Types, rows_at_once: int) -> Iterator[tuple[Any, Where]]:
-        """Record batches of these columns in storage order, each column of its type or of one that casts to it."""
-
-    def blocks(self) -> tuple[int, ...] | None:
-        """Rows of each stretch that is stored together; None where that is not known."""
-
-    def fingerprint(self) -> str: ...
-
-
 def plain(kind: Any) -> Any:
-    """The type that values have once it does not matter how they were stored."""
+    """The type of the values, however they are stored: a dictionary of strings is a string."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(kind):
@@ -77,7 +31,7 @@ def plain(kind: Any) -> Any:
 
 
 def wider(a: Any, b: Any) -> Any | None:
-    """The type that holds the values of both exactly (whole numbers with fractions: as float64); None where none does."""
+    """The type that holds the values of both types exactly (integers and floats: float64); None if there is none."""
     import pyarrow as pa
 
     numbers = pa.types.is_integer, pa.types.is_floating
@@ -111,52 +65,8 @@ def _wider_number(a: Any, b: Any) -> Any:
     return {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}.get(bits, pa.float64())
 
 
-def agreed(parts: Sequence[TableFile], wanted: Sequence[str] | None) -> Types:
-    """The columns of all parts with types wide enough for each; DataError names the files and columns that don't fit."""
-    first = parts[0]
-    names = list(first.types) if wanted is None else list(wanted)
-    for part in parts:
-        check_columns(names, part, strict=wanted is None, like=first.name)
-    types: Types = {}
-    for name in names:
-        kind, since = plain(first.types[name]), first.name
-        for part in parts[1:]:
-            other = plain(part.types[name])
-            both = wider(kind, other)
-            if both is None:
-                raise DataError(
-                    f"column {name!r} is {told(kind)} in {since} and {told(other)} in {part.name}: "
-                    "write the files with one type, or declare the column under categorical"
-                )
-            if both != kind:
-                kind, since = both, part.name
-        types[name] = kind
-    return types
-
-
-def check_columns(names: Sequence[str], part: TableFile, strict: bool, like: str) -> None:
-    lacking = [name for name in names if name not in part.types]
-    if lacking and part.name == like:
-        raise DataError(f"{part.name} has no column {lacking[0]!r}; {did_you_mean(lacking[0], part.types)}")
-    if lacking:
-        raise DataError(
-            f"{part.name} lacks {columns_of(lacking)}, which {like} has: all files of a table need the same columns"
-        )
-    more = sorted(set(part.types) - set(names), key=list(part.types).index)
-    if more and strict:
-        raise DataError(
-            f"{part.name} has {columns_of(more)} besides those of {like}: all files of a table need the same columns, "
-            "or name the columns to read"
-        )
-
-
-def columns_of(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return f"{'column' if len(names) == 1 else 'columns'} {shown}"
-
-
 def check_distinct(names: Sequence[str], file: str) -> None:
-    """Two columns of one name can't be told apart."""
+    """DataError if two columns have the same name."""
     places: dict[str, int] = {}
     for place, name in enumerate(names, 1):
         if places.setdefault(name, place) != place:
@@ -164,7 +74,7 @@ def check_distinct(names: Sequence[str], file: str) -> None:
 
 
 def told(kind: Any) -> str:
-    """A type in a word a person uses."""
+    """A type in plain words, for messages."""
     import pyarrow as pa
 
     if pa.types.is_string(kind):
@@ -172,8 +82,8 @@ def told(kind: Any) -> str:
     return "empty" if pa.types.is_null(kind) else str(kind)
 
 
-def as_types(batch: Any, types: Mapping[str, Any], where: Where) -> Any:
-    """The batch with exactly these columns and types. A value that its new type can't hold is an error, never another value."""
+def as_types(batch: Any, types: Mapping[str, Any], file: str) -> Any:
+    """The batch with exactly these columns and types. A value that its new type can't hold is an error."""
     import pyarrow as pa
 
     columns = []
@@ -185,7 +95,7 @@ def as_types(batch: Any, types: Mapping[str, Any], where: Where) -> Any:
                 column = column.cast(plain(column.type)).cast(kind)
             except pa.ArrowException as error:
                 raise DataError(
-                    f"{where.file}: column {name!r} can't be read as {told(kind)} ({told(column.type)} in the file): {error}"
+                    f"{file}: column {name!r} can't be read as {told(kind)} ({told(column.type)} in the file): {error}"
                 ) from error
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, names=list(types))

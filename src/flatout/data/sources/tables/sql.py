@@ -13,8 +13,9 @@ from flatout.base.errors import DataError, MissingExtra, UsageError, did_you_mea
 from flatout.base.passing import passing_folder
 from flatout.data.files.bad import Bad
 from flatout.data.order.split import hash_batch
+from flatout.data.sources.tables.arrow import Where
 from flatout.data.sources.tables.scan import Scan
-from flatout.data.sources.tables.schema import Types, Where, check_distinct, plain
+from flatout.data.sources.tables.schema import Types, check_distinct, plain
 from flatout.data.sources.tables.validity import checked
 
 _ROWS_AT_ONCE = 65536

@@ -1,7 +1,7 @@
-"""What is done to a column, as a recipe writes it: `[log, standardise]`, `{fill: median, clip: 0.01}`, `[{hash: 1000}]`.
+"""The steps of a column, as a recipe writes them: `[log, standardise]`, `{fill: median, clip: 0.01}`, `[{hash: 1000}]`.
 
-A list names all the steps of a column; a mapping changes single ones of the usual steps. Whatever the order they are written in
-may suggest, numbers go through them in one order (fill, clip, log, then standardise or quantile_buckets): another is refused.
+A list names all steps of a column; a mapping changes some of the default steps. Steps of numbers always run in one order (fill,
+clip, log, then standardise or quantile_buckets): a list in another order is an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FILLS = ("mean", "median", "zero")
 
 @dataclass(frozen=True)
 class NumberSteps:
-    """`clip` holds numbers, or with `clip_quantiles` shares of the rows. One of a pair may be None: no limit on that side."""
+    """`clip` has a lower and an upper limit (None: no limit): numbers, or with `clip_quantiles` shares of the rows."""
 
     fill: str | float = "mean"
     clip: tuple[float | None, float | None] = (None, None)
@@ -33,14 +33,10 @@ class NumberSteps:
     buckets: int | None = None
     bucket_ranks: bool = False
 
-    @property
-    def need_quantiles(self) -> bool:
-        return self.fill == "median" or self.clip_quantiles or self.buckets is not None
-
 
 @dataclass(frozen=True)
 class TargetSteps:
-    """A category becomes the mean of the target over its rows, drawn to the mean of all as if by `smoothing` more rows."""
+    """A category becomes the mean of the target over its rows. `smoothing` rows with the overall mean are added to each."""
 
     smoothing: float = 20.0
     folds: int = 5
@@ -48,7 +44,7 @@ class TargetSteps:
 
 @dataclass(frozen=True)
 class CategorySteps:
-    """Values seen less often than `min_count` are one unknown; up to `onehot` become columns of 0 and 1, more are ids."""
+    """Values that occur fewer than `min_count` times are unknown. Up to `onehot` categories are one-hot, more are embedded."""
 
     min_count: int = 2
     onehot: int = 32
@@ -58,7 +54,7 @@ class CategorySteps:
 
 @dataclass(frozen=True)
 class DateSteps:
-    """`format` is that of strptime, for dates that are written as text; None: ISO 8601."""
+    """`format` is a strptime format for dates in text; None: ISO 8601."""
 
     parts: tuple[str, ...] = PARTS
     cycles: bool = True
@@ -67,7 +63,7 @@ class DateSteps:
 
 @dataclass(frozen=True)
 class ColumnSteps:
-    """All that may be done to one column: which of the three applies, its kind decides. `named` are the steps written."""
+    """The steps of one column; its kind decides which of the three apply. `named` are the steps that the user wrote."""
 
     number: NumberSteps = field(default_factory=NumberSteps)
     category: CategorySteps = field(default_factory=CategorySteps)
@@ -75,8 +71,18 @@ class ColumnSteps:
     named: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class ColumnPlan:
+    """One input column: its kind ("number", "category" or "date"), its steps, and its Arrow type."""
+
+    name: str
+    kind: str
+    steps: ColumnSteps
+    type: Any
+
+
 def parse_steps(written: Mapping[str, Any] | None, usual: ColumnSteps) -> dict[str, ColumnSteps]:
-    """Column -> its steps, for the columns that are written about."""
+    """Column -> its steps, for the columns that `written` names."""
     if written is None:
         return {}
     if not isinstance(written, Mapping):
@@ -106,17 +112,17 @@ def _check_names(names: Sequence[str], in_order: bool) -> None:
         if name not in _READERS:
             raise UsageError(f"unknown step {name!r}; {did_you_mean(name, _READERS)}")
         if names.count(name) > 1:
-            raise UsageError(f"{name!r} stands there twice")
+            raise UsageError(f"{name!r} is given twice")
     kinds = [kind for kind in (NUMBER_STEPS, CATEGORY_STEPS, DATE_STEPS) if any(name in kind for name in names)]
     if len(kinds) > 1:
         one, other = (next(name for name in names if name in kind) for kind in kinds[:2])
         raise UsageError(f"{one!r} and {other!r} are for different kinds of columns: a column has one kind")
     if "standardise" in names and "quantile_buckets" in names and in_order:
-        raise UsageError("'standardise' and 'quantile_buckets' exclude each other: buckets have no scale left")
+        raise UsageError("'standardise' and 'quantile_buckets' can't be combined: buckets have no scale")
     places = [NUMBER_STEPS.index(name) for name in names if name in NUMBER_STEPS]
     if in_order and places != sorted(places):
         order = ", ".join(name for name in NUMBER_STEPS if name in names)
-        raise UsageError(f"got the order {', '.join(names)}; these steps are always done as {order}: write them so")
+        raise UsageError(f"got the order {', '.join(names)}; these steps always run as {order}: write them in this order")
 
 
 def _fill(steps: ColumnSteps, spec: Spec) -> ColumnSteps:
@@ -137,7 +143,7 @@ def _clip(steps: ColumnSteps, spec: Spec) -> ColumnSteps:
     if _is_number(spec.value):
         if not 0 < spec.value < 0.5:
             raise UsageError(
-                f"clip: one number is the share cut off at both ends, 0 to 0.5, got {spec.value!r}; or [low, high]"
+                f"clip: one number is the share to clip at both ends, 0 to 0.5, got {spec.value!r}; or [low, high]"
             )
         return _number(steps, clip=(float(spec.value), 1 - float(spec.value)), clip_quantiles=True)
     low, high = _pair(spec.value, "clip")
@@ -209,7 +215,7 @@ def _category(steps: ColumnSteps, **changes: Any) -> ColumnSteps:
 
 
 def _options(spec: Spec, usual: dict[str, Any]) -> dict[str, Any]:
-    """The options given over the usual ones; a lone value is the first of them."""
+    """The given options over the defaults; a single value is the first option."""
     for name in spec.options:
         if name not in usual:
             raise UsageError(f"{spec.name} has no option {name!r}; {did_you_mean(name, usual)}")

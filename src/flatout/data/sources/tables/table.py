@@ -1,14 +1,15 @@
-"""Data from tables: files of named columns, sorted into kinds, prepared by what the training rows show, and split."""
+"""Data from tables: files with named columns are read, split, fitted on the training rows, and encoded."""
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from flatout.base.errors import DataError, UsageError, did_you_mean
@@ -18,16 +19,53 @@ from flatout.data.files.bad import Bad
 from flatout.data.fitted.table_features import TableFeatures
 from flatout.data.fitted.table_rows import VERSION, TableHost
 from flatout.data.source import Source
-from flatout.data.sources.tables import encoded
-from flatout.data.sources.tables.encoding import TableEncoder, unseen_notes
-from flatout.data.sources.tables.fit import FitOptions, Folds, fit
-from flatout.data.sources.tables.kinds import ColumnPlan, check_column, plan_columns
-from flatout.data.sources.tables.parts import encode_parts, part_rows
+from flatout.data.sources.tables import encoding
+from flatout.data.sources.tables.encoding import EncodedParts, TableEncoder, UsableRows, encode_parts, unseen_notes
+from flatout.data.sources.tables.fit import FitOptions, TableFit, fit, plan_columns
+from flatout.data.sources.tables.parts import PartOf, parts_by_column, parts_by_share, row_weights
 from flatout.data.sources.tables.query import is_query
-from flatout.data.sources.tables.rows import UsableRows
-from flatout.data.sources.tables.scan import Scan, scan
+from flatout.data.sources.tables.scan import ReadOptions, Scan, check_column, scan
 from flatout.data.sources.tables.sql import scan_sql
-from flatout.data.sources.tables.steps import CategorySteps, ColumnSteps, parse_steps
+from flatout.data.sources.tables.steps import CategorySteps, ColumnPlan, ColumnSteps, parse_steps
+from flatout.data.sources.tables.targets import Folds
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What the user asked for: the options of `table`, except those about files."""
+
+    label: str
+    numeric: str | Sequence[str]
+    categorical: str | Sequence[str]
+    drop: str | Sequence[str]
+    target: str
+    holdout: float
+    split: str | None
+    steps: Mapping[str, Any] | None
+    onehot: int
+    min_count: int
+    hash_buckets: int | None
+    draw: str
+    classes: int | None
+    on_bad: str
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.holdout, int | float) or not 0 <= self.holdout < 1:
+            raise UsageError(f"holdout is the share of rows to validate on, from 0 to below 1, got {self.holdout!r}")
+        for name, least in (("onehot", 0), ("min_count", 1), ("hash_buckets", 1)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+                raise UsageError(f"{name} is a whole number, {least} or more, got {value!r}")
+
+    @property
+    def dropped(self) -> list[str]:
+        return [self.drop] if isinstance(self.drop, str) else list(self.drop)
+
+    @property
+    def weights(self) -> str | None:
+        """The column of weights."""
+        return None if self.draw in ("shuffle", "balanced") else self.draw
 
 
 def table(
@@ -55,47 +93,35 @@ def table(
     base_folder: Path | str | None = None,
     **scan_options: Any,
 ) -> Data:
-    """Rows of CSV, Parquet, Arrow or JSON lines files, or of an SQL query, as training data; and what comes with it.
+    """Rows of CSV, Parquet, Arrow or JSON lines files, or of an SQL query, as training data.
 
     numeric, categorical  "auto" (numbers; text, true and false), or a list of all columns of that kind. Dates become parts
-    target                what the label is: "class", "number" or "auto" (a number: floats, over 100 distinct whole numbers)
-    holdout               a share of the rows to validate on, by the hash of all their columns and the seed: no order matters
-    validation, test      other files (or queries), prepared with what the training rows showed
-    split                 a column that says of each row: train, validation or test
+    target                the kind of label: "class", "number" or "auto" (a number: floats, over 100 distinct whole numbers)
+    holdout               the share of rows to validate on, chosen by a hash of their columns and the seed, in any order
+    validation, test      other files (or queries), prepared with what was fitted on the training rows
+    split                 a column that says for each row: train, validation or test
     steps                 {column: [log, standardise]} or {column: {fill: median}}; see steps.py
-    onehot, min_count     for categories: how many are columns of 0 and 1 at most, how often one must come to be known
-    hash_buckets          categories with more distinct values than this are hashed into as many buckets
+    onehot, min_count     for categories: the most that are one-hot, and how often one must occur to be known
+    hash_buckets          columns with more distinct values are hashed into this many buckets
     draw                  "shuffle", "balanced", or a column of weights
-    cache                 a folder that keeps encoded rows too large for memory, for the next run; else they go with the process
+    cache                 a folder for encoded rows that do not fit into memory; without it they are temporary
+    scan_options          how files are read: delimiter, header, na, ...; see ReadOptions
     """
-    _check(holdout, validation, test, split, onehot, min_count, hash_buckets)
-    if sql is None and not isinstance(
-        categorical, str
-    ):  # read as they stand: "007" is no 7, and a word among numbers no mistake
+    asked = TableOptions(
+        label, numeric, categorical, drop, target, holdout, split, steps, onehot, min_count, hash_buckets, draw, classes,
+        on_bad, seed,
+    )  # fmt: skip
+    _check_parts(asked, validation, test)
+    if sql is None and not isinstance(categorical, str):
+        # read as text: "007" is not 7, and a word among numbers is not a mistake
         named = scan_options.get("text", ())
         scan_options["text"] = sorted({*([named] if isinstance(named, str) else named), *categorical})
-    found = _found(paths, sql, label, on_bad, base_folder, scan_options)
+    found = _found(paths, sql, asked, base_folder, scan_options)
     notes: list[str] = []
-    weights = None if draw in ("shuffle", "balanced") else draw
-    dropped = [drop] if isinstance(drop, str) else list(drop)
-    aside = [label, *dropped, *([split] if split else []), *([weights] if weights else [])]
-    for what, names in (("label", [label]), ("drop", dropped), ("split", [split]), ("draw", [weights])):
-        for name in names:
-            if name is not None:
-                check_column(name, found.columns, what)
-    usual = ColumnSteps(category=CategorySteps(min_count=min_count, onehot=onehot))
-    columns = plan_columns(
-        found.columns,
-        numeric=numeric,
-        categorical=categorical,
-        aside=aside,
-        steps=parse_steps(steps, usual),
-        usual=usual,
-        notes=notes,
-    )
+    columns = _planned(asked, found, notes)
     bad = Bad(on_bad)
-    rows = _rows(found, bad, columns, label, [name for name in (split, weights) if name], everything=bool(holdout))
-    part_of = part_rows(rows, holdout, split, seed)
+    rows = _usable(asked, found, columns, bad)
+    part_of = _part_of(asked, rows)
     fitted = fit(
         lambda: rows.blocks(lambda batch, start: part_of(batch, start) == 0),
         columns,
@@ -106,20 +132,11 @@ def table(
     schema = {column.name: str(column.type) for column in columns} | {label: str(found.columns[label])}
     host = TableHost(fitted.codings, fitted.label, schema, (*notes, *fitted.notes))
     encoder, features = TableEncoder(host), fitted.features
-    folders = _folders(cache, host, features, found, (holdout, split, seed, weights, on_bad))
-    folds = Folds(columns, seed)
-    sources, drawn, unseen = encode_parts(
-        rows,
-        encoder,
-        part_of,
-        folders,
-        fitted.rows,
-        weights,
-        lambda batch: fitted.others.of(folds.of(batch)) if fitted.others.tables else None,
-    )
-    said = [*host.notes, *unseen_notes(unseen, "held out"), *_summaries(bad, found.bad)]
+    folders = _folders(cache, host, features, found, (holdout, split, seed, asked.weights, on_bad))
+    parts = _encoded(asked, rows, encoder, part_of, folders, fitted, columns)
+    said = [*host.notes, *unseen_notes(parts.unseen, "held out"), *_summaries(bad, found.bad)]
     left_out = [bad, found.bad]
-    others: dict[str, Source | None] = {"validation": sources[1], "test": sources[2]}
+    others: dict[str, Source | None] = {"validation": parts.sources[1], "test": parts.sources[2]}
     for part, given in (("validation", validation), ("test", test)):
         if given is not None:
             try:
@@ -131,11 +148,13 @@ def table(
                 raise DataError(f"{part}: {error}") from error
             said += [*more, *_summaries(other.bad)]
             left_out += [mine, other.bad]
+    if parts.sources[0] is None:
+        raise DataError("no row is left to train on")
     return Data(
-        train=_needed(sources[0]),
+        train=parts.sources[0],
         validation=others["validation"],
         prepare=(features,),
-        draw=draw if drawn is None else torch.from_numpy(drawn),
+        draw=draw if parts.weights is None else torch.from_numpy(parts.weights),
         classes=fitted.label.class_count,
         labels=fitted.label.classes,
         target_scale=fitted.label.scale,
@@ -149,32 +168,27 @@ def table(
     )
 
 
-def _check(
-    holdout: float, validation: Any, test: Any, split: str | None, onehot: int, min_count: int, hash_buckets: int | None
-) -> None:
-    if not isinstance(holdout, int | float) or not 0 <= holdout < 1:
-        raise UsageError(f"holdout is the share of rows to validate on, from 0 to below 1, got {holdout!r}")
-    if holdout and validation is not None:
-        raise UsageError("holdout and validation are two ways to say the same: give one of them")
-    if split is not None and (holdout or validation is not None or test is not None):
+def _check_parts(asked: TableOptions, validation: Any, test: Any) -> None:
+    if asked.holdout and validation is not None:
+        raise UsageError("holdout and validation are two ways to get validation rows: give one of them")
+    if asked.split is not None and (asked.holdout or validation is not None or test is not None):
         raise UsageError("split says which rows are for validation and test: leave out holdout, validation and test")
-    for name, value, least in (("onehot", onehot, 0), ("min_count", min_count, 1), ("hash_buckets", hash_buckets, 1)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise UsageError(f"{name} is a whole number, {least} or more, got {value!r}")
 
 
-def _found(paths: Any, sql: str | None, label: str, on_bad: str, base_folder: Any, options: Mapping[str, Any]) -> Scan:
+def _found(paths: Any, sql: str | None, asked: TableOptions, base_folder: Any, options: Mapping[str, Any]) -> Scan:
     if (paths is None) == (sql is None):
         raise UsageError("a table needs files or an sql query: give one of them" + ("" if paths is None else ", not both"))
-    known = [*inspect.signature(table).parameters, *inspect.signature(scan).parameters]
+    known = [field.name for field in fields(ReadOptions)]
     for name in options:
         if name not in known:
-            raise UsageError(f"table has no option {name!r}; {did_you_mean(name, {*known} - {'paths', 'scan_options'})}")
+            own = [*table.__annotations__]
+            near = did_you_mean(name, {*known, *own} - {"paths", "scan_options", "return"})
+            raise UsageError(f"table has no option {name!r}; {near}")
     if sql is None:
-        return scan(paths, label=label, on_bad=on_bad, base_folder=base_folder, **options)
+        return scan(paths, label=asked.label, on_bad=asked.on_bad, base_folder=base_folder, **options)
     if options:
-        raise UsageError(f"an sql query says itself how to read its files; got {', '.join(map(repr, options))} besides")
-    return scan_sql(sql, base_folder, label)
+        raise UsageError(f"an sql query reads its files itself: leave out {', '.join(map(repr, options))}")
+    return scan_sql(sql, base_folder, asked.label)
 
 
 def _other(encoder: TableEncoder, given: Any, queries: bool, on_bad: str, base_folder: Any, options: Mapping[str, Any]) -> Scan:
@@ -183,24 +197,75 @@ def _other(encoder: TableEncoder, given: Any, queries: bool, on_bad: str, base_f
     return encoder.scan(given, on_bad=on_bad, base_folder=base_folder, **options)
 
 
-def _rows(
-    found: Scan, bad: Bad, columns: Sequence[ColumnPlan], label: str, more: Sequence[str], everything: bool
-) -> UsableRows:
-    """With `everything`, unused columns are read too: the split goes by whole rows, whatever is used of them."""
-    used = {*(column.name for column in columns), label, *more}
+def _planned(asked: TableOptions, found: Scan, notes: list[str]) -> list[ColumnPlan]:
+    special: dict[str, list[str | None]] = {
+        "label": [asked.label],
+        "drop": [*asked.dropped],
+        "split": [asked.split],
+        "draw": [asked.weights],
+    }
+    for what, names in special.items():
+        for name in names:
+            if name is not None:
+                check_column(name, found.columns, what)
+    usual = ColumnSteps(category=CategorySteps(min_count=asked.min_count, onehot=asked.onehot))
+    return plan_columns(
+        found.columns,
+        numeric=asked.numeric,
+        categorical=asked.categorical,
+        aside=[name for names in special.values() for name in names if name is not None],
+        steps=parse_steps(asked.steps, usual) if asked.steps is not None else {},
+        usual=usual,
+        notes=notes,
+    )
+
+
+def _usable(asked: TableOptions, found: Scan, columns: Sequence[ColumnPlan], bad: Bad) -> UsableRows:
+    """For a holdout unused columns are read too: the split goes by whole rows, whatever columns are used."""
+    used = {*(column.name for column in columns), asked.label, asked.split, asked.weights}
     return UsableRows(
         found,
         bad,
-        encoded.MEMORY_BYTES,
-        columns=[name for name in found.columns if everything or name in used],
-        label=label,
+        encoding.MEMORY_BYTES,
+        columns=[name for name in found.columns if asked.holdout or name in used],
+        label=asked.label,
         numbers=[column.name for column in columns if column.kind == "number"],
         dates={column.name: column.steps.date.format for column in columns if column.kind == "date"},
     )
 
 
+def _part_of(asked: TableOptions, rows: UsableRows) -> PartOf:
+    if asked.holdout:
+        return parts_by_share(rows, asked.holdout, asked.seed)
+    if asked.split is not None:
+        return parts_by_column(rows, asked.split)
+    return lambda batch, start: np.zeros(batch.num_rows, dtype=np.uint8)
+
+
+def _encoded(
+    asked: TableOptions,
+    rows: UsableRows,
+    encoder: TableEncoder,
+    part_of: PartOf,
+    folders: Mapping[str, Path],
+    fitted: TableFit,
+    columns: Sequence[ColumnPlan],
+) -> EncodedParts:
+    weights, means = asked.weights, fitted.others
+    folds = Folds(columns, asked.seed) if means.tables else None
+    return encode_parts(
+        rows,
+        encoder,
+        part_of,
+        folders,
+        fitted.rows,
+        None if weights is None else lambda batch, where: row_weights(batch, weights, where),
+        lambda batch: None if folds is None else means.of(folds.of(batch)),
+    )
+
+
 def _folders(cache: Path | str | None, host: TableHost, features: TableFeatures, found: Scan, how: Any) -> dict[str, Path]:
-    """Where each part is kept if memory is too small for it: under a hash of all that decides what is encoded."""
+    """Where each part is kept if it does not fit into memory: under a hash of everything that changes the encoded rows."""
     if cache is None:
         return {}
     fitted = {**host.to_json(), "device": features.written()["table"]}
@@ -209,11 +274,5 @@ def _folders(cache: Path | str | None, host: TableHost, features: TableFeatures,
     return {part: private_cache(Path(cache)) / "tables" / key / part for part in PARTS}
 
 
-def _needed(source: Source | None) -> Source:
-    if source is None:
-        raise DataError("no row is left to train on")
-    return source
-
-
-def _summaries(*bads: Any) -> list[str]:
+def _summaries(*bads: Bad) -> list[str]:
     return [said for bad in bads if (said := bad.summary())]

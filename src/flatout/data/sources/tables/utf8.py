@@ -1,4 +1,4 @@
-"""Text of any encoding as UTF-8 bytes; and where a file is not the UTF-8 that it was taken for."""
+"""Text files that are not UTF-8: read in another encoding, or reported with the first bad byte."""
 
 from __future__ import annotations
 
@@ -7,30 +7,15 @@ import io
 from typing import Any
 
 from flatout.base.errors import DataError
-from flatout.data.files.places import FilePlace
-from flatout.data.files.unpacking import open_plain
-
-_MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+from flatout.data.files.places import FilePlace, open_plain
 
 
-def utf8(place: FilePlace, encoding: str | None) -> io.BufferedReader:
-    """The text of a file as UTF-8 bytes, without a byte order mark."""
-    stream = open_plain(place)
-    start = stream.peek(3)
-    marked = next((name for mark, name in _MARKS if start.startswith(mark)), None)
-    if marked == "utf-8-sig":
-        stream.read(len(codecs.BOM_UTF8))
-    elif marked or (encoding and codecs.lookup(encoding).name not in ("utf-8", "utf-8-sig", "ascii")):
-        return io.BufferedReader(_Recoded(stream, place, marked or encoding or ""), 1 << 20)
-    return stream
+class Recoded(io.RawIOBase):
+    """Reads text in any encoding as UTF-8 bytes."""
 
-
-class _Recoded(io.RawIOBase):
-    """Text of any encoding, as UTF-8 bytes."""
-
-    def __init__(self, stream: io.BufferedReader, place: FilePlace, encoding: str) -> None:
+    def __init__(self, stream: io.BufferedReader, name: str, encoding: str) -> None:
         self._stream = stream
-        self._name, self._encoding = place.name, encoding
+        self._name, self._encoding = name, encoding
         self._decoder = codecs.getincrementaldecoder(encoding)()
         self._ready = b""
         self._taken = 0
@@ -46,7 +31,7 @@ class _Recoded(io.RawIOBase):
             except UnicodeError as error:
                 place = self._taken + getattr(error, "start", 0)
                 raise DataError(
-                    f"{self._name} is not {self._encoding} text at byte {place}: set encoding to what it is"
+                    f"{self._name} is not {self._encoding} text at byte {place}: set encoding to the right one"
                 ) from error
             self._taken += len(content)
             if not content:
@@ -62,7 +47,7 @@ class _Recoded(io.RawIOBase):
 
 
 def not_utf8(place: FilePlace) -> str:
-    """Why a file is not UTF-8 text, with the place of the first byte that shows it."""
+    """A message that a file is not UTF-8 text, with its first bad byte."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     taken, lines = 0, 1
     with open_plain(place) as stream:

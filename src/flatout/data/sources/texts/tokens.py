@@ -18,16 +18,17 @@ from typing import Any
 import numpy as np
 
 from flatout.base.errors import DataError
+from flatout.base.units import show_bytes
 from flatout.data.cache.entries import EntryInUse
 from flatout.data.files import npy
-from flatout.data.files.allowance import Allowance, TooLarge
+from flatout.data.files.allowance import Allowance, TooLarge, allowed_bytes, too_large
 from flatout.data.files.array_files import Array
 from flatout.data.files.bad import Bad
 from flatout.data.files.damage import in_words, reading
 from flatout.data.files.json_objects import parse_object
+from flatout.data.files.lines import LONGEST_LINE_BYTES, line_too_long
 from flatout.data.files.modules import module_files
-from flatout.data.files.places import LocalFile, open_regular, special_kind
-from flatout.data.files.unpacking import LONGEST_LINE_BYTES, check_unpacked_fits, line_too_long, open_plain
+from flatout.data.files.places import LocalFile, open_plain, open_regular, special_kind
 
 TOKEN_TYPES = ("uint8", "uint16", "int32", "uint32", "int64")
 TOKEN_SUFFIXES = (".bin", ".npy")
@@ -351,11 +352,22 @@ def _check_room(path: Path, times: int, bad: Bad) -> None:
     if not kind_of(path)[1]:
         return
     try:
-        check_unpacked_fits(LocalFile(path), times)
+        _check_unpacked_fits(LocalFile(path), times)
     except TooLarge:
         raise
     except DataError:
         pass  # damaged: said where it is read, and by what on_bad says
+
+
+def _check_unpacked_fits(file: LocalFile, times: int) -> None:
+    """TooLarge unless memory has room for `times` the unpacked content. The file is unpacked to count: headers can lie."""
+    most, unpacked_bytes = allowed_bytes() // times, 0
+    with open_plain(file) as stream:
+        while piece := stream.read(1 << 20):
+            unpacked_bytes += len(piece)
+            if unpacked_bytes > most:
+                what = f"its {show_bytes(file.size)} unpack to more than {show_bytes(most)}, and need {times} times that"
+                raise too_large(file.name, what, most * times)
 
 
 def char_parts(files: Sequence[Path], field: str, bad: Bad) -> tuple[list[TokenFile], list[int]]:

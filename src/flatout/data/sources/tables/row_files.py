@@ -1,16 +1,14 @@
-"""Encoded rows: in memory while they are few, else in files that are mapped, so that a table may be larger than memory.
+"""Encoded rows in memory-mapped files, for tables larger than memory.
 
-A folder of rows has one raw file a column and `rows.json`, which says what they hold. It appears whole or not at all.
+A folder has one raw file for each column, and `rows.json` with their types. It is renamed into place when it is complete.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import shutil
-import tempfile
 import uuid
 import weakref
 from collections.abc import Iterable, Mapping
@@ -24,22 +22,16 @@ from torch import Tensor
 
 from flatout.base.errors import DataError
 from flatout.data.cache.entries import hold
-from flatout.data.source import ArraySource, Batch, Column, Source
+from flatout.data.source import Batch, Column, Source
 
 Array = np.ndarray[Any, Any]
-
-MEMORY_BYTES = 2 << 30
-"""Encoded rows of one part that take more are kept on disk; so are raw rows, read again in each pass."""
 
 BLOCK_ROWS = 1 << 16
 _ABOUT = "rows.json"
 
 
 class RowFiles(Source):
-    """Rows of a folder, mapped: the operating system keeps of them in memory what it has room for.
-
-    A `passing` folder goes when the source does.
-    """
+    """The rows of a folder, memory-mapped. A `passing` folder is removed with the source."""
 
     def __init__(self, folder: Path, passing: bool = False) -> None:
         self._folder = folder
@@ -63,7 +55,7 @@ class RowFiles(Source):
 
     @property
     def in_memory(self) -> bool:
-        """Mapped: reading is a copy."""
+        """Memory-mapped: reading only copies."""
         return True
 
     def __len__(self) -> int:
@@ -80,11 +72,11 @@ class RowFiles(Source):
         return self._digest
 
     def __reduce__(self) -> Any:
-        return partial(RowFiles, self._folder), ()  # a mapping would travel as all its bytes
+        return partial(RowFiles, self._folder), ()  # pickling a memory map would copy all its bytes
 
 
 def rows_on_disk(folder: Path, pieces: Iterable[Mapping[str, Array]]) -> RowFiles:
-    """Writes pieces of rows one after the other; an existing folder stays as it is. What is left of a failure is removed."""
+    """Writes pieces of rows one after the other. A complete folder is not written again; a failure leaves nothing behind."""
     if not is_complete(folder):
         writer = RowWriter(folder)
         try:
@@ -97,8 +89,8 @@ def rows_on_disk(folder: Path, pieces: Iterable[Mapping[str, Array]]) -> RowFile
 
 
 def kept_rows(folder: Path) -> RowFiles | None:
-    """Of an earlier run, if all of them are there."""
-    held = hold(folder.parent)  # from before the look on: what is there must not go in between
+    """The rows that an earlier run kept, if they are complete."""
+    held = hold(folder.parent)  # before looking: the folder must not be removed in between
     rows = RowFiles(folder) if is_complete(folder) else None
     if held is not None:
         held.close()
@@ -106,7 +98,7 @@ def kept_rows(folder: Path) -> RowFiles | None:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether all rows are there, at the lengths they were written with."""
+    """Whether all files exist with the sizes that rows.json says."""
     try:
         about = _read_about(folder)
         sizes = {name: (folder / name).stat().st_size for name in about["columns"]}
@@ -116,7 +108,7 @@ def is_complete(folder: Path) -> bool:
 
 
 class RowWriter:
-    """Appends to files in a folder of its own beside the final one, whose name it takes in `finish`."""
+    """Appends to files in a temporary folder, which `finish` renames to `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -154,7 +146,7 @@ class RowWriter:
         try:
             self._aside.rename(self.folder)
         except OSError:
-            if not is_complete(self.folder):  # else another process was first, with the same rows
+            if not is_complete(self.folder):  # else another process wrote the same rows first
                 raise
 
     def discard(self) -> None:
@@ -172,70 +164,12 @@ class RowWriter:
                 file.close()
 
 
-class Gathering:
-    """Takes encoded rows piece by piece; when they take more than MEMORY_BYTES, all of them go to `folder`.
-
-    Without a folder they go to one that lasts as long as the source.
-    """
-
-    def __init__(self, folder: Path | None = None, rows: int | None = None) -> None:
-        """`rows` is how many there will be, or a first guess."""
-        self._folder = folder
-        self._columns: dict[str, Array] = {}
-        self._room = rows or BLOCK_ROWS
-        self._rows = 0
-        self._writer: RowWriter | None = None
-
-    def add(self, piece: Mapping[str, Array]) -> None:
-        count = len(next(iter(piece.values())))
-        if self._writer is None and not self._has_room(piece, self._rows + count):
-            self._writer = RowWriter(self._folder or Path(tempfile.mkdtemp(prefix="flatout-rows-")) / "rows")
-            if self._rows:
-                self._writer.add({name: column[: self._rows] for name, column in self._columns.items()})
-            self._columns = {}
-        if self._writer is not None:
-            self._writer.add(piece)
-        else:
-            for name, column in piece.items():
-                self._columns[name][self._rows : self._rows + count] = column
-        self._rows += count
-
-    def finish(self) -> Source | None:
-        """None where there was no row."""
-        if self._writer is not None:
-            self._writer.finish()
-            return RowFiles(self._writer.folder, passing=self._folder is None)
-        columns = {name: torch.from_numpy(column[: self._rows]) for name, column in self._columns.items()}
-        return ArraySource(columns) if self._rows else None
-
-    def discard(self) -> None:
-        if self._writer is not None:
-            self._writer.discard()
-
-    def _has_room(self, piece: Mapping[str, Array], rows: int) -> bool:
-        """Makes room in memory; False when that would be more than is allowed."""
-        grows = bool(self._columns) and rows > self._room
-        room = max(rows, 2 * self._room) if grows else max(rows, self._room)
-        row_bytes = sum(column.dtype.itemsize * math.prod(column.shape[1:]) for column in piece.values())
-        if room * row_bytes > MEMORY_BYTES:
-            room = rows  # a guess may be too high
-        if room * row_bytes > MEMORY_BYTES:
-            return False
-        if not self._columns or grows:
-            self._room = room
-            larger = {name: np.empty((room, *column.shape[1:]), dtype=column.dtype) for name, column in piece.items()}
-            for name, column in self._columns.items():
-                larger[name][: self._rows] = column[: self._rows]
-            self._columns = larger
-        return True
-
-
 def _read_about(folder: Path) -> dict[str, Any]:
     try:
         about: dict[str, Any] = json.loads((folder / _ABOUT).read_text())
         return about
     except ValueError as error:
-        raise DataError(f"{folder / _ABOUT} is damaged ({error}): remove {folder}, it will be made anew") from error
+        raise DataError(f"{folder / _ABOUT} is damaged ({error}): remove {folder}, it will be written again") from error
 
 
 def _row_bytes(kind: Mapping[str, Any]) -> int:
