@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flatout.base.events import EventLog
 from flatout.data.feeds.contract import CapturableFeed, Feed
-from flatout.data.order.permutations import to_device
+from flatout.data.order.keyed import to_device
 from flatout.engine.compiling import is_compilers, why_not
 from flatout.engine.records import GraphRecords, Records
 from flatout.engine.settings import LOG_SLOTS

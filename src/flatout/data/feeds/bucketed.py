@@ -12,8 +12,7 @@ from flatout.base.errors import UsageError
 from flatout.data.feeds.contract import Feed, StepEnds
 from flatout.data.feeds.resident import move
 from flatout.data.offers import BatchPlan, PlannedBatch, RowsByLength
-from flatout.data.order.keyed import Keys
-from flatout.data.order.permutations import to_device
+from flatout.data.order.keyed import Keys, to_device
 from flatout.data.source import Batch
 from flatout.data.transforms import Transform, apply
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import UsageError
+from flatout.data.order.keyed import floor_divide
 from flatout.data.order.order import Sampler
-from flatout.data.order.permutations import floor_divide
 
 _GAP_ROWS = 10_000  # making this many rows of an order takes as long as asking for some more of them once
 _GAP_ROWS_ON_A_DEVICE = 1 << 20

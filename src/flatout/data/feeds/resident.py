@@ -9,9 +9,8 @@ from torch import Tensor
 
 from flatout.base.errors import UsageError
 from flatout.data.feeds.contract import CapturableFeed
-from flatout.data.feeds.lookahead import Lookahead, block_rows
 from flatout.data.order.keyed import Keys
-from flatout.data.order.order import Sampler
+from flatout.data.order.order import Lookahead, Sampler, block_rows
 from flatout.data.source import Batch, Source
 from flatout.data.transforms import Transform, apply, rehearse
 

@@ -14,11 +14,10 @@ from torch import Tensor
 from flatout.data.cache.device import DeviceStore
 from flatout.data.cache.records import START
 from flatout.data.feeds.ahead import Ahead
-from flatout.data.feeds.lookahead import Lookahead
 from flatout.data.feeds.slots import Slot, Slots
 from flatout.data.feeds.tuning import SPARE
 from flatout.data.files.room import empty
-from flatout.data.order.order import Sampler
+from flatout.data.order.order import Lookahead, Sampler
 from flatout.data.source import Batch, Column, Source
 
 Span = tuple[int, int]

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError
-from flatout.data.order.keyed import below, hash32, keyed
-from flatout.data.order.permutations import to_device
+from flatout.data.order.keyed import below, hash32, keyed, to_device
 
 
 class DrawTables:

@@ -1,28 +1,32 @@
-"""Randomness as a function: a hash of (seed, what it is for, which sample), with equal bits on every device.
+"""Randomness as a pure function: hashes, random numbers and permutations, keyed by a seed and equal on every device.
 
-Values live in int64 tensors and stay below 2**32; the multipliers are below 2**31, so no product overflows anywhere.
+Values live in int64 tensors and stay below 2**32. The multipliers are below 2**31, so no product overflows.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 _LOW_32 = 0xFFFFFFFF
-_GOLDEN = 0x1E3779B1  # odd: steps through all 32-bit values before it repeats
+_GOLDEN = 0x1E3779B1  # odd, so multiples visit all 32-bit values before they repeat
 
 
 @lru_cache(maxsize=4096)
 def keyed(seed: int, *parts: str | int) -> int:
-    """A 64-bit key for one purpose: other parts, another key."""
+    """A 64-bit key for one purpose. Different parts give different keys."""
     return int.from_bytes(hashlib.blake2b(repr((seed, parts)).encode(), digest_size=8).digest(), "little")
 
 
 def hash32(values: Tensor, key: int) -> Tensor:
-    """Each value of a non-negative int64 tensor to a number in [0, 2**32) that looks random, a bijection on 32-bit values."""
+    """Map each value of a non-negative int64 tensor to [0, 2**32). A bijection on 32-bit values that looks random."""
     mixed = (values >> 32).bitwise_xor_(values).bitwise_xor_(key & _LOW_32).bitwise_and_(_LOW_32)
     mixed.bitwise_xor_(mixed >> 16).mul_(0x7FEB352D).bitwise_and_(_LOW_32)
     mixed.bitwise_xor_(mixed >> 15).bitwise_xor_(key >> 32).mul_(0x31848BAB).bitwise_and_(_LOW_32)
@@ -31,12 +35,12 @@ def hash32(values: Tensor, key: int) -> Tensor:
 
 
 def below(hashed: Tensor, limit: int | Tensor) -> Tensor:
-    """Hashed values to integers in [0, limit), limit below 2**31: a multiplication where a remainder would cost a division."""
+    """Hashed values to integers in [0, limit), limit below 2**31. Multiplies, because a remainder costs a division."""
     return (hashed * limit) >> 32
 
 
 def spread(hashed: Tensor, count: int) -> Tensor:
-    """[B] -> [B, count]: distinct inputs for a next hash, `count` of them for each value."""
+    """[B] -> [B, count]: `count` distinct inputs for the next hash, for each value."""
     steps = torch.arange(count, device=hashed.device).mul_(_GOLDEN)
     return (hashed.unsqueeze(-1) + steps).bitwise_and_(_LOW_32)
 
@@ -44,7 +48,7 @@ def spread(hashed: Tensor, count: int) -> Tensor:
 class Keys:
     """Random numbers for the samples of one batch, a pure function of (seed, visit, row).
 
-    A row's visit is the epoch, so neither the batch size nor the place in the batch changes what a sample gets.
+    The visit of a row is the epoch, so a sample gets the same numbers for every batch size and place in the batch.
     """
 
     def __init__(self, seed: int, visits: Tensor, rows: Tensor) -> None:
@@ -54,7 +58,7 @@ class Keys:
         self._samples: Tensor | None = None
 
     def uniform(self, stream: str, count: int = 1) -> Tensor:
-        """float32 [B, count] in [0, 1): 24 bits, so that the conversion is exact and 1.0 never comes."""
+        """float32 [B, count] in [0, 1), from 24 bits: the conversion is exact and never gives 1.0."""
         return (self._hashed(stream, count) >> 8).to(torch.float32).mul_(2.0**-24)
 
     def integers(self, stream: str, low: int, high: int) -> Tensor:
@@ -66,3 +70,128 @@ class Keys:
             visits = hash32(self._visits, keyed(self._seed, "visit"))
             self._samples = hash32(self._rows, keyed(self._seed, "row")).bitwise_xor_(visits)
         return hash32(spread(self._samples, count), keyed(self._seed, "stream", stream))
+
+
+class Permutations:
+    """One keyed permutation of range(sizes[g]) for each group g. Any point is computed without the others.
+
+    Each is a Feistel network over pairs (left, right), both below side = ceil(sqrt(size)). A result outside of the size
+    (at most 2 * side of side * side points) goes through the network again until it falls inside. The host repeats only those
+    few points. On a device, finding them would mean waiting for it, so all points go through a table of where each point
+    outside ends. Both give the same bits. NumPy does the two operations that torch runs on several threads at any size, and
+    one thread makes the tables, because waking threads stalls on machines with shared cores.
+    """
+
+    def __init__(self, key: int, groups: Tensor, sizes: Tensor, rounds: int) -> None:
+        with _one_thread():
+            self._make_tables(key, groups, sizes, rounds)
+        self._ends, self._first_ends = torch.empty(0), torch.empty(0)
+        self._moved: Permutations | None = None
+
+    def _make_tables(self, key: int, groups: Tensor, sizes: Tensor, rounds: int) -> None:
+        sides = sizes.to(torch.float64).sqrt_().ceil_().to(torch.int64)
+        starts = sides.cumsum(0) - sides
+        largest = int(sides.max())
+        work = torch.int32 if max(largest * largest, int(sides.sum())) < 1 << 31 else torch.int64
+        # A round adds a random function of the right half to the left half. The function has `side` values: make a table.
+        owner = torch.from_numpy(np.arange(len(sides)).repeat(sides.numpy()))
+        place = hash32(torch.arange(len(owner)) - starts[owner], keyed(key, "place"))
+        of_group = hash32(spread(hash32(groups, keyed(key, "group")), rounds), keyed(key, "round"))
+        functions = below(hash32(of_group.t()[:, owner] ^ place, key), sides[owner])
+        functions -= sides[owner]  # the sign of a sum then tells whether it wrapped
+        self._rounds = functions.to(work).unbind()
+        self._alike = (int(sizes[0]), int(sides[0])) if bool((sizes == sizes[0]).all()) else None
+        self._sizes, self._sides, self._starts = sizes.to(work), sides.to(work), starts.to(work)
+
+    def __call__(self, points: Tensor, groups: Tensor) -> Tensor:
+        if points.device != self._sizes.device:
+            return self._on(points.device)._without_looking(points, groups)
+        mixed = self._once(points.to(self._sizes.dtype), groups)
+        outside = torch.from_numpy(np.flatnonzero((mixed >= self._size_of(groups)).numpy()))
+        while len(outside):
+            groups_outside = groups[outside]
+            again = self._once(mixed[outside], groups_outside)
+            mixed[outside] = again
+            outside = outside[again >= self._size_of(groups_outside)]
+        return mixed.to(torch.int64)
+
+    def _without_looking(self, points: Tensor, groups: Tensor) -> Tensor:
+        mixed = self._once(points.to(self._sizes.dtype), groups)
+        beyond = mixed - self._size_of(groups)
+        entry = beyond.clamp(min=0).add_(self._first_ends.index_select(0, groups))
+        return torch.where(beyond >= 0, self._ends.index_select(0, entry), mixed).to(torch.int64)
+
+    def _on(self, device: torch.device) -> Permutations:
+        if self._moved is None or self._moved._sizes.device != device:
+            moved = copy.copy(self)
+            with _one_thread():
+                ends, first = self._walks_end()
+                rounds = torch.stack(self._rounds)
+            moved._rounds = to_device(rounds, device).unbind()
+            moved._ends, moved._first_ends = to_device(ends, device), to_device(first, device)
+            moved._sizes, moved._sides, moved._starts = (
+                to_device(tensor, device) for tensor in (self._sizes, self._sides, self._starts)
+            )
+            self._moved = moved
+        return self._moved
+
+    def _walks_end(self) -> tuple[Tensor, Tensor]:
+        """Where each point outside ends, and the first table entry of each group.
+
+        Points outside can form a cycle that never ends. No walk that began inside enters one, so cycles are left as they are.
+        """
+        sizes = self._sizes.to(torch.int64)
+        surplus = self._sides.to(torch.int64) ** 2 - sizes
+        first = surplus.cumsum(0) - surplus
+        groups = torch.arange(len(sizes)).repeat_interleave(surplus)
+        offset = sizes[groups] - first[groups]  # from a table entry to its point
+        points = torch.arange(len(groups)) + offset
+        ends = self._once(points.to(self._sizes.dtype), groups).to(torch.int64)
+        walking, before = torch.nonzero(ends >= sizes[groups]).flatten(), -1
+        while len(walking) != before:  # pointer doubling: jump to where the point reached has got to
+            before = len(walking)
+            ends[walking] = ends[ends[walking] - offset[walking]]
+            walking = walking[ends[walking] >= sizes[groups[walking]]]
+        ends = torch.cat([ends, torch.zeros(1, dtype=torch.int64)])  # so that a group without points outside has a first entry
+        return ends.to(self._sizes.dtype), first.to(self._sizes.dtype)
+
+    def _once(self, points: Tensor, groups: Tensor) -> Tensor:
+        side = self._alike[1] if self._alike else self._sides.index_select(0, groups)
+        starts = self._starts.index_select(0, groups)
+        left = floor_divide(points, side)
+        right = points - left * side
+        for function in self._rounds:
+            left.add_(function.index_select(0, right + starts))
+            left.add_((left >> 31).bitwise_and_(side))
+            left, right = right, left
+        return left.mul_(side).add_(right)
+
+    def _size_of(self, groups: Tensor) -> int | Tensor:
+        return self._alike[0] if self._alike else self._sizes.index_select(0, groups)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """For a few thousand values. More threads, once woken, spin on every core for a while and slow down the training loop."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
+
+
+def floor_divide(values: Tensor, by: int | Tensor) -> Tensor:
+    """Exact for values from 0 to 2**52. On a CPU faster than integer division, which is not vectorised."""
+    if values.device.type == "cpu":
+        return values.to(torch.float64).div_(by).to(values.dtype)
+    # A GPU multiplies by the reciprocal: 49 / 49 gives 0.9999 there, which truncates to 0
+    return torch.div(values, by, rounding_mode="floor")
+
+
+def to_device(indices: Tensor, device: torch.device | str) -> Tensor:
+    """Copy without waiting: pinned memory makes the copy asynchronous."""
+    target = torch.device(device)
+    if target.type == "cpu":
+        return indices
+    return indices.pin_memory().to(target, non_blocking=True)

@@ -1,7 +1,7 @@
-"""The order of samples as a pure function of (seed, epoch, layout): any stretch of it is computed without the rest.
+"""The order of samples as a pure function of (seed, epoch, layout). Any range of it is computed without the rest.
 
-Indices are made ahead by the 64k or more, on the device that will use them, which is never waited for. An order over windows
-of blocks is made on the host and copied: what is read block by block comes from there anyway.
+Row numbers are computed ahead, 64k or more at a time, on the device that uses them, and nothing waits for the device. An order
+over windows of blocks is computed on the host and copied, because data that is read block by block is on the host anyway.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError
-from flatout.data.order.keyed import hash32, keyed, spread
-from flatout.data.order.permutations import Permutations, floor_divide, to_device
+from flatout.data.order.keyed import Permutations, floor_divide, hash32, keyed, spread, to_device
 
-_PIECE = 1 << 15  # small enough for the cache, and for torch not to wake threads, which stall where cores are shared
-_FEW_ROWS = 4096  # a round is a table of sqrt(size) values: of short ones more are needed
+BLOCK_ROWS = 1 << 16
+BLOCK_STEPS = 256  # on a device, computing rows costs a fixed number of kernel launches: compute more at a time
+_PIECE = 1 << 15  # fits the CPU cache, and torch wakes no threads, which would stall on shared cores
+_FEW_ROWS = 4096  # a round is a table of sqrt(size) values: short tables need more rounds
 
 
 class Sampler(Protocol):
-    """Which row is at each position of a run; positions run on from epoch to epoch."""
+    """Which row is at each position of a run. Positions count on from epoch to epoch."""
 
     @property
     def epoch_rows(self) -> int: ...
@@ -32,19 +33,19 @@ class Sampler(Protocol):
         ...
 
     def visits(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
-        """What tells two visits of one row apart, for the keys of its augmentation: the epoch, or the draw."""
+        """A number that differs between visits of one row (the epoch or the draw), for the keys of its augmentation."""
         ...
 
 
 class Order:
-    """Every epoch visits every row once: the blocks in a new order, and the rows shuffled within a window of blocks.
+    """Every epoch visits every row once: blocks in a new order, rows shuffled within a window of blocks.
 
-    With one block, or a window that spans them all, that is a permutation of all rows.
+    With one block, or a window over all blocks, this is a permutation of all rows.
     """
 
     def __init__(self, seed: int, blocks: Sequence[int], window_blocks: int | None = None) -> None:
         if not blocks or min(blocks) < 0 or sum(blocks) == 0:
-            raise DataError(f"an order needs blocks with rows in them, got block sizes {list(blocks)[:8]}")
+            raise DataError(f"an order needs blocks that have rows, got block sizes {list(blocks)[:8]}")
         if window_blocks is not None and window_blocks < 1:
             raise DataError(f"window_blocks must be 1 or more, got {window_blocks}")
         self._seed = seed
@@ -84,7 +85,7 @@ class Order:
 
 
 class _Whole:
-    """A few epochs, each a permutation of all rows. Positions count from the first of these epochs."""
+    """A few epochs, each a permutation of all rows. Positions count from the first epoch given."""
 
     def __init__(self, seed: int, epochs: Tensor, epoch_rows: int) -> None:
         self._epoch_rows = epoch_rows
@@ -97,7 +98,7 @@ class _Whole:
 
 
 class _Windows:
-    """The shuffled blocks of a few epochs laid end to end, cut into windows."""
+    """The shuffled blocks of a few epochs, one after the other, cut into windows."""
 
     def __init__(self, seed: int, epochs: Tensor, sizes: Tensor, first_rows: Tensor, window_blocks: int) -> None:
         count, blocks = len(epochs), len(sizes)
@@ -121,7 +122,7 @@ class _Windows:
 
 
 class Sequential:
-    """Rows as they are stored, epoch after epoch."""
+    """Rows in stored order, epoch after epoch."""
 
     def __init__(self, rows: int) -> None:
         self._epoch_rows = rows
@@ -135,3 +136,35 @@ class Sequential:
 
     def visits(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
         return floor_divide(torch.arange(start, stop, device=device), self._epoch_rows)
+
+
+def block_rows(batch: int, device: torch.device) -> int:
+    """How many rows to compute at a time."""
+    steps = 1 if device.type == "cpu" else BLOCK_STEPS
+    return max(BLOCK_ROWS, steps * batch)
+
+
+class Lookahead:
+    """Computes the rows of coming positions in blocks and returns slices of them."""
+
+    def __init__(self, sampler: Sampler, device: torch.device) -> None:
+        self._sampler = sampler
+        self._device = device
+        self._start = self._stop = 0
+        self._rows = self._visits = torch.empty(0, dtype=torch.int64, device=device)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        if start < self._start or stop > self._stop:
+            self._fill(start, start + block_rows(stop - start, self._device))
+        return self._rows[start - self._start : stop - self._start]
+
+    def visits(self, start: int, stop: int) -> Tensor:
+        """Of the positions last passed to `rows`. Computed on first use, because only transforms need them."""
+        if len(self._visits) != len(self._rows):
+            self._visits = self._sampler.visits(self._start, self._stop, self._device)
+        return self._visits[start - self._start : stop - self._start]
+
+    def _fill(self, start: int, stop: int) -> None:
+        self._start, self._stop = start, stop
+        self._rows = self._sampler.rows(start, stop, self._device)
+        self._visits = self._rows[:0]
