@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flatout.base.errors import DataError
 from flatout.data import Data, arrays, digits, text
-from flatout.data.feeds.feed import EvalFeed, PinnedFeed, ResidentFeed, feed
+from flatout.data.feeds.feed import EvalFeed, PinnedFeed, ResidentFeed, feed, feed_options
 from flatout.data.order.draws import Balanced, Weighted
 from flatout.data.order.keyed import floor_divide
 from flatout.data.order.order import Order, block_rows
@@ -141,7 +141,7 @@ def test_next_never_waits_for_the_device(tier: str, data: Data) -> None:
 def test_reused_buffers_are_not_overwritten_while_the_device_lags() -> None:
     """A long kernel holds the consumer back; the ring wraps many times behind it."""
     data = arrays(torch.arange(200_000).view(-1, 1).expand(-1, 256).contiguous())
-    served = PinnedFeed(data.train, data.sampler(0), 512, "cuda")
+    served = PinnedFeed(data.train, data.sampler(0), feed_options(512, "cuda"))
     expected = Order(0, (200_000,)).rows(0, 512 * 40)
     try:
         served.next()
@@ -170,7 +170,7 @@ def test_evaluation_reads_all_rows_in_order(tier: str) -> None:
 
 def test_errors_of_the_thread_arrive_in_next(monkeypatch: pytest.MonkeyPatch) -> None:
     data = arrays(torch.arange(1000))
-    served = PinnedFeed(data.train, data.sampler(0), 100, "cuda")
+    served = PinnedFeed(data.train, data.sampler(0), feed_options(100, "cuda"))
 
     def torn(self: ArraySource, rows: Tensor, batch: Batch) -> None:
         raise DataError("a torn file")
@@ -192,7 +192,7 @@ def test_without_pinned_memory_the_batches_are_the_same_and_it_is_said(monkeypat
         return made
 
     monkeypatch.setattr(torch, "empty", refusing)
-    served = PinnedFeed(data.train, data.sampler(0), 100, "cuda")
+    served = PinnedFeed(data.train, data.sampler(0), feed_options(100, "cuda"))
     monkeypatch.undo()
     reference = feed(data, "resident", 100, "cuda")
     try:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flatout.data import arrays
 from flatout.data.feeds.ahead import THREAD_NAME
+from flatout.data.feeds.feed import feed_options
 from flatout.data.feeds.loader import loader
 from flatout.data.feeds.pinned import PinnedFeed
 from flatout.data.feeds.tuning import ReadingBudget
@@ -54,10 +55,10 @@ def _same(first: Batch, second: Batch) -> bool:
     return first.keys() == second.keys() and all(first[name].equal(second[name]) for name in first)
 
 
-@pytest.mark.parametrize("options", [{"workers": 1, "depth": 1}, {"workers": 4}, {"workers": 6, "depth": 13}, {}])
+@pytest.mark.parametrize("options", [{"workers": 1, "prefetch": 1}, {"workers": 4}, {"workers": 6, "prefetch": 13}, {}])
 def test_ragged_rows_through_reused_buffers_are_those_of_the_source(options: dict[str, Any]) -> None:
     source, order = Scattered(5000), Order(0, (5000,))
-    served = PinnedFeed(source, Order(0, (5000,)), 64, "cuda", **options)
+    served = PinnedFeed(source, Order(0, (5000,)), feed_options(64, "cuda", **options))
     try:
         kept = []
         for turn in range(120):
@@ -71,14 +72,14 @@ def test_ragged_rows_through_reused_buffers_are_those_of_the_source(options: dic
             position += size
         stats = served.stats()
         assert stats["copy_bytes_per_s"] > 0 and stats["buffer_bytes"] > 0 and served.degraded == []
-        assert len(served._uplink._slots._all) <= served.workers + 2  # type: ignore[union-attr]
+        assert len(served._uplink.transfer.slots._all) <= served.workers + 2  # type: ignore[union-attr]
     finally:
         served.close()
 
 
 def test_many_threads_never_make_the_trainer_wait_for_the_device() -> None:
     data = arrays(torch.randn(100_000, 32), torch.randint(0, 5, (100_000,)))
-    served = PinnedFeed(data.train, data.sampler(0), 512, "cuda", workers=4)
+    served = PinnedFeed(data.train, data.sampler(0), feed_options(512, "cuda", workers=4))
     total = torch.zeros((), device="cuda")
     try:
         for _ in range(5):
@@ -118,7 +119,9 @@ def test_ranks_share_batches_on_a_device() -> None:
 
 
 def test_tuning_stays_within_its_budget_while_it_runs() -> None:
-    served = PinnedFeed(Scattered(5000), Order(0, (5000,)), 64, "cuda", budget=ReadingBudget(cores=5, memory_bytes=10**8))
+    served = PinnedFeed(
+        Scattered(5000), Order(0, (5000,)), feed_options(64, "cuda"), budget=ReadingBudget(cores=5, memory_bytes=10**8)
+    )
     began_s = time.perf_counter()
     try:
         while time.perf_counter() - began_s < 3:

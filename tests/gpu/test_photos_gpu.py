@@ -16,7 +16,7 @@ from torch import Tensor
 from flatout.data.augment.resample import resample, resample_on_cpu, resample_plainly
 from flatout.data.augment.windows import CropWindow, Flat
 from flatout.data.decoding.decoders import make_decoder
-from flatout.data.feeds.feed import StoredFeed, feed
+from flatout.data.feeds.feed import PinnedFeed, feed, feed_options
 from flatout.data.feeds.resident import ResidentFeed
 from flatout.data.order.keyed import Keys
 from flatout.data.source import Batch
@@ -130,7 +130,7 @@ def test_nothing_waits_and_a_graph_holds_it() -> None:
 def test_resident_photos_and_uploaded_ones_give_equal_bits(shared_data: Callable[[str], Path]) -> None:
     data = images(shared_data("photos/hymenoptera"), size=96, augment=["random_resized_crop", "flip", {"cutmix": 1.0}])
     assert data.training is not None
-    resident = ResidentFeed(data.train, data.sampler(1), 16, "cuda", transforms=data.training, seed=1)
+    resident = ResidentFeed(data.train, data.sampler(1), feed_options(16, "cuda", data.transforms(), 1))
     for turn in range(9):
         rows, visits = (sample(16 * turn, 16 * turn + 16) for sample in (data.sampler(1).rows, data.sampler(1).visits))
         uploaded = to_device(data.train.read(rows))
@@ -148,7 +148,7 @@ def test_a_device_that_is_filled_on_the_way_serves_what_the_host_would(tmp_path:
         Image.fromarray(draw.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path)
     data = images(tmp_path, size=160, augment=["random_resized_crop", "flip", {"cutmix": 1.0}])
     filled, pinned = feed(data, "resident", 20, "cuda", 3), feed(data, "pinned", 20, "cuda", 3)
-    assert isinstance(filled, StoredFeed) and isinstance(pinned, StoredFeed)
+    assert isinstance(filled, PinnedFeed) and isinstance(pinned, PinnedFeed)
     for _ in range(15):  # three epochs
         one, other = filled.next(), pinned.next()
         assert one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)

@@ -13,7 +13,7 @@ from torch import Tensor
 from flatout.base.errors import DataError, UsageError
 from flatout.data import Data, arrays, digits, text
 from flatout.data.feeds.ahead import Ahead
-from flatout.data.feeds.feed import EvalFeed, PinnedFeed, ResidentFeed, eval_batches, feed
+from flatout.data.feeds.feed import EvalFeed, PinnedFeed, ResidentFeed, eval_batches, feed, feed_options
 from flatout.data.order.order import Order
 from flatout.data.source import Batch, Column, Source
 
@@ -82,7 +82,7 @@ def test_sizes_may_vary_and_blocks_of_rows_join_without_a_seam() -> None:
 
 def test_eager_batches_and_seeks_between_captured_ones_keep_the_place() -> None:
     data = digits(augment=["flip"])
-    plain, mixed = ResidentFeed(data.train, data.sampler(0), 50, "cpu"), ResidentFeed(data.train, data.sampler(0), 50, "cpu")
+    plain, mixed = (ResidentFeed(data.train, data.sampler(0), feed_options(50, "cpu")) for _ in range(2))
     mixed.load(steps=4)
     for turn in range(30):
         size = 13 if turn % 3 == 1 else 50
@@ -98,7 +98,7 @@ def test_eager_batches_and_seeks_between_captured_ones_keep_the_place() -> None:
 
 
 def test_static_buffers_are_asked_for_first_and_never_move() -> None:
-    served = ResidentFeed(digits().train, digits().sampler(0), 50, "cpu")
+    served = ResidentFeed(digits().train, digits().sampler(0), feed_options(50, "cpu"))
     with pytest.raises(UsageError, match=r"call load\(\) before"):
         served.capture_next()
     served.load(steps=3)
@@ -202,9 +202,9 @@ def test_wrong_requests_are_said() -> None:
     data = digits()
     for attempt, message in (
         (lambda: feed(data, "residant", 8, "cpu"), "did you mean 'resident'"),
-        (lambda: feed(data, "resident", 0, "cpu"), "batch must be 1 or more"),
+        (lambda: feed(data, "resident", 0, "cpu"), "batch .* 1 or more, got 0"),
         (lambda: EvalFeed(data.train, (), 8, "cpu", "streamd"), "unknown tier"),
-        (lambda: PinnedFeed(data.train, data.sampler(0), 8, "cpu").next(9), "batches of 8"),
+        (lambda: PinnedFeed(data.train, data.sampler(0), feed_options(8, "cpu")).next(9), "batches of 8"),
     ):
         with pytest.raises(UsageError, match=message):
             _call(attempt)

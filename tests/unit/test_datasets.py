@@ -27,6 +27,7 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from flatout.base.errors import DataError, UsageError
+from flatout.data.feeds.feed import feed_options
 from flatout.data.feeds.streamed import IterableFeed
 from flatout.data.order.order import Order
 from flatout.data.source import ArraySource, Batch, Column
@@ -570,7 +571,7 @@ def test_workers_end_with_an_owner_that_is_killed(tmp_path: Path) -> None:
 
 
 def feed(of: Any, batch: int, settings: dict[str, Any] | None = None, **made: Any) -> IterableFeed:
-    return IterableFeed(IterableSource(of, Form(), **(settings or {})), batch, "cpu", **made)
+    return IterableFeed(IterableSource(of, Form(), **(settings or {})), feed_options(batch, "cpu", **made))
 
 
 def firsts(batch: Batch) -> list[float]:
@@ -677,10 +678,8 @@ def test_ends_that_were_not_expected_are_said() -> None:
         feed(given.Count(6), 8, {"in_process": False, "length": math.inf}).next()
     short = feed(given.Count(3), 8, {"in_process": False, "length": 5})
     assert firsts(short.next()) == [0, 1, 2, 1000, 1001, 1002, 2000, 2001]
-    assert any(
-        "Count ends after 3 samples, so a batch of 8 holds some of them more than once" in line for line in short.degraded
-    )
-    assert any("length=5 was told of Count, and a pass of it had 3 samples" in line for line in short.degraded)
+    assert any("Count ends after 3 samples" in line and "batch of 8" in line for line in short.degraded)
+    assert any("Count has length=5" in line and "3 samples" in line for line in short.degraded)
     short.close()
     once = feed(_generator(6), 4)
     assert "is read by a thread" in once.degraded[0]

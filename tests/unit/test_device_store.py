@@ -14,11 +14,12 @@ from test_filling import DECODED
 from test_photos_files import encoded
 
 import flatout as fo
-from flatout.data.cache.device import DeviceStore, filled_by
+from flatout.data.cache.device import DeviceStore
 from flatout.data.cache.tiers import choose_tier
 from flatout.data.data import Data
-from flatout.data.feeds.feed import StoredFeed
+from flatout.data.feeds.feed import feed_options
 from flatout.data.feeds.pinned import PinnedFeed
+from flatout.data.feeds.resident import filled_by
 from flatout.data.source import Batch
 from flatout.data.sources.photos import source as photo_source
 
@@ -56,12 +57,11 @@ def photos(folder: Path, **options: object) -> Data:
 
 def kept_feed(data: Data, workers: int | str = 3) -> PinnedFeed:
     store = DeviceStore(data.train, "cpu")  # type: ignore[arg-type]
-    given = data.train, data.sampler(5), BATCH, "cpu"
-    return StoredFeed(*given, transforms=data.transforms(), seed=5, workers=workers, kept=store)
+    return PinnedFeed(data.train, data.sampler(5), feed_options(BATCH, "cpu", data.transforms(), 5, workers), kept=store)
 
 
 def plain_feed(data: Data) -> PinnedFeed:
-    return PinnedFeed(data.train, data.sampler(5), BATCH, "cpu", transforms=data.transforms(), seed=5, workers=0)
+    return PinnedFeed(data.train, data.sampler(5), feed_options(BATCH, "cpu", data.transforms(), 5, workers=0))
 
 
 def equal(one: Batch, other: Batch) -> bool:

@@ -20,6 +20,7 @@ import flatout as fo
 from flatout.base.errors import DataError, Stopped, UsageError
 from flatout.data.decoding.decode import Turbo
 from flatout.data.feeds import feed as feeds
+from flatout.data.feeds.feed import feed_options
 from flatout.data.feeds.resident import ResidentFeed
 from flatout.data.feeds.streamed import IterableFeed
 from flatout.data.sources.datasets import streamtask
@@ -135,7 +136,7 @@ class Remembering(Stream):
 
 def test_every_reader_of_a_stream_begins_at_its_start() -> None:
     data = fo.data.dataset(Stream(), classes=2, processes=False)
-    first, second = (IterableFeed(data.train, 8, "cpu") for _ in range(2))
+    first, second = (IterableFeed(data.train, feed_options(8, "cpu")) for _ in range(2))
     served = [first.next()["x"] for _ in range(3)]
     first.close()
     assert all(torch.equal(second.next()["x"], batch) for batch in served)

@@ -16,7 +16,7 @@ import flatout as fo
 from flatout.base.errors import UsageError
 from flatout.cli.training import read_asked
 from flatout.data.feeds.evaluation import EvalFeed
-from flatout.data.feeds.feed import PinnedFeed
+from flatout.data.feeds.feed import PinnedFeed, feed_options
 from flatout.data.feeds.tuning import ReadingBudget
 from flatout.data.order.order import Order
 from flatout.data.source import Batch, Column, Source
@@ -123,7 +123,7 @@ def settled(source: Slow, rows: int) -> int:
 @pytest.mark.parametrize("depth", [1, 4])
 def test_no_more_batches_are_read_ahead_than_were_pinned(workers: int | str, depth: int) -> None:
     source = Slow()
-    feed = PinnedFeed(source, Order(0, (4000,)), 10, "cpu", workers=workers, depth=depth)
+    feed = PinnedFeed(source, Order(0, (4000,)), feed_options(10, "cpu", workers=workers, prefetch=depth))
     try:
         for served in range(1, 6):
             feed.next()
@@ -136,8 +136,8 @@ def test_no_more_batches_are_read_ahead_than_were_pinned(workers: int | str, dep
 
 def test_rows_in_memory_are_read_ahead_where_that_was_pinned() -> None:
     data = build_job(recipe()).data
-    assert PinnedFeed(data.train, data.sampler(0), 8, "cpu").workers == 0
-    assert PinnedFeed(data.train, data.sampler(0), 8, "cpu", depth=2).workers == 1
+    assert PinnedFeed(data.train, data.sampler(0), feed_options(8, "cpu")).workers == 0
+    assert PinnedFeed(data.train, data.sampler(0), feed_options(8, "cpu", prefetch=2)).workers == 1
 
 
 def test_evaluation_keeps_to_what_was_pinned_too() -> None:

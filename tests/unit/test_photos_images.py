@@ -23,6 +23,7 @@ from flatout.data.cache.memory import MemoryStore
 from flatout.data.data import Data
 from flatout.data.decoding.decode import Turbo
 from flatout.data.feeds.evaluation import EvalFeed
+from flatout.data.feeds.feed import feed_options
 from flatout.data.feeds.pinned import PinnedFeed
 from flatout.data.feeds.resident import ResidentFeed
 from flatout.data.normalize import Normalize
@@ -210,7 +211,7 @@ def test_every_tier_serves_the_same_bits(folder: Path, policy: str, piece_rows: 
 
     def batches(make: Callable[[Data], Source], feed: Any, **more: Any) -> list[dict[str, Tensor]]:
         data = images(folder, **options)
-        served = feed(make(data), data.sampler(5), 6, "cpu", transforms=data.transforms(), seed=5, **more)
+        served = feed(make(data), data.sampler(5), feed_options(6, "cpu", data.transforms(), 5, **more))
         try:
             return [served.next() for _ in range(8)]  # more than two epochs
         finally:
@@ -220,7 +221,7 @@ def test_every_tier_serves_the_same_bits(folder: Path, policy: str, piece_rows: 
     others = [
         batches(lambda data: data.train, ResidentFeed),
         batches(lambda data: data.train, PinnedFeed, workers=2),
-        batches(lambda data: data.train, PinnedFeed, workers=5, depth=1),
+        batches(lambda data: data.train, PinnedFeed, workers=5, prefetch=1),
         batches(lambda data: FillingSource(data.train, MemoryStore(data.train)), PinnedFeed, workers=2),
     ]
     for other in others:

@@ -10,7 +10,7 @@ import pytest
 import flatout as fo
 from flatout.base.errors import RecipeError, UsageError
 from flatout.data.cache.compression import COMPRESSIONS
-from flatout.data.feeds.evaluation import TIERS
+from flatout.data.cache.filling import TIERS
 from flatout.engine.setting_values import SettingScope
 from flatout.engine.settings import SETTING_NAMES, Settings, parse_pins, settings_of
 from flatout.plan.knobs.all import AFTER, BEFORE, KNOBS, OWNERS, PRICED, conflicts, off_value, off_when_shared

@@ -18,6 +18,7 @@ from flatout.base.errors import DataError, ModelError, RecipeError, Stopped, Usa
 from flatout.data.data import Data
 from flatout.data.feeds.bucketed import BucketFeed
 from flatout.data.feeds.evaluation import EvalFeed
+from flatout.data.feeds.feed import feed_options
 from flatout.data.sources.texts.sequence_source import SequenceSource
 from flatout.engine.evaluation import evaluate
 from flatout.objectives.build import build as build_objective
@@ -65,7 +66,7 @@ def asked(**given: Any) -> fo.Recipe:
 
 def feed_of(data: Data, seed: int = 0, **options: Any) -> BucketFeed:
     assert isinstance(data.train, SequenceSource)
-    return BucketFeed(data.train, BATCH, "cpu", seed=seed, **options)
+    return BucketFeed(data.train, feed_options(BATCH, "cpu", seed=seed), **options)
 
 
 def test_a_run_sees_the_batches_that_the_loader_serves(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from flatout.base.errors import MachineError, UsageError
-from flatout.data.feeds.together import ShareOrder
+from flatout.data.feeds.ranks import RunShare
 from flatout.data.order.order import Order
 from flatout.engine.parallel.mesh import parse_mesh, show_mesh
 from flatout.world import joining
@@ -121,7 +121,7 @@ def test_all_shares_together_are_the_batches_of_one_process(size: int, total: in
     for rank in range(size):
         world = World()
         world.data_rank, world.data_size = rank, size
-        orders.append((world, ShareOrder(order, batch, world, total)))
+        orders.append((world, RunShare(order, batch, world, total)))
     for step in range(steps if total is None else -(-total // batch)):
         rows = batch if total is None else min(batch, total - step * batch)
         for rank, (world, share) in enumerate(orders):
@@ -136,7 +136,7 @@ def test_a_batch_smaller_than_the_world_is_refused() -> None:
     world = World()
     world.data_size = 4
     with pytest.raises(UsageError, match="batch 3 can't be shared by 4 processes"):
-        ShareOrder(Order(0, [9]), 3, world, None)
+        RunShare(Order(0, [9]), 3, world, None)
 
 
 def test_a_mesh_is_read() -> None:

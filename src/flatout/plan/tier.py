@@ -10,10 +10,10 @@ import torch
 
 from flatout.data.cache.cache import Cache, disk_bytes
 from flatout.data.cache.compression import SAMPLE_BYTES, choose_compression
-from flatout.data.cache.device import filled_by
 from flatout.data.cache.mapped import cached_compression, cached_rows
 from flatout.data.cache.records import Array, RecordLayout, bytes_of
 from flatout.data.cache.tiers import Surroundings
+from flatout.data.feeds.resident import filled_by
 from flatout.data.feeds.tuning import ReadingBudget
 from flatout.data.source import Source
 from flatout.engine.job import Job

@@ -22,6 +22,7 @@ from flatout.base.source import lasting_text, source_text
 from flatout.base.specs import Spec
 from flatout.data.data import Data
 from flatout.data.feeds.bucketed import BucketFeed
+from flatout.data.feeds.contract import FeedOptions
 from flatout.data.feeds.evaluation import EvalFeed
 from flatout.data.order.keyed import Keys
 from flatout.data.source import Batch
@@ -177,7 +178,7 @@ def _few_rows(data: Data, device: torch.device) -> Batch:
         none = torch.zeros(2, dtype=torch.int64, device=device)
         return apply(data.transforms(), blank, Keys(0, none, none))
     if data.train.shapes_vary and (rows := data.train.by_length) is not None:
-        return BucketFeed(rows, 2, device, transforms=data.transforms()).shortest()  # a model for one length fails here
+        return BucketFeed(rows, FeedOptions(2, device, data.transforms())).shortest()  # a model for one length fails here
     source = data.train if data.validation is None else data.validation
     return next(iter(EvalFeed(source, data.prepare, min(2, len(source)), device, tier="pinned")))
 

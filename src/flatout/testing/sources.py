@@ -20,6 +20,7 @@ from torch import Tensor
 from flatout.base.errors import DataError
 from flatout.data.cache.records import START
 from flatout.data.data import Data
+from flatout.data.feeds.contract import FeedOptions
 from flatout.data.feeds.feed import feed
 from flatout.data.feeds.streamed import IterableFeed
 from flatout.data.offers import Go, Skip, StreamReader
@@ -248,14 +249,14 @@ class StreamConformance(_Declared):
             assert all(torch.equal(rest[name], whole[name][_SAMPLES:]) for name in whole), f"after {begin}"
 
     def test_a_feed_goes_on_from_its_state(self) -> None:
-        first = IterableFeed(self.source(), _SAMPLES, "cpu", seed=1)
+        first = IterableFeed(self.source(), FeedOptions(_SAMPLES, torch.device("cpu"), seed=1))
         try:
             first.next()
             state = first.state_dict()
             expected = first.next()
         finally:
             first.close()
-        second = IterableFeed(self.source(), _SAMPLES, "cpu", seed=1)
+        second = IterableFeed(self.source(), FeedOptions(_SAMPLES, torch.device("cpu"), seed=1))
         try:
             second.load_state_dict(state)
             found = second.next()

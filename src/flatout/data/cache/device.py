@@ -14,17 +14,9 @@ from torch import Tensor
 
 from flatout.data.cache.records import START
 from flatout.data.offers import PlacedRows, Take
-from flatout.data.source import Batch, Source
+from flatout.data.source import Batch
 
-_LARGE_BYTES = 64 << 10  # a row. Batches of smaller ones come faster than a host can name them: those are picked on the device
 _FLAT = "pixels"
-
-
-def filled_by(source: Source, device: torch.device | str) -> PlacedRows | None:
-    """What fills the device, if it does well to be filled with the source photo by photo, and not beforehand."""
-    if torch.device(device).type != "cuda" or source.placed is None:
-        return None
-    return source.placed if source.stored_bytes / max(1, len(source)) >= _LARGE_BYTES else None
 
 
 class DeviceStore:

@@ -1,4 +1,4 @@
-"""Batches under a budget of tokens: rows of like length, padded to the longest of their bucket."""
+"""Batches of a limited number of tokens: rows of similar length, padded to the longest row of their bucket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import UsageError
-from flatout.data.feeds.contract import Feed, StepEnds
+from flatout.data.feeds.contract import Feed, FeedOptions, StepEnds
 from flatout.data.feeds.resident import move
 from flatout.data.offers import BatchPlan, PlannedBatch, RowsByLength
 from flatout.data.order.keyed import Keys, to_device
@@ -18,7 +18,7 @@ from flatout.data.transforms import Transform, apply
 
 
 class Bucketed:
-    """The plan of an epoch, and its batches: picked out on the device, or on the host where it has no room for the rows."""
+    """The plan of an epoch and its batches, which are picked on the device, or on the host if the device has no room."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Bucketed:
         seed: int,
         stored: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`stored`: rows that are on the device already."""
+        """`stored`: the rows, if they are on the device."""
         self.buckets = buckets
         self._source, self._transforms, self._seed = source, tuple(transforms), seed
         self._device = torch.device(device)
@@ -43,7 +43,7 @@ class Bucketed:
         return self._plan[1]
 
     def make(self, epoch: int, rows: Tensor, length: int) -> Batch:
-        """Some of the rows of a planned batch."""
+        """A batch of some of the rows of a planned batch."""
         places = to_device(rows, self._where)
         batch = self._source.padded(self._stored, places, length)
         if self._where != self._device:
@@ -55,29 +55,20 @@ class Bucketed:
 
 
 class BucketFeed(Feed):
-    """Serves the batches of one plan after the other. Their sizes differ: `next_size` tells the next one's.
+    """Serves the batches of one plan after the other. Their sizes differ: `next_size` gives the size of the next one.
 
-    A place is a number of samples, as in every feed. Where a batch was cut short, what was left of it comes next.
+    Positions are numbers of samples, as in every feed. If a batch was cut short, its other rows come next.
     """
 
     def __init__(
-        self,
-        source: RowsByLength,
-        batch: int,
-        device: torch.device | str,
-        *,
-        transforms: Sequence[Transform] = (),
-        seed: int = 0,
-        resident: bool = True,
-        degraded: Sequence[str] = (),
+        self, source: RowsByLength, options: FeedOptions, *, resident: bool = True, degraded: Sequence[str] = ()
     ) -> None:
-        if batch < 1:
-            raise UsageError(f"batch must be 1 or more, got {batch}")
-        self.batch = batch
+        self.batch = options.batch
         self.position = 0
         self._degraded = list(degraded)
-        stored = move(source.stored(), torch.device(device)) if resident else None
-        self._made = Bucketed(source, source.buckets(batch, seed), device, transforms, seed, stored)
+        device, seed = options.device, options.seed
+        stored = move(source.stored(), device) if resident else None
+        self._made = Bucketed(source, source.buckets(self.batch, seed), device, options.transforms, seed, stored)
         self._rows, self._batches = self._made.buckets.epoch_rows, self._made.buckets.epoch_batches
         self._ends = -1, np.zeros(0, np.int64)
 
@@ -93,21 +84,21 @@ class BucketFeed(Feed):
         return min(most, len(self._left()[1]))
 
     def next(self, size: int | None = None) -> Batch:
-        """The batch at `position`, or its first rows; the position moves on by their number."""
+        """The batch at `position`, or its first `size` rows. The position moves on by their number."""
         epoch, rows, length = self._left()
         size = len(rows) if size is None else size
         if not 1 <= size <= len(rows):
-            raise UsageError(f"next(size={size}): this batch has {len(rows)} rows; ask next_size() first")
+            raise UsageError(f"next(size={size}): this batch has {len(rows)} rows; call next_size() first")
         self.position += size
         return self._made.make(epoch, rows[:size], length)
 
     def shortest(self) -> Batch:
-        """The batch of the shortest rows of the first epoch; the position stays."""
+        """The batch of the shortest rows of the first epoch. The position stays."""
         planned = min(self._made.plan(0), key=lambda batch: batch.length)
         return self._made.make(0, planned.rows, planned.length)
 
     def worst(self) -> list[Batch]:
-        """Of the first epoch the batch of the longest rows, and that of the most tokens; the position stays."""
+        """The batches of the first epoch with the longest rows and with the most tokens. The position stays."""
         longest = max(self._made.plan(0), key=lambda batch: (batch.length, len(batch.rows)))
         largest = max(self._made.plan(0), key=lambda batch: (batch.length * len(batch.rows), batch.length))
         return [self._made.make(0, one.rows, one.length) for one in ([longest] if longest is largest else [longest, largest])]
@@ -127,7 +118,7 @@ class BucketFeed(Feed):
         return epoch * self._batches + (int(np.searchsorted(self._ends_of(epoch), rows)) + 1 if rows else 0)
 
     def _left(self) -> tuple[int, Tensor, int]:
-        """The epoch, what is left of the batch at the position, and the length it is padded to."""
+        """The epoch, the rows left of the batch at the position, and the length that they are padded to."""
         epoch, place = divmod(self.position, self._rows)
         ends = self._ends_of(epoch)
         number = int(np.searchsorted(ends, place, side="right"))

@@ -1,16 +1,33 @@
-"""What a feed is: it serves batches to a training loop. All that others ask of one is declared here."""
+"""What a feed is: it serves batches to a training loop. Everything that others may ask of one is declared here."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+
 from flatout.data.source import Batch
+from flatout.data.transforms import Transform
+
+
+@dataclass(frozen=True)
+class FeedOptions:
+    """How a feed serves its rows. `feed.feed_options` makes and checks one."""
+
+    batch: int
+    device: torch.device
+    transforms: tuple[Transform, ...] = ()
+    seed: int = 0
+    workers: int | None = None  # reading threads; 0: read each batch when it is asked for; None: tuned while it runs
+    depth: int | None = None  # batches read ahead; None: tuned while it runs
+    epoch_rows: int | None = None  # no batch crosses a multiple of this; the batch before it may be short
 
 
 class StepEnds(Protocol):
-    """Which step ends where, if batches differ in their number of rows."""
+    """At which sample each step ends, if batches differ in their number of rows."""
 
     def samples_after(self, steps: int) -> int: ...
 
@@ -18,47 +35,47 @@ class StepEnds(Protocol):
 
 
 class Feed(ABC):
-    """`position` is the number of samples served: with the seed, all there is to know to go on from here."""
+    """`position` is the number of samples served. Position and seed are enough to resume from here."""
 
     batch: int
     position: int
 
     @property
     def degraded(self) -> list[str]:
-        """What is not as it should be, in words. More may come while it serves."""
+        """Problems that did not stop the feed, as sentences. The list can grow while it serves."""
         return []
 
     @property
     def moved(self) -> Sequence[str]:
-        """Why it is not served by the tier that was asked for, in words; empty where it is."""
+        """Why another tier than the requested one serves the rows, as sentences. Empty if the requested one does."""
         return ()
 
     @abstractmethod
     def next(self, size: int | None = None) -> Batch:
-        """The batch at `position`, which moves on by its size."""
+        """The batch at `position`, which moves on by the batch's size."""
 
     @abstractmethod
     def seek(self, position: int) -> None: ...
 
     @abstractmethod
     def close(self) -> None:
-        """Stop working ahead; `next` starts again."""
+        """Stop reading ahead. `next` starts it again."""
 
     def release(self) -> None:
-        """Nothing is served any more: what was read is kept where a store outlives the run."""
+        """Stop serving. Rows are written to the cache where it outlives the run."""
         self.close()
 
     def next_size(self, most: int) -> int:
-        """Rows of the next batch, at most so many."""
+        """Rows of the next batch, at most this many."""
         return most
 
     @property
     def steps(self) -> StepEnds | None:
-        """None: all batches have as many rows."""
+        """None: all batches have the same number of rows."""
         return None
 
     def worst(self) -> list[Batch]:
-        """Batches that need the most memory, if their shapes differ; the position stays."""
+        """The batches that need the most memory, if shapes differ. The position stays."""
         return []
 
     @property
@@ -68,22 +85,22 @@ class Feed(ABC):
 
     @property
     def why_not_capturable(self) -> str:
-        return "a graph reads its batch from one place, and the shapes of these batches differ"
+        return "a CUDA graph needs batches of one shape, and the shapes of these batches differ"
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What it takes beside the position to go on from here; None: nothing."""
+        """What is needed to resume in addition to the position. None: nothing."""
         return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 (most feeds have nothing to do)
-        """Where `state_dict` gives nothing, nothing is taken either: `seek` does it all."""
+        """Where `state_dict` returns None, `seek` does everything."""
 
     def stats(self) -> dict[str, Any] | None:
-        """What reading has taken so far; None where nothing is read ahead."""
+        """Measurements of the reading so far. None if nothing is read ahead."""
         return None
 
 
 class CapturableFeed(Feed):
-    """One whose batches come to fixed places on the device, so that a graph can hold the step."""
+    """A feed whose batches arrive at fixed addresses on the device, so that a CUDA graph can hold the step."""
 
     @property
     def capturable(self) -> CapturableFeed:
@@ -91,16 +108,16 @@ class CapturableFeed(Feed):
 
     @abstractmethod
     def load(self) -> None:
-        """Make the places for `capture_next`, once, and fill them for the current position."""
+        """Allocate the buffers of `capture_next`, once, and fill them for the current position."""
 
     @abstractmethod
     def capture_next(self) -> Batch:
-        """The batch at those places, inside of a capture."""
+        """The batch in those buffers, inside of a capture."""
 
     @abstractmethod
     def bring(self) -> None:
-        """Before each replay."""
+        """Call before each replay."""
 
     @abstractmethod
     def replayed(self) -> None:
-        """After each replay."""
+        """Call after each replay."""

@@ -1,11 +1,11 @@
-"""What a loader serves epoch after epoch: rows by number, rows of like length under a budget of tokens, or a stream.
+"""What a loader serves, epoch after epoch: the batches of a feed, or rows of similar length with a limited number of tokens.
 
-A course knows the batch at (epoch, number) and says what a place in it is, in numbers that hold for every process.
+A course knows the batch at (epoch, number), and writes a place as numbers that hold for every process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -13,18 +13,15 @@ from torch import Tensor
 
 from flatout.base.errors import DataError, UsageError
 from flatout.data.feeds.bucketed import Bucketed
-from flatout.data.feeds.contract import Feed
-from flatout.data.feeds.ranks import Share
+from flatout.data.feeds.contract import Feed, FeedOptions
 from flatout.data.feeds.resident import move
-from flatout.data.offers import RowsByLength
 from flatout.data.source import Batch, Source
-from flatout.data.transforms import Transform
 
 
 class Course(Protocol):
     @property
     def batches(self) -> int | None:
-        """Of an epoch, as many on every rank. None: it has no end."""
+        """Batches in an epoch, the same number on every rank. None: the data has no end."""
         ...
 
     @property
@@ -37,7 +34,7 @@ class Course(Protocol):
         ...
 
     def find(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        """The place that a mark stands for; UsageError if there is none such here."""
+        """The epoch and number of a mark. UsageError if no batch here begins at that place."""
         ...
 
     def stats(self) -> dict[str, Any]: ...
@@ -45,62 +42,66 @@ class Course(Protocol):
     def close(self) -> None: ...
 
 
-class RowCourse:
-    def __init__(self, feed: Feed, share: Share, batch: int, world: int) -> None:
-        self.batches = share.batches
-        self._feed, self._batch, self._world = feed, batch, world
-        self._epoch_rows = share.epoch_rows
-        self._last_size = share.epoch_rows - (share.batches - 1) * batch
+class FeedCourse:
+    """Batches of one size, rows by number or a stream. A stream is read up to a place that it is not at."""
+
+    def __init__(self, feed: Feed, epoch_rows: int | None, batches: int | None, world: int = 1) -> None:
+        """`epoch_rows` and `batches` are those of this process. None: a stream without end."""
+        self.batches = batches
+        self._feed, self._batch, self._world, self._epoch_rows = feed, feed.batch, world, epoch_rows
 
     @property
     def degraded(self) -> list[str]:
         return self._feed.degraded
 
     def get(self, epoch: int, number: int) -> Batch:
-        feed, position = self._feed, epoch * self._epoch_rows + number * self._batch
+        feed, position = self._feed, self._position(epoch, number)
         if feed.position != position:
             feed.seek(position)
-        return feed.next(self._batch if number + 1 < self.batches else self._last_size)
+        if self._epoch_rows is None:
+            return feed.next()
+        return feed.next(min(self._batch, self._epoch_rows - number * self._batch))
 
     def mark(self, epoch: int, number: int) -> dict[str, Any]:
-        return {"epoch": epoch, "samples": number * self._batch * self._world}
+        place = {"epoch": epoch, "samples": number * self._batch * self._world}
+        state = self._feed.state_dict() if self._feed.position == self._position(epoch, number) else None
+        return place if state is None else {**place, "stream": state}
 
     def find(self, state: Mapping[str, Any]) -> tuple[int, int]:
         number, rest = divmod(int(state["samples"]), self._batch * self._world)
         if rest:
             size = f"{self._batch} rows" if self._world == 1 else f"{self._batch} rows on each of {self._world} processes"
             where = f"{state['samples']} samples into epoch {state['epoch']}"
-            raise UsageError(f"the state is from {where}, where no batch of {size} ends: take the batch size it was saved with")
+            raise UsageError(f"the state is from {where}, where no batch of {size} ends: use the batch size of the saved run")
+        if state.get("stream") is not None:
+            self._feed.load_state_dict(state["stream"])
         return int(state["epoch"]), number
 
     def stats(self) -> dict[str, Any]:
         return self._feed.stats() or {}
 
     def close(self) -> None:
-        self._feed.close()
+        self._feed.release()
+
+    def _position(self, epoch: int, number: int) -> int:
+        return epoch * (self._epoch_rows or 0) + number * self._batch
 
 
 class BucketCourse:
-    """Batches of at most `tokens` tokens on each process, and at most `batch` rows. Every rank pads to the same length."""
+    """Batches of at most `tokens` tokens and `batch` rows on each process. Every rank pads to the same length."""
 
-    def __init__(
-        self,
-        source: RowsByLength,
-        batch: int,
-        tokens: int,
-        device: torch.device,
-        transforms: Sequence[Transform],
-        seed: int,
-        rank: int,
-        world: int,
-    ) -> None:
-        buckets, stored = source.buckets(batch, seed, world, tokens), move(source.stored(), device)
-        self._made = Bucketed(source, buckets, device, transforms, seed, stored)
-        self._buckets = self._made.buckets
+    def __init__(self, source: Source, options: FeedOptions, tokens: int, rank: int, world: int) -> None:
+        if (rows := source.by_length) is None:
+            raise DataError(
+                "tokens= is for rows of differing lengths, such as fo.data.sequences makes; use batch alone for this data"
+            )
+        self._buckets = rows.buckets(options.batch, options.seed, world, tokens)
+        stored = move(rows.stored(), options.device)
+        self._made = Bucketed(rows, self._buckets, options.device, options.transforms, options.seed, stored)
         self.batches = self._buckets.epoch_batches
         self.degraded: list[str] = []
         self._rank, self._world = rank, world
-        self._form = {"batch": batch * world, "tokens": tokens * world}  # what the plan of an epoch follows from
+        self._form = {"batch": options.batch * world, "tokens": tokens * world}  # the plan of an epoch depends on these
 
     def get(self, epoch: int, number: int) -> Batch:
         planned = self._made.plan(epoch)[number]
@@ -113,8 +114,8 @@ class BucketCourse:
         for name, here in self._form.items():
             if state.get(name) != here:
                 what = "rows" if name == "batch" else "tokens"
-                saved = f"the state is of batches of {state.get(name)} {what} over all processes, and here they have {here}"
-                raise UsageError(f"{saved}: which rows are in which batch follows from it")
+                saved = f"the state has batches of {state.get(name)} {what} over all processes, this loader has {here}"
+                raise UsageError(f"{saved}: the rows of each batch depend on it, so use the saved number")
         return int(state["epoch"]), int(state["samples"])
 
     def stats(self) -> dict[str, Any]:
@@ -124,58 +125,9 @@ class BucketCourse:
         """Nothing runs in the background here."""
 
     def _part(self, rows: Tensor) -> Tensor:
-        """This rank's; where they don't divide, the batch's first rows come again."""
+        """The rows of this rank. If the batch does not divide, its first rows are repeated."""
         if self._world == 1:
             return rows
         size = -(-len(rows) // self._world)
         places = torch.arange(self._rank * size, (self._rank + 1) * size).remainder_(len(rows))
         return rows.index_select(0, places)
-
-
-class StreamCourse:
-    """An iterable in its own order; a place that it does not stand at already is reached by reading up to there."""
-
-    def __init__(self, feed: Feed, length: int | None, batch: int, drop_last: bool) -> None:
-        self._feed, self._length, self._batch = feed, length, batch
-        self.batches = None
-        if length is not None:
-            self.batches = length // batch if drop_last else -(-length // batch)
-
-    @property
-    def degraded(self) -> list[str]:
-        return self._feed.degraded
-
-    def get(self, epoch: int, number: int) -> Batch:
-        position = self._position(epoch, number)
-        if self._feed.position != position:
-            self._feed.seek(position)
-        size = self._batch if self._length is None else min(self._batch, self._length - number * self._batch)
-        return self._feed.next(size)
-
-    def mark(self, epoch: int, number: int) -> dict[str, Any]:
-        stands_there = self._feed.position == self._position(epoch, number)
-        stream = self._feed.state_dict() if stands_there else None
-        return {"epoch": epoch, "samples": number * self._batch, "stream": stream}
-
-    def find(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        number, rest = divmod(int(state["samples"]), self._batch)
-        if rest:
-            raise UsageError(f"the state is from {state['samples']} samples on, where no batch of {self._batch} ends")
-        if state.get("stream") is not None:
-            self._feed.load_state_dict(state["stream"])
-        return int(state["epoch"]), number
-
-    def stats(self) -> dict[str, Any]:
-        return {}
-
-    def close(self) -> None:
-        self._feed.close()
-
-    def _position(self, epoch: int, number: int) -> int:
-        return epoch * (self._length or 0) + number * self._batch
-
-
-def rows_by_length(source: Source) -> RowsByLength:
-    if source.by_length is not None:
-        return source.by_length
-    raise DataError("tokens= is for rows of differing lengths, as fo.data.sequences makes them; here batch alone will do")

@@ -1,6 +1,6 @@
-"""All rows of a source once, in the order they are stored unless any will do: what evaluation and prediction read.
+"""All rows of a source once, for evaluation and prediction, in stored order unless any order is allowed.
 
-Of several processes that evaluate together each reads its share of the rows, and no other.
+If several processes evaluate together, each reads its share of the rows only.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from flatout.base.errors import UsageError, did_you_mean
 from flatout.data.cache.cache import Cache
-from flatout.data.cache.device import DeviceStore, filled_by
-from flatout.data.cache.filling import place
+from flatout.data.cache.device import DeviceStore
+from flatout.data.cache.filling import TIERS, place
 from flatout.data.feeds.ahead import Ahead
 from flatout.data.feeds.bucketed import Bucketed
 from flatout.data.feeds.pinned import spans
-from flatout.data.feeds.resident import move
+from flatout.data.feeds.resident import filled_by, move
 from flatout.data.feeds.tuning import ReadingBudget, depth_for
 from flatout.data.feeds.uplink import Uplink, next_sent, piece_rows
 from flatout.data.offers import BatchPlan, RowsByLength
@@ -27,16 +27,14 @@ from flatout.data.source import Batch, Source
 from flatout.data.transforms import Transform, apply, rehearse
 from flatout.world.world import World
 
-TIERS = ("resident", "pinned", "mapped", "streamed")  # where the bytes live: the device, host memory, a cache file, the source
-
 
 class EvalFeed:
-    """Iterate as often as needed: what the resident tier put on the device stays there. The last batch may be short.
+    """Iterate as often as needed. In the resident tier rows stay on the device. The last batch may be short.
 
-    With `keep`, rows that take long to read are read once and kept where the tier keeps them: in memory, or in `cache`. With
-    `any_order`, rows of differing lengths come in batches of like length, which takes far less padding. `threads` read ahead
-    what is not at hand, `prefetch` batches of it; 0: as many as there are cores, and a few batches more. In a `world` of
-    several processes these are the rows of one of them: as many as others have, or one less; none, where there are too few.
+    With `keep`, slow rows are read once and kept where the tier keeps them: in memory, or in `cache`. With `any_order`, rows of
+    differing lengths come in batches of similar length, which needs far less padding. `threads` read ahead rows that are not
+    in memory, `prefetch` batches ahead; 0: one thread for each core, and a few batches more. In a `world` of several
+    processes these are the rows of one process: the same number as in others or one less, none if there are too few.
     """
 
     def __init__(
@@ -56,7 +54,7 @@ class EvalFeed:
         world: World | None = None,
     ) -> None:
         if batch < 1:
-            raise UsageError(f"batch must be 1 or more, got {batch}")
+            raise UsageError(f"batch must be a number of rows, 1 or more, got {batch!r}")
         if tier not in TIERS:
             raise UsageError(f"unknown tier {tier!r}; {did_you_mean(tier, TIERS)}")
         self.batch = batch
@@ -70,8 +68,8 @@ class EvalFeed:
         self._kept: DeviceStore | None = None
         world = world or World()
         self._low, self._high = world.share(len(source))
-        self._own: Tensor | None = None  # of sequences; None: all
-        if self._sequences is not None and world.data_size > 1:  # all get long ones and short ones
+        self._own: Tensor | None = None  # rows of this process, if these are sequences; None: all
+        if self._sequences is not None and world.data_size > 1:  # every process gets long and short ones
             by_length = self._sequences.lengths.argsort(descending=True, stable=True)
             self._own = by_length[world.data_rank :: world.data_size]
         placed = filled_by(source, self._device) if tier == "resident" and stored is None else None
@@ -98,12 +96,12 @@ class EvalFeed:
         return self._from_device(self._stored) if self._stored is not None else self._from_host()
 
     def any_row(self) -> Batch:
-        """The first row of all, whoever's it is: for a process that has to call the model and has no row left."""
+        """The first row of the source, for a process that has to call the model and has no row left."""
         row = torch.zeros(1, dtype=torch.int64)
         return self._prepared(move(self._source.read(row), self._device), row.to(self._device))
 
     def close(self) -> None:
-        """What was read into a cache stays there."""
+        """Rows that were read into a cache stay there."""
         self._source.release()
 
     def _by_length(self, source: RowsByLength) -> Iterator[Batch]:
@@ -114,7 +112,7 @@ class EvalFeed:
             yield made.make(0, planned.rows if self._own is None else self._own[planned.rows], planned.length)
 
     def _buckets(self, source: RowsByLength) -> BatchPlan | None:
-        """None: this process has no row."""
+        """None: this process has no rows."""
         if self._own is None:
             return source.buckets(self.batch)
         return source.buckets_of(self._own, self.batch) if len(self._own) else None
@@ -125,18 +123,18 @@ class EvalFeed:
             yield self._prepared(self._source.gather(stored, rows), rows)
 
     def _from_host(self) -> Iterator[Batch]:
-        alone = self._source.alone  # draws from the generators of this process: not beside it
+        alone = self._source.alone  # it draws from the random generators of this process, so nothing may run in parallel
         workers = 1 if alone or self._source.in_memory else self._threads or ReadingBudget.here().cores
         uplink = Uplink(self._source, Sequential(len(self._source)), self.batch, self._device, workers, kept=self._kept)
-        self.degraded = [*uplink.degraded, *self._source.degraded]
+        self.degraded = [*uplink.transfer.degraded, *self._source.degraded]
         pieces = -(-self.batch // piece_rows(self._source, self.batch))
         planned = uplink.pieces(spans(self._low, self._high, self.batch))
         depth = 1 if alone else self._prefetch * pieces or depth_for(workers, pieces)
         ahead = Ahead(uplink.carry, planned, depth=depth, workers=workers)
         try:
             for _ in range(len(self)):
-                sent = next_sent(ahead)
-                uplink.receive(sent)
+                _, sent = next_sent(ahead)
+                uplink.transfer.receive(sent)
                 yield self._prepared(sent.columns, sent.rows)
         finally:
             ahead.close()

@@ -1,6 +1,6 @@
-"""Rows are read on the host by several threads, ahead of their use, and copied to the device on a stream of their own.
+"""Rows are read on the host by several threads, ahead of their use, and copied to the device on a separate stream.
 
-How many threads read and how far ahead changes nothing about what is served: which rows make a batch is fixed before.
+The number of threads and batches ahead never changes which rows make a batch.
 """
 
 from __future__ import annotations
@@ -16,79 +16,72 @@ from torch import Tensor
 from flatout.base.errors import UsageError
 from flatout.data.cache.device import DeviceStore
 from flatout.data.feeds.ahead import Ahead, Counters
-from flatout.data.feeds.contract import CapturableFeed
+from flatout.data.feeds.contract import CapturableFeed, FeedOptions
+from flatout.data.feeds.transfer import SentBatch
 from flatout.data.feeds.tuning import ReadingBudget, Tuner, depth_for
-from flatout.data.feeds.uplink import BatchPiece, SentBatch, Span, Uplink, next_sent, piece_rows
+from flatout.data.feeds.uplink import BatchPiece, Span, Uplink, next_sent, piece_rows
 from flatout.data.order.keyed import Keys
 from flatout.data.order.order import Sampler
 from flatout.data.source import Batch, Source
-from flatout.data.transforms import Transform, apply, describe_all
+from flatout.data.transforms import apply, describe_all
 
 
 class PinnedFeed(CapturableFeed):
-    """Serves the same batches as a resident feed. On a CPU, what is in memory already is read when asked for.
+    """Serves the same batches as a resident feed. On a CPU, rows in memory are read when they are asked for.
 
-    `workers` reading threads, or "auto": as many as it turns out to take. 0: none, every batch is read when asked for.
-    `depth` batches are read ahead; by default as many as that turns out to take.
-    `epoch_rows`: no batch crosses a multiple of it; the one before is short, and `next` is to be asked for its size.
-    `kept`: rows stay on the device once they were copied there, and are not read again.
+    `kept`: rows stay on the device after their first copy and are not read again. `moved`: why the requested tier does not
+    serve them. `budget`: the cores and the memory that reading may use; by default those of this machine.
     """
 
     def __init__(
         self,
         source: Source,
         sampler: Sampler,
-        batch: int,
-        device: torch.device | str,
+        options: FeedOptions,
         *,
-        transforms: Sequence[Transform] = (),
-        seed: int = 0,
-        workers: int | str = "auto",
-        depth: int | None = None,
-        budget: ReadingBudget | None = None,
-        epoch_rows: int | None = None,
         kept: DeviceStore | None = None,
+        moved: Sequence[str] = (),
+        budget: ReadingBudget | None = None,
     ) -> None:
-        if batch < 1:
-            raise UsageError(f"batch must be 1 or more, got {batch}")
-        if workers != "auto" and (not isinstance(workers, int) or workers < 0):
-            raise UsageError(f"workers is 'auto' or a number of reading threads, 0 for none, got {workers!r}")
-        if depth is not None and (not isinstance(depth, int) or depth < 1):
-            raise UsageError(f"prefetch is 'auto' or a number of batches to read ahead, 1 or more, got {depth!r}")
-        self.batch = batch
+        self.batch = options.batch
         self.position = 0
-        self._device = torch.device(device)
-        self._transforms = tuple(transforms)
-        self._seed = seed
-        self._epoch_rows = epoch_rows
+        self._source, self._moved = source, tuple(moved)
+        self._device = options.device
+        self._transforms = options.transforms
+        self._seed = options.seed
+        self._epoch_rows = options.epoch_rows
         self._tuner: Tuner | None = None
-        self._pieces = -(-batch // piece_rows(source, batch))
-        self.workers, self.depth = self._sizes(source, workers, depth, budget)
-        self._by_readers = bool(transforms) and self._device.type != "cpu"
+        self._pieces = -(-self.batch // piece_rows(source, self.batch))
+        self.workers, self.depth = self._sizes(options.workers, options.depth, budget)
+        self._by_readers = bool(self._transforms) and self._device.type != "cpu"
         finish = self._transformed if self._by_readers else None
-        self._uplink = Uplink(source, sampler, batch, self._device, max(1, self.workers), finish, kept)
+        self._uplink = Uplink(source, sampler, self.batch, self._device, max(1, self.workers), finish, kept)
         self._ahead: Ahead[BatchPiece, BatchPiece] | None = None
         self._past = Counters()
         self._static: Batch | None = None
         self._began_s: float | None = None
-        self._rehearse(source)
+        self._rehearse()
 
     @property
     def degraded(self) -> list[str]:
-        return self._uplink.degraded
+        return [*self._moved, *self._uplink.transfer.degraded, *self._source.degraded]
+
+    @property
+    def moved(self) -> Sequence[str]:
+        return self._moved
 
     def next(self, size: int | None = None) -> Batch:
         """The batch at `position`, which moves on by its size. The host waits only when the data is not there yet."""
         size = self.batch if size is None else size
         sent = self._fetch(size)
-        self._uplink.receive(sent)
+        self._uplink.transfer.receive(sent)
         self.position += size
         if not self._transforms or self._by_readers:
             return sent.columns
         return self._transformed(sent.columns, sent.rows, sent.visits)
 
     def load(self) -> None:
-        """Make fixed places for `capture_next`, once. Threads stop: what they do on a device would end up in the capture."""
+        """Allocate the buffers of `capture_next`, once. Threads stop, because the capture would record their work."""
         if self._static is None:
             position = self.position
             self._static = {name: torch.empty_like(column).copy_(column) for name, column in self.next().items()}
@@ -96,19 +89,19 @@ class PinnedFeed(CapturableFeed):
         self.close()
 
     def capture_next(self) -> Batch:
-        """What `bring` brought: a graph can hold it, as its place never changes."""
+        """The batch that `bring` copied. Its address never changes, so a graph can hold it."""
         if self._static is None:
-            raise UsageError("call load() before capture_next(): the graph reads its batch from places made there")
+            raise UsageError("call load() before capture_next(): it makes the buffers that the graph reads its batch from")
         return self._static
 
     def bring(self) -> None:
-        """Put the next batch where a graph looks for it. Call before each replay; the host waits as in `next`."""
+        """Copy the next batch to where the graph reads it. Call before each replay; the host waits as in `next`."""
         assert self._static is not None
         for name, column in self.next().items():
             self._static[name].copy_(column)
 
     def replayed(self) -> None:
-        """`bring` has moved on already."""
+        """Nothing to do: `bring` has moved the position."""
 
     def seek(self, position: int) -> None:
         if position != self.position:
@@ -116,16 +109,20 @@ class PinnedFeed(CapturableFeed):
         self.position = position
 
     def close(self) -> None:
-        """Stop working ahead; `next` starts again."""
+        """Stop reading ahead. `next` starts it again."""
         if self._ahead is not None:
             ahead, self._ahead = self._ahead, None
             self._past = _sum(self._past, ahead.counters)
             ahead.close()
             self._uplink.forget()
 
+    def release(self) -> None:
+        self.close()
+        self._source.release()
+
     def stats(self) -> dict[str, Any]:
-        """What reading has taken so far. `wait_share` is the part of the time that whoever asks for batches stood waiting."""
-        link, now = self._uplink, self._past
+        """Measurements of the reading so far. `wait_share` is the share of the time that the consumer waited for batches."""
+        link, copies, now = self._uplink, self._uplink.transfer, self._past
         if self._ahead is not None:
             now = _sum(now, self._ahead.counters)
         elapsed_s = 0.0 if self._began_s is None else time.perf_counter() - self._began_s
@@ -133,13 +130,13 @@ class PinnedFeed(CapturableFeed):
         return {
             "rows_read": link.rows_read,
             "read_rows_per_s_per_thread": link.rows_read / link.read_s if link.read_s else None,
-            "copy_bytes_per_s": link.copied_bytes / link.copy_s if link.copy_s else None,
+            "copy_bytes_per_s": copies.copied_bytes / copies.copy_s if copies.copy_s else None,
             "wait_s": wait_s,
             "wait_share": min(1.0, wait_s / elapsed_s) if elapsed_s else 0.0,
             "idle_s": now.room_wait_s,
             "workers": self.workers,
             "depth": -(-self.depth // self._pieces),
-            "buffer_bytes": link.buffer_bytes,
+            "buffer_bytes": copies.buffer_bytes,
             "changes": [] if self._tuner is None else [asdict(change) for change in self._tuner.history],
         }
 
@@ -150,13 +147,13 @@ class PinnedFeed(CapturableFeed):
             self._began_s = time.perf_counter()
         wanted = self.position, self.position + size
         if self.workers == 0 or next(self._spans()) != wanted:
-            self.close()  # an odd size, as at the end of a budget: what was prepared does not start where the next batch will
+            self.close()  # an odd size, as at the end of a budget: the batches read ahead start elsewhere
             return self._uplink.send(wanted)
         if self._ahead is None:
             self._start()
         assert self._ahead is not None
-        sent = next_sent(self._ahead)
-        if sent.span != wanted:  # Ctrl-C came between a batch's arrival and its use, and was caught: begin again from here
+        span, sent = next_sent(self._ahead)
+        if span != wanted:  # Ctrl-C came after a batch had arrived and before it was used, and was caught: start again here
             self.close()
             return self._fetch(size)
         if self._tuner is not None and self._tuner.look(self._ahead):
@@ -174,24 +171,24 @@ class PinnedFeed(CapturableFeed):
             return spans(self.position, None, self.batch)
         return epoch_spans(self.position, self._epoch_rows, self.batch)
 
-    def _sizes(self, source: Source, workers: int | str, depth: int | None, budget: ReadingBudget | None) -> tuple[int, int]:
-        """Threads and depth to start with; where threads are ours to choose, a tuner goes on from there."""
-        pinned = depth * self._pieces if depth else None
+    def _sizes(self, workers: int | None, depth: int | None, budget: ReadingBudget | None) -> tuple[int, int]:
+        """Threads and depth to start with. If the number of threads is free, a tuner changes it from there."""
+        source, set_depth = self._source, depth * self._pieces if depth else None
         fixed = fixed_threads(source, self._device)
         if source.alone:
             workers = 0
-        elif workers == "auto" and fixed is not None:
-            workers = 1 if fixed == 0 and pinned else fixed
-        if isinstance(workers, int):
-            return workers, pinned or depth_for(max(1, workers), self._pieces)
+        elif workers is None and fixed is not None:
+            workers = 1 if fixed == 0 and set_depth else fixed
+        if workers is not None:
+            return workers, set_depth or depth_for(max(1, workers), self._pieces)
         made = describe_all(self._transforms, source.schema)
         row_bytes = max(sum(column.row_bytes for column in columns.values()) for columns in (source.schema, made))
-        tuner = self._tuner = Tuner(budget or self._budget(), self.batch * row_bytes, self._pieces, depth=pinned)
+        tuner = self._tuner = Tuner(budget or self._budget(), self.batch * row_bytes, self._pieces, depth=set_depth)
         workers = first_threads(source, self._device, tuner.most)
         return workers, tuner.depth_of(workers)
 
     def _budget(self) -> ReadingBudget:
-        """Batches that are ready wait on the device: of its memory they may take an eighth of what is free."""
+        """Batches that are ready are on the device: they may take an eighth of its free memory."""
         budget = ReadingBudget.here()
         if self._device.type == "cuda":
             budget = replace(budget, memory_bytes=min(budget.memory_bytes, torch.cuda.mem_get_info(self._device)[0] // 8))
@@ -200,37 +197,38 @@ class PinnedFeed(CapturableFeed):
     def _transformed(self, columns: Batch, rows: Tensor, visits: Tensor) -> Batch:
         return apply(self._transforms, columns, Keys(self._seed, visits, rows))
 
-    def _rehearse(self, source: Source) -> None:
-        """Constants of transforms are on the device, and kernels compiled, before readers come to it, several at a time."""
+    def _rehearse(self) -> None:
+        """Puts the constants of transforms on the device and compiles kernels before several threads use them."""
         if not self._transforms:
             return
+        source = self._source
         first = {name: column.to(self._device) for name, column in source.read(torch.zeros(1, dtype=torch.int64)).items()}
-        rows = self.batch if self._by_readers else 1  # one over and over; of a ragged column all look at the same part
+        rows = self.batch if self._by_readers else 1  # copies of one row; in a ragged column all have the same start
         for name, column in source.schema.items():
             if column.ragged is None:
                 first[name] = first[name].expand(rows, *column.shape).contiguous()
         none = torch.zeros(rows, dtype=torch.int64, device=self._device)
         self._transformed(first, none, none)
-        self._uplink.follow()
+        self._uplink.transfer.follow()
 
 
 def fixed_threads(source: Source, device: torch.device) -> int | None:
-    """For a source that no number of threads makes quicker; None: it depends."""
+    """The number of threads for a source that more threads make no faster. None: it has to be found."""
     if source.alone or (source.in_memory and device.type == "cpu"):
         return 0
-    return 2 if source.workers else None  # its own read; one batch is handed over while the next is read
+    return 2 if source.workers else None  # its workers read; one batch is handed over while the next is read
 
 
 def first_threads(source: Source, device: torch.device, most: Callable[[float], int]) -> int:
-    """To start with. `most`: by the share of its time that the thread which trains is busy."""
+    """Threads to start with. `most` gives the limit for the share of its time that the training thread is busy."""
     if source.in_memory:
         return 1
-    # Beside a GPU one core launches kernels, and who keeps it from that holds up everything; on a CPU all share the work
+    # With a GPU one core must stay free to launch kernels; on a CPU all threads share the cores
     return most(0.0 if device.type == "cpu" else 1.0)
 
 
 def spans(start: int, end: int | None, batch: int) -> Iterator[Span]:
-    """[start, stop) of one batch after the other; the last one before `end` may be short."""
+    """[start, stop) of one batch after the other. The last batch before `end` may be short."""
     while end is None or start < end:
         stop = start + batch if end is None else min(start + batch, end)
         yield start, stop
@@ -238,7 +236,7 @@ def spans(start: int, end: int | None, batch: int) -> Iterator[Span]:
 
 
 def epoch_spans(start: int, epoch_rows: int, batch: int) -> Iterator[Span]:
-    """Without end; the last of each epoch may be short."""
+    """Endless. The last batch of each epoch may be short."""
     while True:
         end = (start // epoch_rows + 1) * epoch_rows
         yield from spans(start, end, batch)

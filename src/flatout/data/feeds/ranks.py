@@ -1,35 +1,40 @@
-"""Which part of every batch a process gets, when several train together.
+"""Which part of every batch a process gets when several train together.
 
-The batches of all processes together are the batches that one process would see: of each global batch, rank r takes the r-th
-of equal parts. Where the end of an epoch does not divide, it is filled up with the epoch's first rows, so that every process
-has as many batches of the same sizes and nobody waits for the others.
+The batches of all processes together are the batches that one process would see. Both shares are orders: pure functions of the
+position, so a run can resume on more or fewer processes.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flatout.base.errors import UsageError
-from flatout.data.order.keyed import floor_divide
+from flatout.data.order.keyed import to_device
 from flatout.data.order.order import Sampler
+from flatout.data.source import pick_rows
+from flatout.world.world import World
 
-_GAP_ROWS = 10_000  # making this many rows of an order takes as long as asking for some more of them once
+Positions = np.ndarray[Any, np.dtype[np.int64]]
+
+_GAP_ROWS = 10_000  # computing this many rows of an order takes as long as one more call
 _GAP_ROWS_ON_A_DEVICE = 1 << 20
-_AT_ONCE = 1 << 21
 
 
 def rank_and_world(rank: int | None, world: int | None) -> tuple[int, int]:
-    """As given; else those of the process group; else those in torchrun's variables; else one process."""
+    """The arguments; else those of the process group; else torchrun's variables; else one process."""
     if (rank is None) != (world is None):
-        raise UsageError(f"rank and world come together, got rank={rank}, world={world}")
+        raise UsageError(f"give rank and world together, got rank={rank}, world={world}")
     if rank is None or world is None:
         rank, world = _of_this_process()
     if world < 1 or not 0 <= rank < world:
-        raise UsageError(f"rank is from 0 to world - 1, got rank={rank}, world={world}")
+        raise UsageError(f"rank must be from 0 to world - 1, got rank={rank}, world={world}")
     return rank, world
 
 
@@ -40,104 +45,126 @@ def _of_this_process() -> tuple[int, int]:
     for name, alone in (("RANK", "0"), ("WORLD_SIZE", "1")):
         text = os.environ.get(name, alone)
         if not text.strip().isdigit():
-            raise UsageError(f"the environment variable {name} is to be a whole number, got {text!r}: give rank= and world=")
+            raise UsageError(f"the environment variable {name} must be a whole number, got {text!r}: give rank= and world=")
         values.append(int(text))
     return values[0], values[1]
 
 
-class Share:
-    """The part of an order that one rank sees, as an order of its own: a pure function of position, as every other."""
+class RankOrder(ABC):
+    """The part of an order that one rank sees, which is an order, too."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    @property
+    @abstractmethod
+    def epoch_rows(self) -> int: ...
+
+    @abstractmethod
+    def places(self, start: int, stop: int) -> Positions:
+        """Positions [start, stop) of this rank as positions in the order of all ranks."""
+
+    def rows(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
+        return self._picked(self._sampler.rows, start, stop, torch.device(device))
+
+    def visits(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
+        return self._picked(self._sampler.visits, start, stop, torch.device(device))
+
+    def _picked(self, read: Callable[..., Tensor], start: int, stop: int, device: torch.device) -> Tensor:
+        """Computes the rows of the other ranks in between as well, where that is faster than one more call."""
+        places = self.places(start, stop)
+        gap = _GAP_ROWS if device.type == "cpu" else _GAP_ROWS_ON_A_DEVICE
+        found = [torch.empty(0, dtype=torch.int64, device=device)]
+        for near in np.split(places, np.flatnonzero(np.abs(np.diff(places)) > gap) + 1) if len(places) else ():
+            low, high = int(near.min()), int(near.max()) + 1
+            found.append(pick_rows(read(low, high, device), to_device(torch.from_numpy(near - low), device)))
+        return torch.cat(found) if len(found) != 2 else found[1]
+
+
+class EpochShare(RankOrder):
+    """Of each global batch of an epoch, rank r takes the r-th of equal parts.
+
+    If the end of an epoch does not divide, it is filled up with the epoch's first rows. Every rank then has the same number
+    of batches of the same sizes, and no rank waits for others.
+    """
 
     def __init__(self, sampler: Sampler, batch: int, rank: int, world: int, drop_last: bool) -> None:
-        self._sampler, self._batch, self._rank, self._world = sampler, batch, rank, world
+        super().__init__(sampler)
+        self._batch, self._rank = batch, rank
         self._all_rows = sampler.epoch_rows
         self._global_batch = batch * world
         self._whole, rest = divmod(self._all_rows, self._global_batch)  # whole global batches, and the rows after them
-        self._last = 0 if drop_last else -(-rest // world)  # this rank's rows of the last, short one
+        self._last = 0 if drop_last else -(-rest // world)  # this rank's rows of the short last batch
         if self._whole == 0 and self._last == 0:
-            needed = f"{batch} rows" if world == 1 else f"{batch} rows on {world} processes"
+            needed = f"{batch} rows" if world == 1 else f"{batch} rows on each of {world} processes"
             raise UsageError(f"drop_last leaves no batch: there are {self._all_rows} rows, and a batch takes {needed}")
 
     @property
     def epoch_rows(self) -> int:
-        """Of this rank."""
+        """Rows of this rank in an epoch."""
         return self._whole * self._batch + self._last
 
     @property
     def batches(self) -> int:
-        """In an epoch."""
+        """Batches in an epoch."""
         return self._whole + (self._last > 0)
 
-    def rows(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
-        return self._collect(self._sampler.rows, start, stop, torch.device(device))
+    def places(self, start: int, stop: int) -> Positions:
+        (first, skip), (last, _) = self._batch_of(start), self._batch_of(stop - 1)
+        numbers = np.arange(first, last + 1)
+        epochs = numbers // self.batches
+        numbers -= epochs * self.batches
+        sizes = np.where(numbers < self._whole, self._batch, self._last)
+        begins = epochs * self._all_rows + numbers * self._global_batch + sizes * self._rank
+        places = _laid_out(begins, sizes)
+        if self._whole * self._global_batch + (self._rank + 1) * self._last > self._all_rows:  # filled with first rows
+            before = np.repeat(epochs * self._all_rows, sizes)
+            places = (places - before) % self._all_rows + before
+        return places[skip : skip + stop - start]
 
-    def visits(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
-        return self._collect(self._sampler.visits, start, stop, torch.device(device))
+    def _batch_of(self, position: int) -> tuple[int, int]:
+        """The batch at a position of this rank, counted from the first epoch, and how many of its rows come before."""
+        epoch, within = divmod(position, self.epoch_rows)
+        number, skip = divmod(within, self._batch)
+        return epoch * self.batches + number, skip
 
-    def _collect(self, read: Callable[..., Tensor], start: int, stop: int, device: torch.device) -> Tensor:
-        first, last = start // self.epoch_rows, -(-stop // self.epoch_rows)
-        whole_epochs = (last - first) * self._all_rows
-        if whole_epochs <= min(_AT_ONCE, 2 * (stop - start) * self._world):  # short epochs: all of them
-            return read(first * self._all_rows, last * self._all_rows, device).index_select(
-                0, self._places(start, stop, device)
+
+class RunShare(RankOrder):
+    """This process's rows of every batch of a run of `total` samples, whose last batch may be short."""
+
+    def __init__(self, sampler: Sampler, batch: int, world: World, total: int | None) -> None:
+        super().__init__(sampler)
+        if batch < world.data_size:
+            raise UsageError(
+                f"batch {batch} can't be shared by {world.data_size} processes: start fewer processes or set a larger batch"
             )
-        return collect_stretches(read, self._stretches(start, stop), device)
+        self._batch = batch
+        self._low, high = world.share(batch)
+        self.own = high - self._low  # rows of each whole batch
+        self._whole = -1 if total is None else total // batch  # batches before the short one
+        self._short = (0, 0) if total is None else world.share(total % batch)
 
-    def _places(self, start: int, stop: int, device: torch.device) -> Tensor:
-        """Of positions [start, stop) of this rank, among those of all, from the start of the first of their epochs."""
-        positions = torch.arange(start, stop, device=device).sub_(start // self.epoch_rows * self.epoch_rows)
-        epoch = floor_divide(positions, self.epoch_rows)
-        within = positions.sub_(epoch * self.epoch_rows)
-        number = floor_divide(within, self._batch).clamp_(max=self._whole)
-        size = torch.where(number < self._whole, self._batch, self._last)
-        place = within.sub_(number * self._batch).add_(number * self._global_batch).add_(size * self._rank)
-        return place.remainder_(self._all_rows).add_(epoch * self._all_rows)
+    @property
+    def epoch_rows(self) -> int:
+        return self._sampler.epoch_rows
 
-    def _stretches(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Positions [start, stop) of this rank as stretches of positions of all."""
-        while start < stop:
-            epoch, within = divmod(start, self.epoch_rows)
-            number = within // self._batch
-            size = self._batch if number < self._whole else self._last
-            done = within - number * self._batch
-            count = min(size - done, stop - start)
-            place = number * self._global_batch + self._rank * size + done
-            for begin, end in self._wrapped(place, place + count):
-                yield epoch * self._all_rows + begin, epoch * self._all_rows + end
-            start += count
+    def place(self, position: int) -> int:
+        """The position of this process when the run is at `position`, which counts the samples of all processes."""
+        return position // self._batch * self.own
 
-    def _wrapped(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        rows = self._all_rows
-        while begin < end:
-            place = begin % rows
-            count = min(end - begin, rows - place)
-            yield place, place + count
-            begin += count
+    def places(self, start: int, stop: int) -> Positions:
+        """`start` is the start of a batch. After the end of the run there are more places, which nobody uses."""
+        first, skip = divmod(start, self.own)
+        numbers = np.arange(first, stop // self.own + 2)
+        begins, sizes = numbers * self._batch + self._low, np.full(len(numbers), self.own)
+        if 0 <= (short := self._whole - first) < len(numbers):  # may have more rows than `own`
+            begins[short] = self._whole * self._batch + self._short[0]
+            sizes[short] = self._short[1] - self._short[0]
+        return _laid_out(begins, sizes)[skip : skip + stop - start]
 
 
-def gap_rows(device: torch.device) -> int:
-    """Up to so many rows in between, one longer stretch is made faster than two."""
-    return _GAP_ROWS if device.type == "cpu" else _GAP_ROWS_ON_A_DEVICE
-
-
-def collect_stretches(read: Callable[..., Tensor], stretches: Iterable[tuple[int, int]], device: torch.device) -> Tensor:
-    """Stretches that lie near each other are made in one go: what is made in between and not used costs less."""
-    gap = gap_rows(device)
-    parts = [torch.empty(0, dtype=torch.int64, device=device)]
-    near: list[tuple[int, int]] = []
-    low = high = 0
-
-    def make() -> None:
-        if near:
-            made = read(low, high, device)
-            parts.extend(made[begin - low : end - low] for begin, end in near)
-            near.clear()
-
-    for begin, end in stretches:
-        if not near or begin < low or begin > high + gap:
-            make()
-            low = high = begin
-        near.append((begin, end))
-        high = max(high, end)
-    make()
-    return torch.cat(parts)
+def _laid_out(begins: Positions, sizes: Positions) -> Positions:
+    """The places of stretches that begin there and have these sizes, one after the other."""
+    places: Positions = np.repeat(begins - (sizes.cumsum() - sizes), sizes)
+    places += np.arange(len(places))
+    return places

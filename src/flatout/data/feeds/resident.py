@@ -1,44 +1,42 @@
-"""The resident tier: everything on the device once, and each batch picked out there."""
+"""The resident tier: all rows are copied to the device once, and each batch is picked there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from flatout.base.errors import UsageError
-from flatout.data.feeds.contract import CapturableFeed
+from flatout.data.feeds.contract import CapturableFeed, FeedOptions
+from flatout.data.offers import PlacedRows
 from flatout.data.order.keyed import Keys
 from flatout.data.order.order import Lookahead, Sampler, block_rows
 from flatout.data.source import Batch, Source
-from flatout.data.transforms import Transform, apply, rehearse
+from flatout.data.transforms import apply, rehearse
+
+_LARGE_BYTES = 64 << 10  # per row. Batches of smaller rows are used faster than a host can look rows up
+
+
+def filled_by(source: Source, device: torch.device | str) -> PlacedRows | None:
+    """What fills the device row by row during the first epoch. None: all rows are copied before training."""
+    if torch.device(device).type != "cuda" or source.placed is None:
+        return None
+    return source.placed if source.stored_bytes / max(1, len(source)) >= _LARGE_BYTES else None
 
 
 class ResidentFeed(CapturableFeed):
-    """Serves batches by `next`, or inside of a CUDA graph by `capture_next`; `position` counts the samples served."""
+    """Serves batches by `next`, or inside of a CUDA graph by `capture_next`. `position` counts the samples served."""
 
-    def __init__(
-        self,
-        source: Source,
-        sampler: Sampler,
-        batch: int,
-        device: torch.device | str,
-        *,
-        transforms: Sequence[Transform] = (),
-        seed: int = 0,
-        stored: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        if batch < 1:
-            raise UsageError(f"batch must be 1 or more, got {batch}")
-        self.batch = batch
+    def __init__(self, source: Source, sampler: Sampler, options: FeedOptions) -> None:
+        self.batch = options.batch
         self.position = 0
-        self._device = torch.device(device)
+        self._device = options.device
         self._gather = source.gather
         self._sampler = sampler
-        self._transforms = tuple(transforms)
-        self._seed = seed
-        self.stored = move(source.stored() if stored is None else stored, self._device)
+        self._transforms = options.transforms
+        self._seed = options.seed
+        self.stored = move(source.stored(), self._device)
         self._ahead = Lookahead(sampler, self._device)
         self._static: _Static | None = None
         rehearse(self._transforms, self._gather(self.stored, torch.zeros(1, dtype=torch.int64, device=self._device)))
@@ -68,8 +66,8 @@ class ResidentFeed(CapturableFeed):
     def load(self, steps: int | None = None) -> None:
         """Fill the static buffers of `capture_next` for the current position. The first call sets how many steps they hold.
 
-        Later calls write to the same memory, ordered after the work already on the current stream: replay on that stream.
-        Call it once before the capture, and again after warm-up steps, which advance the device's cursor.
+        Later calls write to the same memory, after the work that is on the current stream: replay on that stream. Call it once
+        before the capture, and again after warm-up steps, which advance the cursor on the device.
         """
         if self._static is None:
             steps = steps or -(-block_rows(self.batch, self._device) // self.batch)
@@ -80,15 +78,15 @@ class ResidentFeed(CapturableFeed):
         self._static.fill(self._sampler, self.position)
 
     def capture_next(self) -> Batch:
-        """The batch at the device's own cursor, which it advances: no value comes from the host, so a graph can hold it."""
+        """The batch at the cursor on the device, which it advances. No value comes from the host, so a graph can hold it."""
         if self._static is None:
-            raise UsageError("call load() before capture_next(): the graph reads its rows from buffers made there")
+            raise UsageError("call load() before capture_next(): it makes the buffers that the graph reads rows from")
         rows, visits = self._static.take()
         batch = self._gather(self.stored, rows)
         return apply(self._transforms, batch, Keys(self._seed, visits, rows)) if self._transforms else batch
 
     def bring(self) -> None:
-        """The graph itself picks its rows."""
+        """Nothing to do: the graph picks its rows."""
 
     def replayed(self) -> None:
         """Call after each replay of a graph that holds one `capture_next`."""
@@ -101,10 +99,10 @@ class ResidentFeed(CapturableFeed):
 
 
 class _Static:
-    """Rows and visits at fixed addresses, and the places in them that the next step reads."""
+    """Rows and visits at fixed addresses, and a cursor: the places in them that the next step reads."""
 
     def __init__(self, batch: int, steps: int, device: torch.device, *, with_visits: bool) -> None:
-        """`with_visits`: only augmentation asks for them; without them they are the rows again."""
+        """`with_visits`: only augmentation needs them. Without it `take` returns the rows in their place."""
         self.batch, self.steps, self.stop = batch, steps, 0
         self._first_places = torch.arange(batch, device=device)
         self._places = self._first_places.clone()

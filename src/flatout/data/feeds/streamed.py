@@ -1,98 +1,110 @@
-"""Batches of a stream in its own order, read by one worker ahead of their use.
+"""Batches of a stream in its own order, read ahead by one worker.
 
-A stream that can go on from a snapshot of its state does so; others are read again up to where they were, which is said.
+A stream that can resume from a snapshot of its state does so. Others are read again from the start, which is reported.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from flatout.base.errors import UsageError
 from flatout.data.feeds.ahead import Ahead
-from flatout.data.feeds.contract import Feed
-from flatout.data.feeds.landing import Landing, StreamedSamples
+from flatout.data.feeds.contract import Feed, FeedOptions
+from flatout.data.feeds.transfer import SentBatch, Transfer
 from flatout.data.offers import Go, SampleStream, Skip, StreamReader, StreamState
 from flatout.data.order.keyed import Keys
 from flatout.data.source import Batch, Source
-from flatout.data.transforms import Transform, apply
+from flatout.data.transforms import apply
 
 _DEPTH = 3
+
+
+@dataclass
+class StreamedSamples:
+    """Samples that were read ahead and not yet served. `snapshot` is the state before the first of them."""
+
+    sent: SentBatch
+    places: Any  # on the host: the place of each sample in its pass, and the number of the pass
+    passes: Any
+    snapshot: StreamState | None
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def split(self, size: int) -> tuple[StreamedSamples, StreamedSamples]:
+        return self._cut(slice(None, size), self.snapshot), self._cut(slice(size, None), None)
+
+    def _cut(self, part: slice, snapshot: StreamState | None) -> StreamedSamples:
+        whole = self.sent
+        columns = {name: column[part] for name, column in whole.columns.items()}
+        sent = SentBatch(columns, whole.rows[part], whole.visits[part], whole.ready)
+        return StreamedSamples(sent, self.places[part], self.passes[part], snapshot)
 
 
 class IterableFeed(Feed):
     """Batches of one size from start to end of the stream, across its passes. `position` counts the samples served."""
 
-    def __init__(
-        self,
-        source: Source,
-        batch: int,
-        device: torch.device | str,
-        *,
-        transforms: Sequence[Transform] = (),
-        seed: int = 0,
-        depth: int = 0,
-    ) -> None:
-        """`depth` batches are read ahead; 0: a few."""
-        if batch < 1:
-            raise UsageError(f"batch must be 1 or more, got {batch}")
+    def __init__(self, source: Source, options: FeedOptions) -> None:
         if (stream := source.stream) is None:
-            raise UsageError(f"{type(source).__name__} has rows by number and is no stream: serve it from a tier")
-        self.batch = batch
+            raise UsageError(f"{type(source).__name__} has rows by number and is not a stream: serve it from a tier")
+        self.batch = options.batch
         self.position = 0
         self._source, self._stream = source, stream
-        self._transforms = tuple(transforms)
-        self._seed = seed
-        self._said: list[str] = []
-        self._depth = depth or _DEPTH
-        landing = Landing(source.schema, batch, torch.device(device), self._depth)
-        self._reading = _Reading(stream, batch, landing, self._said)
+        self._transforms = options.transforms
+        self._seed = options.seed
+        self._notes: list[str] = []
+        self._depth = options.depth or _DEPTH
+        transfer = Transfer(source.schema, self.batch, options.device, self._depth)
+        self._reading = _Reading(stream, self.batch, transfer, self._notes)
         self._begin: Go | Skip | None = None
         self._ahead: Ahead[int, StreamedSamples] | None = None
         self._rest: deque[StreamedSamples] = deque()
         self._snapshot: StreamState | None = None
         self._next_place = (0, 0)  # pass, and place in it, of the sample after the last one served
-        if self._transforms:  # their constants are on the device before the first batch
-            none = torch.zeros(1, dtype=torch.int64, device=device)
-            blank = {name: torch.zeros((1, *c.shape), dtype=c.dtype, device=device) for name, c in source.schema.items()}
-            apply(self._transforms, blank, Keys(seed, none, none))
+        if self._transforms:  # puts their constants on the device before the first batch
+            none = torch.zeros(1, dtype=torch.int64, device=options.device)
+            columns = source.schema.items()
+            blank = {name: torch.zeros((1, *c.shape), dtype=c.dtype, device=options.device) for name, c in columns}
+            apply(self._transforms, blank, Keys(self._seed, none, none))
 
     @property
     def degraded(self) -> list[str]:
-        return [*self._source.degraded, *self._reading.landing.degraded, *self._said]
+        return [*self._source.degraded, *self._reading.transfer.degraded, *self._notes]
 
     @property
     def why_not_capturable(self) -> str:
-        return "a graph reads its batch from one place, and the shapes of a stream are not known ahead"
+        return "a CUDA graph needs batches of one shape, and the shapes of a stream are not known in advance"
 
     def next(self, size: int | None = None) -> Batch:
-        """The next batch of the stream. The host waits only when it is not there yet."""
+        """The next batch of the stream. The host waits only if the batch is not ready."""
         size = self.batch if size is None else size
         pieces: list[StreamedSamples] = []
         left = size
         while left:
             piece = self._rest.popleft() if self._rest else self._fetch()
-            if len(piece.numbers[0]) > left:
+            if len(piece) > left:
                 piece, rest = piece.split(left)
                 self._rest.appendleft(rest)
             pieces.append(piece)
-            left -= len(piece.numbers[0])
+            left -= len(piece)
         for piece in pieces:
             self._serve(piece)
-        if len(pieces) == 1:
-            batch, rows, visits = pieces[0].columns, pieces[0].rows, pieces[0].visits
+        sent = [piece.sent for piece in pieces]
+        if len(sent) == 1:
+            batch, rows, visits = sent[0].columns, sent[0].rows, sent[0].visits
         else:
-            batch = {name: torch.cat([piece.columns[name] for piece in pieces]) for name in pieces[0].columns}
-            rows, visits = (torch.cat(parts) for parts in ([p.rows for p in pieces], [p.visits for p in pieces]))
+            batch = {name: torch.cat([part.columns[name] for part in sent]) for name in sent[0].columns}
+            rows, visits = torch.cat([part.rows for part in sent]), torch.cat([part.visits for part in sent])
         return apply(self._transforms, batch, Keys(self._seed, visits, rows)) if self._transforms else batch
 
     def seek(self, position: int) -> None:
-        """Where it is already, that is nothing. Else the stream is read again from its start."""
+        """Reads the stream again from its start, unless it is at this position."""
         if position == self.position:
             return
         self.close()
@@ -102,20 +114,20 @@ class IterableFeed(Feed):
             self._say_replay(position)
 
     def state_dict(self) -> dict[str, Any]:
-        """Of the samples served: what was read ahead does not count."""
+        """The state after the last sample served; samples read ahead do not count."""
         number, place = self._next_place
         state: dict[str, Any] = {"position": self.position, "pass": number, "place": place, "snapshot": None}
         if self._snapshot is not None:
             state["snapshot"] = asdict(self._snapshot)
         elif isinstance(self._begin, Skip) and self._begin.samples:
-            raise UsageError("the place in the stream is not known before the first batch after seek()")
+            raise UsageError("the state of a stream is not known between seek() and the next batch")
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         missing = [name for name in ("position", "pass", "place", "snapshot") if name not in state]
         if missing:
             raise UsageError(
-                f"this is no state of an iterable feed: it has no {missing[0]!r}, only {', '.join(map(str, state))}"
+                f"this is not the state of an iterable feed: {missing[0]!r} is missing in {', '.join(map(str, state))}"
             )
         self.close()
         self.position, self._next_place = int(state["position"]), (int(state["pass"]), int(state["place"]))
@@ -125,7 +137,7 @@ class IterableFeed(Feed):
             self._say_replay(self._next_place[1])
 
     def close(self) -> None:
-        """End the worker. What was read ahead is dropped; `next` goes on after the last sample served."""
+        """End the worker and drop the samples read ahead. `next` continues after the last sample served."""
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
@@ -135,14 +147,13 @@ class IterableFeed(Feed):
 
     def _say_replay(self, samples: int) -> None:
         why = "it has no state_dict and load_state_dict" if not self._stream.resumes else "its state at that place is not known"
-        self._said.append(f"{samples} samples of {self._stream.name} are read again to come back to where the run was: {why}")
+        self._notes.append(f"{samples} samples of {self._stream.name} are read again to reach the place of the run: {why}")
 
     def _serve(self, piece: StreamedSamples) -> None:
-        places, passes = piece.numbers
         self._snapshot = piece.snapshot or self._snapshot
-        self._next_place = int(passes[-1]), int(places[-1]) + 1
-        self.position += len(places)
-        self._reading.landing.receive(piece)
+        self._next_place = int(piece.passes[-1]), int(piece.places[-1]) + 1
+        self.position += len(piece)
+        self._reading.transfer.receive(piece.sent)
 
     def _fetch(self) -> StreamedSamples:
         try:
@@ -155,16 +166,16 @@ class IterableFeed(Feed):
                 self._ahead = Ahead(self._reading.read, itertools.repeat(self.batch), self._depth)
             return next(self._ahead)
         except BaseException:
-            self.close()  # whoever goes on all the same does so after the last sample served
+            self.close()  # a caller that catches this continues after the last sample served
             raise
 
 
 class _Reading:
-    """What the thread that reads ahead knows. It does not know the feed, so that one that is forgotten ends."""
+    """The part that the reading thread refers to. It has no reference to the feed, so an unused feed is freed and ends it."""
 
-    def __init__(self, stream: SampleStream, batch: int, landing: Landing, said: list[str]) -> None:
-        self.landing = landing
-        self._stream, self._batch, self._said = stream, batch, said
+    def __init__(self, stream: SampleStream, batch: int, transfer: Transfer, notes: list[str]) -> None:
+        self.transfer = transfer
+        self._stream, self._batch, self._notes = stream, batch, notes
         self._reader: StreamReader | None = None
 
     def begin(self, at: Go | Skip) -> None:
@@ -174,7 +185,9 @@ class _Reading:
         taken, columns = self._opened().take(samples)
         for length in taken.ends:
             self._pass_ended(length)
-        return self.landing.land(taken, columns)
+        size, rows, visits = len(taken.places), torch.from_numpy(taken.places), torch.from_numpy(taken.passes)
+        sent = self.transfer.copy({name: column[:size] for name, column in columns.items()}, rows, visits)
+        return StreamedSamples(sent, taken.places, taken.passes, taken.snapshot)
 
     def close(self) -> bool:
         """Whether there was a reader."""
@@ -189,14 +202,12 @@ class _Reading:
         return self._reader
 
     def _pass_ended(self, length: int) -> None:
-        told, name = self._stream.length, self._stream.name
+        expected, name = self._stream.length, self._stream.name
         if length < self._batch:
-            self._say(f"{name} ends after {length} samples, so a batch of {self._batch} holds some of them more than once")
-        if told is not None and length != told:
-            self._say(
-                f"length={told} was told of {name}, and a pass of it had {length} samples: epochs are counted by the former"
-            )
+            self._note(f"{name} ends after {length} samples, so a batch of {self._batch} repeats some of them")
+        if expected is not None and length != expected:
+            self._note(f"{name} has length={expected}, but a pass had {length} samples: {expected} samples count as an epoch")
 
-    def _say(self, line: str) -> None:
-        if line not in self._said:
-            self._said.append(line)
+    def _note(self, line: str) -> None:
+        if line not in self._notes:
+            self._notes.append(line)

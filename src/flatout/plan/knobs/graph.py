@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flatout.data.cache.device import filled_by
+from flatout.data.feeds.resident import filled_by
 from flatout.engine.settings import Settings, with_values
 from flatout.plan.knobs.knob import Candidate, Decisions, SettingRules, always
 from flatout.plan.knobs.splitting import SPLITS, split_conflict

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flatout.data.cache.device import filled_by
 from flatout.data.feeds.pinned import first_threads, fixed_threads
+from flatout.data.feeds.resident import filled_by
 from flatout.data.feeds.tuning import ReadingBudget
 from flatout.plan.knobs.knob import Decisions, SettingRules
 from flatout.plan.plan import Choice
