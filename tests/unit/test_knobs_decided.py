@@ -153,7 +153,7 @@ def test_evaluation_keeps_to_what_was_pinned_too() -> None:
 
 def test_a_prefetch_that_is_no_number_is_refused() -> None:
     for wrong in (0, "many"):
-        with pytest.raises(UsageError, match="prefetch is 'auto' or a number of batches"):
+        with pytest.raises(UsageError, match="prefetch must be 'auto' or a number of batches"):
             fo.loader({"x": torch.zeros(9, 2)}, 3, device="cpu", tier="pinned", prefetch=wrong)
 
 

@@ -131,7 +131,7 @@ def test_balanced_draws_give_each_class_and_each_of_its_rows_the_same_chance() -
         ([1.0, -2.0], "row 1 has -2"),
         ([1.0, float("nan")], "row 1 has nan"),
         ([0.0, 0.0], "all 0"),
-        ([[1.0], [2.0]], "one number a row"),
+        ([[1.0], [2.0]], "one number per row"),
     ],
 )
 def test_bad_weights_are_named(weights: list[float], message: str) -> None:

@@ -233,7 +233,7 @@ def test_unknown_and_missing_decoders_are_said() -> None:
         make_decoder("turb")
     assert re.fullmatch(r"turbo rule \d+, simplejpeg [\d.]+, pillow [\d.]+", make_decoder("auto").id)
     if not torch.cuda.is_available():
-        with pytest.raises(MachineError, match="there is no CUDA device; decoder='turbo'"):
+        with pytest.raises(MachineError, match="there is no CUDA device; use decoder='turbo'"):
             make_decoder("nvjpeg")
 
 
@@ -379,9 +379,9 @@ BAD_AT_ONCE = {
     "empty": (b"", r"is empty \(0 bytes\)"),
     "text": (b"hello, I am no image\n" * 9, "is text, not an image: it starts with 'hello, I am no image"),
     "other": (b"\0\1\2\3" * 20, "is not a JPEG, PNG, WebP, GIF, BMP or TIFF image: it starts with the bytes 00 01 02 03"),
-    "header": (encoded(scene(), "JPEG")[:60], "begins as JPEG, but its header is broken or cut off"),
-    "webp": (encoded(scene(), "WEBP")[:-60], "begins as WEBP, but its header is broken or cut off"),
-    "png": (encoded(scene(), "PNG")[:20], "begins as PNG, but its header is broken or cut off"),
+    "header": (encoded(scene(), "JPEG")[:60], "begins like a JPEG, but its header is broken or cut off"),
+    "webp": (encoded(scene(), "WEBP")[:-60], "begins like a WEBP, but its header is broken or cut off"),
+    "png": (encoded(scene(), "PNG")[:20], "begins like a PNG, but its header is broken or cut off"),
 }
 
 
@@ -446,7 +446,7 @@ def test_a_file_that_changed_since_it_was_looked_at_is_bad(tmp_path: Path) -> No
     folder = folder_of(tmp_path, a=shades(1), b=shades(1))
     source = source_of(folder)
     (folder / "a" / "0.jpg").write_bytes(encoded(scene(20, 30), "JPEG"))
-    with pytest.raises(DataError, match="20 x 30 pixels came out, and its header promised 40 x 40"):
+    with pytest.raises(DataError, match="20 x 30 pixels, but its header says 40 x 40"):
         source.read(torch.tensor([0]))
     (folder / "a" / "0.jpg").write_bytes(encoded(scene(500, 30), "JPEG"))
     with pytest.raises(DataError, match=r"a/0.jpg: can't be decoded: .*buffer is too small"):

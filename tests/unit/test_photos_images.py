@@ -84,7 +84,7 @@ def test_the_order_of_augment_is_kept_and_normalize_comes_before_mixing(folder: 
     assert chain({"random_resized_crop": {"scale": [0.5, 1]}}, {"normalize": {"scale": 0.1}}, "flip") == [
         RandomResizedCrop, Normalize, Flip,
     ]  # fmt: skip
-    with pytest.raises(DataError, match="it comes first and once"):
+    with pytest.raises(DataError, match="must come first and only once"):
         chain(crop, "center_crop")
     with pytest.raises(DataError, match="put it before normalize"):
         chain(crop, "cutout", "colour_jitter")
@@ -182,7 +182,7 @@ def test_size_and_cover_are_part_of_what_the_data_is_and_the_decoder_of_what_a_c
     monkeypatch.setattr(Turbo, "id", "turbo of another version")
     assert cache_key(source) != key and images(folder, size=16).fingerprint() == first
     for wrong in (0, -3, "x", 2.5):
-        with pytest.raises(DataError, match="size is a whole number of pixels"):
+        with pytest.raises(DataError, match=r"size .* whole number of pixels"):
             images(folder, size=wrong)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="cover is a whole number of pixels, 1 or more, got 0"):
         images(folder, size=16, cover=0)

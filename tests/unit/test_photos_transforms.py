@@ -147,7 +147,7 @@ def test_a_crop_makes_x_and_drops_what_it_used() -> None:
         described = crop.describe(PHOTOS)
         assert list(made) == list(described) == ["x", "y"]
         assert made["x"].shape[1:] == described["x"].shape == (3, 16, 16) and made["x"].dtype == described["x"].dtype
-        with pytest.raises(DataError, match="so it comes first and once"):
+        with pytest.raises(DataError, match="must come first and only once"):
             crop.describe(described)
         with pytest.raises(DataError, match="needs a size"):
             type(crop)().describe(PHOTOS)
@@ -167,15 +167,15 @@ def test_a_sample_gets_the_same_crop_whatever_it_is_batched_with() -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: RandomResizedCrop(0), "size is a whole number of pixels, 1 or more, got 0"),
-        (lambda: RandomResizedCrop(8, scale=(0.5, 0.1)), r"scale is two numbers above 0, the smaller first, 1 at most"),
-        (lambda: RandomResizedCrop(8, scale=0.3), r"scale is two numbers"),  # type: ignore[arg-type]
-        (lambda: RandomResizedCrop(8, ratio=(0, 1)), "ratio is two numbers above 0"),
-        (lambda: CenterCrop(32, 16), "resize is 32 .* or more, got 16"),
-        (lambda: ColourJitter(brightness=-1), "brightness is a number, 0 or more, or a pair"),
-        (lambda: ColourJitter(hue=0.7), "hue is between -0.5 and 0.5, got 0.7"),
-        (lambda: ColourJitter(contrast=(2, 1)), r"contrast is between 0 and inf, got \(2, 1\)"),
-        (lambda: Mixup(0), "mixup: alpha is a number between 0.01 and 100, got 0"),
+        (lambda: RandomResizedCrop(0), "size .* 1 or more, got 0"),
+        (lambda: RandomResizedCrop(8, scale=(0.5, 0.1)), r"scale .* 1 at most; got \(0.5, 0.1\)"),
+        (lambda: RandomResizedCrop(8, scale=0.3), r"scale .* got 0.3"),  # type: ignore[arg-type]
+        (lambda: RandomResizedCrop(8, ratio=(0, 1)), r"ratio .* got \(0, 1\)"),
+        (lambda: CenterCrop(32, 16), "resize must be 32 .* or more, got 16"),
+        (lambda: ColourJitter(brightness=-1), "brightness .* got -1"),
+        (lambda: ColourJitter(hue=0.7), "hue .* -0.5 and 0.5, got 0.7"),
+        (lambda: ColourJitter(contrast=(2, 1)), r"contrast .* 0 and inf, got \(2, 1\)"),
+        (lambda: Mixup(0), "mixup: alpha .* 0.01 and 100, got 0"),
         (lambda: Cutmix(-1), "cutmix: alpha"),
     ],
 )
@@ -238,7 +238,7 @@ def test_colours_are_drawn_for_each_sample() -> None:
 def test_colours_need_bytes_in_three_colours() -> None:
     with pytest.raises(DataError, match="put it before normalize"):
         ColourJitter().describe({"x": Column(torch.float32, (3, 8, 8))})
-    with pytest.raises(DataError, match=r"three colours, x of \[3, H, W\]; here it is \[1, 8, 8\]"):
+    with pytest.raises(DataError, match=r"\[3, H, W\]; got \[1, 8, 8\]"):
         ColourJitter().describe({"x": Column(torch.uint8, (1, 8, 8))})
 
 
@@ -286,9 +286,9 @@ def test_cutmix_pastes_a_box_of_the_next_sample() -> None:
 def test_mixing_twice_or_without_targets_is_said() -> None:
     x = Column(torch.float32, (3, 8, 8))
     once = Mixup().describe({"x": x, "y": NUMBER})
-    with pytest.raises(DataError, match="cutmix: the images are mixed already"):
+    with pytest.raises(DataError, match=r"cutmix: .* already mixed"):
         Cutmix().describe(once)
-    with pytest.raises(DataError, match="mixup mixes targets too, and there is no column y"):
+    with pytest.raises(DataError, match=r"mixup .* no column y"):
         Mixup().describe({"x": x})
     with pytest.raises(DataError, match="put normalize before it"):
         Mixup().describe({"x": Column(torch.uint8, (3, 8, 8)), "y": NUMBER})

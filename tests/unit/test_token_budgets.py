@@ -167,7 +167,7 @@ def test_a_place_is_a_number_of_samples() -> None:
     feed.seek(ROWS + 17)
     again.seek(ROWS + 17)
     assert all(torch.equal(feed.next()["x"], again.next()["x"]) for _ in range(steps))
-    with pytest.raises(UsageError, match="ask next_size"):
+    with pytest.raises(UsageError, match=r"call next_size\(\) first"):
         feed.next(10_000)
 
 

@@ -1,1 +1,1 @@
-"""Random changes of images on the device, each sample by its own key."""
+"""Random changes of images on the device, keyed for each sample."""

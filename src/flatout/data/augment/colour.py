@@ -1,4 +1,4 @@
-"""Colours moved at random, a whole batch at once: brightness, contrast, saturation and hue as one change of each colour."""
+"""Random brightness, contrast, saturation and hue, as one matrix per sample, a whole batch at once."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from flatout.base.errors import DataError
 from flatout.data.order.keyed import Keys
 from flatout.data.source import Batch, Column, Schema
 
-_GREY = (0.299, 0.587, 0.114)  # how bright the eye finds red, green and blue
-_YIQ = (_GREY, (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))  # grey, and two differences of colour
+_GREY = (0.299, 0.587, 0.114)  # perceived brightness of red, green and blue
+_YIQ = (_GREY, (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))  # grey and two colour differences
 
 
 @dataclass(frozen=True)
 class ColourJitter:
-    """Factors around 1, drawn from [1 - v, 1 + v], or from a pair; hue is a turn of up to `hue` of the colour circle.
+    """Factors drawn from [1 - v, 1 + v], or from a given pair; hue is rotated by up to `hue` of the colour circle.
 
-    All four are linear, so they are multiplied into one matrix a sample (brightness first, then contrast, saturation, hue), and
-    only the result is cut off at 0 and 255. The hue turns around the grey axis, which keeps how bright a colour is.
+    All four are linear, so they are multiplied into one matrix per sample (brightness, contrast, saturation, hue), and only the
+    result is clipped to 0..255. Hue rotates around the grey axis, which keeps the brightness of a colour.
     """
 
     brightness: float | tuple[float, float] = 0.4
@@ -40,7 +40,7 @@ class ColourJitter:
     def describe(self, schema: Schema) -> dict[str, Column]:
         x = schema.get("x")
         if x is None or len(x.shape) != 3 or x.shape[0] != 3:
-            raise DataError(f"colour_jitter needs images of three colours, x of [3, H, W]; here it is {x and list(x.shape)}")
+            raise DataError(f"colour_jitter needs images with three colours, x of shape [3, H, W]; got {x and list(x.shape)}")
         if x.dtype != torch.uint8:
             raise DataError("colour_jitter works on bytes: put it before normalize, mixup, cutmix and cutout")
         return dict(schema)
@@ -72,15 +72,17 @@ class ColourJitter:
 
 
 def _matrix(saturation: Tensor, turn: Tensor) -> Tensor:
-    """[B, 3, 3]: towards grey by saturation, then around the grey axis."""
+    """[B, 3, 3]: saturation moves towards grey, then hue rotates around the grey axis."""
     grey, colour, turned = _parts(saturation.device)
     return grey + (saturation * turn.cos())[:, None, None] * colour + (saturation * turn.sin())[:, None, None] * turned
 
 
 @lru_cache(maxsize=16)
 def _parts(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """What a colour has of grey, the rest of it, and that rest a quarter turn further. Made once for a device, as an upload
-    inside of a step would make the host wait."""
+    """Matrices for the grey part of a colour, the rest of it, and the rest after a quarter rotation.
+
+    Made once per device, because an upload inside of a step would make the host wait.
+    """
     yiq = torch.tensor(_YIQ, dtype=torch.float64)
     back = yiq.inverse()
     grey = back @ torch.diag(torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)) @ yiq
@@ -100,8 +102,8 @@ def _range(given: float | tuple[float, float], name: str, centre: float, most: f
     elif isinstance(given, Sequence) and not isinstance(given, str) and len(given) == 2:
         values = (float(given[0]), float(given[1]))
     else:
-        raise DataError(f"colour_jitter: {name} is a number, 0 or more, or a pair (from, to); got {given!r}")
+        raise DataError(f"colour_jitter: {name} must be a number, 0 or more, or a pair (from, to); got {given!r}")
     lowest = 0.0 if centre else -most
     if not lowest <= values[0] <= values[1] <= most or math.isinf(values[1]):
-        raise DataError(f"colour_jitter: {name} is between {lowest:g} and {most:g}, got {given!r}")
+        raise DataError(f"colour_jitter: {name} must be between {lowest:g} and {most:g}, got {given!r}")
     return values

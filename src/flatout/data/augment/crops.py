@@ -1,4 +1,4 @@
-"""Photos of any size to squares of one size: a random part, as image models train on, or the middle, as they are judged by."""
+"""Crops photos of any size to squares of one size: a random part for training, or the middle for evaluation."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _RAGGED = ("pixels", "start", "height", "width")
 
 @dataclass(frozen=True)
 class RandomResizedCrop:
-    """A box of `scale` of the image's area and `ratio` of width to height, anywhere in it, scaled to `size` x `size`.
+    """A random box with `scale` of the image's area and `ratio` of width to height, scaled to `size` x `size`.
 
-    Ten boxes are drawn for a photo and the first that fits is taken; if none does, the largest in the middle within `ratio`.
+    Ten boxes are drawn per photo and the first that fits is used. If none fits, the largest box in the middle within `ratio`.
     """
 
     size: int | None = None
@@ -50,7 +50,7 @@ class RandomResizedCrop:
 
 @dataclass(frozen=True)
 class CenterCrop:
-    """Scales an image until its short side has `resize` pixels (29/28 of `size` unless told), and takes the middle."""
+    """Scales an image so that its short side has `resize` pixels (default 29/28 of `size`), and takes the middle."""
 
     size: int | None = None
     resize: int | None = None
@@ -60,7 +60,7 @@ class CenterCrop:
         if self.size is not None and self.resize is None:
             object.__setattr__(self, "resize", resize_for(self.size))
         if self.size is not None and self.resize is not None and self.resize < self.size:
-            raise DataError(f"center_crop: resize is {self.size} (its size) or more, got {self.resize}")
+            raise DataError(f"center_crop: resize must be {self.size} (its size) or more, got {self.resize}")
 
     def describe(self, schema: Schema) -> dict[str, Column]:
         return _described(schema, self.size, "center_crop")
@@ -74,14 +74,14 @@ class CenterCrop:
 
 
 def resize_for(size: int) -> int:
-    """232 for 224, as in torchvision's later recipes: what the short side is scaled to before the middle is taken."""
+    """The length of the short side before the crop: 232 for 224, as in torchvision's newer recipes."""
     return round(size * 29 / 28)
 
 
 def random_window(
     height: Tensor, width: Tensor, keys: Keys, scale: tuple[float, float], ratio: tuple[float, float], size: int
 ) -> CropWindow:
-    """In float64: the last bit of a root, which devices differ in, then decides about no pixel."""
+    """In float64: devices differ in the last bit of a square root, which then changes no pixel."""
     high, wide = height.double()[:, None], width.double()[:, None]
     drawn = {name: keys.uniform(f"random_resized_crop {name}", _TRIES).double() for name in ("area", "ratio", "down", "across")}
     area = high * wide * (scale[0] + (scale[1] - scale[0]) * drawn["area"])
@@ -114,7 +114,7 @@ def center_window(height: Tensor, width: Tensor, size: int, resize: int) -> Crop
 
 
 def _middle(spare: Tensor) -> Tensor:
-    """Half, rounded to an even number where it is between two: as torchvision's center crop has it."""
+    """Half, rounded to the nearest even number, as in torchvision's center crop."""
     return (spare.double() / 2).round_().long()
 
 
@@ -125,22 +125,22 @@ def _cut(batch: Batch, window: CropWindow, size: int) -> Batch:
 
 def _described(schema: Schema, size: int | None, name: str) -> dict[str, Column]:
     if size is None:
-        raise DataError(f"{name} needs a size: the pixels on each side of the square that it makes, such as {name}: 224")
+        raise DataError(f"{name} needs a size, the side of the square in pixels, such as {name}: 224")
     if any(column not in schema for column in _RAGGED):
         why = "they already have one size" if "x" in schema else f"got {', '.join(schema)}"
-        raise DataError(f"{name} makes photos of any size into squares, so it comes first and once: {why}")
+        raise DataError(f"{name} turns photos of any size into squares, so it must come first and only once: {why}")
     rest = {column: kind for column, kind in schema.items() if column not in _RAGGED}
     return {"x": Column(torch.uint8, (3, size, size)), **rest}
 
 
 def _check_size(size: object, name: str) -> None:
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        raise DataError(f"{name}: size is a whole number of pixels, 1 or more, got {size!r}")
+        raise DataError(f"{name}: size must be a whole number of pixels, 1 or more, got {size!r}")
 
 
 def _range(given: Sequence[float], name: str, most: float) -> tuple[float, float]:
     values = tuple(float(value) for value in given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
     if len(values) != 2 or not 0 < values[0] <= values[1] <= most or math.isinf(values[1]):
         upper = "" if math.isinf(most) else f", {most:g} at most"
-        raise DataError(f"random_resized_crop: {name} is two numbers above 0, the smaller first{upper}; got {given!r}")
+        raise DataError(f"random_resized_crop: {name} must be two numbers above 0, the smaller first{upper}; got {given!r}")
     return values[0], values[1]

@@ -1,6 +1,6 @@
-"""The crop as one Triton kernel: each program makes a stretch of pixels of one image, read straight from the flat store.
+"""The crop as one Triton kernel: each program makes a range of pixels of one image, read directly from the flat store.
 
-Import this only where Triton is.
+Import this only if Triton is installed.
 """
 
 import threading
@@ -13,7 +13,7 @@ from torch import Tensor
 from flatout.data.augment.windows import CropWindow, Flat
 
 _BLOCK = 256
-_one_at_a_time = threading.Lock()  # several threads that find a kernel not compiled yet would compile it side by side
+_one_at_a_time = threading.Lock()  # otherwise several threads would compile the kernel at the same time
 
 
 def resample_by_triton(images: Flat, window: CropWindow, size: int) -> Tensor:

@@ -1,6 +1,6 @@
-"""Images mixed with the next one of the batch: blended (mixup), or a box of it pasted in (cutmix).
+"""Mixes each image with the next one of the batch: blends them (mixup), or pastes a box of the next one (cutmix).
 
-Beside x come `y_other`, the target of the other image, and `mix`, the weight of the sample's own target (float32, 0 to 1).
+Adds the columns `y_other`, the target of the next image, and `mix`, the weight of the sample's target (float32, 0 to 1).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flatout.base.errors import DataError
 from flatout.data.order.keyed import Keys
 from flatout.data.source import Batch, Column, Schema
 
-_TABLE = 4096  # equally likely stretches of the distribution
+_TABLE = 4096  # equally likely intervals of the distribution
 _GRID = 1 << 16
 
 
@@ -45,7 +45,7 @@ class Mixup:
 
 @dataclass(frozen=True)
 class Cutmix:
-    """A box of the next sample, a share of 1 - Beta(alpha, alpha) of the area, over x; `mix` is the share that is left."""
+    """Pastes a box of the next sample, 1 - Beta(alpha, alpha) of the area, into x. `mix` is the remaining share."""
 
     alpha: float = 1.0
 
@@ -71,7 +71,7 @@ class Cutmix:
 
 
 def _stretch(side: Tensor, centre: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """bool [B, length]: a stretch of `side` of the length, centred anywhere, cut off at the ends; and how long that is."""
+    """bool [B, length]: an interval of `side` of the length, centred anywhere, clipped at the ends; and its length."""
     long = (side * length).floor()
     first = (centre * length).floor() - (long / 2).floor()
     places = torch.arange(length, device=side.device)
@@ -89,15 +89,15 @@ def draw_beta(alpha: float, uniform: Tensor) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _quantiles_on(alpha: float, device: torch.device) -> Tensor:
-    """Made once for a device: an upload inside of a step would make the host wait."""
+    """Made once per device: an upload inside of a step would make the host wait."""
     return torch.from_numpy(beta_quantiles(alpha)).float().to(device)
 
 
 def beta_quantiles(alpha: float) -> np.ndarray[Any, np.dtype[np.float64]]:
     """[_TABLE + 1]: where Beta(alpha, alpha) passes 0, 1/4096, ... 1.
 
-    With u = x ** alpha the density near 0, which may be infinite there, is smooth: its sum over a grid of u is exact enough.
-    The other half is its mirror image.
+    The density may be infinite at 0. As a function of u = x ** alpha it is smooth, so a sum over a grid of u is exact enough.
+    The other half is the mirror image.
     """
     u = np.linspace(0, 0.5**alpha, _GRID + 1)
     x = u ** (1 / alpha)
@@ -111,16 +111,16 @@ def beta_quantiles(alpha: float) -> np.ndarray[Any, np.dtype[np.float64]]:
 def _described(schema: Schema, name: str) -> dict[str, Column]:
     x, y = schema.get("x"), schema.get("y")
     if x is None or len(x.shape) != 3:
-        raise DataError(f"{name} needs images, rows of x shaped [C, H, W]; here a row of x is {x and list(x.shape)}")
+        raise DataError(f"{name} needs images, rows of x of shape [C, H, W]; got {x and list(x.shape)}")
     if y is None:
-        raise DataError(f"{name} mixes targets too, and there is no column y")
+        raise DataError(f"{name} also mixes targets, but there is no column y")
     if "mix" in schema:
-        raise DataError(f"{name}: the images are mixed already; mixup and cutmix can't both be applied to one batch")
+        raise DataError(f"{name}: the images are already mixed; use mixup or cutmix, not both")
     if name == "mixup" and not x.dtype.is_floating_point:
-        raise DataError("mixup blends numbers, and x is bytes: put normalize before it")
+        raise DataError("mixup needs floating-point images, but x is bytes: put normalize before it")
     return {**schema, "y_other": y, "mix": Column(torch.float32, ())}
 
 
 def _check_alpha(alpha: object, name: str) -> None:
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0.01 <= alpha <= 100:
-        raise DataError(f"{name}: alpha is a number between 0.01 and 100, got {alpha!r}")
+        raise DataError(f"{name}: alpha must be a number between 0.01 and 100, got {alpha!r}")

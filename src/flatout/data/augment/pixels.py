@@ -1,4 +1,4 @@
-"""Augmentation of images [H, W] or [C, H, W], a whole batch at once, each sample by its own keys."""
+"""Augmentation of images [H, W] or [C, H, W], a whole batch at once, keyed for each sample."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Flip:
 
     def __post_init__(self) -> None:
         if not 0 <= self.probability <= 1:
-            raise DataError(f"flip: the probability is between 0 and 1, got {self.probability}")
+            raise DataError(f"flip: the probability must be between 0 and 1, got {self.probability}")
 
     def describe(self, schema: Schema) -> dict[str, Column]:
         _height_and_width(schema, "flip")
@@ -40,21 +40,21 @@ class Flip:
 
 @dataclass(frozen=True)
 class Crop:
-    """Shifts an image by up to `padding` pixels each way; what comes in from outside is its reflection, or zeros."""
+    """Shifts an image by up to `padding` pixels in each direction and fills the border with its reflection or zeros."""
 
     padding: int = 4
     mode: str = "reflect"
 
     def __post_init__(self) -> None:
         if self.mode not in ("reflect", "zero"):
-            raise DataError(f"crop: mode is 'reflect' or 'zero', got {self.mode!r}")
+            raise DataError(f"crop: mode must be 'reflect' or 'zero', got {self.mode!r}")
         if self.padding < 1:
-            raise DataError(f"crop: padding is 1 pixel or more, got {self.padding}")
+            raise DataError(f"crop: padding must be 1 pixel or more, got {self.padding}")
 
     def describe(self, schema: Schema) -> dict[str, Column]:
         height, width = _height_and_width(schema, "crop")
         if self.padding >= min(height, width):
-            raise DataError(f"crop: padding {self.padding} is not smaller than the image, {height} x {width}")
+            raise DataError(f"crop: padding {self.padding} must be smaller than the image, {height} x {width}")
         return dict(schema)
 
     def __call__(self, batch: Batch, keys: Keys) -> Batch:
@@ -71,7 +71,7 @@ class Crop:
         return {**batch, "x": moved}
 
     def _line(self, shifts: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """[B, length]: where each pixel of a line comes from, and whether that is inside of the image."""
+        """[B, length]: the source of each pixel of a line, and whether it is inside of the image."""
         wanted = shifts[:, None] + torch.arange(length, device=shifts.device)
         inside = (wanted >= 0) & (wanted < length)
         return (length - 1) - ((length - 1) - wanted.abs()).abs(), inside
@@ -88,7 +88,7 @@ class Cutout:
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise DataError(f"cutout: size is 1 pixel or more, got {self.size}")
+            raise DataError(f"cutout: size must be 1 pixel or more, got {self.size}")
 
     def describe(self, schema: Schema) -> dict[str, Column]:
         _height_and_width(schema, "cutout")
@@ -111,7 +111,7 @@ class Cutout:
 
 
 def _flip_one_by_one(x: Tensor, flipped: Tensor) -> Tensor:
-    """The same as `where`, which on a CPU makes all mirror images and then looks at every pixel twice more."""
+    """The same as `where`, which on a CPU mirrors all images and then reads every pixel twice more."""
     made = torch.empty_like(x)
     for image, source, flip in zip(made, x, flipped.tolist(), strict=True):
         image.copy_(source.flip(-1) if flip else source)
@@ -120,8 +120,8 @@ def _flip_one_by_one(x: Tensor, flipped: Tensor) -> Tensor:
 
 def _height_and_width(schema: Schema, name: str) -> tuple[int, int]:
     if "x" not in schema:
-        raise DataError(f"{name} needs images of one size: a crop comes before it, such as random_resized_crop")
+        raise DataError(f"{name} needs images of one size: put a crop before it, such as random_resized_crop")
     shape = schema["x"].shape
     if len(shape) not in (2, 3):
-        raise DataError(f"{name} needs images, rows of x shaped [H, W] or [C, H, W]; here a row of x is {list(shape)}")
+        raise DataError(f"{name} needs images, rows of x of shape [H, W] or [C, H, W]; got {list(shape)}")
     return shape[-2], shape[-1]

@@ -1,7 +1,7 @@
-"""A box of each image, scaled to a square of one size with a triangle filter that widens when it shrinks (antialiasing).
+"""Scales a box of each image to a square of one size, with a triangle filter and antialiasing.
 
-On a CPU, image by image, by torch's own kernel for bytes. On a GPU, one kernel for the batch that reads from where the images
-lie. Anywhere else the same sums in plain torch, which waits for the device once a batch. All agree within one level of 255.
+On a CPU, torch's kernel for bytes, image by image. On a GPU, one kernel for the batch that reads the stored images directly.
+On other devices, the same sums in plain torch, which waits for the device once per batch. All agree within one level of 255.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional
 from flatout.data.augment.windows import CropWindow, Flat
 from flatout.data.files.room import empty
 
-_FEW = 8  # images: below this a second thread is not worth waking
+_FEW = 8  # with fewer images a second thread does not pay off
 
 
 def resample(images: Flat, window: CropWindow, size: int) -> Tensor:
@@ -42,7 +42,7 @@ def resample_on_cpu(images: Flat, window: CropWindow, size: int) -> Tensor:
             box = images.pixels.as_strided(
                 (1, 3, height, width), (0, 1, 3 * stride, 3), images.pixels.storage_offset() + start + 3 * (top * stride + left)
             )
-            box = box.contiguous(memory_format=torch.channels_last)  # torch's fast kernel takes no slices
+            box = box.contiguous(memory_format=torch.channels_last)  # torch's fast kernel needs contiguous input
             scaled = functional.interpolate(box, size=(tall, wide), mode="bilinear", antialias=True)
             out[place].copy_(scaled[0, :, down : down + size, across : across + size])
 
@@ -56,7 +56,7 @@ def resample_on_cpu(images: Flat, window: CropWindow, size: int) -> Tensor:
 
 
 def resample_plainly(images: Flat, window: CropWindow, size: int) -> Tensor:
-    """The sums that define it: every device can do them, and they are slow."""
+    """The sums that define the result. Runs on every device, slowly."""
     places = torch.arange(size, device=images.start.device)
     first_y, taps_y, weight_y = _taps(places + window.down[:, None], window.height, window.tall)
     first_x, taps_x, weight_x = _taps(places + window.across[:, None], window.width, window.wide)
@@ -74,7 +74,7 @@ def resample_plainly(images: Flat, window: CropWindow, size: int) -> Tensor:
 
 
 def _taps(places: Tensor, length: Tensor, scaled: Tensor) -> tuple[Tensor, int, Tensor]:
-    """For places [B, size] of a scaled line: the first pixel that counts, how many count at most, and their weights."""
+    """For places [B, size] of a scaled line: the first source pixel, the largest number of them, and their weights."""
     step = (length.float() / scaled)[:, None]
     reach = step.clamp(min=1)
     centre = (places + 0.5) * step

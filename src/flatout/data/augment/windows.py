@@ -1,4 +1,4 @@
-"""Which part of an image is cut out, and how it lies in the square that the model gets."""
+"""Which part of an image is cropped, and its place in the square that the model gets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Flat(NamedTuple):
-    """Images of any size, height x width x 3 bytes each, end to end in `pixels`."""
+    """Images of any size, height x width x 3 bytes each, one after the other in `pixels`."""
 
     pixels: Tensor
     start: Tensor
@@ -16,7 +16,7 @@ class Flat(NamedTuple):
 
 
 class CropWindow(NamedTuple):
-    """int64 [B] each: the box of an image that is scaled to `tall` x `wide`, and where in that the square begins."""
+    """int64 [B] each: the box of an image, the size `tall` x `wide` it is scaled to, and where the square begins in it."""
 
     top: Tensor
     left: Tensor

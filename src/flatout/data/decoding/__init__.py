@@ -1,1 +1,1 @@
-"""The bytes of an image file to pixels: what its header says, and who decodes it."""
+"""Image files to pixels: reading headers, and decoders."""

@@ -1,12 +1,13 @@
-"""Bytes of an image file to pixels: uint8, height x width x RGB, upright, no larger than needed.
+"""Decodes the bytes of an image file to pixels: uint8, height x width x RGB, upright, no larger than needed.
 
-The rule of size looks at the file alone, so that decoded images can be kept and every tier has the same bits:
+The size depends only on the file, so decoded images can be kept and every tier has the same bits:
 
-- A JPEG is decoded at the smallest n/8 of its size whose short side still has `cover` pixels. 7/8 is left out: its transform
-  has no fast form, so it takes longer than the whole.
-- Whatever has a short side of twice `cover` or more after that is reduced by a whole number, each pixel the mean of a square.
-- Grey and CMYK become RGB, 16 bits become 8 by their upper half, transparent parts show white, of an animation the first
-  frame is taken, and the rotation that EXIF asks for is applied.
+- A JPEG is decoded at the smallest n/8 of its size whose short side has at least `cover` pixels. 7/8 is not used: its
+  transform has no fast form, so it takes longer than full size.
+- If the short side is then still twice `cover` or more, the image is reduced by a whole number: each pixel is the mean of a
+  square.
+- Grey and CMYK become RGB, 16 bits become 8 (the upper half), transparent parts become white, the first frame of an animation
+  is used, and the EXIF rotation is applied.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ import numpy as np
 from flatout.data.decoding.headers import KINDS
 
 Array = np.ndarray[Any, Any]
-RULE = 1  # goes up whenever the same file would give other pixels
+RULE = 1  # increased whenever the same file would give other pixels
 _EIGHTHS = (1, 2, 3, 4, 5, 6)
 _USUAL_SCANS = 64  # of a progressive JPEG; most have ten
 _MOST_SCANNED_PIXELS = 1 << 31
 
 
 class DecodePlan(NamedTuple):
-    """How one file is decoded: to `stage` pixels, then a whole `factor` smaller, then turned."""
+    """How one file is decoded: to the stage size, then reduced by `factor`, then rotated."""
 
     turbo: bool
     stage_height: int
@@ -37,7 +38,7 @@ class DecodePlan(NamedTuple):
 
 
 class Plans(NamedTuple):
-    """Columns of them, one entry a file; `height` and `width` are of the result."""
+    """Columns of decode plans, one entry per file. `height` and `width` are those of the result."""
 
     turbo: Array
     stage_height: Array
@@ -53,7 +54,7 @@ class Plans(NamedTuple):
 
 
 def plan(height: Array, width: Array, orientation: Array, turbo: Array, cover: int) -> Plans:
-    """The rule of size for files of these headers."""
+    """Decode plans for files with these headers."""
     short = np.minimum(height, width)
     eighths = np.full(len(short), 8)
     for n in reversed(_EIGHTHS):
@@ -67,7 +68,7 @@ def plan(height: Array, width: Array, orientation: Array, turbo: Array, cover: i
 
 
 class Decoder(Protocol):
-    """`at_once` is how many files it likes to get in a call."""
+    """`at_once` is the best number of files per call."""
 
     at_once: int
 
@@ -82,7 +83,7 @@ class Decoder(Protocol):
 
 
 class Turbo:
-    """simplejpeg for JPEGs, Pillow for all else. Both let other threads run while they decode."""
+    """simplejpeg for JPEGs, Pillow for everything else. Both release the GIL while they decode."""
 
     at_once = 8
 
@@ -114,27 +115,27 @@ def decode_one(content: bytes, plan: DecodePlan, out: Array) -> str | None:
             _finish(pixels, plan, out)
     except MemoryError:
         raise
-    except Exception as error:  # of damaged files the libraries speak in many ways
+    except Exception as error:  # the libraries raise many kinds of errors for damaged files
         return f"can't be decoded: {error}"
     return None
 
 
 def _check_scans(content: bytes) -> None:
-    """Every scan of a progressive JPEG goes over all of its pixels: a small file may ask for hours of that."""
+    """Every scan of a progressive JPEG processes all its pixels, so a small file could take hours."""
     scans = content.count(b"\xff\xda") if content.startswith(b"\xff\xd8") else 0
     if scans > _USUAL_SCANS:
         import simplejpeg
 
         height, width, _, _ = simplejpeg.decode_jpeg_header(content, strict=False)
         if scans * height * width > _MOST_SCANNED_PIXELS:
-            raise ValueError(f"its {height} x {width} pixels are gone over {scans} times: it was made to take long")
+            raise ValueError(f"it has {scans} scans of {height} x {width} pixels, too many for a real photo")
 
 
 def _decode_by_pil(content: bytes) -> Array:
     from PIL import Image
 
     image: Any = Image.open(io.BytesIO(content), formats=KINDS)
-    if image.mode.startswith("I"):  # 16 bits of grey
+    if image.mode.startswith("I"):  # 16-bit grey
         grey = (np.asarray(image) >> 8).clip(0, 255).astype(np.uint8)
         return np.repeat(grey[:, :, None], 3, axis=2)
     if image.has_transparency_data:
@@ -154,7 +155,7 @@ def _finish(pixels: Array, plan: DecodePlan, out: Array) -> None:
 
 
 def upright(pixels: Array, orientation: int) -> Array:
-    """A view, turned as EXIF asks: 2 to 4 mirror or turn around, 5 to 8 lie on their side."""
+    """A view, rotated by the EXIF orientation: 2 to 4 mirror or rotate by 180 degrees, 5 to 8 also swap the axes."""
     if orientation >= 5:
         pixels = pixels.swapaxes(0, 1)
     if orientation in (3, 4, 7, 8):
@@ -165,4 +166,4 @@ def upright(pixels: Array, orientation: int) -> Array:
 def _check_size(pixels: Array, plan: DecodePlan) -> None:
     if pixels.shape != (plan.stage_height, plan.stage_width, 3):
         came, wanted = pixels.shape[:2], (plan.stage_height, plan.stage_width)
-        raise ValueError(f"{came[0]} x {came[1]} pixels came out, and its header promised {wanted[0]} x {wanted[1]}")
+        raise ValueError(f"decoded to {came[0]} x {came[1]} pixels, but its header says {wanted[0]} x {wanted[1]}")

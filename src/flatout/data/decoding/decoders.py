@@ -10,12 +10,12 @@ DECODERS = ("auto", "turbo", "nvjpeg")
 
 
 def make_decoder(name: str) -> Decoder:
-    """ "auto" is "turbo": what a run starts with does not depend on the machine."""
+    """ "auto" is "turbo" on every machine."""
     if name not in DECODERS:
         raise UsageError(f"unknown decoder {name!r}; {did_you_mean(str(name), DECODERS)}")
     if name == "nvjpeg":
         missing = NvJpeg.missing()
         if missing:
-            raise MachineError(f"decoder='nvjpeg' can't be used: {missing}; decoder='turbo' decodes on the CPU")
+            raise MachineError(f"decoder='nvjpeg' can't be used: {missing}; use decoder='turbo', which decodes on the CPU")
         return NvJpeg()
     return Turbo()

@@ -1,4 +1,4 @@
-"""What an image file says of itself before it is decoded: its kind by content, its size, and how the camera was held."""
+"""Reads the header of an image file without decoding it: file type by content, size and orientation."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _ORIENTATION = 0x0112
 _BMP_HEADERS = tuple(size.to_bytes(4, "little") for size in (12, 16, 40, 52, 56, 64, 108, 124))
 _APP1 = 0xE1
 _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive: what the turbo decoder reads
-_SEGMENTS = (0xC4, 0xCC, *range(0xDB, 0xFF))  # with a length, and nothing about the size of the image
-_LARGE_PIXELS = 1 << 24  # from here on the memory for it is counted
-_BYTES_PER_PIXEL = 12  # decoded, with all layers, and as RGB
-_MOST_PIXELS = 1 << 26  # larger ones are left to Pillow, which has a limit for what it trusts
+_SEGMENTS = (0xC4, 0xCC, *range(0xDB, 0xFF))  # have a length and say nothing about the image size
+_LARGE_PIXELS = 1 << 24  # above this, check that it fits in memory
+_BYTES_PER_PIXEL = 12  # decoded with all layers, and as RGB
+_MOST_PIXELS = 1 << 26  # larger ones go to Pillow, which has a limit against decompression bombs
 
 
 class PhotoHeader(NamedTuple):
-    """Height and width are of the pixels as they are stored, before the rotation that `orientation` (EXIF, 1 to 8) asks for."""
+    """Height and width of the stored pixels, before the rotation by `orientation` (EXIF, 1 to 8)."""
 
     height: int
     width: int
@@ -33,7 +33,7 @@ class PhotoHeader(NamedTuple):
 
 
 def read_header(file: BinaryIO) -> PhotoHeader:
-    """Reads a few kilobytes. ValueError says in words what is wrong with the file."""
+    """Reads a few kilobytes. ValueError with the reason if the file is not a usable image."""
     head, mark = _mark(file)
     kind = image_kind(head)
     if kind is None:
@@ -46,17 +46,17 @@ def read_header(file: BinaryIO) -> PhotoHeader:
     if min(width, height) < 1:
         raise ValueError(f"is a {kind} of {width} x {height} pixels")
     if width * height > _LARGE_PIXELS and width * height * _BYTES_PER_PIXEL > allowed_bytes():
-        raise ValueError(f"is a {kind} of {width} x {height} pixels, more than fit into the memory that is free")
+        raise ValueError(f"is a {kind} of {width} x {height} pixels, which does not fit in free memory")
     if image.mode == "F":
-        raise ValueError(f"is a {kind} of floating-point values, which have no range: save it with 8 or 16 bits")
+        raise ValueError(f"is a {kind} of floating-point values, whose range is unknown: save it with 8 or 16 bits")
     orientation = exif_orientation(image.info.get("exif"))
     return PhotoHeader(height, width, orientation, kind == "JPEG" and image.mode in ("L", "RGB"), mark)
 
 
 def _plain_jpeg(head: bytes) -> tuple[int, int, int] | None:
-    """Height, width and orientation of a JPEG in grey or three colours whose first bytes say it all; None for any other.
+    """Height, width and orientation of a grey or RGB JPEG, if the first bytes hold them all; else None.
 
-    Ten times as fast as to open it: a folder of a million photos is looked through before the first step.
+    Ten times as fast as opening the file: a folder of a million photos is scanned before the first step.
     """
     place, orientation = 2, None
     while place + 10 <= len(head) and head[place] == 0xFF:
@@ -88,12 +88,12 @@ def image_kind(head: bytes) -> str | None:
         return "GIF"
     if head.startswith((b"II*\0", b"MM\0*")):
         return "TIFF"
-    # two letters are few: a bitmap also says how long its header is
+    # two letters are not enough: check the header length, too
     return "BMP" if head.startswith(b"BM") and head[14:18] in _BMP_HEADERS else None
 
 
 def exif_orientation(exif: bytes | None) -> int:
-    """1 to 8; 1, upright, where nothing is said or what is said makes no sense."""
+    """1 to 8. 1 (upright) if there is no orientation or an invalid one."""
     tiff = (exif or b"").removeprefix(b"Exif\0\0")
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None:
@@ -105,7 +105,7 @@ def exif_orientation(exif: bytes | None) -> int:
             tag, _, _, value = struct.unpack_from(order + "HHIH", tiff, first + 2 + 12 * entry)
             if tag == _ORIENTATION:
                 return int(value) if 1 <= value <= 8 else 1
-    except struct.error:  # cut off: cameras and editors leave such tables behind, and the pixels are fine
+    except struct.error:  # cut off: some cameras and editors write broken tables, the pixels are fine
         pass
     return 1
 
@@ -131,10 +131,10 @@ def _opened(file: BinaryIO, kind: str) -> Any:
     except MemoryError:
         raise
     except Image.DecompressionBombError as error:
-        raise ValueError(f"is larger than images are allowed to be: {error}") from error
-    except Exception as error:  # of a damaged header PIL says so in many ways
+        raise ValueError(f"is larger than the limit for images: {error}") from error
+    except Exception as error:  # PIL raises many kinds of errors for a damaged header
         why = "" if "cannot identify" in str(error) else f" ({error})"
-        raise ValueError(f"begins as {kind}, but its header is broken or cut off{why}") from error
+        raise ValueError(f"begins like a {kind}, but its header is broken or cut off{why}") from error
 
 
 def _not_an_image(head: bytes) -> str:

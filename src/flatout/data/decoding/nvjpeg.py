@@ -1,4 +1,4 @@
-"""JPEGs decoded on the GPU by nvJPEG, through torchvision. Its pixels differ from turbo's: only when asked for by name."""
+"""Decodes JPEGs on the GPU with nvJPEG, through torchvision. Its pixels differ from turbo's, so it is never the default."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _END = b"\xff\xd9"
 
 
 class NvJpeg:
-    """Decodes whole images on the device and brings them to the size of the rule there; what is no JPEG goes the other way."""
+    """Decodes and resizes JPEGs on the device. Other files are decoded on the CPU."""
 
     at_once = 64
 
     @staticmethod
     def missing() -> str | None:
-        """What it needs and is not here."""
+        """What it needs and this machine lacks. None: nothing."""
         if not torch.cuda.is_available():
             return "there is no CUDA device"
         try:
@@ -44,7 +44,7 @@ class NvJpeg:
                 problems[place] = decode_one(contents[place], plans[place], outs[place])
         try:
             images = _decode([contents[place] for place in ours])
-        except RuntimeError:  # one bad file spoils the call: find out which
+        except RuntimeError:  # one bad file fails the whole call: find it
             images = []
             for place in ours:
                 images += _decode_alone(contents[place], problems, place)
@@ -72,7 +72,7 @@ def _decode_alone(content: bytes, problems: list[str | None], place: int) -> lis
 
 
 def _finish(image: Tensor, content: bytes, plan: DecodePlan, out: Array) -> str | None:
-    if _END not in content[-4096:]:  # nvJPEG fills what is missing with grey and says nothing
+    if _END not in content[-4096:]:  # nvJPEG fills missing parts with grey and reports no error
         return "can't be decoded: Premature end of JPEG file"
     high, wide = -(-plan.stage_height // plan.factor), -(-plan.stage_width // plan.factor)
     if image.shape[-2:] != (high, wide):

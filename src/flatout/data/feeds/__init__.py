@@ -1,1 +1,1 @@
-"""Batches to a loop: on the device already, or read ahead by threads and copied there; and the loader alone."""
+"""Batches for a training loop: picked on the device, or read ahead by threads and copied; and the public loader."""

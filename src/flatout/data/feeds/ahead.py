@@ -1,6 +1,6 @@
-"""Work done ahead of its use, by several threads, delivered in order, at most a few pieces ahead.
+"""Several threads work ahead of the consumer, at most a few pieces, and deliver the pieces in order.
 
-Nobody polls: threads sleep until there is room, the consumer until the piece it wants is there.
+Nothing polls: threads sleep until there is room, the consumer until its piece is ready.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Job = TypeVar("Job")
 Made = TypeVar("Made")
 
 THREAD_NAME = "flatout-ahead"
-_EXIT_S = 5.0  # as long may a thread keep the process from ending
+_EXIT_S = 5.0  # a thread may delay the end of the process by this
 
 
 @dataclass(frozen=True)
 class Counters:
-    """What tuning looks at. Seconds are sums since the start, up to this moment."""
+    """The measurements for tuning. Seconds are sums since the start."""
 
     delivered: int = 0
     making_s: float = 0.0  # over all threads
-    room_wait_s: float = 0.0  # over all threads: enough was made, and the consumer had not taken it
-    wait_s: float = 0.0  # of the consumer: what it asked for was not there yet
+    room_wait_s: float = 0.0  # over all threads: `depth` pieces were made and not yet taken
+    wait_s: float = 0.0  # of the consumer: its piece was not ready
 
     def since(self, before: Counters) -> Counters:
         return Counters(
@@ -41,15 +41,15 @@ class Counters:
 
 
 class Ahead(Generic[Job, Made]):
-    """Iterates over make(job) for each job, in order. An error is raised where its result would have come, and stays.
+    """Iterates over make(job) for each job, in order. An error is raised in place of its result, and again on later calls.
 
-    At most `depth` pieces are begun and not yet taken, so no more threads than that have work at a time. Jobs are drawn one
-    at a time, in order, by whichever thread is free. Close it when done; the threads of one that is forgotten stop as well.
+    At most `depth` pieces are begun and not yet taken, so at most `depth` threads have work at a time. Free threads take jobs
+    one at a time, in order. Close it when done. The threads also stop when it is garbage collected.
     """
 
     def __init__(self, make: Callable[[Job], Made], jobs: Iterable[Job], depth: int, workers: int = 1) -> None:
         self._shared = _Shared(make, iter(jobs))
-        self._forgotten = weakref.finalize(self, self._shared.stop)  # the threads know the shared part, not this one
+        self._forgotten = weakref.finalize(self, self._shared.stop)  # threads refer to the shared part only
         self._forgotten.atexit = False
         self._shared.resize(workers, depth)
 
@@ -72,11 +72,11 @@ class Ahead(Generic[Job, Made]):
         return self._shared.take()
 
     def resize(self, workers: int | None = None, depth: int | None = None) -> None:
-        """While it runs. A thread too many ends after the piece it is at."""
+        """Works while it runs. Surplus threads end after their current piece."""
         self._shared.resize(workers, depth)
 
     def close(self) -> None:
-        """Stop the threads and wait until they have, as long as the pieces take that they are at. What was made is dropped."""
+        """Stop the threads, wait until their current pieces are done, and drop all pieces."""
         self._shared.stop()
         self._shared.join()
 
@@ -87,15 +87,15 @@ class _Failed:
 
 
 class _Shared(Generic[Job, Made]):
-    """Jobs by number: those below `taken` were delivered, those below `begun` drawn, and none from `end` on will come."""
+    """Jobs by number: those below `taken` are delivered, those below `begun` are started, and there are none from `end` on."""
 
     def __init__(self, make: Callable[[Job], Made], jobs: Iterator[Job]) -> None:
         self.workers = self.depth = 1
         self._make, self._jobs = make, jobs
-        # Its holder may take this lock again: the collector may call `stop` of a forgotten one inside of any thread
+        # Reentrant: garbage collection may call `stop` inside of a thread that holds the lock
         self._lock = threading.RLock()
         self._ready, self._room = threading.Condition(self._lock), threading.Condition(self._lock)
-        self._drawing = threading.Lock()  # held by the one thread that waits for room and draws
+        self._drawing = threading.Lock()  # held by the one thread that waits for room and takes a job
         self._threads: list[threading.Thread] = []
         self._live = 0
         self._results: dict[int, Made | _Failed] = {}
@@ -112,7 +112,7 @@ class _Shared(Generic[Job, Made]):
             self.workers, self.depth = workers or self.workers, depth or self.depth
             self._threads = [thread for thread in self._threads if thread.is_alive()]
             while self._live < self.workers and self._end is None and not self._closed:
-                if self._live == 0:  # a thread in native code while the interpreter goes down would take the process with it
+                if self._live == 0:  # a thread in native code during interpreter shutdown would crash the process
                     atexit.register(self.end)
                 thread = threading.Thread(target=self._work, name=THREAD_NAME, daemon=True)
                 thread.start()
@@ -134,8 +134,8 @@ class _Shared(Generic[Job, Made]):
                 raise StopIteration
             result = self._results[number]
             if isinstance(result, _Failed):
-                if isinstance(result.error, StopIteration):  # as it is, it would look like the end of the jobs
-                    raise RuntimeError("the work ahead raised StopIteration") from result.error
+                if isinstance(result.error, StopIteration):  # it would look like the end of the jobs
+                    raise RuntimeError("a job raised StopIteration") from result.error
                 raise result.error
             del self._results[number]
             self._taken += 1
@@ -178,10 +178,10 @@ class _Shared(Generic[Job, Made]):
             with self._lock:
                 self._making.end(began_s)
                 self._put(number, result)
-            del drawn, job, result  # nothing is held on to while there is no room
+            del drawn, job, result  # keep no reference while waiting for room
 
     def _draw(self) -> tuple[int, Job] | None:
-        """The next job and its number once there is room for it; None when this thread is to end."""
+        """The next job and its number, once there is room for it. None if this thread must end."""
         with self._lock:
             began_s = self._room_wait.begin()
         with self._drawing:
@@ -230,7 +230,7 @@ class _Shared(Generic[Job, Made]):
 
 
 class _Spent:
-    """Seconds that threads spent at something, with those of the threads that are still at it."""
+    """Seconds that threads spent on something, including those of threads that are still doing it."""
 
     def __init__(self) -> None:
         self._done_s = self._began_sum_s = 0.0

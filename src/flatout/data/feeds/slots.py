@@ -1,6 +1,6 @@
 """Pinned host buffers, allocated once and lent to one reader at a time.
 
-A buffer comes back with the event after which the device no longer reads it, and is not lent again before that.
+A buffer is returned with the event after which the device no longer reads it, and is not lent again before that event.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flatout.data.source import Column
 
 
 class Slot:
-    """Buffers for one batch. `began` and `copied` are the events around the last copy out of them."""
+    """Buffers for one batch. `began` and `copied` are the events before and after the last copy from them."""
 
     def __init__(self, owner: Slots) -> None:
         self.began: Any = None
@@ -28,7 +28,7 @@ class Slot:
         self._buffers = {name: owner.buffer(_items(column, owner.batch), column) for name, column in owner.columns.items()}
 
     def take(self, name: str, length: int) -> Tensor:
-        """The first `length` rows (of a ragged column: items) of a buffer, which grows only if it has never held as many."""
+        """The first `length` rows (items of a ragged column) of a buffer, which grows if it is too small."""
         buffer = self._buffers[name]
         if len(buffer) < length:
             self._buffers[name] = buffer = self._owner.buffer(_power_of_two(length), self._owner.columns[name])
@@ -40,16 +40,16 @@ class Slot:
 
 
 class Slots:
-    """At most `most` of them, made when they are needed. Who borrows waits only when all are lent or being copied from."""
+    """At most `most` slots, allocated on demand. `borrow` waits only if all are lent or being copied from."""
 
     def __init__(self, columns: Mapping[str, Column], batch: int, most: int) -> None:
         self.degraded: list[str] = []
         self.columns, self.batch = dict(columns), batch
         self._most = most
         self._returned = threading.Condition()
-        first = Slot(self)  # at once, so that what is wrong with pinned memory is known from the start
+        first = Slot(self)  # at once, so that problems with pinned memory are known from the start
         self._all = [first]
-        self._free = deque([first])  # the one that came back first is in front
+        self._free = deque([first])  # the one returned first is in front
 
     def resize(self, most: int) -> None:
         with self._returned:
@@ -72,7 +72,7 @@ class Slots:
                 slot = Slot(self)
                 self._all.append(slot)
         if slot.copied is not None:
-            slot.copied.synchronize()  # the thread that reads waits here, not the one that trains
+            slot.copied.synchronize()  # the reading thread waits here, not the training thread
         return slot
 
     def give_back(self, slot: Slot) -> None:
@@ -93,7 +93,7 @@ class Slots:
         return torch.empty(shape, dtype=column.dtype)
 
     def _drop(self, slot: Slot) -> None:
-        """Without waiting: who allocates pinned memory hands it out again only after the copies that were made from it."""
+        """Does not wait: the allocator of pinned memory reuses it only after the copies from it are done."""
         self._all.remove(slot)
 
 
@@ -106,5 +106,5 @@ def _items(column: Column, batch: int) -> int:
 
 
 def _power_of_two(items: int) -> int:
-    """What the allocator of pinned memory rounds up to anyway."""
+    """The size that the allocator of pinned memory rounds up to anyway."""
     return 1 << max(0, items - 1).bit_length()

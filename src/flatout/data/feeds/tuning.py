@@ -1,4 +1,4 @@
-"""How many threads read, and how far ahead: a `Tuner` watches the pipe while it runs and explains each change."""
+"""A `Tuner` sets how many threads read and how far ahead, while the pipe runs, and explains each change."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from flatout.base.units import show_count
 from flatout.data.feeds.ahead import Counters
 
 SPARE = 2  # batches beyond those being read: one on its way to the device, one ready
-_HEADROOM = 1.1  # reads vary; a pipe of exactly equal rates waits half of the time
+_HEADROOM = 1.1  # reading times vary: with exactly equal rates the consumer waits half of the time
 
 
 @dataclass(frozen=True)
 class ReadingBudget:
-    """What reading may take of the machine."""
+    """The cores and the memory that reading may use."""
 
     cores: int
     memory_bytes: int
 
     @classmethod
     def here(cls) -> ReadingBudget:
-        """The cores this process may use, and a quarter of the memory that is free."""
+        """The cores of this process, and a quarter of the free memory."""
         import psutil
 
         from flatout.machine import host
@@ -35,25 +35,25 @@ class ReadingBudget:
 
     @property
     def threads(self) -> int:
-        """One core is left to the thread that trains."""
+        """One core is left for the training thread."""
         return max(1, self.cores - 1)
 
     def most(self, consumer_busy: float) -> int:
-        """Threads at most; one more if the consumer would leave its own core idle most of the time even then."""
+        """The largest number of threads: one more if the consumer leaves its core idle most of the time."""
         return self.cores if consumer_busy < 0.5 else self.threads
 
     def batches(self, batch_bytes: float) -> int:
-        """That memory has room for; never fewer than it takes to read one while another is used."""
+        """How many batches fit in memory; at least as many as are needed to read one while another is used."""
         return max(1 + SPARE, int(self.memory_bytes / max(1.0, batch_bytes)))
 
 
 def depth_for(workers: int, pieces: int = 1, room: float = math.inf) -> int:
-    """How many pieces of work are begun and not yet taken, where a batch is read in so many pieces."""
+    """How many pieces may be begun and not yet taken, if a batch is read in `pieces` pieces."""
     return int(min(room, workers + SPARE * pieces))
 
 
 class Pipe(Protocol):
-    """What is tuned: an `Ahead`, or a simulated one."""
+    """The tuned object: an `Ahead`, or a simulation of one."""
 
     @property
     def workers(self) -> int: ...
@@ -75,17 +75,17 @@ class Change:
 
 
 class Tuner:
-    """Looks at a pipe twice a second, from the consumer's own calls.
+    """Checks a pipe twice a second, inside of the consumer's calls.
 
-    Grows at once when the consumer waits and every thread is busy; takes it back when more threads made nothing faster.
-    Shrinks only after a long time of idle threads. Each time that a change turns out to have been wrong, the time doubles
-    until the like is tried again: it settles.
+    It adds threads at once if the consumer waits and every thread is busy, and removes them if nothing became faster. It
+    removes idle threads only after a long time. After each change that did not help, the time until the next try doubles, so
+    the numbers settle.
     """
 
     EVERY_S = 0.5
     LONGEST_LOOK_S = 5.0
-    WAITS = 0.05  # of the time: from here on the consumer is held up
-    BUSY = 0.7  # of the threads' time
+    WAITS = 0.05  # share of the time: above this, reading slows down the consumer
+    BUSY = 0.7  # share of the threads' time
     IDLE_LOOKS = 20
     RETRY_S = 30.0
 
@@ -99,9 +99,8 @@ class Tuner:
         clock: Callable[[], float] = time.perf_counter,
         work: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`pieces`: what the pipe delivers is that part of a batch, and its depth counts those. `depth`: how many of them, if
-        that is not to be changed. `work`: seconds that the consumer's own thread, which is the one that looks, has been on a
-        core."""
+        """`pieces`: the pipe delivers a batch in this many pieces, and its depth counts pieces. `depth`: a fixed depth. `work`:
+        CPU seconds of the consumer's thread, which is the thread that calls `look`."""
         self.history: list[Change] = []
         self._budget = budget
         self._pieces = pieces
@@ -118,7 +117,7 @@ class Tuner:
         self._shrunk = False
 
     def most(self, consumer_busy: float = 1.0) -> int:
-        """Threads that the budget allows, and that have work at a time."""
+        """The largest number of threads that the budget allows and that have work at the same time."""
         at_a_time = self._depth or self._room - SPARE * self._pieces
         return max(1, min(self._budget.most(consumer_busy), at_a_time))
 
@@ -126,20 +125,20 @@ class Tuner:
         return self._depth or depth_for(workers, self._pieces, self._room)
 
     def begin(self, pipe: Pipe) -> None:
-        """A pipe was started, perhaps in place of another one: what is counted begins now."""
+        """Call when a pipe is started: measurements begin now."""
         self._before, self._tried, self._idle_looks = pipe.counters, None, 0
         self._looked_s, self._worked_s = self._clock(), self._work()
         self._next_s = self._looked_s + self.EVERY_S
 
     def look(self, pipe: Pipe) -> bool:
-        """Whether it was resized. Between the times to look this costs a look at the clock."""
+        """Whether the pipe was resized. Most calls only read the clock."""
         now_s = self._clock()
         if now_s < self._next_s:
             return False
         counters, worked_s = pipe.counters, self._work()
         seen = _Seen.between(self._before, counters, now_s - self._looked_s, worked_s - self._worked_s, pipe.workers)
         if seen.delivered < 2 * pipe.workers and seen.elapsed_s < self.LONGEST_LOOK_S:
-            self._next_s = now_s + self.EVERY_S  # too few batches came to judge by
+            self._next_s = now_s + self.EVERY_S  # too few batches to judge
             return False
         before = pipe.workers, pipe.depth
         self._decide(pipe, seen, now_s)
@@ -150,7 +149,7 @@ class Tuner:
     def _decide(self, pipe: Pipe, seen: _Seen, now_s: float) -> None:
         tried, self._tried = self._tried, None
         if tried is not None and not tried.helped(seen, pipe.workers) and not tried.looked:
-            self._tried = replace(tried, looked=True)  # one bad look may be a hiccup
+            self._tried = replace(tried, looked=True)  # one bad measurement may be noise
         elif tried is not None and not tried.helped(seen, pipe.workers):
             more = "more threads"
             if pipe.workers == tried.workers:
@@ -159,7 +158,7 @@ class Tuner:
                 self._cap, self._cap_until_s = tried.workers, now_s + self._retry_s
             self._retry_s *= 2
             now, then = _per_s(seen.rate / self._pieces), _per_s(tried.rate / self._pieces)
-            self._resize(pipe, tried.workers, tried.depth, f"{more} made it no faster ({now} after {then})", now_s)
+            self._resize(pipe, tried.workers, tried.depth, f"{more} made it no faster ({now}, before {then})", now_s)
         elif seen.waits > self.WAITS and seen.busy > self.BUSY:
             self._idle_looks = 0
             self._grow(pipe, seen, now_s)
@@ -167,20 +166,20 @@ class Tuner:
             self._idle_looks = 0
             self._tried = _Tried(pipe.workers, pipe.depth, seen.rate)
             deeper = min(self._room, pipe.depth + max(1, pipe.depth // 2))
-            why = f"it waits {seen.waits:.0%} of the time although threads are idle {seen.idle:.0%}: batches come in bursts"
+            why = f"training waits {seen.waits:.0%} of the time while threads are idle {seen.idle:.0%}: batches come in bursts"
             self._resize(pipe, pipe.workers, deeper, why, now_s)
         else:
             self._shrink_when_idle(pipe, seen, now_s)
 
     def _grow(self, pipe: Pipe, seen: _Seen, now_s: float) -> None:
-        most = self.most(seen.works * self._budget.cores / pipe.workers)  # what it would work if all cores read
+        most = self.most(seen.works * self._budget.cores / pipe.workers)  # its share of busy time if all cores read
         if now_s < self._cap_until_s:
             most = min(most, int(self._cap))
         enough = math.ceil(pipe.workers * seen.busy / max(0.01, 1 - seen.waits) * _HEADROOM)
         workers = min(most, 2 * pipe.workers, max(pipe.workers + 1, enough))
         if workers <= pipe.workers:
             return
-        if self._shrunk:  # taking threads away was wrong: longer patience from now on
+        if self._shrunk:  # removing threads was wrong: wait longer from now on
             self._shrunk, self._patience = False, 2 * self._patience
         self._tried = _Tried(pipe.workers, pipe.depth, seen.rate)
         why = f"training waits {seen.waits:.0%} of the time and {_threads(pipe.workers)} are busy {seen.busy:.0%}"
@@ -195,7 +194,7 @@ class Tuner:
         self._idle_looks += 1
         if self._idle_looks >= self._patience:
             self._idle_looks, self._shrunk = 0, True
-            why = f"threads were idle for {self._patience} looks in a row, now {seen.idle:.0%} of the time"
+            why = f"threads were idle in {self._patience} checks in a row, now {seen.idle:.0%} of the time"
             self._resize(pipe, int(self._busiest), self.depth_of(int(self._busiest)), why, now_s)
 
     def _resize(self, pipe: Pipe, workers: int, depth: int, why: str, now_s: float) -> None:
@@ -211,12 +210,12 @@ class Tuner:
 
 @dataclass(frozen=True)
 class _Seen:
-    """Shares of the time since the last look."""
+    """Shares of the time since the last check."""
 
     elapsed_s: float
     delivered: int
     waits: float  # of the consumer's time
-    works: float  # the same: its thread is on a core
+    works: float  # of the consumer's time: its thread runs on a core
     busy: float  # of the threads' time
     idle: float
 
@@ -234,15 +233,15 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _Tried:
-    """What was before more threads were taken, or more batches read ahead."""
+    """The numbers before threads or depth were increased."""
 
     workers: int
     depth: int
     rate: float
-    looked: bool = False  # once already, and it had not helped
+    looked: bool = False  # one check already showed no gain
 
     def helped(self, seen: _Seen, workers: int) -> bool:
-        """A quarter of what the added threads promise, or an end to the waiting, is help; of more depth, a gain to speak of."""
+        """More threads helped if waiting ended or a quarter of their ideal speed-up was reached; more depth, if 2% was."""
         wanted = (workers / self.workers - 1) / 4 if workers != self.workers else 0.02
         return seen.waits <= Tuner.WAITS or self.rate == 0 or seen.rate / self.rate - 1 >= wanted
 

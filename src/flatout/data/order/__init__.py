@@ -1,1 +1,1 @@
-"""Which row comes at which position, and how numbers are drawn: pure functions of a seed."""
+"""Which row comes at which position, and random numbers, as pure functions of a seed."""

@@ -1,4 +1,4 @@
-"""Draws with replacement, keyed by position: by weight, or from every class alike. The interface is that of an order."""
+"""Draws with replacement, keyed by position: by weight, or balanced over classes. They have the interface of an order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flatout.data.order.keyed import below, hash32, keyed, to_device
 
 
 class DrawTables:
-    """Tables of a draw, kept on the device that last asked for them. "cuda" names a device that tensors call "cuda:0"."""
+    """The tables of a draw, kept on the device that used them last."""
 
     def __init__(self, *tables: Tensor) -> None:
         self.rows = len(tables[0])
@@ -18,7 +18,7 @@ class DrawTables:
         self._asked, self._placed = torch.device("cpu"), self._host
 
     def on(self, device: torch.device | str) -> tuple[Tensor, ...]:
-        asked = torch.device(device)
+        asked = torch.device(device)  # not compared with a tensor's device: "cuda" differs from its "cuda:0"
         if asked != self._asked:
             self._asked, self._placed = asked, tuple(to_device(table, asked) for table in self._host)
         return self._placed
@@ -37,7 +37,7 @@ class Weighted:
 
     def rows(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
         positions, (cumulative,) = torch.arange(start, stop, device=device), self._cumulative.on(device)
-        # 52 bits: with 32 alone, rows of a large table would be missed or doubled
+        # 52 bits: 32 would miss or double rows of a large table
         bits = (hash32(positions, self._high) << 20).bitwise_or_(hash32(positions, self._low) >> 12)
         target = bits.to(torch.float64).mul_(2.0**-52).mul_(cumulative[-1])
         return torch.searchsorted(cumulative, target, right=True).clamp_(max=self.epoch_rows - 1)
@@ -47,7 +47,7 @@ class Weighted:
 
 
 class Balanced:
-    """A class among those present, all alike, then one of its rows, all alike."""
+    """A class among those present, all equally likely, then one of its rows, all equally likely."""
 
     def __init__(self, seed: int, labels: Tensor) -> None:
         self._of_class, self._of_row = keyed(seed, "balanced", "class"), keyed(seed, "balanced", "row")
@@ -70,14 +70,14 @@ class Balanced:
 
 
 def check_weights(weights: Tensor) -> Tensor:
-    """As float64, or DataError with the first weight that can't be one."""
+    """The weights as float64, or DataError with the first invalid one."""
     if weights.dim() != 1:
-        raise DataError(f"draw: weights are one number a row, got a tensor of shape {list(weights.shape)}")
+        raise DataError(f"draw: weights must be one number per row, got a tensor of shape {list(weights.shape)}")
     exact = weights.to(torch.float64)
     bad = (~torch.isfinite(exact) | (exact < 0)).nonzero()
     if len(bad):
         row = int(bad[0])
-        raise DataError(f"draw: weights are 0 or more and finite; row {row} has {float(exact[row]):g} ({len(bad)} such rows)")
+        raise DataError(f"draw: weights must be finite and 0 or more; row {row} has {float(exact[row]):g} ({len(bad)} rows)")
     if not exact.sum() > 0:
-        raise DataError("draw: the weights are all 0, so no row can ever be drawn")
+        raise DataError("draw: the weights are all 0, so no row can be drawn")
     return exact

@@ -1,6 +1,6 @@
-"""Which rows are held out: those whose content, hashed with the seed, comes first.
+"""Which rows are held out: those with the smallest hashes of seed and content.
 
-The same row goes to the same side wherever it stands, in whatever file, format and order.
+The same row always goes to the same part, in every file, format and order.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _WORDS_AT_ONCE = 1 << 20
 def held_out(hashes: Array, share: float) -> Array:
     """bool [n]: the round(n * share) rows with the smallest hashes, 1 at least and n - 1 at most.
 
-    Rows of equal hash are copies of one row, so it makes no difference to the content which of them are taken.
+    Rows with equal hashes are copies of one row, so any of them can be taken.
     """
     if not 0 < share < 1:
-        raise DataError(f"the share of rows to hold out is between 0 and 1, got {share}")
+        raise DataError(f"the share of rows to hold out must be between 0 and 1, got {share}")
     if len(hashes) < 2:
         raise DataError(f"holding out {share} of the rows needs 2 rows or more, got {len(hashes)}")
     count = min(max(1, round(len(hashes) * share)), len(hashes) - 1)
@@ -37,22 +37,22 @@ def held_out(hashes: Array, share: float) -> Array:
 
 
 def hash_rows(columns: Mapping[str, Any], seed: int) -> Array:
-    """uint64 [n] of the values under their column names; the order of the columns does not matter.
+    """uint64 [n]: hashes of the values and their column names. The order of the columns does not matter.
 
-    Columns are arrays of numbers, dates, strings or objects (str, bytes, numbers, None). Equal values hash alike whatever their
-    type: 3, 3.0 and np.uint8(3); a date and its midnight; None, NaN, NaT and the empty text, which a CSV file can't tell apart.
+    Columns are arrays of numbers, dates, strings or objects (str, bytes, numbers, None). Equal values of different types have
+    equal hashes: 3, 3.0 and np.uint8(3); a date and its midnight; None, NaN, NaT and empty text, which are the same in CSV.
     """
     return _combined({name: _hash_values(np.asanyarray(values), _key(seed, name)) for name, values in columns.items()})
 
 
 def hash_batch(batch: Any, seed: int, columns: Sequence[str] | None = None) -> Array:
-    """uint64 [n] of a pyarrow.RecordBatch (or Table): what `hash_rows` gives for the same values."""
+    """uint64 [n] of a pyarrow.RecordBatch (or Table): the same as `hash_rows` of the same values."""
     names = batch.schema.names if columns is None else columns
     return _combined({name: _hash_arrow(batch.column(batch.schema.names.index(name)), _key(seed, name)) for name in names})
 
 
 def hash_records(columns: Mapping[str, Array], seed: int) -> Array:
-    """uint64 [n] of rows of numbers by their bytes, whatever their shape: a pass or two over memory."""
+    """uint64 [n] of rows of numbers of any shape, by their bytes: one or two passes over memory."""
     return _combined({name: _hash_content(np.ascontiguousarray(values), _key(seed, name)) for name, values in columns.items()})
 
 
@@ -67,13 +67,13 @@ def _hash_content(values: Array, key: np.uint64) -> Array:
         padded = np.zeros((len(piece), words * 8), dtype=np.uint8)
         padded[:, : piece.shape[1]] = piece
         numbers = padded.view(np.uint64)
-        numbers ^= numbers >> np.uint64(32)  # a product alone never carries high bits down
+        numbers ^= numbers >> np.uint64(32)  # a product never moves high bits down
         hashed[start : start + at_once] = (numbers * steps).sum(axis=1, dtype=np.uint64)
     return _mix(hashed)
 
 
 def hash_strings(strings: Iterable[str | bytes | None], seed: int) -> Array:
-    """uint64 [n], one a string: paths of images, lines, documents."""
+    """uint64 [n], one per string: paths of images, lines, documents."""
     return _hash_objects(list(strings), _key(seed, ""))
 
 
@@ -83,7 +83,7 @@ def _key(seed: int, name: str) -> np.uint64:
 
 def _combined(hashes: Mapping[str, Array]) -> Array:
     if not hashes:
-        raise DataError("rows without a column can't be told apart: nothing to split by")
+        raise DataError("rows without columns can't be told apart: nothing to split by")
     total: Array | None = None
     for hashed in hashes.values():
         total = hashed.copy() if total is None else np.add(total, hashed, out=total)
@@ -92,7 +92,7 @@ def _combined(hashes: Mapping[str, Array]) -> Array:
 
 
 def _mix(values: Array) -> Array:
-    """splitmix64's finish: a bijection of 64 bits in which every bit of the input changes half of the output. In place."""
+    """The last part of splitmix64, in place: a bijection of 64 bits; each input bit changes half of the output bits."""
     values ^= values >> np.uint64(30)
     values *= np.uint64(0xBF58476D1CE4E5B9)
     values ^= values >> np.uint64(27)
@@ -102,7 +102,7 @@ def _mix(values: Array) -> Array:
 
 
 def _keyed(values: Array, key: np.uint64, missing: Array | None = None) -> Array:
-    """Mixed twice around the key, so that columns that hold the same numbers don't cancel or repeat each other."""
+    """Mixed before and after adding the key, so that columns with equal numbers don't cancel each other."""
     mixed = _mix(_mix(values.copy()) + key)
     if missing is not None and missing.any():
         mixed[missing] = _mix(np.array([_MISSING ^ key]))[0]
@@ -111,7 +111,7 @@ def _keyed(values: Array, key: np.uint64, missing: Array | None = None) -> Array
 
 def _hash_values(values: Array, key: np.uint64) -> Array:
     if values.ndim != 1:
-        raise DataError(f"rows are hashed by columns of one value each; this one has shape {list(values.shape)}")
+        raise DataError(f"a column to hash must have one value per row; this one has shape {list(values.shape)}")
     missing = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
     values = np.ma.getdata(values)
     kind = values.dtype.kind
@@ -130,9 +130,9 @@ def _with_mask(values: Array, missing: Array | None) -> Iterable[tuple[Any, bool
 
 
 def _hash_numbers(values: Array, key: np.uint64, missing: Array | None = None) -> Array:
-    """By their bits as float64, in which equal numbers of all types are equal; whole numbers beyond its reach by themselves."""
+    """By their bits as float64, which are equal for equal numbers of all types. Larger integers by their own bits."""
     numbers = values.astype(np.float64)
-    numbers += 0.0  # -0.0 is 0.0
+    numbers += 0.0  # makes 0.0 of -0.0
     bits = numbers.view(np.uint64)
     if values.dtype.kind == "f":
         nan = np.isnan(numbers)
@@ -145,7 +145,7 @@ def _hash_numbers(values: Array, key: np.uint64, missing: Array | None = None) -
 
 
 def _hash_moments(values: Array, key: np.uint64, missing: Array | None = None) -> Array:
-    """By microseconds, whatever the unit, and nanoseconds where there are any."""
+    """By microseconds, in every unit, and by the nanoseconds if there are any."""
     unset = np.isnat(values)
     moment = f"{values.dtype.kind}8[us]"
     whole = values.astype(moment)
@@ -158,7 +158,7 @@ def _hash_moments(values: Array, key: np.uint64, missing: Array | None = None) -
 
 
 def _hash_objects(values: Sequence[Any], key: np.uint64) -> Array:
-    """Strings and bytes by their bytes; numbers among them as numbers."""
+    """Strings and bytes by their bytes, numbers as numbers."""
     texts, others = [], []
     for row, value in enumerate(values):
         if isinstance(value, str):
@@ -180,11 +180,11 @@ def _hash_objects(values: Sequence[Any], key: np.uint64) -> Array:
 
 
 def _hash_bytes(flat: Array, lengths: Array, key: np.uint64) -> Array:
-    """Strings that lie end to end. Each is cut into words of 8 bytes; their hashes, keyed by their place, are summed."""
+    """Strings stored one after the other. Each is cut into words of 8 bytes, whose hashes, keyed by place, are summed."""
     hashed = np.empty(len(lengths), np.uint64)
     ends = np.cumsum(lengths)
     start = 0
-    while start < len(lengths):  # in stretches, so that one column of long texts does not take many times its size
+    while start < len(lengths):  # in pieces, so that a column of long texts does not take many times its size
         before = int(ends[start - 1]) if start else 0
         stop = max(start + 1, int(np.searchsorted(ends, before + 8 * _WORDS_AT_ONCE, "right")))
         hashed[start:stop] = _hash_stretch(flat[before : int(ends[stop - 1])], lengths[start:stop])
@@ -232,7 +232,7 @@ def _hash_arrow(column: Any, key: np.uint64) -> Array:
     elif pa.types.is_decimal(kind):
         column = column.cast(pa.float64())
     missing = column.is_null().to_numpy(zero_copy_only=False)
-    if column.null_count:  # with nulls, to_numpy would make floats of whole numbers
+    if column.null_count:  # with nulls, to_numpy would turn integers into floats
         column = pc.fill_null(column, False if pa.types.is_boolean(kind) else pa.scalar(0, pa.int64()).cast(column.type))
     return _hash_values(np.ma.MaskedArray(column.to_numpy(zero_copy_only=False), missing), key)
 
@@ -251,7 +251,7 @@ def _hash_arrow_texts(column: Any, key: np.uint64) -> Array:
     offsets = np.frombuffer(places or bytes(8), np.int64 if wide else np.int32)
     offsets = offsets[column.offset : column.offset + len(column) + 1].astype(np.int64)
     lengths = np.diff(offsets)
-    if column.null_count and lengths[column.is_null().to_numpy(zero_copy_only=False)].any():  # bytes beneath a null
+    if column.null_count and lengths[column.is_null().to_numpy(zero_copy_only=False)].any():  # bytes stored under a null
         return _hash_objects(column.to_pylist(), key)
     flat = np.frombuffer(content or b"", np.uint8)
     return _hash_bytes(flat[int(offsets[0]) : int(offsets[-1])], lengths, key)
