@@ -1,3 +1,3 @@
-"""Why is this script slow? Findings on any training script, none of which has to be changed for it."""
+"""Finds out why a training script is slow, without changing the script."""
 
 from flatout.doctor.watching import watch as watch

@@ -1,7 +1,7 @@
-"""The ledger of a step, from a trace: every nanosecond of wall time is in exactly one row.
+"""Where the time of a step goes, from a trace: every nanosecond of wall time is in exactly one row.
 
-While the device works, the time belongs to the kind of work that it does, or to the phase that asked for it. While it stands
-still, to what the host was doing, since the device waits for that. On a CPU the host is the device.
+While the device is busy, the time belongs to the kind of its work, or to the phase that launched it. While the device is idle,
+the time belongs to the host's activity, because the device waits for the host. On a CPU the host is the device.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ ROWS = (
     LOGGING, CHECKPOINT, EVALUATION, PYTHON, UNATTRIBUTED,
 )  # fmt: skip
 _PHASES = {marks.DATA: DATA, marks.LOGGING: LOGGING, marks.CHECKPOINT: CHECKPOINT}
-_SHORT_GAP = 100_000  # between two operators: what it takes to call the next; longer is code of the script's own
+_SHORT_GAP = 100_000  # ns between two operators: a shorter gap is call overhead, a longer one is the script's code
 _SAMPLE_REACH = 10_000_000
 _LOOK_REACH = 1_000_000
 _STALLS = (kinds.SYNC, kinds.ALLOCATION)
-_LOOKED_AT = 2.0  # how many times as long the host takes for its operators under the profiler, at the least
+_LOOKED_AT = 2.0  # least slow-down of the host's operators under the profiler
 
 
 @dataclass
 class Account:
-    """Nanoseconds of the whole window, by row and by row and line; the time that was left out is in neither."""
+    """Nanoseconds of the whole window, by row, and by row and line. Time left out of the trace is in neither."""
 
     wall: int
     steps: int
     rows: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ROWS, 0.0))
     lines: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     device_busy: float = 0.0
-    host_busy: float = 0.0  # host time that was no waiting
+    host_busy: float = 0.0  # host time without waiting
 
     def where(self, row: str) -> str:
-        """The line with most of the row's time."""
+        """The line with the most time in this row."""
         named = [(spent, place) for (of, place), spent in self.lines.items() if of == row and place]
         return max(named)[1] if named else ""
 
@@ -52,13 +52,13 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """A stretch of the host's time with one explanation."""
+    """An interval of the host's time that belongs to one row."""
 
     start: int
     end: int
     row: str
     where: str
-    phase: str  # the phase that work asked for in this moment belongs to, or ""
+    phase: str  # the phase of device work launched in this interval, or ""
     waits: bool = False
 
 
@@ -66,8 +66,8 @@ _MomentAt = Callable[[int], _Moment | None]
 
 
 def account(trace: Trace, operator_ns: float = 0.0, stretched: float = 1.0) -> Account:
-    """`operator_ns`: what calling the smallest operator costs on this machine; so much of each is charged to launching it.
-    `stretched`: how many times as long a step took as it does when nobody looks."""
+    """`operator_ns`: the time to call the smallest operator on this machine; this much of each operator counts as launching.
+    `stretched`: how many times longer a step took under the profiler."""
     kept = _kept(trace.begin, trace.end, trace.left_out)
     total = Account(sum(end - start for start, end in kept), trace.steps)
     samples = _Samples(trace.samples)
@@ -86,7 +86,7 @@ def account(trace: Trace, operator_ns: float = 0.0, stretched: float = 1.0) -> A
                 total.add(moment.row, moment.where, spent)
     else:
         _with_device(trace, moments, kept, total, max(stretched, _LOOKED_AT))
-    rest = total.wall - sum(total.rows.values())  # what no moment covers; less than a nanosecond is rounding
+    rest = total.wall - sum(total.rows.values())  # time in no row; less than a nanosecond is rounding
     total.add(UNATTRIBUTED, "", rest if rest > 1 else 0.0)
     return total
 
@@ -95,18 +95,18 @@ def account(trace: Trace, operator_ns: float = 0.0, stretched: float = 1.0) -> A
 
 
 def _moments(trace: Trace, samples: _Samples) -> Iterator[_Moment]:
-    """In order and without a gap, from the beginning of the window to its end."""
+    """Ordered and without gaps, from the start of the window to its end."""
     helpers = _Helpers(trace.helpers)
     stack: list[Span] = []
     at = trace.begin
-    logged: Span | None = None  # the last thing that the script did, if it was logging
+    logged: Span | None = None  # the previous span, if it was logging
     for span in sorted(trace.host, key=lambda s: (s.start, -s.end)):
         while stack and stack[-1].end <= span.start:
             ended = stack.pop()
             yield from _explained(at, ended.end, [*stack, ended], samples, helpers, trace)
             at = max(at, ended.end)
         between = [logged] if not stack and logged is not None and _is_logging(span) else stack
-        yield from _explained(at, span.start, between, samples, helpers, trace)  # a loop of logging is all logging
+        yield from _explained(at, span.start, between, samples, helpers, trace)  # a gap between logging calls is logging
         at = max(at, span.start)
         if not stack:
             logged = span if _is_logging(span) else None
@@ -157,7 +157,7 @@ def _explained(
 
 
 def _phase(stack: Sequence[Span]) -> tuple[str, str]:
-    """The outermost phase that all of this belongs to. A closure's passes are no part of the optimizer that calls it."""
+    """The outermost phase in the stack. Passes in a closure do not count as part of the optimizer that calls it."""
     for depth, span in enumerate(stack):
         if span.mark is not None and span.mark.kind in _PHASES:
             return _PHASES[span.mark.kind], span.mark.where
@@ -177,7 +177,7 @@ def _innermost_mark(stack: Sequence[Span]) -> marks.Mark | None:
 
 
 class _Helpers:
-    """When the threads of the backward pass had something to do."""
+    """When the threads of the backward pass were busy."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self._busy = _union([(span.start, span.end) for span in spans if not kinds.is_wait(span.name)])
@@ -196,15 +196,15 @@ class _Samples:
         return near[0].where if near else ""
 
     def looking(self, start: int, end: int) -> int:
-        """How much of a stretch was taken by looking where the thread is. Switching to and fro takes as long again."""
+        """The sampler's share of an interval, in ns. Switching threads takes as long as sampling itself."""
         first, last = bisect_right(self._times, start - _LOOK_REACH), bisect_right(self._times, end)
         return sum(2 * sample.took for sample in self._samples[first:last] if sample.at + sample.took > start)
 
     def split(self, start: int, end: int) -> Iterator[_Moment]:
-        """A stretch of the script's own code, by the lines that were seen in it; where none was, nobody knows."""
+        """Splits an interval of the script's code by the sampled lines; unattributed if there is no sample."""
         first, last = bisect_right(self._times, start), bisect_right(self._times, end)
         near = [sample for sample in self._samples[first:last] if sample.where]
-        if not near:  # a stretch shorter than the time between two samples takes the nearest
+        if not near:  # an interval without a sample uses the nearest one
             close = [i for i in (first - 1, last) if 0 <= i < len(self._times)]
             close = [i for i in close if min(abs(self._times[i] - start), abs(self._times[i] - end)) < _SAMPLE_REACH]
             near = [self._samples[i] for i in close if self._samples[i].where][:1]
@@ -213,7 +213,7 @@ class _Samples:
             return
         edges = [start, *((a.at + b.at) // 2 for a, b in pairwise(near)), end]
         for sample, (begin, stop) in zip(near, pairwise(edges), strict=True):
-            # torch's own Python between two operators is part of calling them: modules, hooks, memory that is given back
+            # torch's Python code between two operators is call overhead: modules, hooks, freed memory
             yield _Moment(begin, stop, kinds.LAUNCH if sample.in_torch else PYTHON, sample.where, "")
 
 
@@ -250,9 +250,9 @@ def _with_device(
 
 
 class _Stalls:
-    """A host with less to do than the device would be ahead of it, and the device never idle for want of launches, if it were
-    not for the moments at which it stands still: reads, and memory that goes back to the driver. Then it is they who cost that
-    time, those of the last step before. Being looked at doubles the host's work."""
+    """Charges idle device time to the stalls that caused it. A host with less work than the device would stay ahead of it and
+    never let it idle, if it did not stop for reads and for memory freed to the driver. So idle time is charged to the stalls of
+    the step before it. The profiler doubles the host's work."""
 
     def __init__(self, moments: Sequence[_Moment], kept: Sequence[tuple[int, int]], steps: int) -> None:
         self._starts = [start for start, _ in kept]
@@ -264,12 +264,12 @@ class _Stalls:
         ]
         self._stalls = [(moment.row, moment.where, spent) for moment, spent in waited if spent]
         self._ends = [self._clock(moment.end) for moment, spent in waited if spent]
-        self._first = self._last = 0  # of those in the step before the last time that was asked about
-        self._waited: dict[tuple[str, str], int] = defaultdict(int)  # by them
+        self._first = self._last = 0  # stalls within one step before the last call of `blamed`
+        self._waited: dict[tuple[str, str], int] = defaultdict(int)  # ns by row and line of these stalls
 
     def blamed(self, row: str, idle: _Moment, spent: float) -> Iterator[tuple[str, str, float]]:
-        """Row, place and time of each that has a part in it. To be asked in the order of time."""
-        self._go_on(max(self._clock(idle.start), self._step))  # nobody saw the step before the first: it was like that one
+        """Row, line and time for each cause of an idle interval. Call it in order of time."""
+        self._go_on(max(self._clock(idle.start), self._step))  # the step before the first is not in the trace
         if self._first == self._last or row not in (kinds.LAUNCH, PYTHON, UNATTRIBUTED):
             yield row, idle.where, spent
             return
@@ -288,13 +288,13 @@ class _Stalls:
             self._first += 1
 
     def _clock(self, time: int) -> int:
-        """What of the window until then was kept: evaluations stop it."""
+        """Time from the start of the window, without evaluations."""
         at = bisect_right(self._starts, time) - 1
         return 0 if at < 0 else self._before[at] + min(time, self._kept[at][1]) - self._kept[at][0]
 
 
 def _busy(work: Sequence[DeviceWork], moment_at: _MomentAt) -> list[tuple[int, int, str, str]]:
-    """Stretches in which the device works, each with one row. Of two at a time a computation counts before a copy."""
+    """Busy intervals of the device, each with one row. Where a computation and a copy overlap, the computation counts."""
     found: list[tuple[int, int, str, str]] = []
     jobs = sorted(((w, *_of_work(w, moment_at)) for w in work), key=lambda job: (job[0].start, job[0].end))
     edges: list[tuple[int, int, str, str]] = [(w.start, w.end, row, place) for w, row, place in jobs]
@@ -341,7 +341,7 @@ def _union(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _complement(spans: Sequence[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
-    """What of begin to end no span covers. `spans` are sorted and apart."""
+    """The parts of begin to end outside all spans. `spans` are sorted and disjoint."""
     gaps = []
     at = begin
     first = max(bisect_right(spans, (begin, begin)) - 1, 0)
@@ -357,7 +357,7 @@ def _complement(spans: Sequence[tuple[int, int]], begin: int, end: int) -> list[
 
 
 def _within(start: int, end: int, spans: Sequence[tuple[int, int]]) -> int:
-    """How much of start to end lies in `spans`, which are sorted and apart."""
+    """How much of start to end lies in `spans`, which are sorted and disjoint."""
     if end <= start:
         return 0
     spent = 0

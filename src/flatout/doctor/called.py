@@ -1,4 +1,4 @@
-"""Products and convolutions that a script called, as operations that can be called again to compare ways to do them."""
+"""The script's matrix products and convolutions, in a form that can be called again to time alternatives."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _DTYPES = {"float": torch.float32, "c10::BFloat16": torch.bfloat16, "c10::Half":
 
 
 class Called:
-    """Each is made once, however often it was called."""
+    """Collects operations, each once, however often the script called it."""
 
     def __init__(self) -> None:
         self._known: dict[str, Operation | None] = {}
         self.operations: list[Operation] = []
 
     def add(self, event: Any, flops: float) -> None:
-        """`event` is kineto's."""
+        """`event`: from kineto."""
         name = event.name()
         if name not in _AGAIN:
             return
@@ -47,7 +47,7 @@ class Called:
 def _operation(
     name: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str], given: Sequence[Any], flops: float
 ) -> Operation | None:
-    """None where one of its tensors is no plain tensor of numbers."""
+    """None if one of its inputs is not a plain tensor of numbers."""
     func, group = _AGAIN[name]
     arguments = func._schema.arguments
     if not len(shapes) == len(dtypes) == len(given) <= len(arguments):
@@ -68,5 +68,5 @@ def _operation(
 
 
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """A model that calls convolutions in another layout is asked which one: the profiler does not say."""
+    """Contiguous strides. The profiler reports no strides, so the layout of convolutions is taken from the model's calls."""
     return tuple(prod(shape[place + 1 :]) for place in range(len(shape)))

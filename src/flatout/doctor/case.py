@@ -1,4 +1,4 @@
-"""All that is known of a script when the findings look at it: what was seen, the ledger of its step, and the machine."""
+"""What the findings know about a script: its observations, where a step's time goes, and the machine."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from flatout.machine.gains import Gains
 from flatout.machine.probe import Probe
 
 _MOST_STRETCH = 1.25
-# the profiler makes nothing of this slower; the rest is stretched by it and shrunk back
+# rows that the profiler does not slow down; the others are scaled back
 _SOLID = frozenset({*kinds.COMPUTE, kinds.COPY, kinds.COMMUNICATION, kinds.COMPILE, DATA, CHECKPOINT, EVALUATION})
 
 
 @dataclass(frozen=True)
 class Case:
-    """Milliseconds are of one step: of training, with its share of the evaluations and checkpoints that came between."""
+    """Milliseconds are per training step, including its share of evaluations and checkpoints."""
 
     seen: ScriptRecord
     trace: Trace
@@ -37,8 +37,8 @@ class Case:
     rows: dict[str, float]
     probe: Probe | None = None
     places: dict[str, str] = field(default_factory=dict)
-    page_s: float = 0.0  # what a page of fresh memory costs on this host
-    gains: Gains = field(default_factory=Gains)  # of optimisations on this machine
+    page_s: float = 0.0  # time to get a new memory page on this host
+    gains: Gains = field(default_factory=Gains)  # speed-ups of optimisations on this machine
 
     @property
     def step_ms(self) -> float:
@@ -49,7 +49,7 @@ class Case:
         return self.step_ms - self.rows[EVALUATION] - self.rows[CHECKPOINT]
 
     def of_steps(self) -> Case:
-        """Without what comes between them: of a few steps nobody can tell how often it comes."""
+        """Without evaluations and checkpoints: a few steps do not show how often they occur."""
         return replace(self, rows={**self.rows, EVALUATION: 0.0, CHECKPOINT: 0.0})
 
     @property
@@ -68,7 +68,7 @@ class Case:
         return ms / self.step_ms if self.step_ms else 0.0
 
     def ms(self, nanoseconds: float) -> float:
-        """Of the profiled window, for one step."""
+        """Nanoseconds in the profiled window, as milliseconds per step."""
         return nanoseconds / 1e6 / max(self.trace.steps, 1)
 
     def per_step(self, count: float) -> float:
@@ -79,24 +79,24 @@ class Case:
         loader = self.training_loader
         if loader is not None and loader.samples and self.seen.window_steps:
             return loader.samples / self.seen.window_steps
-        calls = [call for call in self.training_calls if call.parameter_dtype]  # a loss sees tokens
+        calls = [call for call in self.training_calls if call.parameter_dtype]  # no losses: their batch may be tokens
         return max((call.batch * round(max(call.count / max(call.between, 1), 1)) for call in calls), default=0)
 
     @property
     def training_loader(self) -> ScriptLoader | None:
-        """The one that feeds the steps."""
+        """The loader that feeds the steps."""
         return max((one for one in self.seen.loaders if one.in_steps), key=lambda one: one.in_steps, default=None)
 
     def batches_per_step(self, loader: ScriptLoader) -> float:
         return max(loader.in_steps, 1) / max(self.seen.window_steps, 1)
 
     def read_by_workers(self, loader: ScriptLoader) -> list[Fetched]:
-        """What its workers say of themselves."""
+        """What the loader's workers reported."""
         number = self.seen.loaders.index(loader)
         return [told for told in self.seen.fetched if told.loader == number and told.batches]
 
     def fetch_ms(self, loader: ScriptLoader) -> float:
-        """What a batch takes a worker; 0 where none has said so."""
+        """Time for a worker to read a batch; 0 if no worker reported it."""
         told = self.read_by_workers(loader)
         return 1e3 * sum(one.fetch_s for one in told) / max(sum(one.batches for one in told), 1)
 
@@ -110,7 +110,7 @@ class Case:
 
     @property
     def ceiling_share(self) -> float | None:
-        """Of the best rate of matrix products that this machine measured, whatever the precision."""
+        """Share of this machine's best measured rate of matrix products, in any precision."""
         if self.probe is None or not self.probe.ceilings.matmul_flops or not self.trace.flops or not self.step_ms:
             return None
         best = max(rate.value for rate in self.probe.ceilings.matmul_flops.values())
@@ -120,16 +120,16 @@ class Case:
 def make_case(
     seen: ScriptRecord, trace: Trace, probe: Probe | None, operator_s: float, page_s: float = 0.0, gains: Gains | None = None
 ) -> Case:
-    """`operator_s`: what calling the smallest operator takes on this machine."""
+    """`operator_s`: the time to call the smallest operator on this machine."""
     plain_ms = 1e3 * seen.window_s / seen.window_steps if seen.window_steps else None
     looked_ms = (trace.end - trace.begin) / 1e6 / max(trace.steps, 1)
     calls = sorted(_called(trace))
-    shortest = calls[len(calls) // 10] if calls else 0  # they do nothing but be called, and be looked at
+    shortest = calls[len(calls) // 10] if calls else 0  # their time is call and profiler overhead only
     called_ns = 1e9 * operator_s
     told = account(trace, min(max(called_ns, shortest), 3 * called_ns), looked_ms / plain_ms if plain_ms else 1.0)
     profiled = {row: spent / 1e6 / max(trace.steps, 1) for row, spent in told.rows.items()}
     least_ms = 0.0 if trace.device else called_ns / 1e6 * len(calls) / max(trace.steps, 1)
-    if plain_ms is not None and (waited_ms := _waited_ms(seen)) is not None:  # the one row that is known of a plain step
+    if plain_ms is not None and (waited_ms := _waited_ms(seen)) is not None:  # the only row measured without the profiler
         data_ms = _idle_ms(waited_ms, plain_ms, told.device_busy / 1e6 / max(trace.steps, 1))
         rows = {**_as_without_profiler({**profiled, DATA: 0.0}, plain_ms - data_ms, least_ms), DATA: data_ms}
     else:
@@ -147,7 +147,7 @@ def make_case(
 
 
 def _called(trace: Trace) -> Iterator[int]:
-    """How long each operator took. Those that make the data, or write a checkpoint, are part of that."""
+    """Time of each operator, without those that load data or write a checkpoint."""
     until = 0
     for span in sorted(trace.host, key=lambda span: (span.start, -span.end)):
         if span.mark is not None and span.mark.kind in (marks.DATA, marks.CHECKPOINT):
@@ -157,7 +157,7 @@ def _called(trace: Trace) -> Iterator[int]:
 
 
 def _waited_ms(seen: ScriptRecord) -> float | None:
-    """For data, in a step that nobody looked at: workers keep up with steps that the profiler makes slow. None without any."""
+    """Wait for data per step without the profiler, which slows steps down until workers keep up. None without a loader."""
     if not any(loader.in_steps for loader in seen.loaders):
         return None
     other = (*seen.evaluations, *seen.checkpoints)
@@ -167,16 +167,16 @@ def _waited_ms(seen: ScriptRecord) -> float | None:
 
 
 def _idle_ms(waited_ms: float, step_ms: float, busy_ms: float) -> float:
-    """How much of the host's wait the device waits, too: it may still be busy with what it was given before."""
+    """How long the device is idle while the host waits for data: it may still be busy with earlier work."""
     behind_ms = max(busy_ms - (step_ms - waited_ms), 0.0)
     return max(min(waited_ms - behind_ms, step_ms - busy_ms), 0.0)
 
 
 def _as_without_profiler(profiled: dict[str, float], plain_ms: float | None, least_ms: float) -> dict[str, float]:
-    """The rows of a step that nobody looked at: they add up to what such a step took.
+    """The rows of a step without the profiler: they add up to the time of such a step.
 
-    Looking takes its time from the soft rows, which are shrunk to what the others leave; but no further than to `least_ms`,
-    which calling all those operators takes.
+    The profiler's overhead is in the soft rows, which are scaled down to the time that the solid rows leave, but not below
+    `least_ms`, the time to call all operators.
     """
     solid = sum(ms for row, ms in profiled.items() if row in _SOLID)
     soft = sum(profiled.values()) - solid

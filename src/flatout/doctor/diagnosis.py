@@ -1,4 +1,4 @@
-"""The words and figures of a diagnosis: the ledger of a step, the findings by their cost, and what is worth trying."""
+"""The report of a diagnosis: where the time of a step goes, findings by cost, and expected speed-ups."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def doc(diagnosis: Diagnosis) -> Doc:
                 }
             ),
             TextLine(_headline(case), strong=True),
-            Table("ledger", _LEDGER, *_ledger_rows(case), fold_note="rows took less than 0.5%"),
+            Table("ledger", _LEDGER, *_ledger_rows(case), fold_note="rows below 0.5% are not shown"),
             TextLine(),
             *_finding_lines(diagnosis),
             Fields({"findings": [_finding_row(one, case) for one in diagnosis.findings]}),
@@ -59,7 +59,7 @@ def doc(diagnosis: Diagnosis) -> Doc:
 
 
 def nothing(steps: int) -> dict[str, object]:
-    """The same data where there was too little to look at."""
+    """The report's data for a script with too few steps."""
     return {"steps": steps, "step_ms": None, "samples_per_s": None, "ceiling_share": None, "ledger": [], "findings": []}
 
 
@@ -67,8 +67,8 @@ def _headline(case: Case) -> str:
     samples, device = case.samples_per_step, _device_kind(case)
     rate = f"{show_count(1e3 * samples / case.step_ms)} samples/s" if samples else f"{show_count(1e3 / case.step_ms)} steps/s"
     share = case.ceiling_share
-    of = "" if share is None else f", {show_share(share)} of what this {device} measured"
-    return f"Your script trains at {rate}{of}. Where a step's {show_seconds(case.step_ms / 1e3)} go:"
+    of = "" if share is None else f", {show_share(share)} of this {device}'s measured peak"
+    return f"Your script trains at {rate}{of}. A step takes {show_seconds(case.step_ms / 1e3)}:"
 
 
 def _device_kind(case: Case) -> str:
@@ -106,18 +106,18 @@ def _finding_row(finding: Finding, case: Case) -> dict[str, object]:
 def _finding_lines(diagnosis: Diagnosis) -> list[TextLine]:
     case = diagnosis.case
     if not diagnosis.findings:
-        return [TextLine("Nothing is known that would save more than 1% of a step.")]
-    lines = [TextLine("What costs time, the most first:")]
+        return [TextLine("Nothing found that would save more than 1% of a step.")]
+    lines = [TextLine("What costs time, largest share of a step first:")]
     for number, one in enumerate(diagnosis.findings, 1):
         place = f"  {one.where}" if one.where else ""
         lines.append(TextLine(f"{number}. {one.what}: {show_share(case.share(one.cost_ms))}{place}  [{one.id}]", strong=True))
         lines.append(TextLine(f"   {one.evidence}"))
-        lines.append(TextLine(f"   {one.remedy}"))
+        lines.append(TextLine(f"   Fix: {one.remedy}"))
     worth = [
         f"{one.short} {one.predicted_gain(case.step_ms):.3g}x"
         for one in sorted(diagnosis.findings, key=lambda one: -one.predicted_gain(case.step_ms))
         if one.short and one.predicted_gain(case.step_ms) >= 1.01
     ]
     if worth:
-        lines += [TextLine(), TextLine("Worth trying, best first: " + " · ".join(worth))]
+        lines += [TextLine(), TextLine("Expected speed-ups, largest first: " + " · ".join(worth))]
     return lines

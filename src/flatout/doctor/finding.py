@@ -1,4 +1,4 @@
-"""What was lost and why: one cause, its cost and its remedy."""
+"""One cause of lost time, with its cost and its fix."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """`cost_ms` of a step are lost to it. What spoils the result costs the whole step: nothing that it computes can be used."""
+    """`cost_ms`: time lost per step. A finding that makes the result wrong costs the whole step."""
 
     id: str
     cost_ms: float
-    where: str  # "train.py:41", or "" where no line of the script is to blame
-    what: str  # one line in words
+    where: str  # "train.py:41", or "" if no line of the script causes it
+    what: str  # one line, shown as the finding's title
     evidence: str
     remedy: str
-    short: str = ""  # the remedy in a few words, for the list of what is worth trying
-    gain: float | None = None  # on the rate, where it is known better than by taking the cost away
-    always: bool = False  # worth saying however little time it costs
+    short: str = ""  # the remedy in a few words, for the list of expected speed-ups
+    gain: float | None = None  # expected speed-up, if known better than from `cost_ms`
+    always: bool = False  # reported however small its cost
 
     def predicted_gain(self, step_ms: float) -> float:
         if self.gain is not None:

@@ -1,7 +1,7 @@
-"""How much an operator computes, from the shapes that the profiler notes: products, convolutions, attention, and the way back.
+"""FLOPs of an operator from the profiler's shapes: products, convolutions, attention, and their backward passes.
 
-The profiler's own count leaves out the way back of a convolution and all of attention, counts additions of single numbers, and
-warns at every convolution whose padding is given by name. Recurrent layers of cuDNN don't say how large they are.
+The profiler's own count omits the backward pass of convolutions and all of attention, counts additions of scalars, and warns
+at every convolution whose padding is given by name. cuDNN's recurrent layers don't report their size.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from math import prod
 from typing import Any
 
 Shapes = Sequence[Sequence[int]]
-Given = Sequence[Any]  # arguments that are no tensors; None in their places
+Given = Sequence[Any]  # arguments; None in place of tensors
 
 
 def flops_of(event: Any) -> float:
-    """Of one event of kineto; 0 where it computes nothing of these, or does not say of which size."""
+    """FLOPs of a kineto event; 0 for other operators, or if the event has no shapes."""
     count = _COUNTS.get(event.name())
     if count is None:
         return 0.0
@@ -26,7 +26,7 @@ def flops_of(event: Any) -> float:
 
 
 def _product(first: int) -> Callable[[Shapes, Given], float]:
-    """`first`: which argument is the left factor, (..., m, k); the next is (..., k, n)."""
+    """`first`: index of the left factor, (..., m, k); the next argument is (..., k, n)."""
     return lambda shapes, given: 2.0 * prod(shapes[first]) * shapes[first + 1][-1]
 
 
@@ -50,7 +50,7 @@ def _convolution_back(shapes: Shapes, given: Given) -> float:
 
 
 def _attention(first: int, causal: int, times: float) -> Callable[[Shapes, Given], float]:
-    """`first`: which argument holds the queries, (..., n, d); keys and values follow. A causal one computes half of it."""
+    """`first`: index of the queries, (..., n, d); keys and values follow. Causal attention computes half."""
 
     def count(shapes: Shapes, given: Given) -> float:
         queries, keys, values = shapes[first : first + 3]
@@ -61,7 +61,7 @@ def _attention(first: int, causal: int, times: float) -> Callable[[Shapes, Given
 
 
 def _recurrent(times: float) -> Callable[[Shapes, Given], float]:
-    """oneDNN's layer: for each place of the input a product with each of its two matrices, and two on the way back."""
+    """oneDNN's layer: for each position of the input a product with each of its two matrices, and two in the backward pass."""
     return lambda shapes, given: times * 2.0 * prod(shapes[0][:-1]) * (prod(shapes[1]) + prod(shapes[2]))
 
 

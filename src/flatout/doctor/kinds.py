@@ -1,4 +1,4 @@
-"""What an operator, a kernel or a call of the runtime is: which row of the ledger its time belongs to."""
+"""Which row of the ledger the time of an operator, a kernel or a CUDA runtime call belongs to."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _OPERATORS = (
     (MATMUL, re.compile(r"^aten::(addmm|mm|bmm|baddbmm|matmul|linear|addmv|mv|dot|einsum|_scaled_mm|_addmm_activation|"
                         r"addbmm)\b|mkldnn_(reorder_)?linear|mkl_linear|mkldnn_rnn|_lstm|_gru", re.I)),
 )  # fmt: skip
-# they hand out memory, look at it in another way or tell something about it: nothing is computed
+# these allocate memory, make views or return metadata: they compute nothing
 _FREE = re.compile(
     r"^aten::(empty|as_strided|view|_unsafe_view|reshape|_reshape_alias|t$|transpose|permute|expand|squeeze|unsqueeze|select|"
     r"slice|detach|alias|resize_|set_|to$|narrow|split|chunk|unbind|flatten|item|_local_scalar_dense|is_nonzero|result_type|"
     r"resolve_conj|resolve_neg|lift_fresh|contiguous|type_as|numpy_T|unflatten|movedim|swapaxes|size|stride|is_)|"
     r"^(detach|autograd::|torch::autograd|.*Backward\d*$|Optimizer\.|TorchDynamo|Pregraph|ProfilerStep|enumerate\()",
 )
-# memory goes back to the driver once the device is done with all that it was asked for
+# memory is freed to the driver after the device has finished all its work
 _RUNTIME_WAITS = re.compile(r"^(cuda|hip)((Stream|Device|Event)Synchronize|Memcpy(?!.*Async)|Free$)")
 _RUNTIME_MEMORY = re.compile(r"^(cuda|hip)(Malloc|Free)$")
 _RUNTIME = re.compile(r"^(cuda|cu|hip|cudnn|cublas)[A-Z]")
@@ -46,7 +46,7 @@ _KERNELS = (
 
 @lru_cache(maxsize=4096)
 def of_operator(name: str) -> str | None:
-    """The row of a leaf of the host's work on a CPU; None: it computes nothing, it is part of calling what does."""
+    """The row of an innermost operator on a CPU; None if it computes nothing and is call overhead."""
     if is_driver_memory(name):
         return ALLOCATION
     if is_wait(name):
@@ -71,11 +71,11 @@ def of_kernel(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def is_driver_memory(name: str) -> bool:
-    """Is memory asked of the driver, or given back to it?"""
+    """Does this call allocate memory from the driver, or free it?"""
     return _RUNTIME_MEMORY.search(name) is not None
 
 
 @lru_cache(maxsize=4096)
 def is_wait(name: str) -> bool:
-    """Does the host stand still here until the device is done?"""
+    """Does the host wait here until the device is done?"""
     return _RUNTIME_WAITS.search(name) is not None

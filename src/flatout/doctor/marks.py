@@ -1,6 +1,6 @@
-"""What the host is doing, written into the profiler's own trace, so that everything is told by one clock.
+"""Marks the host's activity in the profiler's trace, so that all times come from one clock.
 
-A mark is an annotation "flatout#7"; what 7 stands for is kept here. Outside of a profiled window a mark costs one comparison.
+A mark is an annotation "flatout#7"; this module maps 7 to its meaning. Outside a profiled window a mark costs one comparison.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Marks:
             yield
 
     def begin(self, kind: str, note: str = "") -> record_function | None:
-        """For hooks that come in pairs: to be ended by its `__exit__`."""
+        """For hooks that come in pairs; the caller ends it with `__exit__`."""
         if not self.recording:
             return None
         open_mark = record_function(self._name(Mark(kind, where.caller(), note)))

@@ -1,4 +1,4 @@
-"""Out of memory, in words: what held it, by kind, and what to change."""
+"""Explains an out-of-memory error: how much each kind of tensor holds, and what to change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flatout.base.units import show_bytes
 
 @dataclass(frozen=True)
 class MemoryByKind:
-    """Bytes by kind at the moment when there was no more."""
+    """Bytes by kind when memory ran out."""
 
     weights: int
     gradients: int
@@ -41,7 +41,7 @@ def held(optimizers: Iterable[torch.optim.Optimizer], device: str) -> MemoryByKi
 
 
 def keep_snapshot(path: Path) -> Path | None:
-    """For pytorch.org/memory_viz; only a GPU's allocator can give one."""
+    """A snapshot for pytorch.org/memory_viz; only on a GPU."""
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return None
     try:
@@ -52,25 +52,25 @@ def keep_snapshot(path: Path) -> Path | None:
 
 
 def explained(error: BaseException, found: MemoryByKind, snapshot: Path | None) -> list[str]:
-    """A few lines for people."""
+    """A few lines to print."""
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     lines = [
-        f"Memory ran out: {first[:160]}",
+        f"Out of memory: {first[:160]}",
         f"  weights {show_bytes(found.weights)} · gradients {show_bytes(found.gradients)} · optimizer state "
-        f"{show_bytes(found.optimizer)} · activations and everything else {show_bytes(found.rest)}",
+        f"{show_bytes(found.optimizer)} · activations and the rest {show_bytes(found.rest)}",
     ]
     if found.rest >= found.weights + found.gradients + found.optimizer:
         lines.append(
-            "  Most of it are activations: a smaller batch with accumulation (the same training), bf16 autocast (half of it), "
-            "or torch.utils.checkpoint around the blocks"
+            "  Mostly activations. Use a smaller batch with gradient accumulation (same training), bf16 autocast (half the "
+            "memory), or torch.utils.checkpoint around the blocks"
         )
     else:
         lines.append(
-            "  Most of it are weights and what the optimizer keeps: shard them over several GPUs (FSDP2), keep optimizer state "
-            "in host memory, or take an optimizer with less of it"
+            "  Mostly weights and optimizer state. Shard them over several GPUs (FSDP2), keep the optimizer state in host "
+            "memory, or use an optimizer with less state"
         )
     if snapshot is not None:
-        lines.append(f"  The allocator's snapshot is in {snapshot}: open it at pytorch.org/memory_viz")
+        lines.append(f"  Memory snapshot: {snapshot} (open it at pytorch.org/memory_viz)")
     return lines
 
 

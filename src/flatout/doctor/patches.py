@@ -1,4 +1,4 @@
-"""Attributes of other modules, replaced for a while."""
+"""Temporarily replaces attributes of other modules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Patches:
         self._undo: list[tuple[Any, str, Any]] = []
 
     def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """`make` gets what is there now and gives what takes its place."""
+        """`make` gets the present attribute and returns its replacement."""
         present = getattr(owner, name, _ABSENT)
         if present is _ABSENT:  # another version of torch
             return
@@ -28,7 +28,7 @@ class Patches:
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
-        """All is as it was, inside of this."""
+        """Restores all originals inside the `with`."""
         replaced = [(owner, name, vars(owner)[name]) for owner, name, _ in self._undo]
         self._put_back()
         try:

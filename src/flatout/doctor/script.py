@@ -1,4 +1,4 @@
-"""A script run as `python script.py` would run it: its own __main__, arguments, folder, imports, and way to end."""
+"""Runs a script as `python script.py` would: with its own __main__, arguments, folder, imports and exit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flatout.base.errors import UsageError
 
 @dataclass(frozen=True)
 class Script:
-    """What was named on the command line: a file, or with `as_module` what follows -m."""
+    """`name`: the file from the command line, or with `as_module` the module after -m."""
 
     name: str
     arguments: tuple[str, ...] = ()
@@ -26,19 +26,19 @@ class Script:
         return " ".join([*(["-m"] if self.as_module else []), self.name, *self.arguments])
 
     def file(self) -> Path | None:
-        """None for a module that is not found under this folder."""
+        """None for a module that is not below the current folder."""
         path = Path(self.name.replace(".", "/") if self.as_module else self.name)
         candidates = [path / "__main__.py", path.with_suffix(".py") if self.as_module else path]
         return next((one for one in candidates if one.is_file()), None)
 
 
 class Enough(BaseException):
-    """Raised inside of a script to end it: all has been seen."""
+    """Raised inside a script to end it once enough steps were observed."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How it ended. `error` is what it raised and did not catch, sys.exit and Ctrl-C left out."""
+    """How a script ended. `error`: its uncaught exception, except SystemExit and KeyboardInterrupt."""
 
     exit_code: int
     error: BaseException | None = None
@@ -46,30 +46,30 @@ class Ending:
 
 
 def check(script: Script) -> None:
-    """Before anything is started: can it be found?"""
+    """UsageError if the script does not exist."""
     if not script.as_module:
         path = Path(script.name)
         if path.is_dir() and not (path / "__main__.py").exists():
-            raise UsageError(f"expected a training script, got the folder {script.name}: name a file in it, or use -m PACKAGE")
+            raise UsageError(f"expected a training script, got the folder {script.name}; name a file in it, or use -m PACKAGE")
         if not path.exists():
             near = sorted(str(p) for p in Path(path.parent).glob("*.py"))[:5] if path.parent.is_dir() else []
             raise UsageError(
-                f"there is no file {script.name}" + (f"; the scripts there: {', '.join(near)}" if near else "")
-                + ". flatout's own options come before the script"
+                f"file not found: {script.name}" + (f"; scripts in that folder: {', '.join(near)}" if near else "")
+                + ". Options of flatout go before the script"
             )  # fmt: skip
 
 
 def run_script(script: Script) -> Ending:
-    """In this process. It ends as the script ends: an error is printed as Python would print it."""
+    """Runs the script in this process. Prints an uncaught error as Python does."""
     try:
         code, module, first_path = _loaded(script)
     except UsageError:
         raise
-    except Exception as error:  # a package runs its own code when it is looked for
+    except Exception as error:  # finding a module runs the code of its package
         _print_error(error)
         return Ending(1, error)
     sys.argv = [str(module.__file__) if script.as_module else script.name, *script.arguments]
-    sys.path[0] = first_path  # there stands the folder of flatout's own command
+    sys.path[0] = first_path  # replaces the folder of the flatout command
     before = sys.modules["__main__"]
     sys.modules["__main__"] = module
     try:
@@ -87,7 +87,7 @@ def run_script(script: Script) -> Ending:
         _flush()
         if sys.modules.get("__main__") is module:
             sys.modules["__main__"] = before
-            _kept.append(module)  # what it left running may still look at its globals
+            _kept.append(module)  # threads that it started may still use its globals
     return Ending(0)
 
 
@@ -106,7 +106,7 @@ def _loaded(script: Script) -> tuple[CodeType, ModuleType, str]:
         finally:
             sys.path.pop(0)
         if spec is None or spec.origin is None or spec.loader is None:
-            raise UsageError(f"-m {script.name}: there is no such module here, nor is it a package with a __main__.py")
+            raise UsageError(f"-m {script.name}: found neither a module nor a package with a __main__.py")
         code = spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
         module.__file__, module.__spec__, module.__package__ = spec.origin, spec, spec.parent
         module.__loader__ = spec.loader
@@ -117,9 +117,9 @@ def _loaded(script: Script) -> tuple[CodeType, ModuleType, str]:
     with open(path, "rb") as file:
         source = file.read()
     if b"\0" in source[:1024]:
-        raise UsageError(f"{script.name} is no Python source: expected a training script")
+        raise UsageError(f"expected a training script, but {script.name} is not Python source")
     module.__file__, module.__package__ = path, None
-    # without this module's own __future__; and a link is resolved for imports, but not in __file__, as Python has it
+    # without this module's __future__ imports; as in Python, links are resolved for imports but not in __file__
     return compile(source, path, "exec", dont_inherit=True), module, os.path.dirname(os.path.realpath(path))
 
 
@@ -127,7 +127,7 @@ def _found(name: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
-        if not name.startswith(f"{error.name}."):  # something that it imports
+        if not name.startswith(f"{error.name}."):  # a missing import inside the module
             raise
         return None
 
@@ -142,7 +142,7 @@ def _exit_code(ended: SystemExit) -> int:
 
 
 def _print_error(error: BaseException) -> None:
-    """As the script would have it printed, and without the frames of flatout that lie around and between its own."""
+    """Prints it with the script's excepthook, without flatout's frames."""
     _without_ours(error, set())
     sys.excepthook(type(error), error, error.__traceback__)
 

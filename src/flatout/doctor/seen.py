@@ -1,4 +1,4 @@
-"""What was seen of a script, in plain figures: filled while it runs, read by the findings."""
+"""Observations of a script as plain numbers: filled while it runs, read by the findings."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Any
 
 @dataclass
 class ScriptLoader:
-    """One DataLoader of the script."""
+    """A DataLoader of the script."""
 
-    where: str  # the line that goes through it
-    made: str  # the line that made it
+    where: str  # the line that iterates over it
+    made: str  # the line that created it
     workers: int
     batch: int | None
     pins: bool
     persistent: bool
     dataset: str
     iterable: bool
-    batched: bool = True  # by a sampler, whoever made it
+    batched: bool = True  # by a batch sampler, the script's or torch's
     context: str = ""
-    ahead: int = 0  # so many batches its workers may have ready
+    ahead: int = 0  # batches that its workers prefetch
     waits_s: list[float] = field(default_factory=list)
-    starts_s: list[float] = field(default_factory=list)  # each time that a pass over it began
-    firsts_s: list[float] = field(default_factory=list)  # what the first batch of each pass took then
-    ends_s: list[float] = field(default_factory=list)  # from its last batch on
-    length: int | None = None  # batches of a pass, where it says so
-    told_epoch: bool = False  # its dataset has a set_epoch: it is another one in each pass
-    fills: bool = False  # its dataset has kept more and more of what was read
+    starts_s: list[float] = field(default_factory=list)  # time to start the iterator, per pass
+    firsts_s: list[float] = field(default_factory=list)  # time to get the first batch after that, per pass
+    ends_s: list[float] = field(default_factory=list)  # time after the last batch, per pass
+    length: int | None = None  # batches per pass, if known
+    told_epoch: bool = False  # its dataset has set_epoch, so its data differs in each pass
+    fills: bool = False  # its dataset caches the samples it reads
     samples: int = 0
-    in_steps: int = 0  # batches that were read in the plain window
-    batch_bytes: int = 0  # of the largest of them
-    waited: list[tuple[int, int]] = field(default_factory=list)  # for each of them, and for the start of a pass: from, to
+    in_steps: int = 0  # batches read in the plain window
+    batch_bytes: int = 0  # of the largest batch
+    waited: list[tuple[int, int]] = field(default_factory=list)  # begin and end of waits for a batch or for a pass to start
 
     @property
     def wait_s(self) -> float:
@@ -41,17 +41,17 @@ class ScriptLoader:
 
 @dataclass(frozen=True)
 class Fetched:
-    """What one worker of a loader says of itself."""
+    """The report of one worker of a loader."""
 
     loader: int
     worker: int
     batches: int
     fetch_s: float
     collate_s: float
-    lines: dict[str, int]  # samples by the line that was running
-    random_states: str  # of all generators that the dataset holds, and of the global ones, before the first sample
+    lines: dict[str, int]  # profiler samples by line
+    random_states: str  # digest of the dataset's and the global random generators before the first sample
     own_generators: bool
-    drew: bool  # did they move while it read?
+    drew: bool  # reading changed the random states
     first_batch: str
 
 
@@ -66,13 +66,13 @@ class Optimizer:
     tensors: int
     elements: int
     steps: int = 0
-    without_gradient: int = 0  # tensors that never had one
+    without_gradient: int = 0  # tensors that never had a gradient
     without_gradient_elements: int = 0
     can_fuse: bool = False
     on: str = "cpu"
     sizes: tuple[int, ...] = ()  # elements of each tensor
     dtype: str = "float32"
-    options: Mapping[str, Any] = field(default_factory=dict)  # that it was made with, but for those that say how it is run
+    options: Mapping[str, Any] = field(default_factory=dict)  # constructor arguments, without fused, foreach and the like
 
 
 def is_odd(columns: int) -> bool:
@@ -81,7 +81,7 @@ def is_odd(columns: int) -> bool:
 
 @dataclass
 class Calls:
-    """All calls of one module from one line that the script makes itself."""
+    """All calls of one module from one line of the script."""
 
     module: str
     where: str
@@ -91,30 +91,30 @@ class Calls:
     parameter_dtype: str
     device: str
     has_convolutions: bool
-    channels_last: bool | None  # of a four-dimensional input; None: it has none
+    channels_last: bool | None  # layout of a four-dimensional input; None without one
     compiled: bool
     count: int = 0
     seconds: float = 0.0
-    between: int = 0  # in how many of the gaps between two steps it was called
+    between: int = 0  # number of steps in which it was called
     batch: int = 0  # the first dimension of its first tensor
     parallel: bool = False  # nn.DataParallel
-    mode_matters: bool = False  # it has dropout or batch norm
-    of_torch: bool = False  # its forward is torch's own: it is a Sequential, or the like
-    odd_products: bool = False  # a large linear layer whose columns are no multiple of what tensor cores take
+    mode_matters: bool = False  # has dropout or batch norm
+    of_torch: bool = False  # its forward is torch's: a Sequential, for example
+    odd_products: bool = False  # has a large linear layer whose width does not suit tensor cores
 
     def is_in(self, periods: list[Period]) -> bool:
-        """Was it called so in one of these?"""
+        """Was it called in one of these periods?"""
         return any((p.where, p.training, p.gradient) == (self.where, self.training, self.gradient) for p in periods)
 
 
 @dataclass(frozen=True)
 class Period:
-    """A stretch of time that is no training step. Nanoseconds of the wall clock."""
+    """A period outside training steps, in nanoseconds of the wall clock."""
 
     start: int
     end: int
     where: str
-    training: bool = False  # how the model was called in it
+    training: bool = False  # the model was in training mode
     gradient: bool = False
 
     @property
@@ -133,7 +133,7 @@ class CompileRecord:
 
 @dataclass(frozen=True)
 class GrowingGraph:
-    """A graph that is kept alive from step to step: the name that holds it, and the line that adds to it."""
+    """A variable that keeps autograd graphs alive from step to step, and the line that adds to it."""
 
     name: str
     where: str
@@ -147,8 +147,8 @@ class MemoryRecord:
     device_allocations: int = 0  # cudaMalloc in the windows
     retries: int = 0
     cache_emptied: dict[str, int] = field(default_factory=dict)  # by line, in the windows
-    page_faults: int = 0  # of the host, in the plain window
-    system_s: float = 0.0  # which the operating system took there, of all threads
+    page_faults: int = 0  # on the host, in the plain window
+    system_s: float = 0.0  # system time of all threads in the plain window
 
 
 @dataclass
@@ -164,11 +164,11 @@ class ScriptRecord:
     compiles: CompileRecord = field(default_factory=CompileRecord)
     memory: MemoryRecord = field(default_factory=MemoryRecord)
     threads: int = 1
-    threads_set: str = ""  # the line that set them, if it was the script
+    threads_set: str = ""  # the line of the script that set the threads, or ""
     cores: int = 1
     matmul_precision: str = "highest"
     cudnn_benchmark: bool = False
-    scaler: bool = False  # was a GradScaler used
+    scaler: bool = False  # a GradScaler was used
     backwards: int = 0
     words: dict[str, int] = field(default_factory=dict)  # calls of print and loggers in the profiled window, by line
     reads: dict[str, int] = field(default_factory=dict)  # values read from the device, by line
@@ -176,4 +176,4 @@ class ScriptRecord:
     run_s: float = 0.0  # from the first step to the end
     window_steps: int = 0  # in the plain window
     window_s: float = 0.0
-    started_s: float = 0.0  # before the first step
+    started_s: float = 0.0  # time before the first step

@@ -1,6 +1,6 @@
-"""What a window of steps left behind, in plain figures: spans of the host, work of the device, marks and samples.
+"""The trace of a window of steps as plain numbers: host spans, device work, marks and samples.
 
-Nanoseconds of one clock, so that an account can be made of any of it, a recorded one or one made up for a test.
+All times are nanoseconds of one clock. Tests make traces of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """A kernel or a copy on the device. `launched`: when the host asked for it, where that is known."""
+    """A kernel or a copy on the device. `launched`: when the host launched it, if known."""
 
     start: int
     end: int
@@ -35,12 +35,12 @@ class DeviceWork:
 
 @dataclass(frozen=True, slots=True)
 class ThreadSample:
-    """Where the main thread was: the innermost line of the person's own code."""
+    """Where the main thread was: the innermost line of the user's code."""
 
     at: int
     where: str
-    in_torch: bool = False  # it was in code of torch that this line had called
-    took: int = 0  # looking itself keeps the thread waiting
+    in_torch: bool = False  # this line was inside a call into torch
+    took: int = 0  # ns that taking the sample stopped the thread
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Trace:
     begin: int
     end: int
     steps: int
-    host: Sequence[Span]  # of the thread that trains; nested or apart, never crossing
-    helpers: Sequence[Span] = ()  # of the threads that run the backward pass for it
+    host: Sequence[Span]  # of the training thread; nested or disjoint, never overlapping otherwise
+    helpers: Sequence[Span] = ()  # of the threads that run the backward pass
     device: Sequence[DeviceWork] = ()
     samples: Sequence[ThreadSample] = ()
-    left_out: Sequence[tuple[int, int]] = ()  # evaluations and the like, which are told on their own
+    left_out: Sequence[tuple[int, int]] = ()  # evaluations and checkpoints, which are counted separately
     flops: float = 0.0  # of products, convolutions and attention, in all steps
     counts: Mapping[str, int] = field(default_factory=dict)  # how often each operator was called
     sizes: Mapping[str, float] = field(default_factory=dict)
@@ -67,7 +67,7 @@ def from_profiler(
     steps: int,
     samples: Sequence[ThreadSample] = (),
 ) -> Trace:
-    """`events` are kineto's, as torch.profiler hands them out."""
+    """`events`: kineto's, from torch.profiler."""
     host_threads: dict[int, list[Span]] = {}
     launches: dict[int, int] = {}
     work: list[tuple[int, int, str, int]] = []

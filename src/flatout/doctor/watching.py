@@ -1,4 +1,4 @@
-"""Looking at a script, or at the loop inside of a `with`, and saying what was found."""
+"""Observes a script, or the loop inside a `with`, and reports the findings."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from flatout.machine.rates import operator_seconds
 
 STEPS = 30
 _OPERATOR_S = 5e-6
-_GAINS_S = 2.0  # at the end, for measuring what optimisations would gain
-_PATIENCE_S = 20.0  # a script that goes on for longer than this after its window gets a first report
+_GAINS_S = 2.0  # at the end, to measure the speed-up of optimisations
+_PATIENCE_S = 20.0  # a script that runs longer than this after its window gets a first report
 
 
 class ScriptWatch:
-    """After `stop`, `diagnosis` is what was found, or None where nothing trained."""
+    """After `stop`, `diagnosis` has the findings, or is None if nothing was trained."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ScriptWatch:
         when_done: Callable[[], None] = lambda: None,
         scratch: Path | None = None,
     ) -> None:
-        """`scratch`: a folder that somebody else takes away; without one it makes one, and takes it away at its end."""
+        """`scratch`: where to make the working folder, which `stop` removes."""
         self.diagnosis: Diagnosis | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="flatout-doctor-", dir=scratch))
         self._cache, self._when_done = cache, when_done
@@ -55,7 +55,7 @@ class ScriptWatch:
         self._shared: str | None = None
 
     def start(self, first_report: TextIO | None = None) -> None:
-        """A script that runs on for long after the window has a first report written to `first_report`."""
+        """If the script runs long after the window, a first report is printed to `first_report`."""
         self._first_report = first_report
         self.observer.start()
 
@@ -77,9 +77,9 @@ class ScriptWatch:
     def why_nothing(self) -> str:
         steps = self.observer.seen.steps
         if not steps:
-            return "no training step was seen: in the main thread no optimizer stepped and nothing ran backward. Does it train?"
+            return "no training step was seen: the main thread called no optimizer.step() and no backward(). Does it train?"
         were = "1 step was" if steps == 1 else f"{steps} steps were"
-        return f"{were} trained, too few to say anything: the first three only warm up"
+        return f"{were} trained, too few for a diagnosis: the first three are warm-up"
 
     def _window_closed(self) -> None:
         self._shared = None if _is_one_of_many() else self._others.in_words()
@@ -87,14 +87,14 @@ class ScriptWatch:
         self._when_done()
 
     def _running_on(self) -> None:
-        """At each step after the window."""
+        """Called at each step after the window."""
         if self._report_at_s is None or time.perf_counter() < self._report_at_s or self._first_report is None:
             return
         self._report_at_s = None
         self.observer.sum_up()
-        found = self._concluded(0.0)  # the script is not held up for long
+        found = self._concluded(0.0)  # no measurements: they would delay the script
         if found is not None:
-            print(f"\n{to_text(doc(found))}\n(the script runs on)\n", file=self._first_report, flush=True)
+            print(f"\n{to_text(doc(found))}\n(the script is still running)\n", file=self._first_report, flush=True)
 
     def _concluded(self, gains_s: float) -> Diagnosis | None:
         seen, trace = self.observer.seen, self.observer.trace
@@ -102,11 +102,11 @@ class ScriptWatch:
             return None
         notes = []
         if not self.observer.complete:
-            notes.append(f"only {seen.steps} steps were trained, fewer than the window wants: figures are rough")
+            notes.append(f"only {seen.steps} steps were trained, fewer than planned: the numbers are rough")
         if self._shared:
             notes.append(self._shared)
         if (known := known_probe(seen.device, self._cache)) is None and self._cache is not None:
-            notes.append("this machine was not measured: `flatout probe` once, and shares of its ceilings are told too")
+            notes.append("this machine's peak is not measured: run `flatout probe` once to see how much of it the script uses")
         measured = None if known is None else known.ceilings.operator_s
         operator_s = _operator_s() if measured is None else measured.value
         gains = Gains(None if known is None else known.ceilings.gains, gains_s)
@@ -117,27 +117,27 @@ class ScriptWatch:
 
 
 def _is_one_of_many() -> bool:
-    """Processes of the same training are no others."""
+    """Processes of the same distributed training do not count as other work."""
     return torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
 def _operator_s() -> float:
     try:
         with torch.enable_grad():
-            return min(operator_seconds(CPU, 0.05))  # what others take from the machine meanwhile is no part of it
-    except RuntimeError:  # in whatever mode the script has left torch
+            return min(operator_seconds(CPU, 0.05))  # the minimum, because other processes slow some of them down
+    except RuntimeError:  # the script may leave torch in a mode that forbids this
         return _OPERATOR_S
 
 
 @contextmanager
 def watch(steps: int = STEPS, *, cache: Path | None = None, tell: TextIO | None = None) -> Iterator[ScriptWatch]:
-    """Look at the training loop inside of this `with`, and print what was found at its end.
+    """Observe the training loop inside this `with`, and print the findings at its end.
 
         with fo.doctor.watch():
             for x, y in loader: ...
 
-    `steps`: how many are looked at, a third of them closely. `tell` is where it is printed, else stdout. `cache` is where
-    `flatout probe` keeps what it measured of this machine.
+    `steps`: how many to observe; a third of them run under the profiler. `tell`: where to print, stdout by default.
+    `cache`: the folder of `flatout probe`'s measurements of this machine.
     """
     watched = ScriptWatch(steps, cache)
     watched.start()
@@ -149,7 +149,7 @@ def watch(steps: int = STEPS, *, cache: Path | None = None, tell: TextIO | None 
 
 
 def known_probe(device: str, cache: Path | None) -> Probe | None:
-    """What an earlier probe measured; nothing is measured here, where a script holds the machine."""
+    """The cached probe of this machine, or None. Measures nothing, because the script is using the machine."""
     try:
         found = pick_device(device)
     except MachineError:

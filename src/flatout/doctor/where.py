@@ -1,4 +1,4 @@
-"""Which line of the person's own code is behind something: the nearest frame that is no library's."""
+"""Finds the line of the user's code that caused something: the nearest frame outside all libraries."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _HOMES = tuple(
         os.path.dirname(os.path.dirname(os.path.abspath(__file__))),  # flatout itself
     }
 )
-_COMMAND = "flatout"  # beside Python's own: what installing it has put there
+_COMMAND = "flatout"  # the installed command, next to python
 _known: dict[str, bool] = {}
-_STARTED_IN = os.getcwd()  # a script may go elsewhere; lines are told from where the person is
+_STARTED_IN = os.getcwd()  # paths stay relative to this folder if the script changes it
 
 
 def is_own(filename: str) -> bool:
-    """Is this file the person's own, and not of Python, of an installed library, or of flatout?"""
+    """Is this the user's file, and not part of Python, an installed library or flatout?"""
     known = _known.get(filename)
     if known is None:
         real = os.path.realpath(filename)
@@ -42,12 +42,12 @@ def own_frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def place(filename: str, line: int) -> str:
-    """As a person would write it: relative to where the script was started, where that is shorter."""
+    """The path relative to the start folder, if that is shorter."""
     return f"{_shown(filename)}:{line}"
 
 
 def caller() -> str:
-    """The line of the person's own code that led here, or "" if there is none."""
+    """The line of the user's code that led here, or ""."""
     for frame in own_frames(sys._getframe(1)):
         return place(frame.f_code.co_filename, frame.f_lineno)
     return ""
@@ -62,7 +62,7 @@ def _shown(filename: str) -> str:
         path = os.path.abspath(filename)
         try:
             relative = os.path.relpath(path, _STARTED_IN)
-        except (ValueError, OSError):  # another drive, or a folder that is gone
+        except (ValueError, OSError):  # another drive, or a deleted folder
             relative = path
         known = _shown_names[filename] = relative if len(relative) < len(path) and not relative.startswith("..") else path
     return known

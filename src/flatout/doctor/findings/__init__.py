@@ -1,1 +1,1 @@
-"""One file each: what it looks for, what it costs and what to do."""
+"""One finding per file: how to detect it, its cost and its fix."""

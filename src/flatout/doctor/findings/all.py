@@ -1,4 +1,4 @@
-"""The findings that are looked for."""
+"""All findings that the doctor looks for."""
 
 from __future__ import annotations
 

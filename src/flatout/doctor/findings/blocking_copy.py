@@ -1,4 +1,4 @@
-"""Pinned memory could be copied while the device computes, but the script waits for each copy."""
+"""Batches are in pinned memory, but the script waits for each copy to the device."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def look(case: Case) -> Iterator[Finding]:
         "blocking_copy",
         0.8 * case.rows[kinds.COPY],
         line,
-        "The step waits for its batch to be copied",
-        f"{show_bytes(case.per_step(waiting[line]))} and {show_seconds(case.rows[kinds.COPY] / 1e3)} a step, though pinned",
-        "x.to(device, non_blocking=True): the copy then runs beside the step before",
+        "Each step waits until its batch is copied to the device",
+        f"{show_bytes(case.per_step(waiting[line]))} in {show_seconds(case.rows[kinds.COPY] / 1e3)} per step (pinned memory)",
+        "x.to(device, non_blocking=True), so that the copy runs during the previous step",
         short="non_blocking copies",
     )

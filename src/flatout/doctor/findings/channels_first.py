@@ -1,4 +1,4 @@
-"""Convolutions whose pictures lie channel by channel are turned around before and after, again and again."""
+"""Convolutions use the channels-first layout, which is converted before and after each of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flatout.machine.optimisations import CHANNELS_LAST
 
 
 def _is_onednn_best(case: Case) -> bool:
-    """Where convolutions are torch's own, or should be, it makes no difference how pictures lie."""
+    """The layout matters only to oneDNN; torch's native convolutions are as fast in both."""
     return bool(torch.backends.mkldnn.enabled) and slow_convolutions.factor_of(case) == 1.0
 
 
@@ -34,8 +34,8 @@ def look(case: Case) -> Iterator[Finding]:
         CHANNELS_LAST.finding,
         spent_ms * (1 - 1 / gain.factor),
         call.where,
-        "The convolutions get their pictures channel by channel",
-        f"{show_seconds(spent_ms / 1e3)} of convolutions a step; channels_last, {gain.words}",
+        "Convolutions use the channels-first layout",
+        f"convolutions take {show_seconds(spent_ms / 1e3)} per step; channels_last, {gain.words}",
         "model.to(memory_format=torch.channels_last), and the same for the input",
         short=CHANNELS_LAST.words,
     )

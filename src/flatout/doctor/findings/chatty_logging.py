@@ -1,4 +1,4 @@
-"""Telling people and trackers about each step takes a good part of it."""
+"""Logging takes a large part of each step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def look(case: Case) -> Iterator[Finding]:
         spent_ms * (1 - 1 / _EVERY),
         line,
         "Every step is logged",
-        f"{case.per_step(sum(words.values())):.3g} calls and {show_seconds(spent_ms / 1e3)} a step",
-        f"log every {_EVERY} steps, and hand trackers over to a thread",
+        f"{case.per_step(sum(words.values())):.3g} calls take {show_seconds(spent_ms / 1e3)} per step",
+        f"log every {_EVERY} steps, and call experiment trackers from a thread",
         short=f"log every {_EVERY} steps",
     )

@@ -20,7 +20,7 @@ def look(case: Case) -> Iterator[Finding]:
         max(0.7 * spread_ms, 0.02 * case.step_ms),
         calls[0].where,
         "nn.DataParallel copies the model to every device in each step",
-        f"one thread drives all devices; what it does beside computing is {case.share(spread_ms):.0%} of a step",
-        "DistributedDataParallel with torchrun, one process a device; on one device no wrapper at all",
+        f"one thread drives all devices; its overhead is {case.share(spread_ms):.0%} of a step",
+        "use DistributedDataParallel with torchrun, one process per device; on one device use no wrapper",
         short="DistributedDataParallel",
     )

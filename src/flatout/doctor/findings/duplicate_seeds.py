@@ -1,4 +1,4 @@
-"""All workers draw the same random numbers, or read the same samples: much of what they do is done twice."""
+"""All workers draw the same random numbers or read the same samples, so their work is duplicated."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def _repeats(loader: ScriptLoader, told: list[Fetched]) -> tuple[str, str, str] 
         if all(one.first_batch and one.first_batch == told[0].first_batch for one in told):
             return (
                 "read the same samples",
-                f"the first batch of {len(told)} workers was the same, bit for bit",
-                "in __iter__ take every n-th sample by torch.utils.data.get_worker_info()",
+                f"the first batches of {len(told)} workers were identical, bit for bit",
+                "in __iter__, use torch.utils.data.get_worker_info() to give each of n workers every n-th sample",
             )
         return None
     if all(one.drew and one.random_states and one.random_states == told[0].random_states for one in told):
         return (
-            "draw the same random numbers: augmentations repeat",
-            "their random generators were in the same state before the first sample"
-            + (", one that the dataset itself holds" if told[0].own_generators else ""),
-            "make the generator in worker_init_fn, or from torch.initial_seed() in the worker",
+            "draw the same random numbers, so augmentations repeat",
+            "their random generators had the same state before the first sample"
+            + (", including a generator stored in the dataset" if told[0].own_generators else ""),
+            "create the generator in worker_init_fn, or seed it with torch.initial_seed() in the worker",
         )
     return None

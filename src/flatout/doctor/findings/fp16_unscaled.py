@@ -1,4 +1,4 @@
-"""Gradients in float16 below 6e-8 become zero: without a scaler parts of the model stop learning, silently."""
+"""float16 gradients below 6e-8 become zero: without a scaler, parts of the model silently stop learning."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def look(case: Case) -> Iterator[Finding]:
         "fp16_unscaled",
         case.step_ms,
         call.where,
-        "float16 is trained without a GradScaler: small gradients become zero, and what the steps compute can't be trusted",
+        "float16 training without a GradScaler: small gradients become zero, so the result can't be trusted",
         f"{call.module} runs in float16 "
-        + ("by autocast" if call.autocast == "float16" else "weights") + ", and no GradScaler was used",
-        "use bfloat16, which needs none; or torch.amp.GradScaler around backward and step",
+        + ("(autocast)" if call.autocast == "float16" else "(its weights are float16)") + ", and no GradScaler was used",
+        "use bfloat16, which needs no scaler, or torch.amp.GradScaler around backward and step",
         short="bfloat16",
         gain=1.0,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Matrix products in float32 where the machine has units that are many times as fast."""
+"""Matrix products in float32 on a machine that is much faster in bf16."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def look(case: Case) -> Iterator[Finding]:
     is_tf32 = case.on_device and case.seen.matmul_precision != "highest"
     over_tf32 = fast / _factor(case, "tf32", TF32)
     of_products = _gain(case, PRODUCTS, products, over_tf32 if is_tf32 else fast)
-    of_convolutions = _gain(case, CONVOLUTIONS, convolutions, over_tf32 if case.on_device else fast)  # cuDNN: tf32 by itself
+    of_convolutions = _gain(case, CONVOLUTIONS, convolutions, over_tf32 if case.on_device else fast)  # cuDNN defaults to tf32
     cost = products * (1 - 1 / max(of_products.factor, 1)) + convolutions * (1 - 1 / max(of_convolutions.factor, 1))
     call = max(plain, key=lambda one: one.seconds)
     measured = [
@@ -40,17 +40,17 @@ def look(case: Case) -> Iterator[Finding]:
         AUTOCAST.finding,
         cost,
         call.where,
-        "The model runs in float32: the fast units of this machine stand idle" if not is_tf32 else "The model runs in tf32",
-        f"{show_seconds((products + convolutions) / 1e3)} of products and convolutions a step; "
-        + ("; ".join(measured) or f"bf16 products are {fast:.2g} times as fast here"),
-        "with torch.autocast(device_type, dtype=torch.bfloat16): around the model's call and the loss; at the least "
+        "The model runs in float32; this machine is much faster in bf16" if not is_tf32 else "The model runs in tf32",
+        f"matrix products and convolutions take {show_seconds((products + convolutions) / 1e3)} per step; "
+        + ("; ".join(measured) or f"bf16 products are {fast:.2g} times as fast on this machine"),
+        "with torch.autocast(device_type, dtype=torch.bfloat16): around the model's call and the loss, or at least "
         'torch.set_float32_matmul_precision("high")',
         short=AUTOCAST.words,
     )
 
 
 def _gain(case: Case, group: str, spent_ms: float, by_ceilings: float) -> Gain:
-    """Of the operators that were seen; small ones gain less than the large products of the ceilings."""
+    """The gain for the script's own operators. They are smaller than the products that `flatout probe` times, and gain less."""
     seen = [one for one in case.trace.operations if one.group == group]
     compared = in_bfloat16(case.device, seen, case.seen.matmul_precision) if case.share(spent_ms) >= 0.01 else None
     factor = None if compared is None else case.gains.measured(compared, case.device)
@@ -58,7 +58,7 @@ def _gain(case: Case, group: str, spent_ms: float, by_ceilings: float) -> Gain:
 
 
 def _factor(case: Case, precision: str, optimisation: Optimisation) -> float:
-    """How many times as fast as fp32 this machine multiplies large matrices."""
+    """Speed of large matrix products in `precision`, relative to fp32, on this machine."""
     rates = {} if case.probe is None else case.probe.ceilings.matmul_flops
     if precision in rates and "fp32" in rates:
         return rates[precision].value / rates["fp32"].value

@@ -1,4 +1,4 @@
-"""Evaluation builds graphs for a backward pass that never comes."""
+"""Evaluation builds an autograd graph that no backward pass uses."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def look(case: Case) -> Iterator[Finding]:
         "grad_in_eval",
         spent_ms * _SAVED,
         call.where,
-        "Evaluation keeps everything for a backward pass that never comes",
-        f"{call.count} calls of {call.module} with gradients on; evaluation is {show_seconds(spent_ms / 1e3)} a step",
-        "with torch.inference_mode(): around the evaluation; it also needs far less memory",
+        "Evaluation runs with gradients on, though it has no backward pass",
+        f"{call.count} calls of {call.module} with gradients on; evaluation takes {show_seconds(spent_ms / 1e3)} per step",
+        "with torch.inference_mode(): around the evaluation, which also needs far less memory then",
         short="inference_mode",
     )

@@ -1,4 +1,4 @@
-"""torch.compile gives up in the middle of the model and goes on in Python: what it could have made one is in pieces."""
+"""torch.compile breaks the graph inside the model and runs the code in between in Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flatout.doctor.account import PYTHON
 from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
 
-_LEAST = 0.02  # of a step for each break: a piece less to call, and less that can be made one
+_LEAST = 0.02  # of a step for each break: one more graph to call, and less to fuse
 
 
 def look(case: Case) -> Iterator[Finding]:
@@ -25,8 +25,8 @@ def look(case: Case) -> Iterator[Finding]:
         "graph_breaks",
         min(max(around_ms, _LEAST * len(breaks) * case.step_ms), 0.5 * case.step_ms),
         line,
-        f"torch.compile broke the graph {len(breaks)} times",
-        f"{why} ({len(lines)} lines in all)",
-        "take it out of the compiled part: no print, .item() or NumPy in forward; fullgraph=True names each",
+        f"torch.compile: {len(breaks)} graph breaks",
+        f"{why} (graph breaks on {len(lines)} lines in total)",
+        "move that code out of the compiled part: no print, .item() or NumPy in forward; fullgraph=True reports each break",
         short="one graph",
     )

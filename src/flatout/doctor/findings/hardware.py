@@ -1,4 +1,4 @@
-"""What is mis-set on the machine itself, from its probe."""
+"""Wrong machine settings, from the machine's probe."""
 
 from __future__ import annotations
 

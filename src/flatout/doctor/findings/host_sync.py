@@ -1,4 +1,4 @@
-"""The host asks the device for a value and stands still until it comes; meanwhile nothing new is launched."""
+"""The host reads a value from the device and waits for it; meanwhile it launches no kernels."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def look(case: Case) -> Iterator[Finding]:
         "host_sync",
         cost,
         line,
-        "A value is read from the device in the middle of training, and the device runs dry",
-        f"{case.per_step(sum(reads.values())):.3g} reads a step (.item(), .cpu(), print, if on a tensor): "
-        f"{show_seconds(cost / 1e3)} of a step with nothing to do",
-        "keep sums on the device and read them every 20 steps or more; use torch.where instead of if",
+        "The script reads values from the device during training, and the device becomes idle",
+        f"{case.per_step(sum(reads.values())):.3g} reads per step (.item(), .cpu(), print, if on a tensor); "
+        f"the device is idle for {show_seconds(cost / 1e3)} per step",
+        "keep running sums on the device and read them every 20 steps or more; use torch.where instead of if",
         short="log every 20 steps",
     )

@@ -1,4 +1,4 @@
-"""Calling operators takes longer than what they compute: there are many, and each has little to do."""
+"""Many small operators: calling them takes longer than computing them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from flatout.machine.optimisations import COMPILE
 
 _WORTH, _WORTH_ON_CPU = 0.15, 0.25  # of a step
 _SAVED, _SAVED_ON_CPU = 0.7, 0.5
-# so many operators cost what it takes to call compiled code on a CPU: models of 32, 80, 150, 208 and 410 operators came to
-# 0.72x, 1.00x, 1.25x, 1.25x and 1.44x
+# calling compiled code on a CPU costs as much as this many operators: compiling models of 32, 80, 150, 208 and 410 operators
+# gave 0.72x, 1.00x, 1.25x, 1.25x and 1.44x
 _COMPILED_CALL = 80
 _RECURRENT = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"})  # layers, not cells
 
@@ -31,25 +31,25 @@ def look(case: Case) -> Iterator[Finding]:
         COMPILE.finding,
         spent_ms * saved,
         calls[0].where if calls else case.places.get(kinds.LAUNCH, ""),
-        "Calling operators one by one takes longer than they do"
+        "Calling operators takes longer than computing them"
         if spent_ms > case.compute_ms
-        else "Calling operators one by one takes a good part of the step",
-        f"{show_count(case.per_step(operators))} operators a step, {show_seconds(spent_ms / 1e3)} spent on calling them",
+        else "Calling operators takes a large part of the step",
+        f"{show_count(case.per_step(operators))} operators per step; calling them takes {show_seconds(spent_ms / 1e3)}",
         'model = torch.compile(model)' + (', mode="reduce-overhead" for a CUDA graph' if case.on_device else "")
-        + "; or larger batches",
+        + "; or use larger batches",
         short=COMPILE.words,
     )  # fmt: skip
 
 
 def _saved_on_cpu(case: Case) -> float:
     if _RECURRENT & case.trace.counts.keys():
-        return 0.0  # torch's compiler leaves these layers as they are, and most of the operators are theirs
+        return 0.0  # torch.compile leaves these layers unchanged, and most operators belong to them
     calls = sum(call.count / max(call.between, 1) for call in case.training_calls if call.parameter_dtype)
     return _SAVED_ON_CPU * (1 - _COMPILED_CALL * max(calls, 1.0) / max(operators_of_models(case), 1.0))
 
 
 def operators_of_models(case: Case) -> float:
-    """How many that compute a step calls on its ways forward and back; of two, one inside of the other, the inner counts."""
+    """Computing operators per step in the forward and backward pass. Of nested operators only the innermost counts."""
     until, computing = 0, list[Span]()
     for span in sorted(case.trace.host, key=lambda one: (one.start, -one.end)):
         if any(start <= span.start < end for start, end in case.trace.left_out):

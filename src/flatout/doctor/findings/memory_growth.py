@@ -1,4 +1,4 @@
-"""Something keeps the graph of every step alive, until memory runs out."""
+"""A variable keeps the autograd graph of every step alive until memory runs out."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def look(case: Case) -> Iterator[Finding]:
             "memory_growth",
             case.step_ms,
             kept.where,
-            f"{kept.name!r} keeps the graph of every step alive: the run slows down and dies when memory is full",
-            f"it held {kept.nodes} operations of autograd's graph, more after each step{_growth(case)}",
-            f"add numbers, not tensors that remember how they were made: {kept.name} with .detach() or .item()",
+            f"{kept.name!r} keeps the autograd graph of every step alive: the run slows down until it runs out of memory",
+            f"it holds {kept.nodes} graph nodes, and more after each step{_growth(case)}",
+            f"use .detach() or .item() on the values added to {kept.name}",
             short=".detach()",
             gain=1.0,
         )
@@ -30,20 +30,20 @@ def look(case: Case) -> Iterator[Finding]:
             "memory_growth",
             case.step_ms,
             "",
-            "The device's memory grows with every step",
-            f"{show_bytes(rate)} a step, without a fall",
-            "look for lists of tensors, hooks and caches that are never emptied",
+            "The memory in use on the device grows with every step",
+            f"{show_bytes(rate)} per step, and never less",
+            "look for lists of tensors, hooks and caches that are never cleared",
             gain=1.0,
         )
 
 
 def _growth(case: Case) -> str:
     rate = _bytes_per_step(case)
-    return f"; memory grows by {show_bytes(rate)} a step" if rate > 2**16 else ""
+    return f"; memory grows by {show_bytes(rate)} per step" if rate > 2**16 else ""
 
 
 def _bytes_per_step(case: Case) -> float:
-    """Where it grew from each look to the next; else 0."""
+    """0 unless memory grew between all observations."""
     points = case.seen.memory.bytes_by_step
     if len(points) < 4 or points[-1][0] - points[0][0] < _MANY_STEPS // 2:
         return 0.0

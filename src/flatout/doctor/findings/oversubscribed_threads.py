@@ -1,4 +1,4 @@
-"""More threads than cores: they wait for each other at the end of every operator."""
+"""More threads than cores: threads wait for each other at the end of every operator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def look(case: Case) -> Iterator[Finding]:
         case.train_ms * (1 - cores / threads),
         case.seen.threads_set,
         f"torch computes with {threads} threads on {cores} cores",
-        f"{show_seconds(case.compute_ms / 1e3)} of computing a step; threads without a core make the others wait",
+        f"{show_seconds(case.compute_ms / 1e3)} of computing per step; threads without a core make the others wait",
         f"torch.set_num_threads({cores}), or OMP_NUM_THREADS={cores}",
         short=f"{cores} threads",
     )

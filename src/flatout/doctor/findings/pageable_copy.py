@@ -1,4 +1,4 @@
-"""Batches lie in ordinary memory: the driver copies them twice, and the host waits for it."""
+"""Batches are in pageable memory: the driver copies them twice while the host waits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def look(case: Case) -> Iterator[Finding]:
         case.rows[kinds.COPY] * (1 - 1 / max(gain.factor, 1.1)),
         line,
         "Batches are copied to the device from pageable memory",
-        f"{show_bytes(case.per_step(pageable[line]))} and {show_seconds(case.rows[kinds.COPY] / 1e3)} a step; pinned "
+        f"{show_bytes(case.per_step(pageable[line]))} in {show_seconds(case.rows[kinds.COPY] / 1e3)} per step; pinned "
         f"memory, {gain.words}",
         "DataLoader(..., pin_memory=True) and x.to(device, non_blocking=True)",
         short=PINNED_COPIES.words,

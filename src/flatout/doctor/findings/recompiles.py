@@ -1,4 +1,4 @@
-"""The same code is compiled again and again, since something about its inputs changes."""
+"""torch.compile compiles the same code repeatedly because its inputs change."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def look(case: Case) -> Iterator[Finding]:
         "recompiles",
         min(1e3 * spent_s / max(case.seen.steps, 1), 10 * case.step_ms),
         line or next((call.where for call in case.training_calls if call.compiled), ""),
-        f"The same code was compiled {len(again)} times more",
+        f"torch.compile: the same code was recompiled {len(again)} times",
         f"{show_seconds(spent_s)} in {case.seen.steps} steps; the last reason: {again[-1][1]}",
-        "give it the same shapes each time (drop_last=True, padding to a few lengths), or torch.compile(model, dynamic=True)",
+        "use the same shapes each time (drop_last=True, padding to a few lengths), or torch.compile(model, dynamic=True)",
         short="fixed shapes",
     )

@@ -1,4 +1,4 @@
-"""Workers that end with each pass over the data: the first batch of the next one waits until new ones have started."""
+"""DataLoader workers end with each epoch: the first batch of the next epoch waits for new workers."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ def look(case: Case) -> Iterator[Finding]:
     if loader is None or not loader.workers or loader.persistent or not loader.length or not loader.firsts_s:
         return
     if loader.told_epoch:
-        return  # workers that stay would not hear of it
+        return  # persistent workers would not see the new epoch
     if loader.workers > max(case.seen.cores, 2):
-        return  # too many of them, which says it all
-    # a batch takes its time whoever reads it; the rest of the first wait is processes that start, and import what they need
+        return  # too_many_workers covers this
+    # the first wait beyond the time to read a batch is the time to start processes and import modules
     first_s = max(median(loader.firsts_s) - case.fetch_ms(loader) / 1e3, 0.0)
     start_s, end_s = median(loader.starts_s) + first_s, median(loader.ends_s or [0.0])
     pass_s = start_s + end_s
     cost_ms = 1e3 * pass_s / max(loader.length / case.batches_per_step(loader), 1)
-    again = f"{len(loader.starts_s)} passes were seen" if len(loader.starts_s) > 1 else "and so again for each further pass"
-    method = f" by {loader.context}" if loader.context else ""
+    again = f"{len(loader.starts_s)} epochs observed" if len(loader.starts_s) > 1 else "the same for each further epoch"
+    method = f" ({loader.context})" if loader.context else ""
     yield Finding(
         "restarted_workers",
         cost_ms,
         loader.made or loader.where,
-        f"The DataLoader's {loader.workers} workers are started anew{method} for each pass over the data",
-        f"{show_seconds(start_s)} until the first batch was there and {show_seconds(end_s)} to end them, for a pass of "
+        f"The DataLoader's {loader.workers} workers are restarted{method} for each epoch",
+        f"{show_seconds(start_s)} until the first batch and {show_seconds(end_s)} to stop the workers, per epoch of "
         f"{loader.length} batches; {again}",
-        "DataLoader(..., persistent_workers=True), if nothing of the dataset is set anew between passes",
+        "DataLoader(..., persistent_workers=True), unless the script changes the dataset between epochs",
         short="persistent workers",
-        gain=1 + case.share(cost_ms),  # between passes, and so on top of a step
+        gain=1 + case.share(cost_ms),  # between epochs, so in addition to the steps
     )

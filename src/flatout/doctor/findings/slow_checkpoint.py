@@ -1,4 +1,4 @@
-"""Training stands still while checkpoints are written."""
+"""Training stops while checkpoints are written."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def look(case: Case) -> Iterator[Finding]:
         "slow_checkpoint",
         0.9 * case.rows[CHECKPOINT],
         saves[-1].where,
-        "Training stands still while checkpoints are written",
-        f"{len(saves)} in {case.seen.steps} steps, {show_seconds(spent_s / len(saves))} each",
+        "Training stops while checkpoints are written",
+        f"{len(saves)} checkpoints in {case.seen.steps} steps, {show_seconds(spent_s / len(saves))} each",
         "save less often, or copy to host memory and write from a thread (torch.distributed.checkpoint.async_save)",
         short="fewer checkpoints",
     )

@@ -1,4 +1,4 @@
-"""On some CPUs the library that torch asks for its convolutions is slower than torch itself."""
+"""On some CPUs oneDNN, which torch uses for convolutions, is slower than torch's native convolutions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def of_trace(case: Case) -> list[Operation]:
 
 
 def factor_of(case: Case) -> float:
-    """How many times as fast torch's own convolutions are, in the layout that takes longest; 1 where they are not."""
+    """Speed-up of torch's native convolutions over oneDNN, in the layout of the longest calls; 1 if they are not faster."""
     calls = [call for call in case.training_calls if call.has_convolutions and not call.compiled]
     few = not calls or case.share(case.rows[kinds.CONVOLUTION]) < _LEAST
     if case.on_device or few or not torch.backends.mkldnn.enabled:
@@ -47,8 +47,8 @@ def look(case: Case) -> Iterator[Finding]:
         OWN_CONVOLUTIONS.finding,
         spent_ms * (1 - 1 / factor),
         call.where,
-        "torch's own convolutions are faster on this CPU than those of oneDNN, which it asks",
-        f"{show_seconds(spent_ms / 1e3)} of convolutions a step; torch's own, measured here: {factor:.3g}x",
+        "torch uses oneDNN for convolutions, but its native convolutions are faster on this CPU",
+        f"convolutions take {show_seconds(spent_ms / 1e3)} per step; native ones, measured here: {factor:.3g}x",
         "torch.backends.mkldnn.enabled = False; torch.backends.nnpack.set_flags(False)",
         short=OWN_CONVOLUTIONS.words,
     )

@@ -1,4 +1,4 @@
-"""Plain Python between the operators: while it runs, nothing computes."""
+"""Python code between operators: nothing computes while it runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flatout.doctor.account import PYTHON
 from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
 
-_WORTH = 0.08  # giving memory back to the system shows as a gap, too, and that is nobody's code
+_WORTH = 0.08  # below this, the gap may be freed memory and not Python code
 
 
 def look(case: Case) -> Iterator[Finding]:
@@ -22,8 +22,8 @@ def look(case: Case) -> Iterator[Finding]:
         "slow_python",
         0.95 * spent_ms,
         lines[0][1],
-        "Python between the operators keeps everything waiting",
-        f"{show_seconds(spent_ms / 1e3)} a step, {share:.0%} of it on this line",
-        "do it for the whole batch with tensors, move it out of the loop, or into the DataLoader's workers",
-        short="that line in tensors",
+        "Python code between operators: nothing computes while it runs",
+        f"{show_seconds(spent_ms / 1e3)} per step, {share:.0%} of it on this line",
+        "use tensor operations on the whole batch, move the code out of the loop, or into the DataLoader's workers",
+        short="tensors instead of Python",
     )

@@ -1,4 +1,4 @@
-"""So few samples at a time that the machine is busier with the calls than with the samples."""
+"""The batch is so small that overhead dominates the step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def look(case: Case) -> Iterator[Finding]:
     if not calls:
         return
     call = max(calls, key=lambda one: one.seconds)
-    fixed_ms = case.rows[kinds.LAUNCH] + case.rows[OPTIMIZER]  # a step of any size would take it
+    fixed_ms = case.rows[kinds.LAUNCH] + case.rows[OPTIMIZER]  # independent of the batch size
     if not 0 < call.batch <= _SMALL or case.share(fixed_ms) < _WORTH:
         return
     yield Finding(
@@ -27,8 +27,8 @@ def look(case: Case) -> Iterator[Finding]:
         fixed_ms * (1 - call.batch / _USUAL),
         call.where,
         f"A batch of {call.batch} is too small for this machine",
-        f"{show_seconds(fixed_ms / 1e3)} of a step are the same for any batch: calling operators, and the update",
-        "a larger batch, with the learning rate that belongs to it; that changes the training, so it is yours to decide"
-        + (". torch.compile helps without it" if case.on_device else ""),
-        short="a larger batch",
+        f"calling operators and the optimizer take {show_seconds(fixed_ms / 1e3)} per step, whatever the batch size",
+        "use a larger batch and adjust the learning rate; this changes training, so it is your decision"
+        + (". torch.compile helps without a larger batch" if case.on_device else ""),
+        short="larger batch",
     )

@@ -1,4 +1,4 @@
-"""Evaluation with dropout on and batch statistics moving: its figures are wrong."""
+"""Evaluation in training mode: with dropout on or batch statistics changing, its metrics are wrong."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def look(case: Case) -> Iterator[Finding]:
         "train_mode_in_eval",
         spent_ms,
         call.where,
-        "The model is evaluated in training mode: the figures are wrong",
-        f"{call.count} calls of {call.module}, which has dropout or batch norm, with training=True; "
-        f"{show_seconds(spent_ms / 1e3)} a step for figures that can't be used",
+        "The model is evaluated in training mode, so its metrics are wrong",
+        f"{call.count} calls of {call.module} (which has dropout or batch norm) with training=True; "
+        f"evaluation takes {show_seconds(spent_ms / 1e3)} per step",
         "model.eval() before the evaluation and model.train() after it",
         gain=1.0,
     )

@@ -1,4 +1,4 @@
-"""The optimizer goes over the weights many times in small pieces, and one kernel could do it."""
+"""The optimizer updates the weights in many small operations where one fused kernel would do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flatout.machine.comparisons import fused_update
 from flatout.machine.gains import GainComparison, Way
 from flatout.machine.optimisations import FUSED_OPTIMIZER
 
-_LEAST = 0.01  # of a step: below that no gain would be worth saying
+_LEAST = 0.01  # of a step: a smaller gain is not reported
 
 
 def look(case: Case) -> Iterator[Finding]:
@@ -34,7 +34,7 @@ def look(case: Case) -> Iterator[Finding]:
         spent_ms * (1 - 1 / gain.factor),
         optimizer.made or optimizer.stepped,
         f"{optimizer.kind} updates the weights in many small operations; a fused kernel exists",
-        f"{show_seconds(spent_ms / 1e3)} a step for {optimizer.tensors} tensors ({show_count(optimizer.elements)} weights); "
+        f"{show_seconds(spent_ms / 1e3)} per step for {optimizer.tensors} tensors ({show_count(optimizer.elements)} weights); "
         f"a fused update, {gain.words}",
         f"{optimizer.kind}(..., fused=True)",
         short=FUSED_OPTIMIZER.words,

@@ -1,4 +1,4 @@
-"""Weights that no loss reaches: they are stored, counted and saved, and never learn."""
+"""Weights that never get a gradient: they are stored and saved but never learn."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def look(case: Case) -> Iterator[Finding]:
                 "unused_parameters",
                 share * case.step_ms * 0.1,
                 optimizer.made,
-                f"{optimizer.without_gradient} of {optimizer.tensors} tensors never got a gradient",
-                f"{show_count(optimizer.without_gradient_elements)} weights ({share:.0%}) took no part in the steps; "
-                "if a part of the model computes for nothing, that time is lost too",
-                "leave them out of the model or freeze them (requires_grad_(False)); with DistributedDataParallel they "
-                "also cost find_unused_parameters",
+                f"{optimizer.without_gradient} of {optimizer.tensors} weight tensors never got a gradient",
+                f"{show_count(optimizer.without_gradient_elements)} weights ({share:.0%}) are unused in training; "
+                "if the model still computes with them, that time is lost too",
+                "remove them from the model or freeze them (requires_grad_(False)); with DistributedDataParallel they "
+                "also require find_unused_parameters, which costs time",
                 always=True,
             )
             return

@@ -1,1 +1,1 @@
-"""What is seen of a script while it trains."""
+"""Observes a script while it trains."""

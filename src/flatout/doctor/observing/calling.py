@@ -1,4 +1,4 @@
-"""The calls of modules that the script makes itself, not those inside of them; and the backward passes."""
+"""Observes the module calls that the script makes directly, not nested ones, and the backward passes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from flatout.doctor.patches import Patches
 from flatout.doctor.seen import Calls, Period, ScriptRecord, is_odd
 
 _BY_MODE = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
-_RARE = 0.5  # a line that is called between fewer of the steps than this is no part of a step
+_RARE = 0.5  # a line that runs in a smaller share of steps is not part of a step
 
 
 class _How(NamedTuple):
-    """Loops of libraries train and evaluate from one line of the script: how a module is called tells them apart."""
+    """How a module is called. It tells training from evaluation if a library's loop runs both from one line of the script."""
 
     line: str
     training: bool
@@ -39,8 +39,8 @@ class Calling:
         self._gap: dict[_How, tuple[int, int, int]] = {}  # calls, beginning of the first, end of the last
         self._gaps: list[dict[_How, tuple[int, int, int]]] = []
         self._gap_count = 0
-        self._between: dict[_How, int] = defaultdict(int)  # between how many steps it was called so
-        self._learned: set[_How] = set()  # a gradient came back to what was called so
+        self._between: dict[_How, int] = defaultdict(int)  # number of steps with such a call
+        self._learned: set[_How] = set()  # calls that got a gradient
         self._classes: set[type[nn.Module]] = set()
         self._narrow: Patches | None = None
         self._all = Patches()
@@ -59,7 +59,7 @@ class Calling:
 
             return run
 
-        patches.wrap(torch.autograd, "backward", backward)  # Tensor.backward calls it too
+        patches.wrap(torch.autograd, "backward", backward)  # Tensor.backward calls it, too
 
         def scaled(original: Any) -> Any:
             def scale(*args: Any, **named: Any) -> Any:
@@ -71,7 +71,7 @@ class Calling:
         patches.wrap(torch.amp.GradScaler, "scale", scaled)
 
     def narrow(self) -> None:
-        """From here on only the classes that the script calls itself are watched: it is cheaper."""
+        """From here on, observe only classes that the script calls directly, which is cheaper."""
         self._all.restore()
         self._narrow = Patches()
         for kind in self._classes:
@@ -85,15 +85,14 @@ class Calling:
     def step_over(self) -> None:
         self._gap_count += 1
         if self._gap:
-            if self._gap_count > 1:  # before the first step models are only tried out
+            if self._gap_count > 1:  # calls before the first step are only tests of the model
                 self._gaps.append(self._gap)
                 for how in self._gap:
                     self._between[how] += 1
             self._gap = {}
 
     def periods(self) -> list[Period]:
-        """The evaluations: calls between two steps that most steps do not make, and from which none goes back. Also those after
-        the last."""
+        """The evaluations: calls between steps, or after the last, that most steps do not make and without a backward pass."""
         gaps = [*self._gaps, *([self._gap] if self._gap and self._gap_count else [])]
         steps = max(self._gap_count, 1)
         every = {how for gap in gaps for how in gap}
@@ -146,7 +145,7 @@ class Calling:
             self._note(module, line, args, named, ended - began)
 
     def _look_for_a_gradient(self, result: Any, how: _How) -> None:
-        """A line that seldom runs may still train: a term that is added to the loss now and then."""
+        """A line that runs rarely may still train: an occasional loss term, for example."""
         for one in tree_leaves(result):
             if isinstance(one, Tensor) and one.grad_fn is not None:
                 one.register_hook(lambda _: self._learned.add(how))
@@ -190,7 +189,7 @@ def _described(module: nn.Module, line: str, gradient: bool, args: Any, named: A
 
 
 def is_of_torch(module: nn.Module) -> bool:
-    """Is its forward one of torch's layers or containers? What torch makes of other code (traced, exported) is not."""
+    """Is its forward one of torch's layers or containers? Traced and exported modules are not."""
     forward = next((vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind)), None)
     return (getattr(forward, "__module__", None) or "").startswith("torch.nn.")
 
@@ -202,7 +201,7 @@ def _autocast_of(device: str) -> str:
 
 
 def _channels_last(images: list[Tensor], convolutions: Sequence[nn.Module]) -> bool:
-    """An input or a weight that lies so is enough: what comes out of a convolution then does too."""
+    """One channels-last input or weight is enough: the convolution's output is then channels-last, too."""
     weights = [p for module in convolutions for p in module.parameters() if p.dim() == 4 and p.shape[1] > 1]
     return any(
         t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous()

@@ -1,4 +1,4 @@
-"""What torch.compile did: how long it took, where it broke the graph, and why it compiled the same code again."""
+"""What torch.compile did: its time, graph breaks, and reasons for recompiling."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from flatout.doctor.seen import CompileRecord
 
 
 def compiled_so_far(warm_up: int = 0) -> CompileRecord:
-    """Read from dynamo's own records; nothing where the script compiles nothing.
+    """Read from dynamo's records; empty if the script compiles nothing.
 
-    What the first steps compile they have to: of the first `warm_up` compilations none counts as one too many.
+    The first `warm_up` compilations are necessary and do not count as recompiles.
     """
     told = sys.modules.get("torch._dynamo.utils")
     if told is None:

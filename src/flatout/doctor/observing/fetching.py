@@ -1,4 +1,4 @@
-"""In a worker of a DataLoader: how long reading takes, on which lines, and whether its random numbers are its own."""
+"""In a DataLoader worker: how long reading takes, on which lines, and whether its random numbers differ from other workers'."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch.utils.data._utils import fetch, worker
 from flatout.doctor.observing.sampler import StackSampler
 from flatout.doctor.seen import Fetched
 
-_TELLS_AT = (1, 4, 8, 16, 32)  # batches after which it says how it went; then it is left alone
+_TELLS_AT = (1, 4, 8, 16, 32)  # batches after which a worker reports; after the last, observation ends
 _plain_worker_loop = worker._worker_loop
 _folder: Path | None = None
 loader_number = 0
@@ -37,13 +37,13 @@ def reports(folder: Path) -> list[Fetched]:
     for path in sorted(folder.glob("worker-*.json")):
         try:
             found.append(Fetched(**json.loads(path.read_text())))
-        except (ValueError, TypeError, OSError):  # it was ended while it wrote
+        except (ValueError, TypeError, OSError):  # the worker was killed while writing
             continue
     return found
 
 
 def observed_worker_loop(*args: Any) -> None:
-    """What a worker runs instead of torch's loop. In a spawned one nobody has said where to report to, and it is only run."""
+    """Replaces torch's worker loop. A spawned worker has no place to report to and runs torch's loop only."""
     if _folder is not None:
         dataset, collate, number = args[1], args[6], args[10]
         report = _Report(_folder, loader_number, number, dataset)
@@ -117,7 +117,7 @@ class _Report:
 
 
 def _random_states(dataset: Any) -> tuple[dict[str, str], bool]:
-    """A digest of every generator that reading may draw from: the global ones, and those that the dataset holds."""
+    """A digest of the global random generators and those stored in the dataset."""
     found = {"random": _short(repr(random.getstate())), "torch": _short(torch.get_rng_state().numpy().tobytes())}
     if "numpy" in sys.modules:
         found["numpy"] = _short(np.random.get_state()[1].tobytes() + repr(np.random.get_state()[2]).encode())  # type: ignore[index]
@@ -147,7 +147,7 @@ def _state_of(value: Any) -> str | None:
 
 
 def _digest(batch: Any) -> str:
-    """Of all numbers in a batch."""
+    """A digest of all numbers in a batch."""
     whole = hashlib.blake2b(digest_size=12)
 
     def add(part: Any) -> None:
@@ -164,7 +164,7 @@ def _digest(batch: Any) -> str:
 
     try:
         add(batch)
-    except (RuntimeError, TypeError):  # a kind of tensor that has no plain bytes
+    except (RuntimeError, TypeError):  # a tensor without plain bytes
         return ""
     return whole.hexdigest()
 

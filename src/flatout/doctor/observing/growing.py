@@ -1,4 +1,4 @@
-"""Memory that grows from step to step, and the name in the script that keeps it."""
+"""Memory that grows from step to step, and the variable of the script that holds it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from flatout.doctor import where
 from flatout.doctor.seen import GrowingGraph, ScriptRecord
 
 _MOST_NODES = 20_000
-_LOOKS = 3  # at so many steps in a row
+_LOOKS = 3  # consecutive steps
 
 
 class Growing:
-    """Looks at the variables of the frames that led to the optimizer's step: whose graph has grown each time?"""
+    """Finds variables whose autograd graph grew each time, in the frames that led to the optimizer's step."""
 
     def __init__(self, seen: ScriptRecord) -> None:
         self._seen = seen
@@ -63,7 +63,7 @@ def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
 
 
 def _graph_size(value: Any) -> int:
-    """Nodes of autograd's graph that this keeps alive."""
+    """Autograd graph nodes that this value keeps alive."""
     if isinstance(value, Tensor):
         return _nodes([value.grad_fn]) if value.grad_fn is not None else 0
     if isinstance(value, list | tuple | dict):
@@ -86,7 +86,7 @@ def _nodes(roots: list[Any]) -> int:
 
 
 def _line_that_adds(filename: str, name: str) -> str:
-    """The assignment, addition or append that makes it grow."""
+    """The line of the assignment, addition or append that makes it grow."""
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except SyntaxError:

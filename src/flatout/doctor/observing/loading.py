@@ -1,4 +1,4 @@
-"""DataLoaders: how long the script waits for each batch, and what their workers do meanwhile."""
+"""Observes DataLoaders: how long the script waits for each batch, and what the workers do."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _DEEP = 4
 
 class LoaderObserver:
     def __init__(self, marks: Marks, seen: ScriptRecord, folder: Path) -> None:
-        """Workers leave what they say of themselves in `folder`."""
+        """Workers write their reports to `folder`."""
         self._marks, self._seen, self._folder = marks, seen, folder
         self._main = threading.get_ident()
         self._made: WeakKeyDictionary[DataLoader[Any], str] = WeakKeyDictionary()
         self._known: WeakKeyDictionary[DataLoader[Any], ScriptLoader] = WeakKeyDictionary()
         self._held_first: WeakKeyDictionary[DataLoader[Any], int] = WeakKeyDictionary()
         self._of_iterator: WeakKeyDictionary[Any, ScriptLoader] = WeakKeyDictionary()
-        self._at_start: WeakSet[Any] = WeakSet()  # iterators that have given nothing yet
+        self._at_start: WeakSet[Any] = WeakSet()  # iterators before their first batch
         self._inside = False
         self.counting = False
 
@@ -51,7 +51,7 @@ class LoaderObserver:
 
     @property
     def ahead(self) -> int:
-        """So many batches may be ready: steps that get them do not show how long it takes to make them."""
+        """Batches that may be ready in advance: steps that use them do not show the time to read them."""
         return max((loader.ahead for loader in self._seen.loaders), default=0)
 
     def _noting_where(self, original: Any) -> Any:
@@ -136,7 +136,7 @@ class LoaderObserver:
 
 
 def _held(dataset: Any, depth: int = 0) -> int:
-    """How much is in the lists and tables of a dataset, and of the one that it is made of."""
+    """Number of entries in a dataset's lists and dicts, including a wrapped dataset's."""
     held = getattr(dataset, "__dict__", {}).values()
     inner = [value for value in held if isinstance(value, Dataset) and depth < _DEEP]
     return sum(len(value) for value in held if isinstance(value, list | dict | set)) + sum(
@@ -147,7 +147,7 @@ def _held(dataset: Any, depth: int = 0) -> int:
 def _length(loader: DataLoader[Any]) -> int | None:
     try:
         return len(loader)
-    except Exception:  # of the script's own dataset or sampler, which need not have one
+    except Exception:  # the script's dataset or sampler may have no length
         return None
 
 
@@ -156,7 +156,7 @@ def _size_bytes(batch: Any) -> int:
 
 
 def _rows(batch: Any) -> int:
-    """How many samples there are in a batch: the first dimension of its first tensor."""
+    """Samples in a batch: the first dimension of its first tensor."""
     if isinstance(batch, Tensor):
         return int(batch.shape[0]) if batch.dim() else 1
     parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()

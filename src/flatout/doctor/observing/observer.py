@@ -1,6 +1,6 @@
-"""Watches a script from its first step: a few to warm up, a window under the profiler, a plain window, then almost nothing.
+"""Observes a script's steps: warm-up, a window under the profiler, a plain window, then almost nothing.
 
-Hooks that cost something are there for the windows only. What stays to the end counts steps, evaluations and checkpoints.
+Hooks with a cost are installed for the windows only. The rest count steps, evaluations and checkpoints until the end.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from flatout.measure.clock import synchronize
 
 _WARM_UP = 3
 _FEWEST = 3
-_PROFILED_S, _PLAIN_S = 6.0, 12.0  # a window of slow steps is closed after so long
+_PROFILED_S, _PLAIN_S = 6.0, 12.0  # a window with slow steps ends after this time
 _WEIGH_EVERY = 5
 
 
 @dataclass(frozen=True)
 class ObservedSteps:
-    """How many steps are looked at: `profiled` closely, `plain` only to know how long they take when nobody looks."""
+    """How many steps to observe: `profiled` under the profiler, `plain` to time them without it."""
 
     profiled: int = 10
     plain: int = 20
@@ -59,7 +59,7 @@ class Observer:
         when_done: Callable[[], None] = lambda: None,
         afterwards: Callable[[], None] = lambda: None,
     ) -> None:
-        """`when_done` is called at the end of the step that closes the last window, `afterwards` at each later one."""
+        """`when_done` is called when the last window ends, `afterwards` at each later step."""
         self.seen = ScriptRecord()
         self.trace: Trace | None = None
         self._window, self._when_done, self._afterwards = window or ObservedSteps(), when_done, afterwards
@@ -102,7 +102,7 @@ class Observer:
         self._always.wrap(torch, "set_num_threads", noting)
 
     def stop(self) -> None:
-        """Everything is as it was before; what was seen is complete as far as it goes."""
+        """Removes all hooks and completes the record."""
         if self._phase == self._profiling:
             self._close_profile()
         if self._phase == self._timing and self._phase_steps:
@@ -157,10 +157,10 @@ class Observer:
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        # without events of its own: they take long to make, and kineto's will do
+        # kineto's events suffice; torch.profiler's own are slow to build
         self._profiler = profile(activities=activities, record_shapes=True)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch may say that it would not keep those of an earlier one
+            warnings.simplefilter("ignore")  # torch may warn that it drops the events of an earlier profiler
             self._profiler.__enter__()
         self._sampler = StackSampler(self._main)
         self._sampler.start()
@@ -193,7 +193,7 @@ class Observer:
         self._note_memory(1)
 
     def _draining(self) -> None:
-        """Steps under the profiler are slow, and workers got ahead of them."""
+        """Skips steps whose batches workers prefetched during the slow steps under the profiler."""
         slow = time.perf_counter() - self._phase_began_s > _PROFILED_S
         if self._phase_steps >= min(self._loading.ahead, self._window.plain) or slow:
             self._open_timing()
@@ -246,7 +246,7 @@ class Observer:
     # the end
 
     def sum_up(self) -> None:
-        """Of what was seen so far."""
+        """Completes the record of what was observed so far."""
         seen = self.seen
         self._loading.collect()
         seen.calls = self._calling.calls()
@@ -273,7 +273,7 @@ class Observer:
             self.trace = replace(trace, left_out=left_out)
 
     def _leave_out_other_work(self) -> None:
-        """What a step takes is told without the evaluations and checkpoints that happened to lie in the window."""
+        """The window's time without the evaluations and checkpoints in it."""
         if not self.seen.window_steps:
             return
         self.seen.window_s = self._plain_s

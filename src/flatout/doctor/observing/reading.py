@@ -1,4 +1,4 @@
-"""Copies between host and device, and values that the host reads from the device: there it stands still. Window only."""
+"""Observes copies between host and device, and reads of device values, for which the host waits. During windows only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks every few milliseconds where a thread is. Only while a window is open."""
+"""Samples the line that a thread executes every few milliseconds, during windows only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flatout.doctor import where
 from flatout.doctor.trace import ThreadSample
 
 _PERIOD_S = 0.003
-_SWITCH_S = 0.0001  # else a thread that computes in Python is only seen where it calls something that lets others run
+_SWITCH_S = 0.0001  # otherwise a thread in pure Python is only sampled where it releases the GIL
 _TORCH = str(Path(torch.__file__).parent)
 
 
@@ -45,4 +45,4 @@ class StackSampler:
             own = next(where.own_frames(frame), None)
             line = "" if own is None else where.place(own.f_code.co_filename, own.f_lineno)
             self.samples.append(ThreadSample(at, line, frame.f_code.co_filename.startswith(_TORCH), time.time_ns() - at))
-            del frame, own  # it holds everything that the thread's functions hold
+            del frame, own  # a frame keeps all local variables alive

@@ -1,4 +1,4 @@
-"""Checkpoints: what is written while training waits."""
+"""Observes checkpoints that training waits for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Saving:
         self.install_late(patches)
 
     def install_late(self, patches: Patches) -> None:
-        """Libraries that the script has imported since."""
+        """Also hooks libraries that the script has imported since the start."""
         for module, names in (("safetensors.torch", ("save_file", "save_model")), ("torch.distributed.checkpoint", ("save",))):
             if module in sys.modules and module not in self._wrapped:
                 self._wrapped.add(module)

@@ -1,4 +1,4 @@
-"""Where one step ends and the next begins, told from the optimizers. Where none is used, from the backward passes."""
+"""Finds the boundaries of steps from the optimizers' steps, or from backward passes if there is no optimizer."""
 
 from __future__ import annotations
 
@@ -14,31 +14,30 @@ from flatout.doctor.marks import STEP, Marks
 from flatout.doctor.patches import Patches
 from flatout.doctor.seen import Optimizer, ScriptRecord
 
-_FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # of torch's own, those with a fused kernel
+_FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # torch's optimizers with a fused kernel
 # options that change how much an update computes
 _OPTIONS = {"momentum", "dampening", "nesterov", "weight_decay", "betas", "eps", "maximize", "lr_decay"}
-# options that change how much an update computes
-_OPTIONS = {"momentum", "dampening", "nesterov", "weight_decay", "betas", "eps", "maximize", "lr_decay"}
-_GONE, _GONE_FACTOR = 20, 5  # steps of another one, and times what was usual: then the leader is not used any more
-_NO_OPTIMIZER = 5  # backward passes without any optimizer: then each of them is a step
+# the leader is no longer used after this many steps of another optimizer, and this many times its usual interval
+_GONE, _GONE_FACTOR = 20, 5
+_NO_OPTIMIZER = 5  # after this many backward passes without an optimizer, each one is a step
 
 
 class Stepping:
-    """Several optimizers may step in turn, a GAN's say: the one that steps least often tells when a step is over. Where one
-    is used after the other, the next one takes over."""
+    """Decides when a step is over. Of several optimizers (in a GAN, for example), the one that steps least often leads.
+    If it is no longer used, the next one leads."""
 
     def __init__(self, marks: Marks, seen: ScriptRecord, on_step: Callable[[], None]) -> None:
         self._marks, self._seen, self._on_step = marks, seen, on_step
         self._known: WeakKeyDictionary[torch.optim.Optimizer, Optimizer] = WeakKeyDictionary()
         self._made: WeakKeyDictionary[torch.optim.Optimizer, str] = WeakKeyDictionary()
-        self._learned: WeakKeyDictionary[torch.optim.Optimizer, set[int]] = WeakKeyDictionary()  # had a gradient
+        self._learned: WeakKeyDictionary[torch.optim.Optimizer, set[int]] = WeakKeyDictionary()  # tensors that had a gradient
         self._leader: Optimizer | None = None
-        self._since: dict[int, int] = {}  # how often each of the others has stepped since the leader did
+        self._since: dict[int, int] = {}  # steps of each other optimizer since the leader's last step
         self._most_between = 0
-        self._gone: set[int] = set()  # those that led once, and are not used any more
+        self._gone: set[int] = set()  # former leaders
         self._open: list[Any] = []
         self._hooks: list[Any] = []
-        self.paused = False  # steps of optimizers that are not the script's
+        self.paused = False  # ignores optimizers that are not the script's
 
     def install(self, patches: Patches) -> None:
         self._hooks = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
@@ -57,11 +56,11 @@ class Stepping:
             hook.remove()
 
     def settle(self) -> None:
-        """From here on the boundaries stay where they are."""
+        """From here on, the optimizer that steps least often defines the steps."""
         if self._leader is not None:
             used = [one for one in self._seen.optimizers if id(one) not in self._gone]
             rarest = min(used, key=lambda one: one.steps)
-            if rarest.steps < self._leader.steps - 1:  # one step behind it may only be about to step
+            if rarest.steps < self._leader.steps - 1:  # an optimizer one step behind may be about to step
                 self._leader = rarest
 
     def after_backward(self) -> None:
@@ -72,7 +71,7 @@ class Stepping:
             self._on_step()
 
     def note_gradients(self) -> None:
-        """Which tensors took part in none of the steps that were looked at?"""
+        """Counts the tensors without a gradient in all observed steps."""
         for optimizer, known in self._known.items():
             tensors = [p for group in optimizer.param_groups for p in group["params"]]
             learned = self._learned.get(optimizer, set())
@@ -108,7 +107,7 @@ class Stepping:
             self._gone.add(id(self._leader))
             self._gone.discard(id(known))
             self._leader = known
-            self._since.clear()  # what was usual before says nothing of it
+            self._since.clear()  # counts of the previous leader do not apply
         if known is self._leader:
             self._most_between = max(self._most_between, *self._since.values(), 0)
             self._since.clear()

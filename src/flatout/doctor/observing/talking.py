@@ -1,4 +1,4 @@
-"""What the script tells people and trackers: print, loggers, progress bars. Counted and marked while a window is open."""
+"""Observes the script's print, loggers, progress bars and trackers during windows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flatout.doctor.marks import LOGGING, Marks
 from flatout.doctor.patches import Patches
 from flatout.doctor.seen import ScriptRecord
 
-# only what the script has imported already
+# hooked only if the script has imported them
 _TRACKERS = (
     ("tqdm.std", "tqdm", ("refresh", "set_postfix", "set_description")),
     ("torch.utils.tensorboard.writer", "SummaryWriter", ("add_scalar", "add_scalars", "add_histogram", "add_image", "flush")),
