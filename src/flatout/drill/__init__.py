@@ -1,1 +1,1 @@
-"""Kill a run at random, resume it, and compare every bit with a run that was left alone."""
+"""Kills a run at random, resumes it, and compares every bit of the result with an uninterrupted run."""

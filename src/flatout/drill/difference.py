@@ -1,4 +1,4 @@
-"""How many bits differ between the final states of two runs."""
+"""Counts the bits that differ between the final states of two runs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from flatout.store.tensors import encode, read_tensors
 
 
 def differing_bits(a: RunFolder, b: RunFolder) -> tuple[int, int]:
-    """(bits, tensors compared): the exported weights, and everything in the last checkpoint that is a tensor."""
+    """(differing bits, tensors compared), over the exported weights and all tensors of the last checkpoint."""
     left, right = _final_tensors(a), _final_tensors(b)
     if left.keys() != right.keys():
-        raise StoreError(f"the runs do not hold the same tensors: {sorted(left.keys() ^ right.keys())[:5]}")
+        raise StoreError(f"the two runs have different tensors; in one run only: {sorted(left.keys() ^ right.keys())[:5]}")
     return sum(_bits(left[name], right[name]) for name in left), len(left)
 
 

@@ -1,7 +1,7 @@
-"""`drill`: one run is left alone, another is killed with SIGKILL again and again and resumed by the same command each time.
+"""`drill`: runs a recipe twice, once uninterrupted and once killed with SIGKILL many times and resumed by the same command.
 
-Half of the kills come while a checkpoint is being written, the rest at random moments. In the end the weights, the optimizer
-and the random state of both must be equal, bit for bit; deterministic kernels are switched on for both.
+Half of the kills come while a checkpoint is being written, the rest at random moments. At the end, the weights, the optimizer
+and the random state of both runs must be equal, bit for bit. Both runs use deterministic kernels.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _SILENT_LIMIT_S = 300.0
 @dataclass(frozen=True)
 class Kill:
     target_step: int
-    inside_write: bool  # whether a half-written checkpoint was left behind
-    step: int  # of the last checkpoint that the next start could use
+    inside_write: bool  # the kill left a half-written checkpoint
+    step: int  # of the last complete checkpoint
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ def drill(
     seed: int = 0,
     tell: Callable[[str], None] = lambda line: None,
 ) -> DrillReport:
-    """`arguments` go to `flatout run` as they are; `folder` gets two folders of runs."""
+    """`arguments` are passed to `flatout run`; both runs write to subfolders of `folder`."""
     began_s = time.monotonic()
     command = [sys.executable, "-m", "flatout", "run", str(recipe), *arguments, "--set", "deterministic=on", "--quiet"]
-    tell("a run left alone")
+    tell("running the recipe without interruption")
     calm = _finish([*command, "--runs", str(folder / "calm")], folder / "calm")
     steps = int(calm.result["steps"])
     every = max(1, steps // (4 * (kills + 1)))
-    tell(f"it took {steps} steps; now the same, killed {kills} times, with a checkpoint every {every} steps")
+    tell(f"finished after {steps} steps; running it again with {kills} kills and a checkpoint every {every} steps")
     pins = ["--set", f"checkpoint_every={every} steps", "--set", f"log_every={max(1, every // 4)}"]
     drilled = [*command, *pins, "--runs", str(folder / "drilled")]
     chance = random.Random(seed)
@@ -77,9 +77,9 @@ def drill(
     for number in range(kills):
         target = int(steps * (number + chance.random()) / (kills + 1))
         done.append(_kill_once(drilled, folder / "drilled", target, inside_write=number % 2 == 1, chance=chance))
-        where = "inside a checkpoint write" if done[-1].inside_write else "at a random moment"
-        tell(f"kill {number + 1} of {kills}: {where}, aimed at step {target}; checkpoint of step {done[-1].step} is left")
-    tell("to the end")
+        where = "during a checkpoint write" if done[-1].inside_write else "at a random moment"
+        tell(f"kill {number + 1} of {kills}: {where}, aimed at step {target}; last complete checkpoint: step {done[-1].step}")
+    tell("resuming the run to its end")
     last = _finish(drilled, folder / "drilled")
     resumed = sum(event["kind"] in ("resumed", "started") for event in read_events(last.events_path)) - 1
     bits, tensors = differing_bits(calm, last)
@@ -88,7 +88,7 @@ def drill(
 
 
 def _kill_once(command: list[str], runs: Path, target: int, *, inside_write: bool, chance: random.Random) -> Kill:
-    with Child(command, output=Printed.DROPPED) as child:  # which ends it with SIGKILL
+    with Child(command, output=Printed.DROPPED) as child:  # leaving the `with` kills it with SIGKILL
         began_s = time.monotonic()
         folder = _wait_for(lambda: _newest(runs), child, began_s)
         events_before = folder.events_path.stat().st_size if folder.events_path.exists() else 0
@@ -108,10 +108,10 @@ def _wait_for(condition: Callable[[], Any], child: Child, began_s: float, pause_
         if found:
             return found
         if (code := child.wait(0)) is not None:
-            error = child.printed().strip() or "give it a longer budget"
-            raise TrainingError(f"the run {exit_words(code)} by itself before it could be killed: {error}")
+            error = child.printed().strip() or "use a longer budget"
+            raise TrainingError(f"the run {exit_words(code)} before it could be killed: {error}")
         if time.monotonic() - began_s > _SILENT_LIMIT_S:
-            raise TrainingError(f"nothing happened in the run for {_SILENT_LIMIT_S:.0f} s")
+            raise TrainingError(f"the run logged nothing for {_SILENT_LIMIT_S:.0f} s")
         time.sleep(pause_s)
 
 
@@ -131,12 +131,12 @@ def _newest(runs: Path) -> RunFolder | None:
 
 
 def _since(folder: RunFolder, offset: int) -> list[dict[str, Any]]:
-    """Events written after this start. Only those are read: a drill that reads all of them slows down the run it watches."""
+    """Events written since this start. Reading all events would slow down the run."""
     if not folder.events_path.exists():
         return []
     with folder.events_path.open("rb") as log:
         log.seek(offset)
-        lines = log.read().split(b"\n")[:-1]  # the last one is torn or empty
+        lines = log.read().split(b"\n")[:-1]  # the last line is incomplete or empty
     return [json.loads(line) for line in lines if line.startswith(b"{") and line.endswith(b"}")]
 
 
@@ -152,7 +152,7 @@ def doc(report: DrillReport) -> Doc:
     inside = sum(kill.inside_write for kill in report.kills)
     verdict = "passed" if report.passed else "FAILED"
     rows = [
-        {"what": "killed", "figure": Cell(len(report.kills), f"{len(report.kills)} times, {inside} inside a checkpoint write")},
+        {"what": "killed", "figure": Cell(len(report.kills), f"{len(report.kills)} times, {inside} during a checkpoint write")},
         {"what": "resumed", "figure": Cell(report.resumed, f"{report.resumed} times by the same command")},
         {"what": "lost runs", "figure": Cell(report.lost_runs, str(report.lost_runs))},
         {
@@ -166,7 +166,7 @@ def doc(report: DrillReport) -> Doc:
             TextLine(f"drill {verdict}: {report.recipe}, {report.steps} steps, {show_seconds(report.seconds)}", strong=True),
             Table("figures", (TableColumn("what", ""), TableColumn("figure", "")), rows, in_json=False),
             TextLine(
-                "(weights, optimizer and random state after the last step, against a run left alone; deterministic on for both)"
+                "(weights, optimizer and random state after the last step, compared with an uninterrupted, deterministic run)"
             ),
         )
     )
