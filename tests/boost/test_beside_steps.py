@@ -16,10 +16,10 @@ def ledger(**shares: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("shares", "words"),
     [
-        ({"evaluation": 0.31, "checkpoint": 0.0}, ["evaluations (31% of the time) until step 60 come on top"]),
+        ({"evaluation": 0.31, "checkpoint": 0.0}, ["evaluations (31% of the time) until step 60"]),
         (
             {"evaluation": 0.2, "checkpoint": 0.05},
-            ["evaluations (20% of the time) and checkpoints (5% of the time) until step 60 come on top"],
+            ["evaluations (20% of the time) and checkpoints (5% of the time) until step 60"],
         ),
         ({"evaluation": 0.01, "checkpoint": 0.0}, []),
     ],
@@ -31,5 +31,5 @@ def test_evaluations_and_checkpoints_are_told(shares: dict[str, float], words: l
 
 def test_what_is_compiled_later_is_told_where_anything_is() -> None:
     (told,) = _compiled_later([("fused_optimizer", "on"), ("compile", "on")])
-    assert "no trial shows that" in told
+    assert told.startswith("compile: ")
     assert _compiled_later([("fused_optimizer", "on")]) == []

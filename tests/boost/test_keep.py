@@ -82,7 +82,7 @@ def test_a_script_with_the_patch_does_what_was_kept(tmp_path: Path, monkeypatch:
     plain, reads = ran(tmp_path)
     assert reads == 256
     text, notes = patch_of(Script("train.py"), [Offer("resident_data", "cpu", "off")], [("resident_data", "cpu")])
-    assert notes == ["In the patch as one line, which needs flatout: resident data."]
+    assert len(notes) == 1 and "flatout.boost.keep" in notes[0] and notes[0].endswith(": resident data.")
     (tmp_path / "changes.patch").write_text(text)
     subprocess.run(["git", "apply", "changes.patch"], check=True)
     assert (
@@ -96,7 +96,7 @@ def test_a_script_with_the_patch_does_what_was_kept(tmp_path: Path, monkeypatch:
 
 def test_a_machine_with_fewer_cores_gets_no_more_threads_than_it_has() -> None:
     before, cores = torch.get_num_threads(), affinity_cores()
-    with pytest.warns(UserWarning, match=f"threads={cores + 2} on {cores} cores would be slower"):
+    with pytest.warns(UserWarning, match=f"threads={cores + 2} .*{cores} cores"):
         fo.boost.keep(threads=cores + 2)
     assert torch.get_num_threads() == cores
     fo.boost.keep(threads="off")
@@ -125,33 +125,33 @@ def test_plain_torch_is_written_where_it_says_all(as_module: bool, tmp_path: Pat
     text, notes = patch_of(script, offers, kept)
     assert "fused=True" in text and "set_float32_matmul_precision" not in text
     assert '+flatout.boost.keep(tf32="on", cuda_graphs="on")' in text
-    assert notes[0].endswith("needs flatout: tf32, cuda graphs.") and "no grad evaluation; `flatout boost`" in notes[1]
+    assert notes[0].endswith("needs flatout: tf32, cuda graphs.") and ": no grad evaluation. " in notes[1]
 
 
 def test_a_module_that_is_elsewhere_gets_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text, notes = patch_of(Script("package.train", as_module=True), [Offer("threads", 2, 1)], [("threads", 2)])
-    assert text == "" and "threads; `flatout boost` puts it in" in notes[0]
+    assert text == "" and ": threads. Use `flatout boost`" in notes[0]
 
 
 def test_a_remedy_that_there_is_not_is_told() -> None:
     with pytest.raises(UsageError, match="did you mean 'cuda_graphs'"):
         fo.boost.keep(cuda_graph="on")
-    with pytest.raises(UsageError, match="no remedy 'no_grad_evaluation'"):
+    with pytest.raises(UsageError, match="unknown remedy 'no_grad_evaluation'"):
         fo.boost.keep(no_grad_evaluation="on")
 
 
 @pytest.mark.parametrize(("name", "value"), [("threads", "many"), ("autocast", "fp16"), ("fused_optimizer", True)])
 def test_a_value_that_it_can_not_have_is_told_and_nothing_changes(name: str, value: object) -> None:
     call = nn.Module.__call__
-    with pytest.raises(UsageError, match=f"the remedy {name} is .*, or 'off' to leave it out; got {value!r}"):
+    with pytest.raises(UsageError, match=f"{name}: expected .* or 'off', got {value!r}"):
         fo.boost.keep(compile="on", **{name: value})
     assert nn.Module.__call__ is call
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_what_was_proven_on_a_gpu_is_left_out_where_there_is_none() -> None:
-    with pytest.warns(UserWarning, match="torch sees none here: resident_data, cuda_graphs left out"):
+    with pytest.warns(UserWarning, match="no GPU.*: resident_data, cuda_graphs"):
         fo.boost.keep(resident_data="cuda", cuda_graphs="on", autocast="bf16")
     assert nn.Linear(4, 2)(torch.ones(1, 4)).dtype == torch.float32
     assert keeping._kept == {"autocast": "bf16"}
@@ -228,7 +228,7 @@ def test_where_the_line_has_no_place_what_plain_torch_can_say_is_in_the_patch(
     offers = [Offer("tf32", "on", "off", edits=(edit,)), Offer("cuda_graphs", "on", "off")]
     text, notes = patch_of(Script("train.py"), offers, [("tf32", "on"), ("cuda_graphs", "on")])
     assert "set_float32_matmul_precision" in text and "flatout" not in text
-    assert len(notes) == 1 and "cuda graphs; `flatout boost` puts it in" in notes[0]
+    assert len(notes) == 1 and ": cuda graphs. Use `flatout boost`" in notes[0]
 
 
 def test_a_patch_that_fails_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,4 +245,4 @@ def test_a_patch_that_fails_is_not_offered(tmp_path: Path, monkeypatch: pytest.M
     assert len(seen) == 2 and '+flatout.boost.keep(fused_optimizer="on", tf32="on")' in text
     assert "NameError" in notes[0] and "needs flatout" in notes[1]
     text, notes = patch_of(Script("train.py"), offers, kept, lambda files: "it crashed")
-    assert text == "" and len(notes) == 1 and "No patch is offered" in notes[0] and "it crashed" in notes[0]
+    assert text == "" and len(notes) == 1 and notes[0].startswith("No patch: ") and "it crashed" in notes[0]

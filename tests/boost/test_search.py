@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -71,7 +72,7 @@ def test_what_changes_the_first_step_is_rejected_however_fast() -> None:
 def test_what_learns_worse_is_rejected_however_fast() -> None:
     worse = Told(steps_s=(0.01,) * 30, losses=tuple(2.2 - 0.01 * step for step in range(40)), check=GOOD)
     search, receipt = searched(Made({}, {"autocast": worse}), "autocast")
-    assert search.kept == [] and receipt.entries[0].why.startswith("not the same: the loss is worse")
+    assert search.kept == [] and ": the loss is worse" in receipt.entries[0].why
 
 
 def test_nothing_is_begun_that_can_not_be_told_in_time() -> None:
@@ -79,7 +80,7 @@ def test_nothing_is_begun_that_can_not_be_told_in_time() -> None:
     search = RemedySearch(made, [Offer("compile", "on", "off", 2.0)], lambda line: None, within_s=100.0, trial_s=40.0)
     receipt = search.run("a machine", {}, "today")
     assert not made.asked and not search.kept and receipt.gain is None
-    assert "40 s" in receipt.stopped and "more than the 1 min 40 s of --within" in receipt.stopped
+    assert "40 s" in receipt.stopped and "--within 1 min 40 s" in receipt.stopped
 
 
 def test_noisy_losses_get_more_steps() -> None:
@@ -121,7 +122,7 @@ def test_a_script_that_differs_from_itself_is_left_alone() -> None:
             )
 
     search, receipt = searched(Unsteady({"compile": 0.5}), "compile")
-    assert search.kept == [] and receipt.stopped == "nothing can be proven: another batch"
+    assert search.kept == [] and receipt.stopped.endswith(": another batch")
 
 
 def test_a_remedy_whose_losses_differ_from_step_to_step_gets_more_of_them() -> None:
@@ -181,7 +182,7 @@ def test_a_remedy_of_evaluations_is_judged_by_evaluations() -> None:
     assert receipt.entries[0].measured is not None and 1.6 < receipt.entries[0].measured < 1.7
     assert receipt.gain is not None and 0.95 < receipt.gain < 1.05  # steps are what they were
     search, receipt = searched(Made({}), "no_grad_evaluation")
-    assert search.kept == [] and receipt.entries[0].why == "0 evaluations in the trial are too few to tell"
+    assert search.kept == [] and re.search("too few evaluations .*: 0$", receipt.entries[0].why)
 
 
 class ByTurns(Made):
@@ -220,14 +221,14 @@ def test_what_puts_its_cost_off_until_later_is_no_gain() -> None:
 
 def test_what_a_remedy_takes_before_the_first_step_is_told() -> None:
     _, receipt = searched(ByTurns({"resident_data": 0.5}, first_s={"resident_data": 30.0}), "resident_data")
-    assert "costs 30 s before the first step, which " in receipt.entries[0].why
+    assert "adds 30 s at start, repaid after " in receipt.entries[0].why
 
 
 def test_what_a_run_is_too_short_to_bring_in_is_rejected() -> None:
     made = ByTurns({"resident_data": 0.5}, first_s={"resident_data": 30.0})
     search = RemedySearch(made, [Offer("resident_data", "on", "off", 2.0)], lambda line: None, lasts_s=20.0)
     receipt = search.run("a machine", {}, "today")
-    assert search.kept == [] and receipt.entries[0].why.endswith(", and a run is taken to last 20 s")
+    assert search.kept == [] and "--lasts 20 s" in receipt.entries[0].why
 
 
 def test_steps_are_never_held_against_evaluations() -> None:
@@ -274,7 +275,7 @@ def test_shorter_computing_is_not_tried_while_the_device_waits() -> None:
     receipt = search.run("a machine", {}, "today")
     assert verdicts(receipt)["autocast"] == "untried" and not any("autocast" in names for names in made.asked)
     why = next(entry.why for entry in receipt.entries if entry.name == "autocast")
-    assert why.startswith("the device computes for 1") and why.endswith("of a step, and waits for the rest of it")
+    assert re.search(r"1\d% of a step", why)
     made = Made({"autocast": 0.9, "fused_optimizer": 0.2})
     search = RemedySearch(made, offers, lambda line: None, computes_s=0.002)  # which is half of what is left of it
     search.run("a machine", {}, "today")
@@ -362,4 +363,4 @@ def test_when_the_time_for_trials_is_over_what_was_kept_is_kept() -> None:
     receipt = search.run("a machine", {}, "today")
     assert [name for name, _ in search.kept] == ["compile"]
     assert verdicts(receipt) == {"compile": "kept", "fused_optimizer": "untried", "all together": "kept"}
-    assert receipt.stopped == "the 150 ms for trials were over"
+    assert "150 ms" in receipt.stopped and "--within" in receipt.stopped

@@ -57,7 +57,7 @@ def test_what_the_script_says_of_its_workers_stands(said: dict[str, Any]) -> Non
 def test_what_is_changed_in_the_middle_of_a_pass_is_said_not_to_be_heard() -> None:
     data = Scaled()
     loader = DataLoader(data, batch_size=1, sampler=[0] * 80)
-    with pytest.raises(RuntimeError, match="Scaled was changed in the middle of a pass"):
+    with pytest.raises(RuntimeError, match="Scaled during an epoch"):
         for number, _ in enumerate(loader):
             data.epoch = number // 20
     assert number < 40

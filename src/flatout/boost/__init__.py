@@ -1,3 +1,3 @@
-"""Makes a script fast from outside: tries remedies on it as it is, proves them, runs it with what was kept."""
+"""Speeds up a training script without changing it: tries remedies, proves that training stays the same, runs it with them."""
 
 from flatout.boost.keeping import keep as keep

@@ -1,4 +1,4 @@
-"""`flatout boost`: diagnose, try, prove, write the receipt and the patch, then run the script at the new speed."""
+"""`flatout boost`: diagnoses a script, tries and proves remedies, writes the receipt and the patch, then runs the script."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _WORTH_SAYING = 0.02
 
 
 def in_a_fork(what: str, question: Path) -> int:
-    """What `Forks` are for here. Does not return: it ends its process."""
+    """The work of a forked process: test a protection, observe the script, or run a trial. Ends the process."""
     if what == "protect":
         asked = json.loads(question.read_text())
         Path(asked["answer"]).write_text(protecting.attempt(asked["kind"], question.parent))
@@ -54,7 +54,7 @@ def in_a_fork(what: str, question: Path) -> int:
 
 
 def protection_here(forks: Forks, folder: Path, unprotected: bool = False) -> Protection:
-    """The best that this machine allows; MachineError where that is none and `unprotected` was not asked for."""
+    """The best protection on this machine. MachineError if there is none and `unprotected` is False."""
 
     def why_not(kind: str) -> str:
         question, answer = folder / f"{kind}.json", folder / f"{kind}.txt"
@@ -62,7 +62,7 @@ def protection_here(forks: Forks, folder: Path, unprotected: bool = False) -> Pr
         code = forks.run("protect", question, folder / f"{kind}.words", _PROTECT_S)
         protecting.remove(folder / f"try-{kind}")
         if protecting.leaked(folder):
-            return "a write came through"
+            return "a test write reached a real file"
         return answer.read_text() if code == 0 and answer.exists() else f"it {exit_words(code, limit_s=_PROTECT_S)}"
 
     return protecting.choose(why_not, unprotected)
@@ -92,19 +92,19 @@ def tried(
     within_s: float = float("inf"),
     lasts_s: float = float("inf"),
 ) -> Boosted:
-    """Trials in `work`; the receipt, its page and the patch go to `out`."""
+    """Runs trials in `work`; writes the receipt, its HTML page and the patch to `out`."""
     if (trial_s := steps * (looked.diagnosis["step_ms"] or 0.0) / 1e3) > _LONG_S:
-        say(f"a trial of {steps} steps takes about {show_seconds(trial_s)}, and there are several: --within says when to stop")
+        say(f"each trial of {steps} steps takes about {show_seconds(trial_s)}; --within limits the total time")
     evaluates = [pair for one in looked.offers if one.name == NoGrad.name for pair in evaluating_lines(one.value)]
     trials = Trials(forks, script, work, steps, protection.kind, evaluates=evaluates, device=looked.device, within_s=within_s)
     search = RemedySearch(trials, looked.offers, say, looked.computes_s, within_s, lasts_s, trial_s)
     versions = {"torch": str(torch.__version__), "python": sys.version.split()[0]}
     receipt = search.run(looked.machine, versions, time.strftime("%Y-%m-%d %H:%M:%S"))
-    say("running the patched script for the steps of a trial") if search.kept else None
+    say("testing the patch: running the patched script for one trial") if search.kept else None
     changes, notes = written(script, looked.offers, search.kept, partial(search.proof.of_patch, search.kept))
     text = difference(changes)
     out.mkdir(parents=True, exist_ok=True)
-    kept = f"Kept: {shown(search.kept)}." if search.kept else "Nothing was kept: the script runs as it is."
+    kept = f"Kept: {shown(search.kept)}." if search.kept else "No remedy was kept: the script runs unmodified."
     beside = [*_compiled_later(search.kept), *_beside_steps(looked.diagnosis)]
     receipt = replace(receipt, notes=(kept, *notes, *beside, f"Protection ({protection.kind}): {protection.sentence}."))
     (out / "receipt.json").write_text(json.dumps(receipt.to_dict(), indent=1, default=str))
@@ -115,23 +115,21 @@ def tried(
 
 
 def _doc(script: Script, receipt: Receipt) -> Doc:
-    return receipt_doc(str(script), receipt, plain="as it is", turned="remedies" if len(receipt.settings) != 1 else "remedy")
+    return receipt_doc(str(script), receipt, plain="unmodified", turned="remedies" if len(receipt.settings) != 1 else "remedy")
 
 
 def _compiled_later(kept: Sequence[tuple[str, Any]]) -> list[str]:
-    """Trials end before the first evaluation, mostly."""
+    """Most trials end before the first evaluation."""
     if CompileRemedy.name not in dict(kept):
         return []
-    return [
-        "What the model is called with later is compiled when it comes, an evaluation or other shapes: no trial shows that."
-    ]
+    return ["compile: evaluations and new input shapes are compiled at their first use, which takes time that no trial shows."]
 
 
 def _beside_steps(diagnosis: Mapping[str, Any]) -> list[str]:
-    """A script gains less than its steps where it does much else."""
+    """A note if the script spends much time outside its steps and so gains less than they do."""
     shares = {row["row"]: row["share"] for row in diagnosis["ledger"] if row["row"] in (EVALUATION, CHECKPOINT)}
     if sum(shares.values()) < _WORTH_SAYING:
         return []
     told = " and ".join(f"{row}s ({show_share(share)} of the time)" for row, share in shares.items() if share)
     until = f"until step {diagnosis['steps']:,}"
-    return [f"Steps of training are compared: {told} {until} come on top, and the script as a whole may gain less."]
+    return [f"The speed-up is of training steps: {told} {until} are not included, so the whole script may gain less."]

@@ -1,4 +1,4 @@
-"""Which times of two trials are compared: of steps or of evaluations, by turns or one after the other."""
+"""Selects the times of two trials to compare: of steps or evaluations, measured in alternation or one after the other."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pooled(told: Told, more: Told) -> Told:
 
 
 def of_the_whole(before: Told, after: Told, kind: str) -> float:
-    """How much faster all of it is, the slowest of each process left out: what a remedy puts off shows in a few only."""
+    """Speed-up of the total time, without each process's slowest value. It shows work that a remedy moves into a few steps."""
     beside = after.against_s if kind == STEPS else after.against_evaluations_s
     times = compared(before, after, kind)
     was = _mean_but(times.was_s, after.processes if beside else before.processes)

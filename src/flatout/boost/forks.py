@@ -1,5 +1,5 @@
-"""Trials as fresh processes without the wait: forked off one that has imported torch and done nothing else. That one is a fork
-itself, of the command's own process before it computes anything."""
+"""Starts trials as fresh processes without the time to import torch: they are forked from a server that has imported torch and
+done nothing else. The server is forked from the command's process before that computes anything."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _START_S, _END_S = 120.0, 30.0
 
 
 class Forks:
-    """`do` is called in each of them, with what was asked for. Made before this process computes anything."""
+    """Each forked process calls `do`. Create this before the process computes anything."""
 
     def __init__(self, do: Callable[[str, Path], int]) -> None:
         def work(asked: Mapping[str, Any], _: Sequence[int]) -> int:
@@ -35,8 +35,8 @@ class Forks:
         self._server.close()
 
     def run(self, what: str, question: Path, words: Path, limit_s: float) -> int | None:
-        """The exit code of a process that does `what`, negative for a signal; None if it did not end in time and was killed.
-        What it prints goes to `words`."""
+        """Runs `what` in a process and returns its exit code: negative for a signal, None if it was killed at the time limit.
+        Its output goes to the file `words`."""
         pid = self.start(what, question, words)
         try:
             return self.wait(pid, limit_s)
@@ -51,7 +51,7 @@ class Forks:
         return pid
 
     def wait(self, pid: int, limit_s: float) -> int | None:
-        """Until it has ended or stopped itself: its exit code, PAUSED, or None if neither came in time and it was killed."""
+        """Waits until the process ends or pauses. Its exit code, PAUSED, or None if it was killed at the time limit."""
         with _while_it_lives():
             code = self._server.wait(pid, limit_s)
         if code is None:
@@ -64,7 +64,7 @@ class Forks:
         self._server.signal(pid, signal.SIGCONT)
 
     def end(self, pid: int) -> None:
-        """It and the workers that it left behind. What it held, a port say, is free afterwards."""
+        """Kills the process and its workers, and waits until their resources (a port, for example) are free."""
         self._server.signal(pid, signal.SIGKILL)
         with _while_it_lives():
             while pid in self._live:
@@ -77,16 +77,16 @@ def _while_it_lives() -> Iterator[None]:
     try:
         yield
     except ForkServerGone as gone:
-        raise RuntimeError(f"the process that trials are forked off {gone}") from None
+        raise RuntimeError(f"the process that starts trials {gone}") from None
 
 
 def pause() -> None:
-    """Of this process and its workers, until it is told to go on."""
+    """Pauses this process and its workers until SIGCONT."""
     os.killpg(0, signal.SIGSTOP)
 
 
 def _be_fresh(words: Path) -> None:
-    end_with_parent()  # if it is killed, nobody is there to end this one
+    end_with_parent()  # otherwise this process would outlive a killed server
     nowhere, said = os.open(os.devnull, os.O_RDONLY), os.open(words, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(nowhere, 0)
     os.dup2(said, 1)

@@ -1,4 +1,4 @@
-"""Where remedies take hold of a script: the calls of modules that it makes itself, and attributes of torch."""
+"""The places where remedies change a script: module calls that it makes directly, and attributes of torch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import nn
 
 from flatout.doctor.patches import Patches
 
-Prepare = Callable[[nn.Module], bool]  # says whether it is done, or wants to be asked again at the next call
+Prepare = Callable[[nn.Module], bool]  # False: call it again at the next call
 Around = Callable[[nn.Module], AbstractContextManager[None]]
 Inputs = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 Outputs = Callable[[nn.Module, Any], Any]
 Call = Callable[..., Any]
-Instead = Callable[[Call, nn.Module, tuple[Any, ...], dict[str, Any]], Any]  # gets the call itself, to make it or not
+Instead = Callable[[Call, nn.Module, tuple[Any, ...], dict[str, Any]], Any]  # gets the original call
 
 
 class Hooks:
@@ -32,16 +32,16 @@ class Hooks:
         self.calls: list[Instead] = []
         self._main = threading.get_ident()
         self._inside = False
-        self._prepared: WeakKeyDictionary[nn.Module, list[Prepare]] = WeakKeyDictionary()  # what each is still waiting for
+        self._prepared: WeakKeyDictionary[nn.Module, list[Prepare]] = WeakKeyDictionary()  # pending preparations of each module
 
     def install(self) -> None:
-        """After all remedies have said what they want."""
+        """Call this after all remedies were applied."""
         if self.prepare or self.around or self.inputs or self.outputs or self.calls:
             self.patches.wrap(nn.Module, "__call__", self._watched)
         self.patches.wrap(torch.jit, "script", self._of_plain_source)
 
     def _of_plain_source(self, original: Any) -> Any:
-        """TorchScript reads the source of whatever a model calls, and can't read that of remedies."""
+        """TorchScript reads the source of everything a model calls, and can't compile the remedies' source."""
 
         def script(*args: Any, **named: Any) -> Any:
             with self.patches.lifted():
@@ -88,5 +88,5 @@ def _through(instead: Instead, call: Call, module: nn.Module, *args: Any, **name
 
 
 def learns(module: nn.Module) -> bool:
-    """Has it weights? A loss that is written as a module has none."""
+    """Does it have weights? A loss module has none."""
     return next(module.parameters(), None) is not None

@@ -1,4 +1,4 @@
-"""Remedies as a line of the script: what was proven from outside stays when the script is run by itself."""
+"""`flatout.boost.keep`: applies remedies from a line in the script, so that it keeps its speed-up without `flatout boost`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _hooks: Hooks | None = None
 
 
 def keep(**remedies: Any) -> None:
-    """Puts remedies into the script that calls it, as `flatout boost` does from outside.
+    """Applies remedies to the script that calls it, as `flatout boost` does from outside.
 
         import flatout
 
         flatout.boost.keep(resident_data="cuda", cuda_graphs="on")
 
-    The line stands before the script's own imports: what is made earlier is not reached by all of them. `flatout boost` writes
-    it into its patch; nothing is tried or proven here. A later call adds to an earlier one, and "off" takes a remedy back
-    (what torch was told once stays: threads, convolutions, precision of products).
+    Put the line before the script's own imports: some remedies do not reach objects created earlier. `flatout boost` writes the
+    line into its patch; this call tries and proves nothing. A later call adds to an earlier one, and "off" removes a remedy
+    (but global settings of torch stay: threads, convolutions, precision of products).
     """
     global _hooks
     if _is_in_a_worker():
@@ -34,12 +34,12 @@ def keep(**remedies: Any) -> None:
     known = {name: remedy for name, remedy in REMEDIES.items() if remedy.can_be_a_line}
     for name, value in remedies.items():
         if name not in known:
-            raise UsageError(f"there is no remedy {name!r} to keep; {did_you_mean(name, known)}")
+            raise UsageError(f"unknown remedy {name!r}; {did_you_mean(name, known)}")
         if value != OFF and not known[name].takes(value):
-            raise UsageError(f"the remedy {name} is {known[name].values}, or {OFF!r} to leave it out; got {value!r}")
+            raise UsageError(f"remedy {name}: expected {known[name].values} or {OFF!r}, got {value!r}")
     left_out = [name for name, value in remedies.items() if _wants_gpu(name, value) and not _has_gpu()]
     if left_out:
-        warnings.warn(f"proven on a GPU, and torch sees none here: {', '.join(left_out)} left out", stacklevel=2)
+        warnings.warn(f"torch found no GPU, so these remedies are skipped: {', '.join(left_out)}", stacklevel=2)
     _kept.update({name: value for name, value in remedies.items() if name not in left_out})
     if _hooks is not None:
         _hooks.patches.restore()
@@ -51,7 +51,7 @@ def keep(**remedies: Any) -> None:
 
 
 def _is_in_a_worker() -> bool:
-    """A process that a pool or a loader has started imports the script anew; until that is done it has no parent."""
+    """A worker of a pool or a DataLoader imports the script again; during that import it has no parent process yet."""
     inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)
     return bool(inheriting) or multiprocessing.parent_process() is not None
 
@@ -61,5 +61,5 @@ def _wants_gpu(name: str, value: Any) -> bool:
 
 
 def _has_gpu() -> bool:
-    """Asked of the driver: CUDA itself stays untouched until the script has said which device it wants."""
+    """Asks the driver, so that CUDA is not initialised before the script selects a device."""
     return torch.cuda.device_count() > 0

@@ -1,4 +1,4 @@
-"""A look at the script in a process of its own, for a window, into a scratch folder: which remedies are worth a trial?"""
+"""Observes some steps of the script in a separate process with a scratch folder, to find remedies worth a trial."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class ScriptLook:
     device: str
     machine: str
     offers: tuple[Offer, ...]
-    computes_s: float | None  # the device, in a step
+    computes_s: float | None  # how long the device computes per step
     diagnosis: Mapping[str, Any]
 
 
 class NothingSeen(Exception):
-    """The script trained nothing before it ended, or too little."""
+    """The script ended without training, or after too few steps."""
 
 
 def looked_at(forks: Forks, script: Script, cache: Path, folder: Path, protection: str) -> ScriptLook:
@@ -51,7 +51,7 @@ def looked_at(forks: Forks, script: Script, cache: Path, folder: Path, protectio
     protecting.remove(folder / "looking")
     if not answer.exists():
         last = last_line(printed_to(folder / "look.txt"))
-        raise NothingSeen("no training was seen within the window" + (f" (its last line: {last})" if last else ""))
+        raise NothingSeen("no training was seen: too few steps, or none" + (f" (its last line: {last})" if last else ""))
     told = json.loads(answer.read_text())
     offers = tuple(Offer(**{**one, "edits": tuple(map(_edit, one["edits"]))}) for one in told["offers"])
     return ScriptLook(told["device"], told["machine"], offers, told["computes_s"], told["diagnosis"])
@@ -63,7 +63,7 @@ def _edit(written: Mapping[str, Any]) -> Edit:
 
 
 def look(question: Path) -> None:
-    """Does not return: it ends the process."""
+    """Does not return: ends the process."""
     asked = json.loads(question.read_text())
     patches = Patches()
 

@@ -1,4 +1,4 @@
-"""How fast a run went that nobody looked at: what a step took in the end, when a receipt was long written."""
+"""The speed of the script's real run after the trials, from the times of its last steps."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from statistics import fmean, median
 from flatout.base.units import show_seconds
 
 _LAST, _LEAST = 200, 20  # steps
-_LONG = 5.0  # times the usual: an evaluation or a checkpoint came between
-_SHORT = 0.8  # of what was promised
+_LONG = 5.0  # times the median: the step includes an evaluation or a checkpoint
+_SHORT = 0.8  # of the receipt's speed-up
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Ran:
     def tell(self, reference_s: float, promised: float, say: Callable[[str], None]) -> None:
         gain = reference_s / self.step_s
         say(
-            f"{self.steps:,} steps; the last took {show_seconds(self.step_s)} each, without what came between them, and "
-            f"{show_seconds(reference_s)} as the script is: {gain:.2f}x"
+            f"{gain:.2f}x over {self.steps:,} steps: the last steps took {show_seconds(self.step_s)} each, unmodified "
+            f"{show_seconds(reference_s)} (without evaluations and checkpoints)"
         )
         if gain < _SHORT * promised:
             say(
-                f"that is less than the receipt's {promised:.2f}x: later steps do something else than the first ones that were "
-                "tried, or a remedy was taken back, which a warning above says"
+                f"less than the receipt's {promised:.2f}x: later steps differ from the first ones, which the trials measured, "
+                "or a remedy was switched off (then there is a warning above)"
             )
 
 
@@ -53,7 +53,7 @@ class ScriptPace:
         self._ends_s.append(time.perf_counter())
 
     def ran(self) -> Ran | None:
-        """None after too few steps to tell."""
+        """None after too few steps."""
         taken = [end - start for start, end in pairwise(self._ends_s)]
         if len(taken) < _LEAST:
             return None

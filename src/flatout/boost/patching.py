@@ -1,4 +1,4 @@
-"""A remedy written into the script: edits of single calls and inserted lines, as a unified diff."""
+"""Writes remedies into a script: edits of calls and inserted lines, as a unified diff."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Edit:
-    """Either `arguments` for the call of `function` on `line`, or a `statement` before the statement on `line` (0: before
-    all of the file), or a `decorator` of the function around it, if none of the lines `not_around` are in there.
+    """One of: `arguments` added to the call of `function` on `line`; a `statement` inserted before the one on `line` (0: at the
+    top of the file); a `decorator` for the function around `line`, unless it contains one of the lines `not_around`.
 
-    In a statement {model} stands for what is called on the line `model_line`.
+    In a statement, {model} stands for the name that is called on `model_line`.
     """
 
     file: str
@@ -37,7 +37,7 @@ def placed(where: str) -> tuple[str, int] | None:
     return (file, int(line)) if file and line.isdigit() else None
 
 
-Changes = Mapping[Path, tuple[str, str]]  # of each file: its text before and after
+Changes = Mapping[Path, tuple[str, str]]  # text before and after, by file
 
 
 def patch(edits: Iterable[Edit]) -> tuple[str, list[Edit]]:
@@ -59,7 +59,7 @@ def edited(edits: Iterable[Edit]) -> tuple[Changes, list[Edit]]:
     changed, left = dict[Path, tuple[str, str]](), []
     for path, wanted in sorted(by_file.items()):
         try:
-            before = path.read_bytes().decode()  # with the ends of its lines as they are
+            before = path.read_bytes().decode()  # keeps line endings
             after, undone = _edited(before, wanted)
         except (OSError, SyntaxError, UnicodeError):
             left += wanted
@@ -71,26 +71,26 @@ def edited(edits: Iterable[Edit]) -> tuple[Changes, list[Edit]]:
 
 
 def command_for(text: str, file: Path) -> str:
-    """What makes the changes of a patch that is kept in that file."""
+    """The command that applies the patch in that file."""
     named = re.findall(r"^\+\+\+ b/([^\t\n]+)", text, re.MULTILINE)
     quoted = shlex.quote(str(file))
     return f"git apply {quoted}" if all(Path(name).exists() for name in named) else f"patch -p1 -d / < {quoted}"
 
 
 def _root(paths: Iterable[Path]) -> Path:
-    """Where the patch is applied: in this folder, or in the root of all if any file is elsewhere."""
+    """Where to apply the patch: the current folder, or / if a file is elsewhere."""
     here = Path.cwd().resolve()
     return here if all(path.is_relative_to(here) for path in paths) else Path(here.anchor)
 
 
 def _difference(name: str, before: str, after: str) -> str:
-    end = "\t" if " " in name else ""  # of the name, for `patch`, which reads up to a space otherwise
+    end = "\t" if " " in name else ""  # ends the name: `patch` would stop reading at a space
     lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{name}{end}", f"b/{name}{end}")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def _lines(source: str) -> list[str]:
-    """As Python and git count them: `splitlines` ends them at other characters, too."""
+    """Lines as Python and git count them; `splitlines` also splits at other characters."""
     return re.findall(r"[^\n]*\n|[^\n]+", source)
 
 
@@ -99,7 +99,7 @@ def _edited(source: str, edits: list[Edit]) -> tuple[str, list[Edit]]:
     end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
     tree = ast.parse(source)
     left = []
-    changes: list[tuple[int, int, str]] = []  # line, column, text to put there; from the end of the file to its beginning
+    changes: list[tuple[int, int, str]] = []  # line, column, inserted text; from the end of the file to its start
     for edit in edits:
         if edit.decorator:
             change = _decorated(tree, edit)
@@ -112,7 +112,7 @@ def _edited(source: str, edits: list[Edit]) -> tuple[str, list[Edit]]:
         if text not in joined[line, column]:
             joined[line, column].append(text)
     for (line, column), texts in sorted(joined.items(), reverse=True):
-        old = lines[line - 1].encode()  # its columns are bytes
+        old = lines[line - 1].encode()  # ast counts columns in bytes
         new = "".join(texts).replace("\n", end).encode()
         lines[line - 1] = (old[:column] + new + old[column:]).decode()
     after = "".join(lines)
@@ -128,7 +128,7 @@ def _with_arguments(tree: ast.Module, edit: Edit) -> tuple[int, int, str] | None
         if name != edit.function or not call.lineno <= edit.line <= (call.end_lineno or call.lineno):
             continue
         if any(keyword.arg is None for keyword in call.keywords):
-            return None  # **options: what is in there can't be seen
+            return None  # **options may already contain the arguments
         given = {keyword.arg for keyword in call.keywords}
         added = [f"{key}={value}" for key, value in edit.arguments if key not in given]
         if len(added) < len(edit.arguments) or call.end_lineno is None or call.end_col_offset is None:
@@ -158,14 +158,14 @@ def _inserted(tree: ast.Module, lines: list[str], edit: Edit) -> tuple[int, int,
             return None
         text = text.replace("{model}", called)
         after = [at for at, one in enumerate(statements, 1) if one is not None and called in _assigned(one)]
-        if after and after[-1] == len(statements):  # what uses it is not on this line
+        if after and after[-1] == len(statements):  # the model is assigned last on this line: no statement follows it
             return None
         statement = statements[after[-1]] if after else statement
         assert statement is not None
     first = min([statement.lineno, *(one.lineno for one in getattr(statement, "decorator_list", []))])
     if not edit.line:
         beside = [one for one in tree.body if one.lineno == statement.lineno and one.col_offset < statement.col_offset]
-        may_follow = all(isinstance(one, ast.Import) for one in beside)  # a docstring or a __future__ has to come first
+        may_follow = all(isinstance(one, ast.Import) for one in beside)  # a docstring or a __future__ import must stay first
         return (first, 0, f"{text}\n") if may_follow else None
     if statement is not statements[0] or _has_code_before(statement, lines):
         return statement.lineno, statement.col_offset, f"{text}; "
@@ -174,7 +174,7 @@ def _inserted(tree: ast.Module, lines: list[str], edit: Edit) -> tuple[int, int,
 
 
 def _has_code_before(statement: ast.stmt, lines: list[str]) -> bool:
-    """On its own first line: `if ready: train()`."""
+    """Is there code before it on its line, as in `if ready: train()`?"""
     return bool(lines[statement.lineno - 1].encode()[: statement.col_offset].strip())
 
 
@@ -188,7 +188,7 @@ def _decorated(tree: ast.Module, edit: Edit) -> tuple[int, int, str] | None:
 
 
 def _called_from(tree: ast.Module, function: ast.FunctionDef) -> set[str]:
-    """Names of what it calls, and of what functions of these names in the same file call."""
+    """Names that it calls, directly or through functions of the same file."""
     bodies = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     found: set[str] = set()
     waiting = [function]
@@ -204,14 +204,14 @@ def _called_from(tree: ast.Module, function: ast.FunctionDef) -> set[str]:
 
 
 def _function_around(tree: ast.Module, line: int) -> ast.FunctionDef | None:
-    """The innermost one."""
+    """The innermost function around a line."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     around = [node for node in functions if node.lineno <= line <= (node.end_lineno or node.lineno)]
     return max(around, key=lambda node: node.lineno, default=None)
 
 
 def _first_statement(tree: ast.Module) -> ast.stmt | None:
-    """The first that may import torch. A docstring, Python's own modules and what is set in the environment come before it."""
+    """The first statement that may import torch, after the docstring, standard library imports and environment variables."""
     for at, statement in enumerate(tree.body):
         is_docstring = at == 0 and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         if not is_docstring and not _is_of_python(statement) and not _sets_the_environment(statement):
@@ -237,7 +237,7 @@ def _imports_torch(tree: ast.Module) -> bool:
 
 
 def _statements_at(tree: ast.Module, line: int) -> list[ast.stmt]:
-    """The innermost statement that the line is part of; all of them in their order, where a line holds several."""
+    """The innermost statement on a line, or all of them in order if the line holds several."""
     around = [
         node
         for node in ast.walk(tree)
@@ -256,7 +256,7 @@ def _holds(outer: ast.stmt, inner: ast.stmt) -> bool:
 
 
 def _called_at(tree: ast.Module, line: int) -> str | None:
-    """The name of the model in `model(x)`; of several calls on the line the innermost that is no call of a library."""
+    """The name of the model in `model(x)`; of several calls on the line, the innermost that is not a library's."""
     names = [
         call.func.id
         for call in _calls(tree)
@@ -277,7 +277,7 @@ def _assigned(tree: ast.AST) -> set[str]:
 
 
 def _same_scope(tree: ast.Module, first: int, second: int) -> bool:
-    """Is what is assigned around the first line the same name on the second? Inside of one function, or both in none."""
+    """Does a name assigned around the first line mean the same on the second? Both in one function, or both outside."""
 
     def scope(line: int) -> ast.AST:
         inner: ast.AST = tree

@@ -1,6 +1,6 @@
-"""On which cores a turn begins. Threads that hand work to each other are faster on some pairs of cores than on others, and
-they stay for seconds where they are: two processes of one script would differ by that alone. So each turn begins elsewhere,
-and both trials begin the same turn on the same cores. From there on they run where the system lets them."""
+"""Chooses the cores on which a turn of a trial starts. Threads that pass work to each other are faster on some pairs of cores,
+and the system leaves them there for seconds, so two processes of one script could differ by that alone. Each turn therefore
+starts on other cores, the same for both trials. After the start, the system may move the threads."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-_FEW = 4  # cores: there is nowhere else to be
-_STRIDE = 5  # from turn to turn
-_HANDED_TO = "pt_autograd"  # threads of that name go back through a model on a device
+_FEW = 4  # cores: with fewer there is no choice
+_STRIDE = 5  # cores to move on from turn to turn
+_HANDED_TO = "pt_autograd"  # name of the threads that run the backward pass on a device
 
 
 def begin_on(turn: int) -> None:
@@ -21,7 +21,7 @@ def begin_on(turn: int) -> None:
     if len(cores) < _FEW:
         return
     for at, thread in enumerate([os.getpid(), *_threads()]):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has ended
             os.sched_setaffinity(thread, {cores[(_STRIDE * turn + at) % len(cores)]})
             os.sched_setaffinity(thread, cores)
 

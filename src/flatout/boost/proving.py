@@ -1,6 +1,6 @@
-"""Proof by losses: those of a trial against the plain script's, which ran twice to show how far it differs from itself.
+"""Proof by losses: compares a trial's losses with those of the unmodified script, which runs twice to measure its noise.
 
-Where that leaves it open, both run without dropout and with deterministic kernels: what noise is left may be little enough.
+If the noise is too large to decide, both run without dropout and with deterministic kernels, which reduces it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from flatout.boost.trial import Told
 from flatout.measure.loss_proof import LossVerdict, compare_losses, is_open
 from flatout.measure.stats import summarize
 
-_PROOF_S, _MOST_STEPS = 20.0, 3000  # as long as this a trial may take to tell losses apart
+_PROOF_S, _MOST_STEPS = 20.0, 3000  # limits of a trial that compares losses
 
 
 class ScriptTrials(Protocol):
     steps: int
-    by_turns: bool  # a trial comes with the times of what it is held `against`, taken in the same minute
+    by_turns: bool  # a trial alternates with its baseline (`against`) and returns both times
 
     def attempt(
         self,
@@ -35,8 +35,8 @@ class ScriptTrials(Protocol):
 class Proof:
     def __init__(self, tries: ScriptTrials, say: Callable[[str], None]) -> None:
         self._tries, self._say = tries, say
-        self.reference = self.again = Told()  # the plain script
-        self._exact: tuple[Told, Told] | None = None  # the same without what makes losses differ, where they do
+        self.reference = self.again = Told()  # of the unmodified script
+        self._exact: tuple[Told, Told] | None = None  # the same, without dropout and deterministic, if the losses are noisy
         self._tried_exactly = False
         self._exactly: dict[tuple[tuple[str, Any], ...], Told] = {}
 
@@ -49,9 +49,9 @@ class Proof:
         return reference, reference if reference.failure else self._tries.attempt(())
 
     def twice_exactly(self) -> tuple[Told, Told] | None:
-        """None where that does not make it repeat itself either."""
+        """Without dropout and deterministic; None if the losses still differ too much."""
         if not self._tried_exactly:
-            self._say("the script without dropout and with deterministic kernels, twice: its losses may tell more")
+            self._say("running it twice without dropout and with deterministic kernels, for less noise in its losses")
             self._tried_exactly = True
             first, second = (self._tries.attempt((), exact=True) for _ in range(2))
             if not first.failure and not second.failure and steps_needed(first, second) <= self._tries.steps:
@@ -59,7 +59,7 @@ class Proof:
         return self._exact
 
     def plain_losses(self, told: Told) -> LossVerdict:
-        """As they are, with dropout and any kernels."""
+        """Compares the losses of normal runs, with dropout and any kernels."""
         return _paired(self.reference, self.again, told)
 
     def losses(self, told: Told, remedies: Sequence[tuple[str, Any]]) -> LossVerdict:
@@ -74,12 +74,12 @@ class Proof:
         return {**found, "why": f"{found['why']} (without dropout, with deterministic kernels)"}
 
     def of_patch(self, remedies: Sequence[tuple[str, Any]], patched: Sequence[tuple[str, str]]) -> str:
-        """Why the script with the remedies written into it is not what was proven, or ""."""
+        """Why the patched script does not train as proven, or ""."""
         told = self._tries.attempt(remedies, patched=patched)
         if told.failure:
             return told.why or told.failure
         if told.check is None or not told.check["passed"]:
-            return str((told.check or {}).get("why", "its first step can't be compared"))
+            return str((told.check or {}).get("why", "its first step could not be compared"))
         found = self.plain_losses(told)
         if is_open(found) and (exact := self.twice_exactly()) is not None:
             told = self._tries.attempt(remedies, patched=patched, exact=True)
@@ -88,11 +88,11 @@ class Proof:
 
 
 def steps_needed(reference: Told, again: Told) -> int:
-    """So many that the script would be found to be as good as itself; no more than some seconds' worth."""
+    """The steps needed to show that the unmodified script is as good as itself, limited to some seconds."""
     if again.failure or not reference.steps_s:
         return 0
     figures = compare_losses([reference.losses], again.losses).get("figures", {})
-    wanted = 2 * figures.get("steps_needed", 0.0)  # a remedy's own rounding is one more draw of the noise
+    wanted = 2 * figures.get("steps_needed", 0.0)  # a remedy's rounding adds as much noise again
     return int(min(wanted, _most_steps(reference)))
 
 

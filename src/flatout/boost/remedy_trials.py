@@ -1,4 +1,4 @@
-"""How a remedy is tried and proven: against the script with those that were kept, as often as it takes to tell."""
+"""Tries and proves a remedy against the script with the remedies kept so far, as often as the noise requires."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from flatout.measure.standing import Standing, median_s
 from flatout.measure.stats import Comparison, summarize
 from flatout.measure.time_limit import TimeLimit
 
-_FRESH_S, _CHEAP_S = 20.0, 15.0  # for so long a measurement speaks of the machine as it is; a trial that may be done again
-_LEAST_TRIALS = 3  # two of the script as it is, and one
-_ONCE_S = 1.0  # a start that takes this much longer is told
-CLOSE, _ROUNDS = (0.95, 1.15), 3  # two processes of one script may differ by so much; how often they may be tried again
-_AMPLE = 1.5  # times the steps that losses ask for, which is an estimate
+_FRESH_S, _CHEAP_S = 20.0, 15.0  # a measurement is valid this long; a trial this short may be repeated
+_LEAST_TRIALS = 3  # two of the unmodified script, and one of a remedy
+_ONCE_S = 1.0  # a start that takes this much longer is reported
+CLOSE, _ROUNDS = (0.95, 1.15), 3  # speed-ups within noise between processes; most repetitions
+_AMPLE = 1.5  # times the estimated number of steps to compare losses
 
 Remedies = tuple[tuple[str, Any], ...]
 RemedyStanding = Standing[Remedies, Told]
@@ -34,7 +34,7 @@ RemedyAttempt = Attempt[Remedies, Told]
 
 @dataclass(frozen=True)
 class RemedyOption:
-    """`beside`: another remedy that is tried together with it."""
+    """`beside`: another remedy to try together with this one."""
 
     offer: Offer
     state: Remedies
@@ -57,35 +57,34 @@ class RemedyTrials:
         lasts_s: float,
         trial_s: float,
     ) -> None:
-        """What a remedy costs before the first step has to be brought in within `lasts_s`. `trial_s`: what the steps of a
-        trial should take."""
+        """A remedy's extra start time must be repaid within `lasts_s`. `trial_s`: expected time of a trial's steps."""
         self._tries, self._proof, self._time_limit, self._say = tries, proof, time_limit, say
         self._lasts_s, self._trial_s = lasts_s, trial_s
-        self.highest_loss, self.loss_steps = float("inf"), 0  # of the plain script
+        self.highest_loss, self.loss_steps = float("inf"), 0  # of the unmodified script
 
     # ---- how to run it ----
 
     def baseline(self) -> RemedyStanding | NoBaseline:
         if _LEAST_TRIALS * self._trial_s > self._time_limit.limit_s:
             return NoBaseline(
-                f"{self._tries.steps} steps take about {show_seconds(self._trial_s)}, and it takes {_LEAST_TRIALS} times as "
-                f"many to tell anything, two of them as it is: more than the {show_seconds(self._time_limit.limit_s)} of "
-                "--within"
+                f"a trial of {self._tries.steps} steps takes about {show_seconds(self._trial_s)}, and at least {_LEAST_TRIALS} "
+                f"trials are needed, 2 of the unmodified script: more than --within {show_seconds(self._time_limit.limit_s)}"
             )
-        self._say("the script as it is, twice: the second time shows how far it differs from itself")
+        self._say("running the unmodified script twice to measure its noise")
         reference, again = self._proof.twice()
         if not reference.failure and (steps := steps_needed(reference, again)) > self._tries.steps:
-            self._say("its losses differ from one time to the next")
+            self._say("its losses differ between the two runs")
             if self._proof.twice_exactly() is None:
-                self._say(f"{steps} steps instead of {self._tries.steps} can tell more")
+                self._say(f"{self._tries.steps} steps are too few to compare its losses; running {steps}")
                 self._tries.steps = steps
                 reference, again = self._proof.twice()
         if reference.failure:
-            return NoBaseline(f"the script could not be tried: {reference.why}")
+            return NoBaseline(f"the unmodified script failed in a trial: {reference.why}")
         if again.failure or again.check is None or not again.check["passed"]:
             why = again.why if again.failure else (again.check or {}).get("why", "")
             step_s = median_s(reference.steps_s)
-            return NoBaseline(f"nothing can be proven: {why}", step_s, step_s)
+            how = "failed" if again.failure else "differs from the first"
+            return NoBaseline(f"no remedy can be proven: a second unmodified run {how}: {why}", step_s, step_s)
         self.highest_loss, self.loss_steps = max(*reference.losses, *again.losses), len(reference.losses)
         self._proof.reference, self._proof.again = reference, again
         return Standing((), reference)
@@ -97,7 +96,7 @@ class RemedyTrials:
             standing = self._measured_again(standing)
         told = self._tries.attempt(option.state, against=standing.state, slow_s=slow_s)
         if by_turns and not self._tries.by_turns:
-            self._say("two trials of this script can't run beside each other: from here on they run one after the other")
+            self._say("two trials of this script can't run at the same time; from here on they run one after the other")
             standing = self._measured_again(standing)
         found = self._judged(told, standing, option)
         if found.kept and self._tries.by_turns and found.speed is not None and found.speed.ratio < CLOSE[1]:
@@ -114,46 +113,46 @@ class RemedyTrials:
         times = compared(standing.result, told, kind)
         if not told.failure and are_too_few(times):
             timed = "turns" if told.against_s and kind == STEPS else kind
-            return Judgement(Rejection.TOO_FEW, f"{len(times.now_s)} {timed} in the trial are too few to tell")
+            return Judgement(Rejection.TOO_FEW, f"too few {timed} in the trial to measure a speed-up: {len(times.now_s)}")
         found = judge(told, times, margin=WORTH)
         if found.rejection in (Rejection.SLOWER, Rejection.NO_GAIN) and found.speed is not None:
-            how = "slower" if found.speed.high < 1 else "no gain beyond the noise"
+            how = "slower" if found.speed.high < 1 else "no speed-up beyond the noise"
             return replace(found, why=f"{how} ({found.speed.low:.2f} to {found.speed.high:.2f})")
         if not found.kept:
             return found
         if (whole := of_the_whole(standing.result, told, kind)) < 1:
-            why = f"most {kind} are faster, but a few are so slow that all of them are not: {whole:.2f}x"
+            why = f"most {kind} are faster, but a few are so slow that the total is not: {whole:.2f}x"
             return replace(found, rejection=Rejection.SLOWER, why=why)
         return self._weighed(found, told, standing)
 
     def _weighed(self, found: Judgement, told: Told, standing: RemedyStanding) -> Judgement:
-        """What it takes before the first step against what it saves in each: the time of a step shows only these."""
+        """Rejects a remedy whose extra start time is not repaid by faster steps."""
         was, step_s = standing.result, median_s(told.steps_s) or 0.0
         once_s = (told.first_s or 0.0) - (told.against_first_s or was.first_s or 0.0)
         saved_s = (median_s(told.against_s) or median_s(was.steps_s) or 0.0) - step_s
         if once_s < _ONCE_S or saved_s <= 0:
             return found
         steps = once_s / saved_s
-        pays = f"costs {show_seconds(once_s)} before the first step, which {steps:,.0f} steps bring in"
+        pays = f"adds {show_seconds(once_s)} at start, repaid after {steps:,.0f} steps"
         if steps * step_s > self._lasts_s:
-            lasts = f"a run is taken to last {show_seconds(self._lasts_s)}"
-            return replace(found, rejection=Rejection.NOT_REPAID, why=f"{pays}: {show_seconds(steps * step_s)}, and {lasts}")
+            lasts = f"longer than the expected run (--lasts {show_seconds(self._lasts_s)})"
+            return replace(found, rejection=Rejection.NOT_REPAID, why=f"{pays} or {show_seconds(steps * step_s)}, {lasts}")
         return replace(found, why=pays)
 
     def _measured_again(self, standing: RemedyStanding) -> RemedyStanding:
-        """As it is now: machines that others use, too, are fast at one time and slow at another."""
+        """Measures the baseline again, because the speed of a shared machine changes over time."""
         now = self._tries.attempt(standing.state)
         if now.failure:
             return standing
         return Standing(standing.state, replace(standing.result, steps_s=now.steps_s, evaluations_s=now.evaluations_s))
 
     def _second_pair(self, first: RemedyAttempt, option: RemedyOption) -> RemedyAttempt:
-        """Two processes of one script differ by some per cent, whatever the minute: a small gain has to come twice."""
+        """Two processes of one script differ by a few percent, so a small speed-up must be measured twice."""
         again = self._tries.attempt(option.state, against=first.standing.state)
         second, before = self._judged(again, first.standing, option), first.judgement.speed
         assert before is not None
         if not second.kept or second.speed is None:
-            why = f"{before.ratio:.2f}x, but not in a second pair of processes: {second.why}"
+            why = f"{before.ratio:.2f}x, but a second pair of processes did not confirm it: {second.why}"
             return replace(first, judgement=replace(second, why=why, speed=second.speed or before))
         low, high = min(before.low, second.speed.low), max(before.high, second.speed.high)
         n, ratio = before.n + second.speed.n, (before.ratio * second.speed.ratio) ** 0.5
@@ -161,15 +160,15 @@ class RemedyTrials:
         return Attempt(judgement, pooled(first.result, again), first.standing)
 
     def _is_open(self, found: Judgement, rounds: int) -> bool:
-        """May it be faster, and not be? What is close is so in any case until it was looked at twice. A trial by turns goes on
-        until it is clear."""
+        """Is it still undecided whether the remedy is faster? A ratio near 1 is always measured twice. Trials in alternation
+        run until they are decided."""
         if found.speed is None or found.rejection is Rejection.DIFFERENT or self._tries.by_turns:
             return False
         close = CLOSE[0] < found.speed.ratio < CLOSE[1]
         return found.speed.low <= 1 + WORTH < found.speed.high or (close and not rounds)
 
     def _once_more(self, standing: RemedyStanding, remedies: Remedies, told: Told) -> tuple[RemedyStanding, Told]:
-        """With it and without it: what a process of its own makes of the same steps shows in both."""
+        """One more trial with and one without the remedy, so that differences between processes average out."""
         again, without = self._tries.attempt(remedies), self._tries.attempt(standing.state)
         if not again.failure and (again.check is None or not again.check["passed"]):
             return standing, replace(told, check=again.check)
@@ -178,24 +177,24 @@ class RemedyTrials:
         return Standing(standing.state, pooled(standing.result, without)), pooled(told, again)
 
     def together(self, standing: RemedyStanding) -> Iterator[Confirmation[Told]]:
-        """Once more, the plain script and then all that was kept."""
-        self._say("once more: the script as it is, and all that was kept")
+        """Times all kept remedies together against the unmodified script."""
+        self._say("timing all kept remedies together against the unmodified script")
         reference = plain = self._proof.reference
         whole, kind = standing.result, kind_of(standing.state)
         for rounds in range(_ROUNDS):
             boosted = self._tries.attempt(standing.state, against=(), losses=False)
             again = boosted if boosted.against_s else self._tries.attempt(())
             if why := again.why or boosted.why if again.failure or boosted.failure else _why_not_the_same(boosted):
-                yield Confirmation(whole, reference, failure=f"it failed when tried again: {why}")
+                yield Confirmation(whole, reference, failure=f"failed when all kept remedies were timed together: {why}")
                 return
-            if boosted.against_s:  # only what was taken beside the plain script counts
+            if boosted.against_s:  # only times measured in alternation count
                 whole = pooled(whole, boosted) if rounds else boosted
                 plain = replace(plain, steps_s=whole.against_s, evaluations_s=whole.against_evaluations_s)
             else:
                 plain, whole = pooled(plain, again), pooled(whole, boosted)
             times = compared(plain, whole, kind)
             if are_too_few(times):
-                yield Confirmation(whole, reference, failure=f"too few {kind} to tell when it was tried again")
+                yield Confirmation(whole, reference, failure=f"too few {kind} to time all kept remedies together")
                 return
             yield Confirmation(whole, plain, speed_up(times, WORTH))
             if not self._tries.by_turns and whole.took_s >= _CHEAP_S:
@@ -211,12 +210,12 @@ class RemedyTrials:
                 return attempt
             found = self._proof.losses(attempt.result, option.state)
         if not found["passed"]:
-            return attempt.rejected(Rejection.UNPROVEN, f"not the same: {found['why']}")
+            return attempt.rejected(Rejection.UNPROVEN, f"not proven to train the same: {found['why']}")
         why = "; ".join(part for part in (found["why"], attempt.judgement.why) if part)
         return replace(attempt, judgement=replace(attempt.judgement, why=why), proof=found)
 
     def _with_more_steps(self, option: RemedyOption, attempt: RemedyAttempt) -> RemedyAttempt:
-        """A longer trial where it is faster and only its losses could not be told."""
+        """Runs a longer trial if the remedy is faster and only the comparison of losses is undecided."""
 
         def fits(steps: int) -> bool:
             return steps <= self._proof.most_steps and not self._time_limit.is_over
@@ -224,8 +223,8 @@ class RemedyTrials:
         def longer(steps: int) -> LossVerdict | None:
             nonlocal attempt
             speed = attempt.judgement.speed
-            gain = "" if speed is None else f"{speed.ratio:.2f}x, and "
-            self._say(f"{option.offer.name.replace('_', ' ')}: {gain}{steps} steps are needed to tell its losses")
+            gain = "" if speed is None else f"{speed.ratio:.2f}x; "
+            self._say(f"{option.offer.name.replace('_', ' ')}: {gain}comparing its losses needs {steps} steps")
             self._tries.steps = steps
             first, second = self._proof.twice()
             if first.failure or second.failure:
@@ -240,11 +239,11 @@ class RemedyTrials:
 
 
 def kind_of(remedies: Remedies) -> str:
-    """What all of them together are measured by."""
+    """What the remedies speed up: steps, or evaluations only."""
     return STEPS if STEPS in {REMEDIES[name].measures for name, _ in remedies} else EVALUATIONS
 
 
 def _why_not_the_same(told: Told) -> str:
     if told.check is not None and told.check["passed"]:
         return ""
-    return str((told.check or {}).get("why", "")) or "its first step can't be compared"
+    return str((told.check or {}).get("why", "")) or "its first step could not be compared"

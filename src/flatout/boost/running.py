@@ -1,4 +1,4 @@
-"""The script to its end with what was kept. If it fails with it or its losses leave the band, it is started again, plain."""
+"""Runs the script to its end with the kept remedies. If it fails or its loss is too high, it is restarted without them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from flatout.boost.step_recorder import StepRecorder
 from flatout.doctor.patches import Patches
 from flatout.doctor.script import Script, run_script
 
-LEFT = 86  # the exit code of a run that left its band
+LEFT = 86  # exit code of a run stopped because of its loss
 _MARGIN = 0.5
-_EVERY, _IN_A_ROW = 250, 2  # steps between two looks at whether a loss is a number; so many that are none
+_EVERY, _IN_A_ROW = 250, 2  # check every so many steps that the loss is finite; stop after this many failed checks
 
 
 @dataclass(frozen=True)
 class BoostedRun:
-    """`highest`: no loss of the reference's steps was above it; `steps` of them were seen."""
+    """`highest`: the unmodified script's highest loss in its first `steps` steps."""
 
     script: str
     arguments: tuple[str, ...]
@@ -35,8 +35,8 @@ class BoostedRun:
     remedies: tuple[tuple[str, Any], ...]
     steps: int
     highest: float
-    told: str  # a file that says why it left
-    ran: str  # a file that says how fast it went
+    told: str  # file for the reason of a failure
+    ran: str  # file for the measured speed
 
     @classmethod
     def read(cls, path: Path) -> BoostedRun:
@@ -46,7 +46,7 @@ class BoostedRun:
 
 
 def run_with(kept: BoostedRun) -> int:
-    """In the process of the script."""
+    """Called in the script's process."""
     patches, hooks, pace = Patches(), Hooks(), ScriptPace()
     not_finite = 0
 
@@ -56,7 +56,7 @@ def run_with(kept: BoostedRun) -> int:
         mean = sum(late) / max(len(late), 1)
         bound = kept.highest + _MARGIN * abs(kept.highest)
         if late and (not math.isfinite(mean) or mean > bound):
-            leave(f"its loss is {mean:.4g} after {len(losses)} steps; the plain script's was never above {kept.highest:.4g}")
+            leave(f"its loss is {mean:.4g} after {len(losses)} steps; unmodified it was never above {kept.highest:.4g}")
 
     def step_over(step: int) -> None:
         nonlocal not_finite
@@ -90,7 +90,7 @@ _HANDED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 def run_to_its_end(
     command: Sequence[str], plain: Sequence[str], kept: BoostedRun, folder: Path, say: Callable[[str], None]
 ) -> tuple[int, str]:
-    """The exit code, and why it was started again plain, or "". stdin, stdout and signals are the script's own."""
+    """The exit code, and why the script was restarted without remedies, or "". stdin, stdout and signals go to the script."""
     question = folder / "kept.json"
     question.write_text(json.dumps(asdict(kept)))
     code = waited_for([*command, str(question)])
@@ -99,13 +99,13 @@ def run_to_its_end(
     if not told.exists() and not crashed:
         return code, ""
     why = told.read_text() if told.exists() else f"it {exit_words(128 - code)}"
-    say(f"with the remedies it did not go on ({why}); it is started again without them")
+    say(f"the script failed with the remedies ({why}); restarting it without them")
     return waited_for(plain), why
 
 
 def waited_for(command: Sequence[str]) -> int:
-    """The exit code. Ctrl-C goes to both of us, and what a scheduler sends to this process is handed on: the script decides
-    what it means, and may have to save its weights."""
+    """The exit code. Ctrl-C reaches both processes, and signals of a scheduler are passed on: the script decides how to
+    handle them and may need to save its weights."""
     with Child(command, foreground=True, output=Printed.SHOWN, errors=Printed.SHOWN) as child:
         before = {one: signal.signal(one, lambda number, _: child.signal(number)) for one in _HANDED_ON}
         before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)

@@ -1,4 +1,4 @@
-"""One remedy at a time on top of those that were kept: tried, proven against the plain script, kept if it is faster."""
+"""Tries one remedy at a time on top of the kept ones, and keeps it if it is faster and proven to train the same."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from flatout.measure.standing import Standing, median_s
 from flatout.measure.time_limit import TimeLimit
 from flatout.measure.trial_record import Noted, TrialRecord, entry_of
 
-_COMPUTES = 0.3  # of a step: below that, the host or the data is what it waits for
-_BUSY = 0.85  # of a step: above that, there is little else to spare
-_TELLS = (1.15, 0.85)  # predicted for what shortens computing, and measured: its gain may be hidden by a host that is no faster
-_SHORTER = 1.25  # by so much steps have to be, for a remedy that gained nothing to be tried again
+_COMPUTES = 0.3  # of a step: below that, the step waits for the host or for data
+_BUSY = 0.85  # of a step: above that, there is little overhead to remove
+_TELLS = (1.15, 0.85)  # predicted above and measured above: the host may hide the gain of faster computing
+_SHORTER = 1.25  # steps must be this much shorter before a remedy without speed-up is tried again
 
 
 class RemedySearch:
@@ -36,9 +36,8 @@ class RemedySearch:
         lasts_s: float = float("inf"),
         trial_s: float = 0.0,
     ) -> None:
-        """`computes_s`: how long the device computes in a step of the plain script. After `within_s` nothing more is tried.
-        What a remedy costs before the first step has to be brought in within `lasts_s`. `trial_s`: what the steps of a trial
-        should take."""
+        """`computes_s`: how long the device computes in an unmodified step. After `within_s` nothing more is tried.
+        A remedy's extra start time must be repaid within `lasts_s`. `trial_s`: expected time of a trial's steps."""
         self._tries, self._say, self._computes_s = tries, say, computes_s
         self._time_limit, self._record = TimeLimit(within_s), TrialRecord()
         self._offers = sorted(offers, key=_first_of_all)
@@ -46,13 +45,13 @@ class RemedySearch:
         self.kept: list[tuple[str, Any]] = []
         self.proof = Proof(tries, say)
         self._trials = RemedyTrials(tries, self.proof, self._time_limit, say, lasts_s=lasts_s, trial_s=trial_s)
-        self._together: set[str] = set()  # what was tried beside something else
+        self._together: set[str] = set()  # remedies that were tried together with another
         self._standing: RemedyStanding = Standing((), Told())
         self._turns = self._in_turn()
 
     @property
     def highest_loss(self) -> float:
-        """Of the plain script."""
+        """Of the unmodified script."""
         return self._trials.highest_loss
 
     @property
@@ -74,10 +73,10 @@ class RemedySearch:
         return next(self._turns, None)
 
     def why_no_more(self, standing: RemedyStanding) -> str:
-        return self._too_late or "all that applies to the steps that were looked at was tried"
+        return self._too_late or "all remedies that apply to the observed steps were tried"
 
     def untried(self, standing: RemedyStanding) -> Iterator[Entry]:
-        """None: each is noted when its turn comes."""
+        """None: each is recorded in its turn."""
         return iter(())
 
     def _in_turn(self) -> Iterator[RemedyOption]:
@@ -113,15 +112,15 @@ class RemedySearch:
         return {name for name, _ in self._standing.state}
 
     def _is_pointless(self, offer: Offer) -> bool:
-        """It, or one that does the same otherwise, is there already."""
+        """Is the remedy, or one that replaces it, already kept?"""
         return any(name == offer.name or offer.name in INSTEAD.get(name, set()) for name in self._kept_now)
 
     def _why_not(self, offer: Offer) -> str:
-        """Empty where it is worth a trial."""
+        """Why the remedy is not worth a trial, or ""."""
         if self._time_limit.is_over:
             if not self._too_late:
-                self._too_late = f"the {show_seconds(self._time_limit.limit_s)} for trials were over"
-                self._say(f"{self._too_late}: what is left is not tried")
+                self._too_late = f"the {show_seconds(self._time_limit.limit_s)} for trials (--within) are over"
+                self._say(f"{self._too_late}: the other remedies are not tried")
             return self._too_late
         step_s, remedy, kept = median_s(self._standing.result.steps_s), REMEDIES[offer.name], self._kept_now
         if self._computes_s is None or not step_s:
@@ -129,14 +128,15 @@ class RemedySearch:
         share = self._computes_s / step_s
         only_computing = remedy.shortens_computing or kept & LEAVES_COMPUTING.get(offer.name, set())
         if only_computing and share < _COMPUTES:
-            return f"the device computes for {share:.0%} of a step, and waits for the rest of it"
+            return f"the device computes for only {share:.0%} of a step and waits for the rest"
         shortened = any(REMEDIES[name].shortens_computing for name in kept)
         if remedy.spares_launches and not shortened and share > _BUSY:
-            return f"the device computes for {min(share, 1.0):.0%} of a step: there is little else to spare"
+            return f"the device computes for {min(share, 1.0):.0%} of a step, so there is little overhead to remove"
         return ""
 
     def _hidden_by_launches(self, offer: Offer) -> Offer | None:
-        """Half the computing is no gain where the host takes as long to ask for it: what spares it that is tried beside."""
+        """A remedy with fewer launches to try together with this one: if launching takes as long as computing, faster computing
+        alone does not shorten the step."""
         found = self._record.latest(offer.name, offer.value)
         promises = REMEDIES[offer.name].shortens_computing and (offer.predicted or 1.0) > _TELLS[0]
         if found is None or not promises or not _gained_nothing(found) or (found.entry.measured or 0.0) < _TELLS[1]:
@@ -144,13 +144,13 @@ class RemedySearch:
         for one in self._offers:
             if REMEDIES[one.name].spares_launches and one.name not in self._kept_now:
                 tried = self._record.latest(one.name, one.value)
-                alone = tried is None and not self._why_not(one)  # its own turn is still to come
+                alone = tried is None and not self._why_not(one)  # it will be tried alone later
                 in_vain = tried is None or tried.entry.verdict == UNTRIED or _gained_nothing(tried)
                 return one if not alone and in_vain else None
         return None
 
     def _may_gain_now(self, offer: Offer) -> bool:
-        """What gained nothing, or was not tried, while steps waited for something else may gain some of what is left."""
+        """A remedy without speed-up, or untried, may help now that other remedies have shortened the steps."""
         step_s, found = median_s(self._standing.result.steps_s), self._record.latest(offer.name, offer.value)
         if found is None or not step_s:
             return False
@@ -160,7 +160,7 @@ class RemedySearch:
         return _gained_nothing(found) and (shorter or self._is_spared_since(found.entry))
 
     def _is_spared_since(self, entry: Entry) -> bool:
-        """Was it tried while the host took as long to ask for the computing as that takes, and is that over?"""
+        """Was a remedy with fewer launches kept after this one was tried?"""
         spared = any(REMEDIES[name].spares_launches for name in self._record.kept_after(entry))
         return REMEDIES[entry.name].shortens_computing and spared
 
@@ -172,7 +172,7 @@ class RemedySearch:
         entry = entry_of(*change, attempt.result, found, offer.predicted)
         if entry.against_s is None:
             entry = replace(entry, against_s=median_s(attempt.standing.result.steps_s))
-        if beside is None or found.kept:  # what fails together may be the other's fault
+        if beside is None or found.kept:  # the other remedy may have caused a failure
             self._record.add_instead(entry, found.rejection)
         gain = "" if found.speed is None else f"{found.speed.ratio:.2f}x"
         if beside is not None and found.kept:
@@ -186,12 +186,12 @@ class RemedySearch:
         name = ALL_TOGETHER if kind == STEPS else f"{ALL_TOGETHER}: {kind}"
         entry = Entry(name, " + ".join(name for name, _ in state), "off", REJECTED, together.failure)
         if speed is not None and not stays:
-            entry = replace(entry, why=f"no gain when tried again ({speed.low:.2f} to {speed.high:.2f})")
+            entry = replace(entry, why=f"no speed-up when timed together ({speed.low:.2f} to {speed.high:.2f})")
         elif speed is not None:
             entry = replace(
                 entry,
                 verdict=KEPT,
-                why="both arms once more, " + ("by turns" if self._tries.by_turns else "one after the other"),
+                why="timed with and without, " + ("in alternation" if self._tries.by_turns else "one after the other"),
                 measured=speed.ratio,
                 low=speed.low,
                 high=speed.high,
@@ -208,12 +208,12 @@ class RemedySearch:
         return self._trials.together(standing) if may_measure else iter(())
 
     def interrupted(self) -> None:
-        """Whoever presses Ctrl-C while a script is tried wants it to end."""
+        """Ctrl-C during trials ends the command."""
         raise KeyboardInterrupt
 
 
 def _gained_nothing(found: Noted) -> bool:
-    """It computes the same, and was not faster."""
+    """Computes the same and was measured as not faster."""
     return found.rejection in COMPUTES_THE_SAME and bool(found.entry.measured)
 
 

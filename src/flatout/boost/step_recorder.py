@@ -1,4 +1,4 @@
-"""What a trial has to show: how long its steps take, what its losses are, and what its first steps did to the weights."""
+"""Records a trial's step times, its losses, and how its first steps change the weights."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from flatout.doctor.seen import ScriptRecord
 from flatout.measure.clock import synchronize
 from flatout.measure.differences import StepSnapshot
 
-_Moment = tuple[float, Any]  # on the host; and an event on the device, or None where the host itself computes
+_Moment = tuple[float, Any]  # host time, and a device event or None on a CPU
 _SETTLES_AT = 3
 _DROPS = (nn.modules.dropout._DropoutNd,)
 
 
 @dataclass
 class _First:
-    """Of all optimizers, each at its first step that moves the weights."""
+    """The first weight-changing step of each optimizer."""
 
     losses: list[float] = field(default_factory=list)
     loss_dtype: str = "float32"
@@ -43,8 +43,8 @@ class _First:
 
 
 class StepRecorder:
-    """Calls `when_done` at the end of step number `steps`. Dropout is off until the first step is over: two draws of it would
-    hide what the first step has to show."""
+    """Calls `when_done` at the end of step `steps`. Dropout is off during the first step, because its randomness would hide
+    differences in that step."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class StepRecorder:
         evaluates: Iterable[tuple[str, bool]] = (),
         losses: int | None = None,
     ) -> None:
-        """`evaluates`: the lines that evaluate, and whether in training mode. Their calls are timed. `losses` of so many steps
-        are kept, of all where it is None."""
+        """`evaluates`: lines that evaluate, and whether in training mode; their calls are timed. `losses`: keep those of
+        this many steps; None: of all."""
         self.steps_done = 0
         self._steps, self._when_done, self._on_step = steps, when_done, on_step
         self._with_losses = steps if losses is None else losses
@@ -65,7 +65,7 @@ class StepRecorder:
         self._names = WeakIdKeyDictionary()  # of weights
         self._taken: set[str] = set()
         self._main = threading.get_ident()
-        self._spans: list[tuple[_Moment, _Moment]] = []  # from the end of the step before, or from when it was resumed
+        self._spans: list[tuple[_Moment, _Moment]] = []  # from the end of the previous step, or from the resume
         self._last: _Moment | None = None
         self._losses: list[Tensor] = []
         self._per_step: list[list[Tensor]] = []
@@ -73,7 +73,7 @@ class StepRecorder:
         self._dropped: list[tuple[nn.Module, str, Any]] = []
         self._drops = self._proves = self._puts_back = True
         self._models: list[nn.Module] = []
-        self._by_hand: list[tuple[str, Tensor]] | None = None  # weights whose update nobody but the script itself makes
+        self._by_hand: list[tuple[str, Tensor]] | None = None  # weights that the script updates without an optimizer
         self.device = torch.device("cpu")
         self.began_s = time.perf_counter()
         self.first_s: float | None = None
@@ -87,16 +87,16 @@ class StepRecorder:
         if self._evaluates:
             hooks.around.insert(0, self._timed)
         patches.wrap(torch.autograd, "backward", self._backward)
-        register_optimizer_step_pre_hook(self._before)  # before the one that counts
+        register_optimizer_step_pre_hook(self._before)  # before the hook that counts steps
         register_optimizer_step_post_hook(self._after)
         self._stepping.install(patches)
 
     def leaves_dropout_off(self) -> None:
-        """To the end: two trials that draw it in another order differ by nothing else then."""
+        """Switches dropout off for the whole trial, so that the order of random draws does not matter."""
         self._puts_back = False
 
     def keeps_dropout(self) -> None:
-        """And proves nothing: this is the person's own run."""
+        """Leaves dropout on, for the user's real run, which proves nothing."""
         self._drops = self._proves = False
 
     def snapshot(self) -> StepSnapshot:
@@ -114,12 +114,12 @@ class StepRecorder:
         return [_between(*span) for span in self._spans[skipped:]]
 
     def paused_by(self, pause: Callable[[], None]) -> None:
-        """Between two steps. What it takes belongs to neither."""
+        """Calls `pause` between two steps; its time counts for neither."""
         pause()
         self._last = self._now()
 
     def evaluations_s(self) -> list[float]:
-        """Seconds of each call that evaluates."""
+        """Seconds of each evaluating call."""
         synchronize(self.device)
         return [_between(*span) for span in self._evaluations]
 
@@ -161,7 +161,7 @@ class StepRecorder:
     # first steps
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, named: Any) -> Any:
-        """Where the passes are inside of the step, in a closure, their gradients are there once it has been called."""
+        """With a closure, gradients exist only after the optimizer has called it."""
         if self._inside or not self._proves or optimizer in self._proven or _stands_still(optimizer):
             return None
         given = named.get("closure") or (args[1] if len(args) > 1 else None)
@@ -180,7 +180,7 @@ class StepRecorder:
     def _note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         number = self._numbers.setdefault(id(optimizer), len(self._numbers))
         if not number:
-            self._first = _First(loss_dtype=self._first.loss_dtype)  # not by hand, then
+            self._first = _First(loss_dtype=self._first.loss_dtype)  # an optimizer steps after all
             self._first.losses = [float(loss.float().mean()) for loss in self._losses]
         weights = self._weights(optimizer, number)
         for name, weight in weights:
@@ -199,7 +199,7 @@ class StepRecorder:
         self._proven.add(optimizer)
         self._models.clear()
         self._by_hand = None
-        if id(optimizer) not in self._numbers:  # it did not call its closure
+        if id(optimizer) not in self._numbers:  # the optimizer did not call its closure
             return
         for name, weight in self._weights(optimizer, self._numbers[id(optimizer)]):
             if self._first.gradients[name] is None:
@@ -215,26 +215,26 @@ class StepRecorder:
         return [(self._name(weight, f"weight {number}.{at}"), weight) for at, weight in enumerate(weights)]
 
     def _name(self, weight: Tensor, by_its_place: str) -> str:
-        """What the model calls it; by its place where no model is known to have it."""
+        """The weight's name in the model, or its position if no known model has it."""
         return str(self._names.get(weight, by_its_place))
 
     def _note_names(self, module: nn.Module) -> None:
-        """Each is given once: models are called in the same order in every trial."""
+        """Gives each name once. Models are called in the same order in every trial."""
         for name, weight in module.named_parameters():
             free = [one for one in (name, f"{name} of {type(module).__name__}") if one not in self._taken]
             if free and weight not in self._names:
                 self._names[weight] = free[0]
                 self._taken.add(free[0])
 
-    # the same where no optimizer steps
+    # the same without an optimizer
 
     def _note_by_hand(self) -> None:
-        """At every backward until the first step is over: whose update it is shows afterwards."""
+        """At every backward pass of the first step, because the update is only known afterwards."""
         ours = [weight for model in self._models for weight in model.parameters()]
         weights: list[tuple[str, Tensor]] = [(self._name(weight, f"weight 0.{at}"), weight) for at, weight in enumerate(ours)]
         if not any(weight.grad is not None for _, weight in weights):
             return
-        for name, weight in weights:  # with each backward there may be more models
+        for name, weight in weights:  # each backward pass may add models
             if name not in self._first.before:
                 self._first.before[name] = weight.detach().float().clone()
         self._by_hand, self.device = weights, weights[0][1].device
@@ -312,14 +312,14 @@ def _between(a: _Moment, b: _Moment) -> float:
 
 
 def _stands_still(optimizer: torch.optim.Optimizer) -> bool:
-    """A schedule that warms up may begin with a rate of 0: such a step shows nothing."""
+    """A warm-up schedule may start with a learning rate of 0: that step shows nothing."""
     rates = [group.get("lr") for group in optimizer.param_groups]
     return all(rate is not None and float(rate) == 0.0 for rate in rates)
 
 
 def _expected(optimizer: torch.optim.Optimizer, weights: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """What plain torch makes of these gradients. Where it can't be asked (an optimizer of the script's own), nothing is
-    expected, and the update is held against itself."""
+    """The update that an unmodified torch optimizer makes from these gradients. For the script's own optimizers there is no
+    expected update, and theirs is compared with itself."""
     if not type(optimizer).__module__.startswith("torch.optim") or type(optimizer).__name__ == "LBFGS":
         return {}
     groups, clones = [], []

@@ -1,6 +1,6 @@
-"""One trial, in a process of its own: the script with some remedies, from one seed, for some steps, into a scratch folder.
+"""One trial in a separate process: the script with some remedies, from a fixed seed, for some steps, in a scratch folder.
 
-The process ends itself at the end of its last step: nothing of the script runs after that, not even what it does at its end.
+The process ends after its last step: no code of the script runs after that, not even its exit handlers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flatout.measure.proof import check_step
 
 WARM_UP = 8  # steps that are not timed; the first of them compile
 SLOWER, _SLOW = "slower", 3.0
-_LOOKED_AT = (WARM_UP + 3, WARM_UP + 7)  # steps: to look is to wait for the device, which costs time
+_LOOKED_AT = (WARM_UP + 3, WARM_UP + 7)  # steps at which to check the speed, which waits for the device
 
 
 @dataclass(frozen=True)
@@ -46,31 +46,30 @@ class TrialRequest:
     scratch: str
     answer: str
     protection: str
-    reference: str | None = None  # the first step of the plain script, to be held against
-    keep: str | None = None  # where to keep the own one
-    slow_s: float | None = None  # a step of the reference: three times that, after the warm-up, and the trial is over
-    exact: bool = False  # deterministic kernels and no dropout: for its losses, not for its speed
+    reference: str | None = None  # file with the unmodified script's first step, to compare with
+    keep: str | None = None  # file to save this trial's first step to
+    slow_s: float | None = None  # time of an unmodified step: the trial ends if its steps take 3 times as long
+    exact: bool = False  # deterministic kernels and no dropout: to compare losses, not speed
     evaluates: tuple[tuple[str, bool], ...] = ()  # lines, and whether the model is in training mode there
-    turn_s: float = 0.0  # it pauses after about so long, for another trial to have its turn; 0: never
-    least: int = 1  # steps of a turn
-    filling: int = 0  # the first of a turn, which are not timed: the host gets ahead of the device in them
-    losses: int | None = None  # of so many steps; None: of all
-    patched: tuple[tuple[str, str], ...] = ()  # files and their text with the remedies written into them
+    turn_s: float = 0.0  # pause after about this time to let the other trial run; 0: never
+    least: int = 1  # fewest timed steps in a turn
+    filling: int = 0  # untimed steps at the start of a turn, in which the host gets ahead of the device
+    losses: int | None = None  # keep the losses of this many steps; None: of all
+    patched: tuple[tuple[str, str], ...] = ()  # patched files and their text
 
     @property
     def turns(self) -> Path:
-        """Of each turn until now a line: seconds of a step, and how many steps there were in all."""
+        """File with a line for each turn: seconds per step, and total steps so far."""
         return Path(self.answer).with_name("turns.txt")
 
     @property
     def until(self) -> Path:
-        """The step that a turn ends with, so that both trials make the same ones in it. Where it isn't there, the clock ends
-        the turn."""
+        """File with the last step of the turn, so that both trials run the same steps. Without it, the turn ends by time."""
         return Path(self.answer).with_name("until")
 
     @property
     def enough(self) -> Path:
-        """Once this file is there, the turn that was the last one is the last."""
+        """If this file exists, the trial ends before its next turn."""
         return Path(self.answer).with_name("enough")
 
     def turns_until_now(self) -> list[tuple[float, int]]:
@@ -87,7 +86,7 @@ class TrialRequest:
 
     @property
     def precision(self) -> str:
-        """How far the first step may be from the reference's."""
+        """The lowest precision that the remedies allow for the first step."""
         allowed = [REMEDIES[name].precision for name, _ in self.remedies]
         return max(allowed, key=PRECISIONS.index, default="fp32")
 
@@ -96,18 +95,18 @@ class TrialRequest:
 class Told:
     failure: str = ""
     why: str = ""
-    steps_s: tuple[float, ...] = ()  # by turns: the mean of each turn
-    evaluations_s: tuple[float, ...] = ()  # calls of models between steps that do not train
-    against_s: tuple[float, ...] = ()  # by turns: what it was held against, in the same minute
+    steps_s: tuple[float, ...] = ()  # in alternation: the mean of each turn
+    evaluations_s: tuple[float, ...] = ()  # evaluating model calls between steps
+    against_s: tuple[float, ...] = ()  # in alternation: times of the baseline
     against_evaluations_s: tuple[float, ...] = ()
     against_first_s: float | None = None
     steps_done: int = 0
-    processes: int = 1  # whose times these are
+    processes: int = 1  # that were timed
     losses: tuple[float, ...] = ()
     check: Mapping[str, Any] | None = None
     first_s: float | None = None
     peak_bytes: int | None = None
-    memory_share: float | None = None  # of the device's
+    memory_share: float | None = None  # of the device's memory
     device: str = "cpu"
     took_s: float = 0.0
     notes: tuple[str, ...] = field(default_factory=tuple)
@@ -119,14 +118,14 @@ class Told:
 
 
 class _Turn:
-    """Of a trial that pauses: the one that it is in, and what those before it took."""
+    """The present turn of an alternating trial, and the times of earlier turns."""
 
     def __init__(self, asked: TrialRequest) -> None:
         self._asked = asked
-        self.first = 0  # the last step before it
+        self.first = 0  # the last step before the turn
         self._last: int | None = None
         self._began_s = 0.0
-        self.means_s: list[float] = []  # of a step in each
+        self.means_s: list[float] = []  # mean step time of each turn
 
     def begins(self, step: int) -> None:
         until = self._asked.until
@@ -140,17 +139,17 @@ class _Turn:
         return step - self.first >= steps and time.perf_counter() - self._began_s >= self._asked.turn_s
 
     def mean_s(self, steps_s: Sequence[float]) -> float:
-        """On a device without the first quarter: another process had it, and the host is not ahead of it yet."""
+        """On a device without the first quarter, in which the host is not yet ahead of the device."""
         timed = steps_s[max(self._asked.filling, len(steps_s) // 4) if self._asked.filling else 0 :]
         return sum(timed) / len(timed)
 
 
 def attempt(asked: TrialRequest) -> None:
-    """Does not return: it ends the process."""
+    """Runs the trial. Does not return: ends the process."""
     began_s = time.monotonic()
     patches, hooks = Patches(), Hooks()
     protecting.enter(asked.protection, Path(asked.scratch), [Path(asked.answer).parent.parent], patches)
-    end_with_parent()  # other rights have made it forget that
+    end_with_parent()  # entering the protection has cleared this setting
     turn, turns = _Turn(asked), asked.turns.open("w")
 
     def done() -> None:
@@ -165,7 +164,7 @@ def attempt(asked: TrialRequest) -> None:
         if asked.slow_s is not None and step in _LOOKED_AT:
             taken = recording.steps_s(WARM_UP)
             if taken and min(taken) > _SLOW * asked.slow_s:
-                why = f"steps of {min(taken):.3g} s, more than {_SLOW:g} times the reference's"
+                why = f"steps take {min(taken):.3g} s, more than {_SLOW:g} times as long as unmodified"
                 answer(Told(SLOWER, why, took_s=time.monotonic() - began_s))
         if asked.turn_s and step > WARM_UP and turn.is_over(step):
             recording.paused_by(turn_over)
@@ -205,7 +204,7 @@ def attempt(asked: TrialRequest) -> None:
     torch.manual_seed(asked.seed)
     ending = run_script(Script(asked.script, asked.arguments, asked.as_module))
     if recording.steps_done > WARM_UP + 5:
-        done()  # a short script: what there is has to do
+        done()  # a short script: use the steps there are
     error = "" if ending.error is None else _in_one_line(ending.error)
     few = f"the script ended with code {ending.exit_code} after {recording.steps_done} steps"
     answer(Told("failed" if error else "short", error or few, took_s=time.monotonic() - began_s))

@@ -1,4 +1,4 @@
-"""Trials, each in a fresh process that may crash or hang without harm."""
+"""Runs trials, each in a fresh process that may crash or hang without harm."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from flatout.measure.judging import ComparedTimes, speed_up
 from flatout.measure.stats import summarize
 
 HUNG, CRASHED = "hung", "crashed"
-BESIDE = "the trial beside it did not end"
-FOR_TWO = "it failed where there were two"  # and may not alone
+BESIDE = "the baseline trial did not end"
+FOR_TWO = "it failed while two trials ran"  # it may work alone
 _FIRST_LIMIT_S = 600.0
 _COMPILE_S = 240.0
-WORTH = 0.01  # what is gained by less is not worth the change
-_TURN_S, _TURN_ON_DEVICE_S = 0.06, 0.1  # beside that, what going on costs is small
-_LOOKS = (15, 30, 60, 120, 240, 480)  # it is looked at after so many turns
-_PRECISE = 0.1  # how wide the interval of a figure that is told may be, if time allows
-_TURNS_S, _LONGEST_S = 30.0, 90.0  # what they may take together; and where there seems to be a gain
-_ON_DEVICE_S = 8.0  # the same there: what two processes differ by is more than what so many turns do not show
-_FEW_TURNS = 4  # times as long for the first of them
-_FILLING, _LEAST_IN_A_TURN = 2, 6  # steps on a device: the host gets ahead of it in the first; those that are timed
-_SHORT_S, _HALF = 0.03, 0.4  # of a step on a device, and of its memory, for two of them to take turns there
-_NO_ROOM = ("OutOfMemoryError", "was killed by SIGKILL")  # may be for the two of them
+WORTH = 0.01  # smaller speed-ups are not worth a change
+_TURN_S, _TURN_ON_DEVICE_S = 0.06, 0.1  # long enough that the cost of resuming is small
+_LOOKS = (15, 30, 60, 120, 240, 480)  # numbers of turns after which the result is checked
+_PRECISE = 0.1  # widest relative confidence interval to report, if time allows
+_TURNS_S, _LONGEST_S = 30.0, 90.0  # time limit of all turns; the same if there seems to be a speed-up
+_ON_DEVICE_S = 8.0  # the same on a device: differences between processes exceed what more turns would resolve
+_FEW_TURNS = 4  # times as long for the first turns
+_FILLING, _LEAST_IN_A_TURN = 2, 6  # steps of a turn on a device: untimed, until the host is ahead; least timed
+_SHORT_S, _HALF = 0.03, 0.4  # longest step, and largest share of memory, for two trials to alternate on a device
+_NO_ROOM = ("OutOfMemoryError", "was killed by SIGKILL")  # may be caused by running two trials
 
 
 class Trials:
@@ -51,19 +51,19 @@ class Trials:
         device: str = "cpu",
         within_s: float = math.inf,
     ) -> None:
-        """After `within_s` a trial gets no longer than it takes to tell that there is no gain."""
+        """After `within_s`, a trial no longer gets extra time for a likely speed-up."""
         self._over_at_s = time.monotonic() + within_s
         self._protection = protection
         self._forks, self._script, self._folder, self._evaluates = forks, script, folder, tuple(evaluates)
         self.steps, self._seed = steps, seed
         self._on_device = device != "cpu"
-        # two trials share the minute and not the cores, so that a machine which others slow down slows both
+        # trials alternate, so that other load on the machine slows both
         self.by_turns = not self._on_device  # there it takes the first trial to say so
         self._may_take_turns = True
         self._count = 0
         self._reference_s: float | None = None  # a whole trial of it
         self._steps_s: dict[tuple[tuple[str, Any], ...], float] = {}  # one of those that were tried
-        self._ends_at: int | None = None  # the script has no more steps than that
+        self._ends_at: int | None = None  # the script has no more steps
         self.reference_file = folder / "reference.pt"
 
     def attempt(
@@ -77,19 +77,19 @@ class Trials:
         losses: bool = True,
         patched: Sequence[tuple[str, str]] = (),
     ) -> Told:
-        """`keep`: this one is the reference that later ones are held against. `against`: what it is timed beside, by turns.
-        Without `losses` such a trial is over once it is clear by how much one is faster. `patched`: files with the remedies
-        written into them, which are not put in from outside then."""
+        """`keep`: save this trial as the reference for later ones. `against`: the baseline's remedies, timed in alternation.
+        Without `losses`, an alternating trial ends once the speed-up is known. `patched`: files with the remedies written into
+        them, which are then not applied from outside."""
         if against is not None and self.by_turns:
             turn_s = self._turn_s(against)
             told = self._beside(remedies, against, slow_s, losses)
-            if not told.failure and self._turn_s(against) < turn_s:  # the script ended before there was anything to look at
+            if not told.failure and self._turn_s(against) < turn_s:  # the script ended after too few turns
                 told = self._beside(remedies, against, slow_s, losses)
             if told.failure not in (BESIDE, FOR_TWO):
                 return self._noted(told, remedies)
             alone = self._run(self._asked(remedies, slow_s=slow_s))
             if told.failure == BESIDE or not alone.failure:
-                self.by_turns = self._may_take_turns = False  # it holds a port, a lock or much memory
+                self.by_turns = self._may_take_turns = False  # the script holds a port, a lock or much memory
             return self._noted(alone, remedies)
         began_s = time.monotonic()
         told = self._run(self._asked(remedies, keep=keep, slow_s=slow_s, exact=exact, patched=tuple(patched)))
@@ -98,7 +98,7 @@ class Trials:
         if keep and not told.failure:
             self._reference_s = time.monotonic() - began_s
             if self._on_device:
-                # long steps are the device's own, whose clock is steady; short ones wait for the host, which is not
+                # long steps depend on the device, whose speed is steady; short ones wait for the host, whose speed is not
                 short = bool(told.steps_s) and summarize(told.steps_s).median < _SHORT_S
                 self.by_turns = self._may_take_turns and short and (told.memory_share or 1.0) < _HALF
         return told if exact else self._noted(told, remedies)
@@ -109,7 +109,7 @@ class Trials:
         return told
 
     def _asked(self, remedies: Sequence[tuple[str, Any]], **more: Any) -> TrialRequest:
-        """A trial gets a folder of its own."""
+        """Each trial gets its own folder."""
         self._count += 1
         place = self._folder / f"t{self._count}"
         (place / "scratch").mkdir(parents=True)
@@ -149,19 +149,19 @@ class Trials:
         return self._told(asked, code, time.monotonic() - began_s)
 
     def _told(self, asked: TrialRequest, code: int | None, took_s: float) -> Told:
-        protecting.remove(Path(asked.scratch))  # checkpoints, say: all trials together may fill a disk
+        protecting.remove(Path(asked.scratch))  # with checkpoints, all trials together may fill a disk
         answer = Path(asked.answer)
         if code is not None and answer.exists():
             return Told.from_dict(json.loads(answer.read_text()))
         how = exit_words(code, printed_to(_words(asked)), self._limit_s)
         return Told(HUNG if code is None else CRASHED, f"the trial {how}", took_s=took_s)
 
-    # by turns
+    # in alternation
 
     def _beside(
         self, remedies: Sequence[tuple[str, Any]], against: Sequence[tuple[str, Any]], slow_s: float | None, losses: bool = True
     ) -> Told:
-        """Each warms up, then one goes some steps while the other is paused, until it is clear which one is faster."""
+        """Both warm up, then run some steps in turn while the other is paused, until the speed-up is known."""
         how: dict[str, Any] = {
             "turn_s": self._turn_s(against),
             "steps": sys.maxsize,
@@ -177,7 +177,7 @@ class Trials:
             for one, code in zip(asked, codes, strict=True)
         )
         if told.failure and told.failure != BESIDE:
-            # on a device both start at once, and either may be the one that finds something taken
+            # on a device both start at once, and either may find a resource in use
             is_its_own = told.failure == SLOWER or not (self._on_device or any(words in told.why for words in _NO_ROOM))
             return told if is_its_own else Told(FOR_TWO, told.why)
         if told.failure or beside.failure:
@@ -195,7 +195,7 @@ class Trials:
         )
 
     def _codes_by_turns(self, asked: Sequence[TrialRequest], precise: float) -> list[int | None]:
-        """How each ended; PAUSED if nobody waited for its end, since the other one's was no good."""
+        """The exit codes of both; PAUSED for one that was not waited for because the other failed."""
         codes: list[int | None] = [PAUSED for _ in asked]
         pids: list[int] = []
 
@@ -205,7 +205,7 @@ class Trials:
             codes[at] = self._forks.wait(pids[at], self._limit_s)
 
         try:
-            if self._on_device:  # beside it there are cores for two to start at once
+            if self._on_device:  # there are enough cores to start both at once
                 pids += [self._start(one) for one in asked]
             for at, one in enumerate(asked):
                 if at == len(pids):
@@ -213,14 +213,14 @@ class Trials:
                 codes[at] = self._forks.wait(pids[at], self._limit_s)
                 if codes[at] != PAUSED:
                     return codes
-            order, began_s = [1, 0], time.monotonic()  # the one that is known says how long a turn is
+            order, began_s = [1, 0], time.monotonic()  # the baseline goes first and sets the length of a turn
             while all(code == PAUSED for code in codes):
                 if self._is_clear(asked, precise, time.monotonic() - began_s):
                     self._say_enough(asked)
                 for at in order:
                     goes_on(at)
                 order.reverse()
-            for at, code in enumerate(codes):  # scripts that end by the clock do not end together
+            for at, code in enumerate(codes):  # scripts with a time limit do not end together
                 if code == PAUSED and 0 in codes:
                     self._say_enough(asked[at : at + 1])
                     goes_on(at)
@@ -230,8 +230,8 @@ class Trials:
                 self._forks.end(pid)
 
     def _say_until(self, one: TrialRequest, other: TrialRequest) -> None:
-        """Both make the same steps in a turn: where a pass ends, a batch is longer or something is written, it is so in both.
-        So many as take what a turn should, with all that comes between them; the slower one takes longer, the faster less."""
+        """Both run the same steps in a turn, so that the end of an epoch, a longer batch or a checkpoint occurs in both. The
+        number of steps is chosen for the wanted length of a turn."""
         mine, beside = one.turns_until_now(), other.turns_until_now()
         if len(beside) > len(mine):
             last = beside[len(mine)][1]
@@ -249,16 +249,16 @@ class Trials:
             one.enough.touch()
 
     def _is_clear(self, asked: Sequence[TrialRequest], precise: float, took_s: float) -> bool:
-        """Looked at a few times only: with every look chance gets one more."""
+        """Is the speed-up known? Checked a few times only, because every check may be right or wrong by chance."""
         mine, beside = (one.turns_until_now() for one in asked)
         turns, proves = min(len(mine), len(beside)), asked[0].losses or 0
-        unproven = sum(step < proves for _, step in mine)  # turns until its losses were told
+        unproven = sum(step < proves for _, step in mine)  # turns before all losses were recorded
         if turns <= unproven:
             return False
         longest_s, most_s = (_ON_DEVICE_S, _ON_DEVICE_S) if self._on_device else (_TURNS_S, _LONGEST_S)
         if time.monotonic() > self._over_at_s:
             most_s = longest_s
-        if turns < _LOOKS[0]:  # what is compiled late, or comes at the end of a short pass, takes most of it
+        if turns < _LOOKS[0]:  # late compilation or the end of a short epoch takes most of the time
             longest_s = most_s = _FEW_TURNS * longest_s
         is_due = turns in _LOOKS or turns == unproven + 1 > _LOOKS[0]
         if not is_due and took_s < longest_s:
@@ -272,7 +272,7 @@ class Trials:
         return turns >= _LOOKS[-1] or took_s > (most_s if found.ratio > 1 + 2 * WORTH else longest_s)
 
     def _turn_s(self, against: Sequence[tuple[str, Any]]) -> float:
-        """Not longer than leaves enough of them, if the script has few steps."""
+        """Length of a turn; shorter for a script with few steps, so that there are enough turns."""
         wanted_s = _TURN_ON_DEVICE_S if self._on_device else _TURN_S
         if self._ends_at is None:
             return wanted_s

@@ -1,4 +1,4 @@
-"""The patch: what was kept, written into the script. It is run before it is offered."""
+"""Makes the patch that writes the kept remedies into the script. The patched script is tested before it is offered."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ from flatout.boost.remedies.all import REMEDIES
 from flatout.boost.remedies.remedy import Offer
 from flatout.doctor.script import Script
 
-Fails = Callable[[Sequence[tuple[str, str]]], str]  # given files and their texts: why the script fails with them, or ""
+Fails = Callable[[Sequence[tuple[str, str]]], str]  # gets patched files and texts; returns why the script fails, or ""
 
 
 @dataclass(frozen=True)
 class _Draft:
     changes: Changes
-    in_line: Sequence[str] = ()  # remedies that are one line of flatout's
+    in_line: Sequence[str] = ()  # remedies in a call of flatout.boost.keep
     unwritten: Sequence[str] = ()
 
     def notes(self) -> Iterator[str]:
         if self.in_line:
-            yield f"In the patch as one line, which needs flatout: {_listed(self.in_line)}."
+            yield f"In the patch as a call of flatout.boost.keep, which needs flatout: {_listed(self.in_line)}."
         if self.unwritten:
             yield (
-                "Not in the patch, since it can't be written as an edit of this script: "
-                f"{_listed(self.unwritten)}; `flatout boost` puts it in."
+                f"Not in the patch, because it can't be written as an edit of this script: {_listed(self.unwritten)}. "
+                "Use `flatout boost` to apply it."
             )
 
 
 def written(
     script: Script, offers: Sequence[Offer], kept: Sequence[tuple[str, Any]], fails: Fails
 ) -> tuple[Changes, list[str]]:
-    """The files as the patch leaves them, and what is to be said of it: the first draft that runs and learns as was proven.
-    No files where none does."""
+    """The patched files and notes for the receipt, from the first draft that trains as proven. No files if none does."""
     refused: list[str] = []
     for draft in _drafts(script, offers, dict(kept)):
         if not draft.changes:
@@ -44,15 +43,15 @@ def written(
         why = fails([(str(path), after) for path, (_, after) in draft.changes.items()])
         if not why:
             return draft.changes, [*refused, *draft.notes()]
-        refused = [f"No patch is offered in plain torch: the patched script was run, and {why}."]
+        refused = [f"No patch in plain torch: the patched script failed its test: {why}."]
     if refused:
-        refused = [f"No patch is offered: the patched script was run, and {why}. `flatout boost` puts the remedies in."]
+        refused = [f"No patch: the patched script failed its test: {why}. Use `flatout boost` to apply the remedies."]
     return {}, refused
 
 
 def _drafts(script: Script, offers: Sequence[Offer], values: Mapping[str, Any]) -> Iterator[_Draft]:
-    """In plain torch where all of it can be; what can't goes into one line of flatout's, and with it what could be in part.
-    Then all in that line: it is what was tried."""
+    """First plain torch where possible, with a call of flatout.boost.keep for the rest and for remedies that plain torch covers
+    only in part. Then all remedies in that call, as in the trials."""
     offers = [offer for offer in offers if offer.name in values]
     if not offers:
         return
@@ -68,7 +67,7 @@ def _drafts(script: Script, offers: Sequence[Offer], values: Mapping[str, Any]) 
 def _with_a_line(
     file: Path | None, offers: Sequence[Offer], values: Mapping[str, Any], lacking: Sequence[str]
 ) -> _Draft | None:
-    """None where there is nothing to put into a line, or no place for it."""
+    """None if no remedy can go into the call, or the script has no place for it."""
     if file is None or not any(REMEDIES[name].can_be_a_line for name in lacking):
         return None
     wanted = [name for name in values if name in lacking or REMEDIES[name].written_in_part]

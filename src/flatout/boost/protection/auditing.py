@@ -1,6 +1,6 @@
-"""Where the kernel can not help: Python tells what it is about to do, and what would change a real file is stopped.
+"""Protection without the kernel: Python's audit hooks block calls that would change a real file.
 
-C libraries tell nothing. So this is for those who accept that, and never chosen without being asked for.
+C libraries have no audit hooks and can still change real files, so this is used only with --unprotected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ONE_PATH = {
     "os.setxattr": None,
     "os.removexattr": None,
     "sqlite3.connect": None,
-}  # fmt: skip  event: which of its arguments is the number of an open folder
+}  # fmt: skip  event: index of its argument that is the descriptor of an open folder
 _TWO_PATHS = ("os.rename", "os.link")
 _STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn")
 _COMPILERS = ("gcc", "g++", "cc", "c++", "clang", "clang++", "ptxas", "nvcc", "ld", "ldconfig", "uname")
@@ -31,16 +31,16 @@ _WORKERS = ("torch/_inductor", "multiprocessing.")
 
 
 def enter(open_to: Iterable[Path]) -> None:
-    """For the rest of this process: a hook can't be taken away."""
+    """For the rest of this process: an audit hook can't be removed."""
     allowed = ("/dev", "/proc/self", *(os.path.realpath(place) for place in open_to))
 
     def check(path: Any, folder: int = -1) -> None:
         if isinstance(path, int) or path is None or path == ":memory:":
-            return  # what is open already was allowed
+            return  # an open file was already allowed
         base = os.getcwd() if folder is None or folder < 0 else os.readlink(f"/proc/self/fd/{folder}")
         whole = os.path.normpath(os.path.join(base, os.fsdecode(path)))
         if not any(whole == one or whole.startswith(one + "/") for one in allowed):
-            raise PermissionError(1, "stopped by flatout: a trial may not write here", whole)
+            raise PermissionError(1, "blocked by flatout: a trial may not write here", whole)
 
     def heard(event: str, given: tuple[Any, ...]) -> None:
         if event == "open":
@@ -57,13 +57,13 @@ def enter(open_to: Iterable[Path]) -> None:
         elif event == "os.symlink":
             check(given[1], given[2])
         elif event in _STARTS and not _is_torchs_own(given):
-            raise PermissionError(1, f"stopped by flatout: a trial may not start programs here ({given[0]!r})")
+            raise PermissionError(1, f"blocked by flatout: a trial with --unprotected may not start programs ({given[0]!r})")
 
     sys.addaudithook(heard)
 
 
 def _is_torchs_own(given: tuple[Any, ...]) -> bool:
-    """Compilers and workers write to their caches, which are open."""
+    """Compilers and compile workers write only to their caches, which are allowed."""
     words = " ".join(map(str, given[1])) if len(given) > 1 and isinstance(given[1], list | tuple) else str(given[0])
     first = os.path.basename(words.split()[0]) if words.split() else ""
     return first in _COMPILERS or any(one in words for one in _WORKERS)

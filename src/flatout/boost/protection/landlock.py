@@ -1,7 +1,7 @@
-"""Where no mount namespace is allowed: the kernel refuses every write outside of the folders that are open.
+"""Protection without a mount namespace: the kernel refuses every write outside the allowed folders.
 
-Landlock restricts this process and all that it starts. It knows nothing of a file's mode, owner, times and attributes, so a
-filter of system calls answers those changes with success and makes none of them.
+Landlock restricts this process and all its children. It does not cover a file's mode, owner, times and attributes, so a
+system call filter reports success for such changes without making them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flatout.boost.protection.system import (
     syscall,
 )
 
-_VERSION = 1  # flag: how new is it?
+_VERSION = 1  # flag: return the version
 _PATH_BENEATH = 1
 _WRITE_FILE, _REFER, _TRUNCATE = 1 << 1, 1 << 13, 1 << 14
 _MAKE_AND_REMOVE = sum(1 << bit for bit in range(4, 13))  # folders, files, links, pipes, sockets, devices
@@ -32,7 +32,7 @@ _DEVICES = ("/dev", "/proc/self")  # a terminal, a GPU, shared memory of workers
 
 
 def version() -> int:
-    """0 where the kernel has none of it."""
+    """0 if the kernel has no Landlock."""
     try:
         return syscall(LANDLOCK_CREATE, None, 0, _VERSION)
     except OSError:
@@ -40,7 +40,7 @@ def version() -> int:
 
 
 def enter(open_to: Iterable[Path]) -> None:
-    """OSError where the kernel does not allow it."""
+    """OSError if the kernel does not allow it."""
     known = version()
     if not known:
         raise OSError(errno.ENOSYS, "this kernel has no Landlock")
@@ -68,7 +68,7 @@ def _allow(rules: int, place: str, rights: int) -> None:
         os.close(handle)
 
 
-# chmod, chown, utime and setxattr in all their forms, by processor; then the form of an old kernel's truncate
+# all variants of chmod, chown, utime and setxattr, by processor; then truncate, for old kernels
 _METADATA = {
     "x86_64": (
         90, 91, 92, 93, 94, 132, 188, 189, 190, 197, 198, 199, 235, 260, 261, 268, 280, 452, 463, 466, 469,
@@ -76,9 +76,9 @@ _METADATA = {
     "aarch64": (5, 6, 7, 14, 15, 16, 52, 53, 54, 55, 88, 452, 463, 466, 469),
 }  # fmt: skip
 _TRUNCATES = {"x86_64": 76, "aarch64": 45}
-_OPENS = {"x86_64": (2, 1), "aarch64": (-1, -1)}  # open(2) and the place of its flags; arm has openat alone
+_OPENS = {"x86_64": (2, 1), "aarch64": (-1, -1)}  # open(2) and the index of its flags; arm has only openat
 _OPENAT = {"x86_64": (257, 2), "aarch64": (56, 2)}
-_OPENAT2 = 437  # its flags lie in memory, where a filter can't look: callers go back to openat
+_OPENAT2 = 437  # a filter can't read its flags in memory; callers fall back to openat
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _ALLOW, _ANSWER = 0x7FFF0000, 0x00050000
 _LOAD, _EQUAL, _ANY_SET, _RETURN, _AND = 0x20, 0x15, 0x45, 0x06, 0x54
@@ -88,7 +88,7 @@ _X32 = 0x40000000
 def _ignore_changes_of_metadata(without_truncate: bool) -> None:
     machine = platform.machine()
     if machine not in _METADATA:
-        raise OSError(errno.ENOSYS, f"no filter of system calls is known for {machine}")
+        raise OSError(errno.ENOSYS, f"there is no system call filter for {machine}")
     blocks: list[list[tuple[int, int, int, int]]] = [_answered(number, 0) for number in _METADATA[machine]]
     if without_truncate:
         blocks += [_answered(_TRUNCATES[machine], errno.EACCES), _answered(_OPENAT2, errno.ENOSYS)]
@@ -96,7 +96,7 @@ def _ignore_changes_of_metadata(without_truncate: bool) -> None:
     program = [
         (_LOAD, 0, 0, 4),
         (_EQUAL, 1, 0, _ARCHITECTURE[machine]),
-        (_RETURN, 0, 0, _ANSWER | errno.ENOSYS),  # another processor's calls, a 32-bit program's say, have other numbers
+        (_RETURN, 0, 0, _ANSWER | errno.ENOSYS),  # another architecture's calls (a 32-bit program's) have other numbers
         (_LOAD, 0, 0, 0),
         *([(_ANY_SET, 0, 1, _X32), (_RETURN, 0, 0, _ANSWER | errno.ENOSYS)] if machine == "x86_64" else []),
         *(one for block in blocks for one in block),
@@ -110,12 +110,12 @@ def _answered(number: int, error: int) -> list[tuple[int, int, int, int]]:
 
 
 def _no_truncating(number: int, place: int) -> list[tuple[int, int, int, int]]:
-    """Opening a file to read it and emptying it in passing."""
+    """Refuses O_TRUNC on a file that is opened for reading."""
     return [
         (_EQUAL, 0, 5, number),
         (_LOAD, 0, 0, 16 + 8 * place),
         (_ANY_SET, 0, 2, os.O_TRUNC),
-        (_ANY_SET, 1, 0, os.O_WRONLY | os.O_RDWR),  # those are Landlock's to judge
+        (_ANY_SET, 1, 0, os.O_WRONLY | os.O_RDWR),  # Landlock decides about these
         (_RETURN, 0, 0, _ANSWER | errno.EACCES),
         (_LOAD, 0, 0, 0),
     ]

@@ -1,6 +1,6 @@
-"""What a trial sees where Python's own calls are redirected: the real files, with its own changes in front of them.
+"""The files a trial sees when Python's calls are redirected: the real files, overlaid with the trial's own changes.
 
-What it wrote lies in a folder of its own under the same path. What it deleted or replaced is remembered and not seen any more.
+Files that it writes go to a separate folder under the same path. Files that it deletes or replaces are remembered and hidden.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MOST_LINKS = 40
 
 
 class plain:
-    """The calls as Python has them, for use behind those that take their place."""
+    """Python's original calls, for use by their replacements."""
 
     stat, lstat, listdir, readlink, access = os.stat, os.lstat, os.listdir, os.readlink, os.access
     mkdir, rmdir, unlink, rename, link, symlink = os.mkdir, os.rmdir, os.unlink, os.rename, os.link, os.symlink
@@ -30,13 +30,13 @@ class Merged:
         """`folder` holds what the trial writes."""
         self._folder = folder
         self._gone: set[str] = set()
-        self._here: str | None = None  # the current folder, where it is one of the trial's own
+        self._here: str | None = None  # the current folder, if the trial changed it
 
     def whole(self, path: Any, dir_fd: int | None = None) -> str:
-        """The full path as the script means it."""
+        """The full path as the script sees it."""
         base = (self._here or plain.getcwd()) if dir_fd is None else plain.readlink(f"/proc/self/fd/{dir_fd}")
         joined = posixpath.normpath(posixpath.join(base, os.fsdecode(path)))
-        if joined == self._folder or joined.startswith(self._folder + "/"):  # a folder of its own, by its number
+        if joined == self._folder or joined.startswith(self._folder + "/"):  # the trial's folder, through a descriptor
             return joined[len(self._folder) :] or "/"
         return joined
 
@@ -44,14 +44,14 @@ class Merged:
         return self._folder + whole
 
     def found(self, whole: str) -> str | None:
-        """Where it really lies; None where the script sees nothing. A link itself, not what it leads to."""
+        """The real location, or None if the script sees no file there. Does not follow links."""
         own = self.own(whole)
         if _lexists(own):
             return own
         return whole if not self._is_hidden(whole) and _lexists(whole) else None
 
     def followed(self, whole: str) -> str:
-        """The full path of what links lead to."""
+        """The full path after following links."""
         for _ in range(_MOST_LINKS):
             found = self.found(whole)
             if found is None or not stat.S_ISLNK(plain.lstat(found).st_mode):
@@ -60,7 +60,7 @@ class Merged:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), whole)
 
     def is_there(self, whole: str) -> str:
-        """The same as `found`, and the error that Python has where nothing is there."""
+        """Like `found`, but raises FileNotFoundError if there is no file."""
         found = self.found(whole)
         if found is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), whole)
@@ -73,7 +73,7 @@ class Merged:
         return sorted({*mine, *(name for name in real if posixpath.join(whole, name) not in self._gone)})
 
     def make_way(self, whole: str) -> str:
-        """Where it is to be written; the folder around it has to be there."""
+        """The location to write it to. Its folder must exist."""
         folder = posixpath.dirname(whole)
         if not is_folder(self.is_there(self.followed(folder))):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), whole)
@@ -81,7 +81,7 @@ class Merged:
         return self.own(whole)
 
     def bring(self, whole: str, with_content: bool = True) -> str:
-        """A copy of the real file, or of the whole folder, to change."""
+        """Copies the real file or the whole folder, so that it can be changed."""
         own = self.own(whole)
         if _lexists(own) and not (with_content and is_folder(own)):
             return own

@@ -1,4 +1,4 @@
-"""Renames that work on the user's file system and not on an overlay: of real folders, and from one overlay to another."""
+"""Makes renames work that fail on an overlay: of real folders, and from one overlay to another."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _moving(original: Any) -> Any:
 def _copied(src: Any, dst: Any) -> None:
     if os.path.isdir(src) and not os.path.islink(src):
         if os.path.lexists(dst):
-            os.rmdir(dst)  # it may be replaced only if it is empty
+            os.rmdir(dst)  # only an empty folder may be replaced
         shutil.copytree(src, dst, symlinks=True)
         shutil.rmtree(src)
         return

@@ -1,14 +1,14 @@
-"""A view of all files that is the trial's own: an overlay over everything, in a mount namespace.
+"""Gives a trial its own view of all files: an overlay over the file system, in a mount namespace.
 
-The kernel itself sends every write to the scratch folder, whoever makes it: Python, a C library or a subprocess. Files that are
-deleted are gone in this view alone. Root gets a mount namespace; everybody else gets it inside of a user namespace.
+The kernel redirects every write to the scratch folder, from Python, C libraries and subprocesses alike. Deleted files are gone
+in this view only. Root uses a mount namespace directly; other users need a user namespace around it.
 
-    /            a memory disk, whose folders are filled as follows
+    /            a memory disk with the folders below
     /home, ...   overlays: read from the real folder, written to the scratch folder
     /dev, /sys   the real ones, read-only (devices still work); /dev/shm is an overlay
     /proc        the real one, /proc/sys read-only
     sockets      the real ones: connecting to one changes no file
-    open folders the real ones, writable: where flatout keeps its own answers, and compilers their caches
+    open folders the real ones, writable: flatout's answers and the caches of compilers
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from flatout.boost.protection.system import (
 
 _AS_IT_IS = ("/proc", "/sys", "/dev")
 _SHARED_MEMORY = "/dev/shm"
-_COPIED_BYTES = 8 << 20  # a file beside a mount is copied if it is no longer than this, else it is read-only
+_COPIED_BYTES = 8 << 20  # a file next to a mount is copied up to this size, else it is read-only
 _MOST_SOCKETS = 500
 
 
 def enter(scratch: Path, open_to: Iterable[Path]) -> None:
-    """This process and those it starts see the overlay from here on. OSError where the kernel does not allow it."""
+    """From here on, this process and its children see the overlay. OSError if the kernel does not allow it."""
     here = os.getcwd()
     as_root = _enter_namespaces()
     mount("none", "/", None, MS_REC | MS_PRIVATE)
@@ -57,7 +57,7 @@ def enter(scratch: Path, open_to: Iterable[Path]) -> None:
 
 
 def _enter_namespaces() -> bool:
-    """Whether this process was allowed to mount without a user namespace."""
+    """True if this process may mount without a user namespace."""
     try:
         unshare(CLONE_NEWNS)
         return True
@@ -69,7 +69,7 @@ def _enter_namespaces() -> bool:
 
 @contextmanager
 def _ids_mapped() -> Iterator[None]:
-    """In the user namespace that is made inside of this everybody is who they were."""
+    """Keeps all user and group ids in a user namespace that is created inside this `with`."""
     user, group = os.geteuid(), os.getegid()
     begun, begin = os.pipe()
     helper = _maps_all_ids(os.getpid(), begun, begin) if user == 0 else None
@@ -77,16 +77,16 @@ def _ids_mapped() -> Iterator[None]:
         yield
     finally:
         os.close(begun)
-        os.close(begin)  # the helper goes on
+        os.close(begin)  # lets the helper continue
         mapped = helper is not None and os.waitpid(helper, 0)[1] == 0
-    if not mapped:  # who is not root may map themselves, and nobody else
+    if not mapped:  # without root, a process may map only its own ids
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
 
 
 def _maps_all_ids(whose: int, begun: int, begin: int) -> int:
-    """A process outside of the namespace that gives it all users that this one knows: root may read everybody's files."""
+    """Starts a process outside the namespace that maps all known ids into it, so that root can read everybody's files."""
     child = os.fork()
     if child:
         return child
@@ -116,7 +116,7 @@ class _View:
         return place
 
     def lay(self, place: str) -> None:
-        """What the trial sees at `place`."""
+        """Sets up what the trial sees at `place`."""
         if place in _AS_IT_IS:
             self._as_it_is(place)
         elif place == "/" or not self._overlaid(place):
@@ -129,31 +129,31 @@ class _View:
                 self.lay(inside) if os.path.isdir(inside) else self._file(inside)
 
     def open(self, place: str) -> None:
-        """The real folder, where it lies."""
+        """Shows the real folder, writable."""
         with suppress(FileNotFoundError):
             bind(place, self.root + place)
 
     def connect_sockets(self) -> None:
-        """A socket that is seen through an overlay refuses connections; name services and multi-process GPUs use some."""
+        """Binds the real sockets: seen through an overlay they refuse connections, and name services and MPS need them."""
         for place in _sockets()[:_MOST_SOCKETS]:
             if not place.startswith(tuple(f"{one}/" for one in _AS_IT_IS)):
                 with suppress(OSError):
                     bind(place, self.root + place)
 
     def _below(self, place: str) -> list[str]:
-        """Mount points in it, without those that lie in one of them."""
+        """The outermost mount points below `place`."""
         inside = [one for one in self._mounts if one.startswith(place.rstrip("/") + "/")]
         return [one for one in inside if not any(one.startswith(other + "/") for other in inside)]
 
     def _overlaid(self, place: str) -> bool:
-        """False where this can't be overlaid: with mounts in it (inside of a user namespace), or on an odd file system."""
+        """False if it can't be overlaid: it contains mounts (in a user namespace), or its file system does not support it."""
         try:
             lower = os.open(place, os.O_PATH)
         except OSError:
             return False
         try:
             self._make_folder(place)
-            holds_scratch = self._scratch.startswith(place + "/")  # the kernel refuses layers inside of each other
+            holds_scratch = self._scratch.startswith(place + "/")  # the kernel refuses nested layers
             bases = [self._memory] if holds_scratch or place == _SHARED_MEMORY else [self._scratch, self._memory]
             return any(self._overlay(lower, place, base) for base in bases)
         finally:
@@ -166,7 +166,7 @@ class _View:
             os.mkdir(folder)
         _like(os.stat(lower), upper)
         handles = [lower, os.open(upper, os.O_PATH), os.open(work, os.O_PATH)]
-        # by number: names may hold the commas and colons that separate options
+        # by descriptor, because paths may contain the commas and colons that separate options
         layers = "lowerdir=/proc/self/fd/{},upperdir=/proc/self/fd/{},workdir=/proc/self/fd/{}".format(*handles)
         try:
             mount("overlay", self.root + place, "overlay", 0, layers + ("" if self._as_root else ",userxattr"))
@@ -189,7 +189,7 @@ class _View:
             mount("tmpfs", self.root + _SHARED_MEMORY, "tmpfs", 0, "mode=1777")
 
     def _entry_by_entry(self, place: str) -> None:
-        """A folder of the memory disk that holds what the real one does."""
+        """Recreates the folder on the memory disk, entry by entry."""
         self._make_folder(place)
         try:
             entries = list(os.scandir(place))
@@ -204,7 +204,7 @@ class _View:
                 self._file(entry.path)
 
     def _file(self, place: str) -> None:
-        """A copy of what is short and may be changed; the real file, read-only, else."""
+        """A copy if the file is small and writable, else the real file, read-only."""
         new, known = self.root + place, os.stat(place)
         if not os.path.lexists(new):
             if stat.S_ISREG(known.st_mode) and known.st_size <= _COPIED_BYTES and os.access(place, os.R_OK | os.W_OK):
@@ -225,7 +225,7 @@ class _View:
 
 
 def _like(known: os.stat_result, copy: str) -> None:
-    with suppress(OSError):  # others' files become one's own, in this view
+    with suppress(OSError):  # without the right to do so, the copy belongs to this user
         os.chown(copy, known.st_uid, known.st_gid)
     os.chmod(copy, stat.S_IMODE(known.st_mode))
 
@@ -237,7 +237,7 @@ def _mount_points() -> Sequence[str]:
 
 
 def _sockets() -> list[str]:
-    """Those that a process listens at, by path."""
+    """Paths of sockets on which a process listens."""
     with suppress(OSError):
         fields = [line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text(errors="replace").splitlines()[1:]]
         return sorted({one[7] for one in fields if len(one) == 8 and one[7].startswith("/")})

@@ -1,8 +1,8 @@
-"""Which protection this machine offers, and entering it. Trials change no file of the user's, whatever writes.
+"""Finds the best protection on this machine and enters it, so that trials change no file of the user's.
 
-overlay   the kernel shows the trial a copy of the file system that is made as it writes
-landlock  the kernel refuses writes outside of the scratch folder; those of Python are redirected to it
-audit     no help from the kernel: only what Python itself does is redirected or stopped; has to be asked for
+overlay   the kernel shows the trial a copy-on-write view of the file system
+landlock  the kernel refuses writes outside the scratch folder; Python's writes are redirected to it
+audit     without the kernel: only Python's own writes are redirected or blocked; needs --unprotected
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from flatout.doctor.patches import Patches
 OVERLAY, LANDLOCK, AUDIT = "overlay", "landlock", "audit"
 BY_KERNEL = (OVERLAY, LANDLOCK)
 _SAID = {
-    OVERLAY: "trials can't change your files: they run on an overlay of the file system (mount namespace), "
-    "and their writes are thrown away",
-    LANDLOCK: "trials can't change your files: the kernel (Landlock) refuses writes outside of a scratch folder. Python's "
+    OVERLAY: "trials can't change your files: they write to a temporary overlay file system (mount namespace)",
+    LANDLOCK: "trials can't change your files: the kernel (Landlock) refuses writes outside a scratch folder. Python's "
     "writes are redirected to it; a subprocess or C library that writes elsewhere gets 'permission denied'",
     AUDIT: "--unprotected: Python's writes are redirected to a scratch folder and subprocesses are refused. "
     "C libraries still write to your real files during trials",
@@ -40,7 +39,7 @@ _SAID = {
 @dataclass(frozen=True)
 class Protection:
     kind: str
-    refused: tuple[str, ...] = ()  # better ones, and why this machine does not allow them
+    refused: tuple[str, ...] = ()  # better protections, and why this machine does not allow them
 
     @property
     def sentence(self) -> str:
@@ -48,7 +47,7 @@ class Protection:
 
 
 def choose(can_enter: Any, unprotected: bool) -> Protection:
-    """`can_enter(kind)` tries it in a process of its own and says why it failed, or ""."""
+    """`can_enter(kind)` tries it in a separate process and returns why it failed, or ""."""
     refused: list[str] = []
     for kind in BY_KERNEL:
         if not (why := can_enter(kind)):
@@ -56,15 +55,15 @@ def choose(can_enter: Any, unprotected: bool) -> Protection:
         refused.append(f"{kind}: {why}")
     if not unprotected:
         raise MachineError(
-            "expected a kernel that can keep trials from changing your files, found none that may be used: "
-            f"{'; '.join(refused)}. A C library in your script could overwrite real files during trials. "
+            f"this machine can't keep trials from changing your files: {'; '.join(refused)}. "
+            "A C library in your script could overwrite real files during trials. "
             "Run flatout where user namespaces or Landlock are allowed, or on a copy of your folder with --unprotected"
         )
     return Protection(AUDIT, tuple(refused))
 
 
 def enter(kind: str, scratch: Path, open_to: Iterable[Path], patches: Patches) -> None:
-    """For the rest of this process. `patches` take back what can be taken back."""
+    """For the rest of this process. `patches` can undo only the changes to Python's calls."""
     places = [scratch, *open_to, *_shared_on_purpose()]
     temporary = scratch / "tmp"
     temporary.mkdir(parents=True, exist_ok=True)
@@ -83,7 +82,7 @@ def enter(kind: str, scratch: Path, open_to: Iterable[Path], patches: Patches) -
 
 
 def attempt(kind: str, folder: Path) -> str:
-    """In a process of its own, since there is no way back: why it can't be entered, or ""."""
+    """Why this protection can't be entered, or "". Run it in a separate process, because it can't be undone."""
     scratch = folder / f"try-{kind}"
     try:
         enter(kind, scratch, [folder], Patches())
@@ -94,7 +93,7 @@ def attempt(kind: str, folder: Path) -> str:
 
 
 def leaked(folder: Path) -> bool:
-    """Some sandboxes answer a system call with success and do nothing: did the attempt's write come through?"""
+    """Did the attempt's test write reach the real file? Some sandboxes report success for a system call and do nothing."""
     outside = _outside(folder)
     found = outside.exists()
     outside.unlink(missing_ok=True)
@@ -106,7 +105,7 @@ def _outside(folder: Path) -> Path:
 
 
 def remove(scratch: Path) -> None:
-    """An overlay leaves folders behind that nobody may look into."""
+    """Removes it with the folders of an overlay, which have no read permission."""
 
     def open_up(function: Any, path: str, error: Any) -> None:
         with suppress(OSError):
@@ -117,6 +116,6 @@ def remove(scratch: Path) -> None:
 
 
 def _shared_on_purpose() -> Sequence[Path]:
-    """What one trial compiles need not be compiled by the next; and a GPU that processes share is spoken to by files."""
+    """Compile caches, so that a later trial need not compile again, and the files through which processes share a GPU (MPS)."""
     shared = [cache_dir(), os.path.expanduser("~/.triton"), "/tmp/nvidia-mps"]
     return [Path(one) for one in shared if os.path.isdir(one)]

@@ -1,6 +1,6 @@
-"""Python's own calls on files, redirected to the trial's folder: for kernels that refuse writes but can't redirect them.
+"""Redirects Python's file calls to the trial's folder, for kernels that refuse writes but can't redirect them.
 
-What reaches files in another way, a C library or a subprocess, is not redirected: it is refused by whoever installs this.
+Writes of C libraries and subprocesses are not redirected; the caller must block them.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class Redirect:
             if owner is not None:
                 patches.wrap(owner, name, partial(self._of_library, name=argument, at=at, writes=writes))
         patches.wrap(importlib.machinery.SourceFileLoader, "get_data", self._get_data)
-        openers = getattr(sys.modules.get("numpy.lib._datasource"), "_file_openers", None)  # it keeps a table of its own
-        if openers is not None and openers.keys():  # asked for, it fills the table
+        openers = getattr(sys.modules.get("numpy.lib._datasource"), "_file_openers", None)  # numpy keeps its own table
+        if openers is not None and openers.keys():  # the call fills the table
             openers._file_openers[None] = replaced[id(plain.open_file)]
 
     def _place(self, path: Any, dir_fd: int | None = None) -> str | None:
-        """The full path, or None where the call goes its own way: an open file, or a place that is not redirected."""
+        """The full path, or None if the call is not redirected: an open file, or an allowed folder."""
         if isinstance(path, int) or not isinstance(path, str | bytes | os.PathLike):
             return None
         whole = self._merged.whole(path, dir_fd)
@@ -95,7 +95,7 @@ class Redirect:
         return open
 
     def _opened(self, whole: str, flags: int, follows: bool = True) -> str:
-        """Where a file that is opened so lies."""
+        """The real location of a file opened with these flags."""
         if flags & os.O_EXCL and self._merged.found(whole) is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), whole)
         whole = self._merged.followed(whole) if follows else whole
@@ -107,7 +107,7 @@ class Redirect:
             return self._merged.make_way(whole)
         return self._merged.bring(whole, with_content=False)
 
-    # looking and changing
+    # reading and changing
 
     def _of_path(self, original: Any, changes: bool) -> Any:
         name = original.__name__
@@ -211,10 +211,10 @@ class Redirect:
         target = self._new(dst, dir_fd)
         plain.symlink(src, dst if target is None else target, target_is_directory)
 
-    # libraries whose Python ends are known
+    # functions of libraries
 
     def _of_library(self, original: Any, name: str, at: int, writes: bool) -> Any:
-        """A library's own function that takes a path as argument number `at`, or by its name."""
+        """A library's function that takes a path as argument `at` or by name."""
 
         def call(*args: Any, **named: Any) -> Any:
             given: Any = named if name in named else list(args)
@@ -237,7 +237,7 @@ class Redirect:
 
 
 class _Entry:
-    """What `os.scandir` gives for each name."""
+    """Replaces os.DirEntry."""
 
     def __init__(self, path: str, there: str, folder: str, name: str, merged: Merged) -> None:
         self.name, self.path = name, path
@@ -299,7 +299,7 @@ class _Entries:
 
 
 def _replace_names(module: Any, replaced: dict[int, Any], patches: Patches) -> None:
-    """Also where a module has a name of its own for such a call: `from os import remove`."""
+    """Also replaces names that a module has imported: `from os import remove`."""
     for name, value in list(getattr(module, "__dict__", {}).items()):
         if id(value) in replaced and callable(value):
             patches.wrap(module, name, _instead(replaced[id(value)]))
@@ -310,6 +310,6 @@ def _instead(call: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def temporary_files_in(folder: str, patches: Patches) -> None:
-    """Python's, and by the environment those of programs that it starts. Sockets lie there, too."""
+    """For Python and, through the environment, for programs that it starts. Includes sockets."""
     patches.wrap(tempfile, "tempdir", lambda original: folder)
     os.environ["TMPDIR"] = folder

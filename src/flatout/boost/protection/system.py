@@ -1,4 +1,4 @@
-"""The few calls of the Linux kernel that protection needs and that Python has no name for."""
+"""The Linux system calls for protection that Python does not provide."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _MNT_DETACH = 2
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _MOUNT_ATTR_RDONLY = 1
 _CAPABILITY_VERSION = 0x20080522
-# beyond 423 a call has the same number on every kind of processor
+# from 424 on, numbers are the same on all processors
 MOUNT_SETATTR, LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 442, 444, 445, 446
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
 
 def call(name: str, *arguments: Any) -> int:
-    """A function of libc by its name; OSError with the kernel's reason where it fails."""
+    """Calls a libc function; OSError with the kernel's reason if it fails."""
     return _checked(getattr(_libc, name)(*map(_as_argument, arguments)), name)
 
 
@@ -56,7 +56,7 @@ def bind(source: str, target: str, with_mounts_below: bool = False) -> None:
 
 
 def make_read_only(target: str) -> None:
-    """A mount and all mounts below it."""
+    """Makes a mount and all mounts below it read-only."""
 
     class MountAttributes(ctypes.Structure):
         _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns")]
@@ -64,35 +64,35 @@ def make_read_only(target: str) -> None:
     asked = MountAttributes(set=_MOUNT_ATTR_RDONLY)
     try:
         syscall(MOUNT_SETATTR, _AT_FDCWD, target, _AT_RECURSIVE, ctypes.byref(asked), ctypes.sizeof(asked))
-    except OSError:  # before Linux 5.12: this mount alone
+    except OSError:  # before Linux 5.12: only this mount
         mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY)
 
 
 def change_root(new: str) -> None:
-    """What was the root until now is not reachable by any path afterwards."""
+    """Afterwards, no path reaches the old root."""
     os.chdir(new)
     try:
         syscall(_PIVOT_ROOT[platform.machine()], ".", ".")
         call("umount2", ".", _MNT_DETACH)
-    except (KeyError, OSError):  # a machine whose root is its initial memory disk can't be pivoted away from
+    except (KeyError, OSError):  # pivot_root fails if the root is the initial memory disk
         os.chroot(".")
     os.chdir("/")
 
 
 def drop_capabilities() -> None:
-    """Those of a user namespace: the script has no more rights than its user."""
+    """Drops the capabilities of the user namespace, so that the script has no more rights than its user."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     none = (ctypes.c_uint32 * 6)()
     call("capset", ctypes.byref(header), ctypes.byref(none))
 
 
 def gain_no_privileges() -> None:
-    """Neither this process nor one that it starts can get rights by running a program; filters ask for that."""
+    """This process and its children can't gain rights by running a program. System call filters require this."""
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def write_past_python(path: os.PathLike[str]) -> None:
-    """Makes a file as a C library would; nothing where that is refused."""
+    """Creates a file as a C library would. No error if it is refused."""
     handle = _libc.open(os.fsencode(path), os.O_WRONLY | os.O_CREAT, 0o600)
     if handle >= 0:
         os.close(handle)

@@ -1,1 +1,1 @@
-"""One file each: when it is worth a trial, how it is put in from outside, and how it would be written in the script."""
+"""One remedy per file: when it is worth a trial, how to apply it from outside, and how to write it into the script."""

@@ -1,5 +1,5 @@
-"""Products with an odd number of columns, such as a vocabulary of 50,257, are computed a little wider: tensor cores want rows
-that begin at round addresses, and without them such a product takes several times as long."""
+"""Pads matrix products whose width does not suit tensor cores, such as a vocabulary of 50,257. Tensor cores need aligned rows;
+without them such a product takes several times as long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The remedies that are tried, each by its name."""
+"""All remedies, by name."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ REMEDIES: dict[str, Remedy] = {
         OwnConvolutions(),
     )
 }  # fmt: skip
-# what makes another one pointless once it is kept
+# a kept remedy makes these pointless
 INSTEAD = {"resident_data": {"workers", "async_copies"}}
-# once one of these is kept, all that is left for it to shorten is what the device computes
+# if one of the values is kept, the key can shorten only the device's computing
 LEAVES_COMPUTING = {"compile": {"cuda_graphs"}}
-PRECISIONS = ("fp32", "tf32", "bf16")  # each allows what those before it allow
+PRECISIONS = ("fp32", "tf32", "bf16")  # from strict to loose

@@ -1,7 +1,7 @@
-"""Batches in pinned memory that are copied beside the step.
+"""Copies batches from pinned memory on a separate stream.
 
-A copy is waited for, as the script's own is: what it copies from may be written to next. But it is on a stream of its own, so
-that it does not wait for all that the device was given before.
+The host still waits for the copy, because the script may overwrite the source next. But on a separate stream the copy does
+not wait for earlier work of the device.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _beside(original: Any) -> Any:
     ours, streams = os.getpid(), dict[torch.device, torch.cuda.Stream]()
 
     def move(tensor: Tensor, *args: Any, **named: Any) -> Any:
-        # a forked worker must not ask the device whether memory is pinned
+        # a forked worker must not use the device, which is_pinned does
         if torch.compiler.is_compiling() or os.getpid() != ours or tensor.device.type != "cpu" or not tensor.is_pinned():
             return original(tensor, *args, **named)
         says_how = "non_blocking" in named or any(isinstance(one, bool) for one in args)

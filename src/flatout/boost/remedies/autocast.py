@@ -1,4 +1,4 @@
-"""bfloat16 inside of the model; what comes out of it is float32 again, as the script expects."""
+"""bf16 autocast inside the model; its outputs are converted back to float32, as the script expects."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def _device_of(module: nn.Module) -> str:
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    """cuDNN's recurrent layers are in float16 under autocast, whatever they are asked for."""
+    """float16, too: cuDNN's recurrent layers return it under any autocast."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

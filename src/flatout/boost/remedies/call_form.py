@@ -1,4 +1,4 @@
-"""A call taken apart into its leaves and its form, and what makes two calls alike enough for one graph."""
+"""Flattens the arguments of a call, and decides which calls can share a CUDA graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flatout.boost.remedies.model_state import SIMPLE
 
 
 def flattened(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any], Any]:
-    """The parts of a call, and its form. Most are lists of tensors, and `tree_flatten` takes long."""
+    """The leaves of a call and its structure. Avoids the slow `tree_flatten` for plain tensors and numbers."""
     leaves = [*args, *named.values()]
     if all(isinstance(leaf, Tensor) or type(leaf) in SIMPLE for leaf in leaves):
         return leaves, (len(args), *named)
@@ -27,7 +27,7 @@ def rebuilt(leaves: list[Any], form: Any) -> tuple[tuple[Any, ...], dict[str, An
 
 
 def key_of(leaves: list[Any], form: Any) -> Any:
-    """None where a call can't be replayed: a graph reads from fixed places on the device, and goes back to weights alone."""
+    """None if the call can't be replayed: a graph reads from fixed device memory and computes gradients of weights only."""
     parts: list[Any] = [torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None]
     tensors = 0
     for leaf in leaves:

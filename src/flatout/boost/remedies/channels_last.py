@@ -1,4 +1,4 @@
-"""Pictures and convolution weights with the channels last."""
+"""Images and convolution weights in the channels-last layout."""
 
 from __future__ import annotations
 

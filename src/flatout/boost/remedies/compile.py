@@ -1,4 +1,4 @@
-"""torch.compile of the modules that the script calls and trains."""
+"""torch.compile for the modules that the script calls and trains."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flatout.doctor.diagnosis import Diagnosis
 from flatout.doctor.observing.calling import is_of_torch
 from flatout.machine.optimisations import COMPILE
 
-_WORTH_ON_CPU = 1.1  # compiling takes long there and gains little
+_WORTH_ON_CPU = 1.1  # compiling takes long on a CPU and gains little
 
 
 class CompileRemedy(Remedy):
@@ -35,19 +35,19 @@ class CompileRemedy(Remedy):
         hooks.prepare.append(_compiled)
 
     def edits(self, value: Any, diagnosis: Diagnosis) -> list[Edit]:
-        """None for a model that is torch's own: torch would pass over it, and a `forward` of its own stays with its copies."""
+        """None for a model of a torch class: torch.compile would skip it, and a replaced `forward` would stay in copies."""
         of_torch = any(call.of_torch for call in diagnosis.case.training_calls if call.parameter_dtype)
         return [] if of_torch else before_the_loop(diagnosis, "{model}.compile()")
 
 
 def _compiled(module: nn.Module) -> bool:
-    """At its first call in training: before that it may be evaluated, or looked at by a summary."""
+    """Compiles at the first training call; earlier calls may be an evaluation or a model summary."""
     if not learns(module) or not module.training or not torch.is_grad_enabled():
         return False
     if isinstance(module, torch.jit.ScriptModule):
-        return True  # it is compiled in a way of its own
+        return True  # TorchScript compiles it already
     if is_of_torch(module):
-        # torch's compiler leaves torch's own files alone, all of a Sequential's, unless it comes to them from elsewhere
+        # torch.compile skips code in torch's own files, such as Sequential's, unless other code calls it
         module._compiled_call_impl = torch.compile(lambda *args, **named: module._call_impl(*args, **named))
     else:
         module.compile()

@@ -1,8 +1,8 @@
-"""The forward of a model as one CUDA graph and its backward as another: two launches instead of hundreds.
+"""Runs a model's forward pass as one CUDA graph and its backward pass as another: two launches instead of hundreds.
 
-`torch.cuda.make_graphed_callables` does as much for a loop that was written for it. A script that was not may keep an output,
-add up gradients over several batches, call a model twice before it goes back, or change the model: then this one takes the
-plain call, or a copy, where that one would give a wrong number.
+`torch.cuda.make_graphed_callables` does this for loops written for it. Other scripts may keep an output, accumulate gradients
+over several batches, call a model twice before the backward pass, or change the model. There it would give wrong numbers;
+this remedy falls back to the normal call or copies the result.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.boost.remedies.script_state import ScriptState
 from flatout.doctor.diagnosis import Diagnosis
 
-_AT_ONCE, _MOST, _OFTEN = 3, 8, 20  # captures without waiting, captures in all, calls of a shape that is worth one
-# at its first call a model may make what it keeps, or set itself up by what it got; cuDNN draws a seed for its dropout
+_AT_ONCE, _MOST, _OFTEN = 3, 8, 20  # captures made at once, most captures, calls of a shape before a later capture
+# calls before a capture: at its first call a model may initialise itself, and cuDNN draws a seed for its dropout
 _SETTLED = 2
 
 
@@ -61,7 +61,7 @@ class CudaGraphs(Remedy):
 
 
 def _is_looked_into() -> bool:
-    """By a transform of torch.func, by a graph that the script captures itself, or by hooks on all modules."""
+    """Is a torch.func transform, a graph capture of the script, or a global module hook active?"""
     if torch._C._functorch.peek_interpreter_stack() is not None or torch.cuda.is_current_stream_capturing():
         return True
     return any(getattr(of_all, f"_global{kind}", None) for kind in HOOKS)
@@ -70,12 +70,12 @@ def _is_looked_into() -> bool:
 @dataclass
 class _Model:
     changes: Changes
-    seen: int = -1  # of the changes
+    seen: int = -1  # value of `changes.count` at the last check
     state: Any = None
     script: ScriptState | None = None
     script_seen: Any = None
-    slots: list[tuple[dict[str, Any], str]] = field(default_factory=list)  # of weights and buffers in its parts
-    places: list[tuple[int, int, bool]] = field(default_factory=list)  # what is in each
+    slots: list[tuple[dict[str, Any], str]] = field(default_factory=list)  # all tensors of its modules
+    places: list[tuple[int, int, bool]] = field(default_factory=list)  # the tensor in each slot
     captures: dict[Any, Capture] = field(default_factory=dict)
     calls: dict[Any, int] = field(default_factory=dict)
     made: int = 0
@@ -89,7 +89,7 @@ class _Model:
         if key is None or _is_looked_into():
             return plain(*args, **named)
         if not self.slots and any(map(is_lazy, module.parameters())):
-            return plain(*args, **named)  # it gets its weights in this call
+            return plain(*args, **named)  # this call creates the weights
         self._look_at(module)
         if self.refused or not any(learns for _, _, learns in self.places):
             return plain(*args, **named)
@@ -104,7 +104,7 @@ class _Model:
             if capture is None:
                 return plain(*args, **named)
             self.captures[key] = capture
-            self.seen, self.state = self.changes.count, state_of(module)  # its first call may have made it keep something
+            self.seen, self.state = self.changes.count, state_of(module)  # its first call may have set attributes
             self.script_seen = self.script.seen() if self.script is not None else None
             self.made += 1
         if capture.in_use is not None and capture.in_use() is not None:
@@ -114,7 +114,7 @@ class _Model:
         return tree_unflatten([next(replayed) if one is None else one.value for one in capture.rest], capture.form)
 
     def _look_at(self, module: nn.Module) -> None:
-        """What was captured does what the model did before: where that may have changed, it is looked through."""
+        """Drops the captures if the model has changed since. Checks it only if something may have changed."""
         places, script = places_of(self.slots), self.script.seen() if self.script is not None else None
         if self.seen == self.changes.count and places == self.places and script == self.script_seen:
             return
@@ -133,7 +133,7 @@ class _Model:
         self.places = places_of(self.slots)
 
     def _captured(self, module: nn.Module, leaves: list[Any], form: Any) -> Capture | None:
-        """None where it can't be: the script goes on as it is."""
+        """None if the call can't be captured; the script then uses normal calls."""
         here = torch.device("cuda", torch.cuda.current_device())
         given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if any(one.device != here for one in (*module.parameters(), *module.buffers(), *given)) or any(
@@ -144,15 +144,15 @@ class _Model:
         stream, before = torch.cuda.current_stream(), HostState(module)
         try:
             return captured(module, leaves, form, before)
-        except Exception:  # whatever the model does that a graph can't, it may do without one
+        except Exception:  # the model does something that a graph can't
             self.refused = True
             torch.cuda.set_stream(stream)
-            torch.cuda.synchronize()  # raises where the device is lost, too
+            torch.cuda.synchronize()  # also raises if the device is lost
             before.put_back()
             return None
 
 
 def _is_out_of_reach(part: nn.Module) -> bool:
-    """A replay would not call hooks, or do for several devices what has to be done at each call."""
+    """A replay would skip hooks, and the work for several devices at each call."""
     is_parallel = isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel)
     return is_parallel or any(vars(part).get(kind) for kind in HOOKS)

@@ -1,4 +1,4 @@
-"""Let cuDNN try its algorithms for each shape once, and take the fastest."""
+"""Lets cuDNN time its algorithms once per shape and use the fastest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script may change of a dataset between two passes: an epoch, a transform, labels, other data."""
+"""The parts of a dataset that a script may change between two epochs: an epoch number, a transform, labels, data."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.utils.data import Dataset
 
 _SIMPLE = (bool, int, float, str, bytes, type(None))
 _DEEP = 4
-_SMALL_BYTES, _SMALL_ITEMS = 4 << 20, 100_000  # looked through before each pass: labels, weights, which samples there are
+_SMALL_BYTES, _SMALL_ITEMS = 4 << 20, 100_000  # compared by content before each epoch: labels, weights, lists of samples
 
 
 def dataset_state(dataset: Any, *, whole: bool = False) -> list[Any]:
-    """Of it, and of those that it is made of: their numbers and words, what is in their arrays and lists, and which other
-    things they hold. Of what is large it says only where it is, unless it is asked for the `whole`."""
+    """The state of a dataset and of the datasets in it: simple values, the content of arrays and lists, and the identity of
+    other objects. Large arrays and lists are compared by identity only, unless `whole` is set."""
     return _of_object(dataset, whole, 0)
 
 
@@ -56,8 +56,8 @@ def _of_items(items: Any, whole: bool, depth: int) -> Any:
 
 
 def _hashed(items: list[Any]) -> int | None:
-    """None where there is something among them that may change by itself."""
-    if any(isinstance(one, Tensor | Dataset) for one in items):  # they have a hash, which says nothing of what is in them
+    """None if an item is mutable."""
+    if any(isinstance(one, Tensor | Dataset) for one in items):  # their hash does not depend on their content
         return None
     try:
         return hash(tuple(items))

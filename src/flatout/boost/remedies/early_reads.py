@@ -1,8 +1,8 @@
-"""Reading a loss waits for its forward alone, not for the backward and the update that were asked for since.
+"""Lets the host read a loss after the forward pass, without waiting for the backward pass and the update.
 
-When a script goes back from a loss, the number is on its way to the host already, beside what follows. Whoever reads it later
-gets it as soon as it is there, while the device has the rest of the step to do. It is the same number: a tensor that was
-written to since is read as ever (but not one that was written to behind autograd's back, through `loss.data`).
+When a script calls backward on a loss, the loss is copied to the host at the same time. A later read returns as soon as the
+copy is done, while the device continues the step. The value is the same: a tensor that was changed since is read normally
+(except one changed through `loss.data`, which autograd does not see).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class _Number:
 
 
 def _is_shared() -> bool:
-    """What processes make of a loss together they write where it is, and its version does not tell."""
+    """A collective operation changes a loss in place without changing its version."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 class LossSent:
-    """The last loss that a script went back from."""
+    """Sends the last loss with a backward pass to the host."""
 
     def __init__(self) -> None:
         self._main = threading.get_ident()
@@ -74,7 +74,7 @@ class LossSent:
             if last is None or not tensor.is_cuda or tensor.is_inference():
                 return original(tensor)
             root = last.tensor()
-            if root is None or root.data_ptr() != last.place:  # somebody else's memory by now, perhaps
+            if root is None or root.data_ptr() != last.place:  # another tensor may use this memory now
                 return original(tensor)
             if tensor.data_ptr() != last.place or tensor._version != last.version or tensor.numel() != 1:
                 return original(tensor)

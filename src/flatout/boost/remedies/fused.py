@@ -41,14 +41,14 @@ class Fused(Remedy):
 def _fusing(original: Any) -> Any:
     def __init__(optimizer: torch.optim.Optimizer, params: Any, *args: Any, **named: Any) -> None:
         groups = _listed(params)
-        # a subclass of the script's own may update as it likes, and a GradScaler would leave the scale to the fused kernel
+        # the script's subclass may update in its own way, and a GradScaler leaves unscaling to a fused kernel
         is_own = not type(optimizer).__module__.startswith("torch.optim.")
         if is_own or any(named.get(name) for name in _DECIDED) or not all(map(_is_real, tree_leaves(groups))):
             original(optimizer, groups, *args, **named)
             return
         try:
             original(optimizer, groups, *args, **{**named, "foreach": None, "fused": True})
-        except (RuntimeError, TypeError):  # weights that the kernel does not take
+        except (RuntimeError, TypeError):  # the kernel does not support these weights
             original(optimizer, groups, *args, **named)
             return
         optimizer.register_load_state_dict_post_hook(_fused_again)
@@ -57,9 +57,9 @@ def _fusing(original: Any) -> Any:
 
 
 def _listed(params: Any) -> Any:
-    """What an optimizer is made of can be gone through twice."""
+    """Turns iterators into lists, so that they can be read twice."""
     if isinstance(params, Tensor):
-        return params  # torch says what is wrong with it
+        return params  # torch raises the error for it
     return [{**one, "params": _listed(one["params"])} if isinstance(one, dict) and "params" in one else one for one in params]
 
 
@@ -68,6 +68,6 @@ def _is_real(leaf: Any) -> bool:
 
 
 def _fused_again(optimizer: torch.optim.Optimizer) -> None:
-    """A checkpoint of the plain script says that it was not."""
+    """A checkpoint of the unmodified script has set fused=False."""
     for group in optimizer.param_groups:
         group["fused"], group["foreach"] = True, None

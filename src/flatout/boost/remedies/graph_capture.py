@@ -1,5 +1,5 @@
-"""The forward and the backward of a model's call, captured as two CUDA graphs; or NotAlone, where a replay would not do what
-the call does."""
+"""Captures the forward and backward pass of a model's call as two CUDA graphs. Raises NotAlone if a replay would not do the
+same as the call."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from flatout.doctor.observing.compiling import compiled_so_far
 
 _WATCHED, _WARM_UP = 2, 3
 
-_Told = tuple[list[Tensor], list["_Constant | None"], Any]  # tensors, the rest in its place, and the form of all of it
+_Told = tuple[list[Tensor], list["_Constant | None"], Any]  # tensors, the other leaves (None for tensors), and the structure
 
 
 @dataclass
 class Capture:
-    """Where a replay reads and writes."""
+    """The memory that a replay reads and writes."""
 
     inputs: list[Tensor]
     outputs: list[Tensor]
-    learns: list[bool]  # of each output: does a gradient come back to it?
-    rest: list[Any]  # of what the call returns: None where a tensor belongs
+    learns: list[bool]  # whether each output has a gradient
+    rest: list[Any]  # other leaves of the result; None in place of tensors
     form: Any
     weights: list[Tensor]
-    going_in: list[Tensor]  # gradients of those outputs that have one
-    reach: list[list[bool]]  # of each of those: which weights does its gradient come to?
+    going_in: list[Tensor]  # gradients of outputs that have one
+    reach: list[list[bool]]  # for each of these outputs, which weights its gradient reaches
     coming_out: list[Tensor | None]
     forward: torch.cuda.CUDAGraph
     backward: torch.cuda.CUDAGraph
-    held: list[Tensor]  # whatever else of the model it reads stays where it is
+    held: list[Tensor]  # other tensors that a replay reads, kept alive
     replays: int = 0
-    in_use: Any = None  # a call whose way back is still to come needs what it left here
+    in_use: Any = None  # reference to a call whose backward pass still needs this memory
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ def captured(module: nn.Module, leaves: list[Any], form: Any, before: HostState)
     beside, forward, backward = torch.cuda.Stream(), torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     with _nothing_stays(module, host_made):
         reach, told = _warmed_up(rehearsal, host_made, before, beside)
-        # compiled code sends what it needs by itself, and a graph that can't take that is none
+        # compiled code makes its own transfers; if they can't be captured, the capture fails
         watched = nullcontext() if _is_any_compiled(module) else host_made.watched(captured=True)
         with _recorded(forward, beside), watched:
             outputs, rest, shape = rehearsal.forward()
         if rest != told:
             raise NotAlone
         going_in = _likes(outputs)
-        with _recorded(backward, beside):  # with memory of its own: what the forward left stays for another way back
+        with _recorded(backward, beside):  # with separate memory, so that the forward's results stay for another backward pass
             coming_out = rehearsal.backward(outputs, going_in)
         rehearsal.check()
         if any(one is not None and one.layout != torch.strided for one in coming_out):
@@ -86,10 +86,10 @@ def captured(module: nn.Module, leaves: list[Any], form: Any, before: HostState)
 
 
 class _Rehearsal:
-    """A call from fixed places: copies of what it was given, and stand-ins for the weights that learn.
+    """A call with fixed inputs: copies of its arguments, and stand-ins for the trained weights.
 
-    They are the same memory under other names: what autograd knows of the weights themselves belongs to the script's stream,
-    and would tie it to the one that is captured.
+    Stand-ins share the weights' memory. The weights' own autograd state belongs to the script's stream and would tie that
+    stream to the captured one.
     """
 
     def __init__(self, module: nn.Module, leaves: list[Any], form: Any) -> None:
@@ -104,28 +104,28 @@ class _Rehearsal:
 
     def forward(self, as_captured: bool = True) -> _Told:
         args, named = rebuilt(self.inputs, self._form)
-        torch.clear_autocast_cache()  # a weight's cast is part of this call, not what is left of an earlier one
+        torch.clear_autocast_cache()  # casts of weights must be part of this call
         with flat_weights(self.module, self.weights, self.stand_ins), _as_if_captured() if as_captured else nullcontext():
             found, shape = tree_flatten(functional_call(self.module, self.stand_ins, args, named))
         if any(leaf.device.type == "cpu" if isinstance(leaf, Tensor) else type(leaf) not in SIMPLE for leaf in found):
-            raise NotAlone  # a number that was made for this call, or something that may hold tensors of its own
+            raise NotAlone  # a value computed for this call, or an object that may hold tensors
         tensors = [leaf for leaf in found if isinstance(leaf, Tensor)]
         return tensors, [None if isinstance(leaf, Tensor) else _Constant(leaf) for leaf in found], shape
 
     def backward(self, outputs: list[Tensor], going_in: list[Tensor], stays: bool = False) -> tuple[Tensor | None, ...]:
         ends = [one for one in outputs if one.requires_grad]
-        with torch.autocast("cuda", enabled=False), _as_if_captured():  # the forward alone is inside of the script's
+        with torch.autocast("cuda", enabled=False), _as_if_captured():  # only the forward runs under the script's autocast
             return torch.autograd.grad(ends, list(self.stand_ins.values()), going_in, allow_unused=True, retain_graph=stays)
 
     def reach(self, outputs: list[Tensor]) -> list[list[bool]]:
-        """Of each output that learns: to which weights does its gradient come? Empty for a single one: to all that have any."""
+        """Which weights the gradient of each output reaches. Empty for a single output."""
         ends = [one for one in outputs if one.requires_grad]
         if len(ends) < 2:
             return []
         return [[one is not None for one in self.backward([end], _likes([end]), stays=True)] for end in ends]
 
     def check(self) -> None:
-        """A forward that writes to its inputs, or puts other memory in the place of a weight, does that to copies here."""
+        """NotAlone if the forward writes to its inputs or replaces a weight's memory, because here it does so to copies."""
         if any(leaf._version for leaf in self.tensors()):
             raise NotAlone
         for name, weight in self.weights.items():
@@ -137,7 +137,7 @@ class _Rehearsal:
 def _warmed_up(
     rehearsal: _Rehearsal, host_made: HostMade, before: HostState, beside: torch.cuda.Stream
 ) -> tuple[list[list[bool]], list[_Constant | None]]:
-    """What each output reaches, and what a call returns beside tensors, the same each time."""
+    """Which weights each output reaches, and the call's non-tensor results, which must be the same each time."""
     module = rehearsal.module
     states, told = [state_of(module)], list[list[_Constant | None]]()
     beside.wait_stream(torch.cuda.current_stream())
@@ -151,7 +151,7 @@ def _warmed_up(
                 told.append(rehearsal.forward()[1])
             states.append(state_of(module))
         if host_made.wrote != wrote:
-            raise NotAlone  # what it does for itself, it does only where it is not captured
+            raise NotAlone  # the model writes to its state only when it is not captured
         for _ in range(_WARM_UP):
             outputs, rest, _ = rehearsal.forward()
             reach = rehearsal.reach(outputs)
@@ -160,20 +160,20 @@ def _warmed_up(
             states.append(state_of(module))
             told.append(rest)
     torch.cuda.current_stream().wait_stream(beside)
-    # what changes with a call can't be replayed
+    # state that changes with each call can't be replayed
     changes = any(state != states[0] for state in states) or any(rest != told[0] for rest in told)
     if changes or before.has_drawn() or not host_made.is_settled():
         raise NotAlone
     rehearsal.check()
     own = (*_own_tensors(module), *module.parameters(), *module.buffers(), *rehearsal.tensors())
     if host_made.outside.keys() - {place_of(one) for one in own}:
-        raise NotAlone  # a tensor that is no part of the model: the script may have another one next time
+        raise NotAlone  # a tensor outside the model: the script may replace it
     return reach, rest
 
 
 @contextmanager
 def _nothing_stays(module: nn.Module, host_made: HostMade) -> Iterator[None]:
-    """What a rehearsal has drawn, or written to on the device, is as it was before."""
+    """Restores random state and device memory that a rehearsal has changed."""
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     generator = torch.cuda.get_rng_state()
     try:
@@ -182,7 +182,7 @@ def _nothing_stays(module: nn.Module, host_made: HostMade) -> Iterator[None]:
         torch.clear_autocast_cache()
         with torch.no_grad():
             for buffer, was in buffers:
-                buffer.data.copy_(was)  # a way back that is still to come must not take it for a change
+                buffer.data.copy_(was)  # .data, so that a pending backward pass does not see a change
         host_made.put_back()
         torch.cuda.set_rng_state(generator)
 
@@ -190,12 +190,12 @@ def _nothing_stays(module: nn.Module, host_made: HostMade) -> Iterator[None]:
 @contextmanager
 def _recorded(graph: torch.cuda.CUDAGraph, beside: torch.cuda.Stream) -> Iterator[None]:
     pool, collects = torch.cuda.graph_pool_handle(), gc.isenabled()
-    gc.disable()  # what it would free may be an earlier graph, or wait for the device
+    gc.disable()  # freeing an earlier graph, or waiting for the device, would break the capture
     try:
         with torch.cuda.graph(graph, stream=beside, capture_error_mode="thread_local", pool=pool):
             yield
     except BaseException:
-        with suppress(Exception):  # where it was broken off, the allocator may believe that it goes on
+        with suppress(Exception):  # after a failed capture, the allocator may still be in capture mode
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
         raise
     finally:
@@ -208,22 +208,22 @@ def _likes(outputs: list[Tensor]) -> list[Tensor]:
 
 
 def _own_tensors(module: nn.Module) -> list[Tensor]:
-    """Those that its parts hold as they are: neither weights nor buffers."""
+    """Tensors that its modules hold as plain attributes, neither weights nor buffers."""
     held = (one for part in module.modules() for value in vars(part).values() for one in inside(value))
     return [one for one in held if isinstance(one, Tensor)]
 
 
 def _is_any_compiled(module: nn.Module) -> bool:
-    """The model, a part of it, or anything else in this process: a function that it calls may be."""
+    """Is the model, a part of it, or anything else in this process compiled? The model may call a compiled function."""
     named = any(getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())
     return named or compiled_so_far().compiles > 0
 
 
 @contextmanager
 def _as_if_captured() -> Iterator[None]:
-    """A rehearsal goes the way of the capture. Models read a mask to see whether it is the usual one, and a graph can't wait
-    for that: those of transformers ask whether there is one, and leave it then; layers of torch don't, and are told nothing.
-    They have the mask, too: not to know is never wrong."""
+    """Makes a rehearsal take the same path as the capture. Models read a mask to see whether it is causal, and a graph can't
+    wait for that read. transformers skips the check during a capture; torch's layers do not, so their check is replaced.
+    This is always correct, because the layers also get the mask itself."""
     looking, asked = transformer._detect_is_causal_mask, torch.cuda.is_current_stream_capturing
     transformer._detect_is_causal_mask, torch.cuda.is_current_stream_capturing = _not_looking, _captured
     try:
@@ -242,8 +242,8 @@ def _captured() -> bool:
 
 @contextmanager
 def flat_weights(module: nn.Module, weights: dict[str, nn.Parameter], stand_ins: dict[str, Tensor]) -> Iterator[None]:
-    """A recurrent layer of torch keeps its weights in a second place, which `functional_call` knows nothing of. Where they are
-    not those that it refers to, it would move them into memory of their own: what stands in for a weight shares that one's."""
+    """Replaces the second list of weights in torch's recurrent layers, which `functional_call` does not replace. If the lists
+    differed, the layer would copy its weights to new memory, but stand-ins must share the weights' memory."""
     instead = {id(weights[name]): stand_in for name, stand_in in stand_ins.items()}
     layers = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
     own: list[tuple[Any, Any]] = [(layer._flat_weights, layer._flat_weight_refs) for layer in layers]

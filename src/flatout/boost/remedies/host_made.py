@@ -1,6 +1,6 @@
-"""What a forward makes on the host and sends to the device: masks, positions, a constant.
+"""Tracks tensors that a forward creates on the host and sends to the device: masks, positions, constants.
 
-A graph has no host. Where every call sends the same, of nothing that outlives the call, the graph takes it from the device.
+A CUDA graph can't run host code. If every call sends the same values, created in the call, the graph uses a copy on the device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 _aten = torch.ops.aten
 _FROM_VALUES: frozenset[Any] = frozenset({torch.tensor, torch.as_tensor, Tensor.new_tensor})
-# what the host waits for: a graph can't, and a capture that is broken off by one leaves traces
+# operators whose result the host waits for: they break a capture, which leaves torch in a bad state
 _READ_BY_THE_HOST: frozenset[Any] = frozenset(
     {
         _aten._local_scalar_dense.default, _aten.nonzero.default, _aten.masked_select.default, _aten.equal.default,
@@ -30,31 +30,31 @@ _TO_VALUES: frozenset[Any] = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__ar
 
 
 class NotAlone(Exception):
-    """A call does more than compute: a graph would do that once, and never again."""
+    """The call does more than compute on the device, and a replayed graph would not repeat that."""
 
 
 class HostMade(TorchDispatchMode):
-    """Watches calls of `module`. None of its code is run as it was compiled: that does all of this out of sight."""
+    """Observes calls of `module`, without compiled code, whose operations would not be visible."""
 
     def __init__(self, module: nn.Module, weights: Iterable[Tensor] = ()) -> None:
-        """`weights` are those that learn: where another tensor would, its gradient would be lost."""
+        """`weights`: the trained ones. The gradient of any other tensor would be lost."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.outside: dict[int, Tensor] = {}  # on the device, made before the last call, and read by it
+        self.outside: dict[int, Tensor] = {}  # device tensors that the last call read but did not create
         self._weights = {id(weight) for weight in weights}
         self._lists = {
             id(value) for part in module.modules() for value in vars(part).values() if isinstance(value, list | np.ndarray)
         }
-        self._written: dict[Any, tuple[Tensor, Tensor]] = {}  # of what was there before: it, and what was in it
-        self._earlier: list[tuple[Tensor, Tensor | None]] = []  # what a call sent, and where it is on the device
+        self._written: dict[Any, tuple[Tensor, Tensor]] = {}  # existing tensors that calls wrote to, and their earlier content
+        self._earlier: list[tuple[Tensor, Tensor | None]] = []  # what the previous call sent, and its copy on the device
         self._sent: list[tuple[Tensor, Tensor | None]] = []
-        self._made: dict[int, Tensor] = {}  # by the place of what this call made on the host
+        self._made: dict[int, Tensor] = {}  # host tensors that this call created, by storage
         self._made_there: set[int] = set()
-        self.wrote: set[Any] = set()  # the places of what was there before, and was written to by the last call
+        self.wrote: set[Any] = set()  # existing tensors that the last call wrote to
         self._from_the_device = self.lets_pass = self._refused = False
 
     @contextmanager
     def watched(self, captured: bool = False, only_writes: bool = False) -> Iterator[None]:
-        """One call. A captured one takes what the one before sent. With `only_writes` it may do what it likes."""
+        """Observes one call. `captured`: use the copies that the previous call sent. `only_writes`: only note writes."""
         self._earlier, self._sent = self._sent, []
         self._made, self._made_there, self.outside, self.wrote = {}, set(), {}, set()
         self._from_the_device, self.lets_pass, self._refused = captured, only_writes, False
@@ -63,20 +63,20 @@ class HostMade(TorchDispatchMode):
                 yield
         finally:
             self._made = {}
-        if self._refused or (captured and not self.is_settled()):  # a model may catch what it was refused with
+        if self._refused or (captured and not self.is_settled()):  # the model may have caught the exception
             raise NotAlone
 
     def is_settled(self) -> bool:
-        """Did the last call send what the one before it sent?"""
+        """Did the last two calls send the same?"""
         pairs = zip(self._sent, self._earlier, strict=False)
         return len(self._sent) == len(self._earlier) and all(torch.equal(now, was) for (now, _), (was, _) in pairs)
 
     def places(self) -> list[Tensor]:
-        """They are read by every replay."""
+        """Device copies of sent tensors, which every replay reads."""
         return [place for _, place in self._sent if place is not None]
 
     def put_back(self) -> None:
-        """What the calls have written to on the device, but for what they made there themselves."""
+        """Restores existing device tensors that the calls wrote to."""
         with torch.no_grad():
             for tensor, was in reversed(self._written.values()):
                 tensor.data.copy_(was)
@@ -87,7 +87,7 @@ class HostMade(TorchDispatchMode):
         raise NotAlone
 
     def is_kept(self, value: Any) -> bool:
-        """Does it outlive the call, so that the next may find another value in it?"""
+        """Does it outlive the call, so that its value may change before the next?"""
         if isinstance(value, np.ndarray) and value.base is not None and self.is_kept(value.base):
             return True
         return id(value) in self._lists or (_is_on_host(value) and place_of(value) not in self._made)
@@ -99,7 +99,7 @@ class HostMade(TorchDispatchMode):
         read = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
         here, there = [one for one in read if _is_on_host(one)], [one for one in read if not _is_on_host(one)]
         if op is _aten.lift_fresh.default and here and here[0].untyped_storage().resizable():
-            here = []  # values of the source; an array's own memory would be lent, not made
+            here = []  # a literal in the source; an array's memory would be shared, not new
         if any(self.is_kept(one) for one in here):
             self.refuse()
         if any(one.requires_grad and one.is_leaf and id(one) not in self._weights for one in there):
@@ -118,12 +118,12 @@ class HostMade(TorchDispatchMode):
         places = {place_of(one) for one in (*here, *there)}
         found = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
         for one in found:
-            if _is_on_host(one) and not there and place_of(one) not in places:  # what came from the device is a batch's own
+            if _is_on_host(one) and not there and place_of(one) not in places:  # device values depend on the batch
                 self._made[place_of(one)] = one
             elif not _is_on_host(one) and place_of(one) not in places:
                 self._noted(one)
         if here and not (found and all(_is_on_host(one) for one in found)):
-            self._sent += [(one.clone(), None) for one in here]  # a number that becomes part of a kernel's call
+            self._sent += [(one.clone(), None) for one in here]  # a number that becomes a kernel argument
         return result
 
     def _note_writes(self, op: Any, args: Any, named: Any) -> None:
@@ -136,14 +136,14 @@ class HostMade(TorchDispatchMode):
                 self._keep(one)
 
     def _keep(self, tensor: Tensor) -> None:
-        """As it is, until it is put back."""
+        """Saves the content until `put_back`."""
         part = place_of(tensor), tensor.storage_offset(), tensor.shape, tensor.stride()
         self.wrote.add(part)
         if part not in self._written:
             self._written[part] = tensor.detach(), tensor.detach().clone()
 
     def _done(self, op: Any, args: Any, named: Any) -> Any:
-        """Whatever it is; but what it writes to is known."""
+        """Runs any operator, and notes its writes."""
         self._note_writes(op, args, named)
         result = op(*args, **named)
         places = {place_of(one) for one in tree_leaves((args, named)) if isinstance(one, Tensor)}
@@ -160,7 +160,7 @@ class HostMade(TorchDispatchMode):
         if place is None:
             self.refuse()
         self._sent.append((source.clone(), place))
-        return place.clone()  # the model may write to what it got
+        return place.clone()  # the model may write to its copy
 
     def _noted(self, made: Tensor) -> Tensor:
         self._made_there.add(place_of(made))
@@ -168,7 +168,7 @@ class HostMade(TorchDispatchMode):
 
 
 class _Values(TorchFunctionMode):
-    """What torch does out of sight. A tensor that is made on the device of numbers is made on the host, and copied."""
+    """Makes transfers visible that torch hides: a device tensor created from numbers is created on the host, then copied."""
 
     def __init__(self, watching: HostMade) -> None:
         super().__init__()
@@ -199,12 +199,12 @@ def _is_read_by_the_host(op: Any, args: Any, named: Any) -> bool:
         return _is_on_host(args[0]) and not _is_on_host(args[1])
     if op in (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default):
         by_mask = any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
-        return by_mask and (op is _aten.index.Tensor or args[2].numel() != 1)  # how many there are decides a size
+        return by_mask and (op is _aten.index.Tensor or args[2].numel() != 1)  # the size of the result depends on the mask
     return False
 
 
 def _generator_of_cudnn(op: Any, args: Any) -> Tensor | None:
-    """Made by torch for the first recurrent layer with dropout, given to all of them, and kept for the whole process."""
+    """The dropout state that torch creates for the first recurrent layer and shares among all of them."""
     if op is not _aten._cudnn_rnn.default:
         return None
     names = [argument.name for argument in op._schema.arguments]

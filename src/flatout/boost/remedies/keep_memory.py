@@ -1,7 +1,7 @@
-"""Memory that was freed is kept for the next tensor, instead of being handed back and fetched page by page again.
+"""Keeps freed memory for the next tensor instead of returning it to the operating system.
 
-glibc gives every large tensor pages of its own, and returns them when it goes: a small convolutional network on a CPU pays for
-thousands of page faults a step. GPUs have torch's caching allocator, hosts have not.
+glibc allocates new pages for every large tensor and returns them when it is freed: a small convolutional network on a CPU has
+thousands of page faults per step. torch has a caching allocator for GPUs, but not for the host.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.doctor.diagnosis import Diagnosis
 from flatout.machine.paging import GLIBC, host_allocator
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # of malloc.h
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # from malloc.h
 _NEVER, _AT_ONCE = 2**31 - 1, 64 * 2**20
 
 
 class KeepMemory(Remedy):
     name = "keep_memory"
-    steadies = True  # how much is handed back depends on what happens to lie at the heap's end
+    steadies = True  # how much is returned depends on what is at the end of the heap
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         if diagnosis.case.on_device or _mallopt() is None:
@@ -34,5 +34,5 @@ class KeepMemory(Remedy):
 
 
 def _mallopt() -> Any:
-    """None where tensors come from another allocator: mimalloc reads its environment before any of this runs."""
+    """None with another allocator: mimalloc reads its environment before this can run."""
     return ctypes.CDLL(None).mallopt if host_allocator() == GLIBC else None

@@ -1,4 +1,4 @@
-"""What a script, or the model itself, may change of a model between two calls: what was captured of it holds until then."""
+"""The parts of a model that may change between two calls. A captured graph is valid until one of them changes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _CHANGE: dict[type, tuple[str, ...]] = {
 }  # fmt: skip
 _NOTHING = object()
 _OF_TORCH = frozenset(vars(nn.Module()))
-_DEEP, _MANY = 4, 256  # so far a model's own containers are looked into
+_DEEP, _MANY = 4, 256  # how deep, and how many items, containers of a model are read
 
 
 class Changes:
-    """How often any model was changed: to look through one at every call takes as long as a graph saves."""
+    """Counts changes of any model. Checking a model at every call would take as long as a graph saves."""
 
     def __init__(self, patches: Patches) -> None:
         self.count = 0
@@ -57,14 +57,14 @@ class Changes:
 
 
 class HostState:
-    """What a call may change beside tensors on the device."""
+    """The host state that a call may change, to restore it."""
 
     def __init__(self, module: nn.Module) -> None:
         self._parts = [
             (part, {name: value for name, value in vars(part).items() if type(value) in SIMPLE}, dict(part._buffers))
             for part in module.modules()
         ]
-        # a part's own, not torch's: those have what is registered with it
+        # without nn.Module's own attributes, which hold registered weights and hooks
         kept = [value for part in module.modules() for name, value in vars(part).items() if name not in _OF_TORCH]
         self._lists = [(value, list(value)) for value in kept if type(value) is list]
         self._tables = [(value, dict(value)) for value in kept if type(value) is dict]
@@ -102,7 +102,7 @@ def places_of(slots: list[tuple[dict[str, Any], str]]) -> list[tuple[int, int, b
 
 
 def state_of(module: nn.Module) -> tuple[Any, ...]:
-    """All of a model that a script, or the model itself, may change between two calls, but for the values of its tensors."""
+    """Everything in a model that may change between two calls, except the values of its tensors."""
     found: list[Any] = []
     for part in module.modules():
         found.append((id(part), type(part)))
@@ -120,7 +120,7 @@ def state_of(module: nn.Module) -> tuple[Any, ...]:
 
 
 def inside(value: Any, depth: int = 0) -> Iterator[Any]:
-    """It, or what it holds and how much of that there is: a model may keep its state in a tuple, or add to a list."""
+    """The value itself, or the length and the items of a container."""
     if type(value) in (tuple, list, dict) and depth < _DEEP:
         yield len(value)
         for one in list(value.items() if type(value) is dict else value)[:_MANY]:
@@ -130,5 +130,5 @@ def inside(value: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def _tells(value: Any) -> bool:
-    """May a forward go by it, and is another one unequal to it?"""
+    """Can a forward depend on it, and does it compare by value?"""
     return type(value) in SIMPLE or isinstance(value, torch.dtype | torch.device) or callable(value)

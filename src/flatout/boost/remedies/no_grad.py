@@ -1,4 +1,4 @@
-"""Evaluation without the graphs of a backward pass that never comes."""
+"""Runs evaluation without building autograd graphs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _TRAIN, _EVAL = "train", "eval"
 
 
 class NoGrad(Remedy):
-    """Its value: the lines that evaluate, each with the mode that the model is in there."""
+    """Its value: the lines that evaluate, each with the model's mode there."""
 
     name = "no_grad_evaluation"
     measures = EVALUATIONS
-    can_be_a_line = False  # it goes by the numbers of lines
+    can_be_a_line = False  # it depends on line numbers
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         seen = diagnosis.case.seen
@@ -44,12 +44,12 @@ class NoGrad(Remedy):
         trains = [at for call in diagnosis.case.training_calls if (at := placed(call.where)) is not None]
         evaluates = [at for line, _ in evaluating_lines(value) if (at := placed(line)) is not None]
         lines = tuple(line for _, line in trains)
-        # of a file that something else trains from it can't be seen whether this function does
+        # if a library trains from this file, the function may be part of training
         alone = [at for at in evaluates if all(file == at[0] for file, _ in trains)]
         return [Edit(*at, decorator="@torch.no_grad()", not_around=lines) for at in alone]
 
 
 def evaluating_lines(value: str) -> list[tuple[str, bool]]:
-    """Each with whether the model is in training mode."""
+    """The lines that evaluate, and whether the model is in training mode there."""
     pairs = [written.rpartition(" ") for written in value.split(", ")]
     return [(line, mode == _TRAIN) for line, _, mode in pairs]

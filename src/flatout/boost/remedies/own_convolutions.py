@@ -1,4 +1,4 @@
-"""torch's own convolutions instead of oneDNN's and NNPACK's, which are slow on some CPUs: 1.6 times on a Neoverse N1."""
+"""torch's native convolutions instead of oneDNN's and NNPACK's: 1.6 times as fast on a Neoverse N1."""
 
 from __future__ import annotations
 

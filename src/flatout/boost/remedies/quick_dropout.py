@@ -1,8 +1,8 @@
-"""Dropout on a CPU from sixteen random bits an element.
+"""Faster dropout on a CPU, from sixteen random bits per element.
 
-torch draws one number after the other there, in one thread, and makes a double of each: in a small network that can take as
-long as a convolution. Four elements out of each 64 bits are the same coin to 1/65536, thrown by the same generator; the seed
-still decides, but the coins fall in another order.
+torch draws one double after the other in one thread; in a small network that can take as long as a convolution. Here each 64
+random bits decide four elements, with the same probability to 1/65536 and from the same generator. The seed still decides, but
+other elements are dropped than in torch.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from flatout.boost.remedies.remedy import Offer, Remedy
 from flatout.doctor.diagnosis import Diagnosis
 
 _SIDES = 2**16
-_LEAST = 2**12  # elements: below that the calls take longer than the draws
+_LEAST = 2**12  # elements: below that, call overhead dominates
 _DRAWS = "aten::bernoulli_"
-_SAVED, _WORTH = 0.8, 0.02  # of the time of its draws; of a step
+_SAVED, _WORTH = 0.8, 0.02  # share of the drawing time; least share of a step
 
 
 class QuickDropout(Remedy):
@@ -50,12 +50,12 @@ def _quickly(original: Any) -> Any:
 
 
 def _scaled_mask(like: Tensor, p: float) -> Tensor:
-    """Zero where an element is dropped, else what makes up for those that are. It lies in memory as the tensor does."""
+    """Zero for dropped elements, else the scale that compensates for them. Has the memory layout of `like`."""
     with torch.no_grad():
         bits = torch.empty((like.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
         dropped = round(p * _SIDES)
         mask = (bits[: like.numel()] >= dropped - _SIDES // 2).to(like.dtype).mul_(_SIDES / (_SIDES - dropped))
     if like.is_contiguous():
         return mask.view(like.shape)
-    shaped = torch.empty_like(like)  # dense, in whatever order
+    shaped = torch.empty_like(like)  # dense, in the layout of `like`
     return mask.as_strided(shaped.shape, shaped.stride())

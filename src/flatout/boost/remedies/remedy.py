@@ -1,4 +1,4 @@
-"""What a remedy is."""
+"""The base class of remedies."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from flatout.doctor.diagnosis import Diagnosis
 
 @dataclass(frozen=True)
 class Offer:
-    """Worth a trial. `predicted`: the gain on the rate that the diagnosis speaks of, if it speaks of it."""
+    """A remedy worth a trial. `predicted`: the speed-up that the diagnosis predicts, if any."""
 
     name: str
     value: Any
     instead_of: Any
     predicted: float | None = None
-    edits: tuple[Edit, ...] = ()  # the same, written into the script; empty where it can't be expressed
+    edits: tuple[Edit, ...] = ()  # the same as edits of the script; empty if not possible
 
 
 STEPS, EVALUATIONS = "steps", "evaluations"
@@ -27,33 +27,33 @@ STEPS, EVALUATIONS = "steps", "evaluations"
 
 class Remedy(ABC):
     name: str
-    measures = STEPS  # what it makes faster
-    steadies = False  # with it two processes of one script differ less: tried first, so that the gains of others show
-    feeds = False  # steps wait less for data: tried before what makes them shorter, which would only wait more
-    spares_launches = False  # on a device: nothing to gain from while it computes all the time
-    shortens_computing = False  # on a device: nothing to gain from while the device waits for the host
+    measures = STEPS  # what it speeds up
+    steadies = False  # reduces noise between processes: tried first, so that other speed-ups can be measured
+    feeds = False  # reduces the wait for data: tried before remedies for computing, whose gain the wait would hide
+    spares_launches = False  # no gain on a device that is always busy
+    shortens_computing = False  # no gain on a device that waits for the host
     of_gpu = False
-    written_in_part = False  # its edits hold less than what is tried
-    can_be_a_line = True  # of the script: see boost.keeping
-    values = '"on"'  # in words
-    precision = "fp32"  # how far results may differ: see measure.proof
+    written_in_part = False  # its edits do only a part of the remedy
+    can_be_a_line = True  # can be used with flatout.boost.keep
+    values = '"on"'  # allowed values, for messages
+    precision = "fp32"  # tolerance for results: see measure.proof
 
     def offered(self, diagnosis: Diagnosis) -> list[Offer]:
         return [replace(one, edits=tuple(self.edits(one.value, diagnosis))) for one in self.offers(diagnosis)]
 
     @abstractmethod
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
-        """None where it does not apply."""
+        """Empty if it does not apply."""
 
     @abstractmethod
     def apply(self, value: Any, hooks: Hooks) -> None:
-        """In the process of the script, before it starts."""
+        """Called in the script's process before the script starts."""
 
     def takes(self, value: Any) -> bool:
         return bool(value == "on")
 
     def edits(self, value: Any, diagnosis: Diagnosis) -> list[Edit]:
-        """The same, written into the script; empty where it can't be expressed."""
+        """The remedy as edits of the script; empty if not possible."""
         return []
 
 

@@ -1,8 +1,8 @@
-"""The whole dataset where the model is, when it is the same each time and fits: a batch is then one index operation.
+"""Keeps the whole dataset on the model's device, if it fits and is the same each epoch: a batch is then one index operation.
 
-Samples are read once, by the dataset itself, and put together by the loader's own collate function, as long as that does to
-each of them what it would do to it alone. Which samples a batch has stays what the script's sampler says, and the loader draws
-from the same generators as before.
+Samples are read once from the dataset and collated by the loader's collate function, provided that it treats each sample
+independently. The script's sampler still chooses the samples of each batch, and the loader draws from the same random
+generators.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from flatout.doctor.account import DATA
 from flatout.doctor.diagnosis import Diagnosis
 from flatout.machine.host import affinity_cores, free_host_bytes
 
-_WAITS = 0.05  # of a step: a trial may show a gain
+_WAITS = 0.05  # of a step: less waiting is not worth a trial
 _SHARE_OF_MEMORY = 0.3
 _TRIED_ROWS = 8
 _AT_ONCE = 512
 _SLOWEST_S = 120.0
-_BETWEEN_LOOKS = 20  # times what one takes that goes through all that a dataset holds
-_LOOKED_AT_AFTER = 20 * _TRIED_ROWS  # rows: to look takes a twentieth of what reading them would
+_BETWEEN_LOOKS = 20  # times the duration of a complete check of the dataset
+_LOOKED_AT_AFTER = 20 * _TRIED_ROWS  # rows: a check takes a twentieth of the time to read them
 _BATCHES_AT_ONCE, _PICKED_BYTES = 32, 16 << 20
 _LONG_S, _MOST_WORKERS = 2.0, 16
-_WRITTEN_TO = (1, 2)  # whatever they were opened for: stdout, stderr
-_UNDER_WAY_BYTES = 32 << 20  # what workers may hold: shared memory is small in many containers
+_WRITTEN_TO = (1, 2)  # stdout and stderr, however they were opened
+_UNDER_WAY_BYTES = 32 << 20  # limit for batches in workers: many containers have little shared memory
 
 
 class Resident(Remedy):
@@ -57,7 +57,7 @@ class Resident(Remedy):
             return []
         case = diagnosis.case
         gain = predicted(diagnosis, "no_workers", "slow_transform", "pageable_copy", "blocking_copy", "too_many_workers")
-        if case.share(case.rows[DATA]) > _WAITS:  # to hand over what workers have read takes time as well
+        if case.share(case.rows[DATA]) > _WAITS:  # transferring batches from workers takes time as well
             gain = max(gain or 1.0, case.step_ms / max(case.step_ms - case.rows[DATA], 0.02 * case.step_ms))
         return [] if gain is None else [Offer(self.name, case.seen.device, "off", gain)]
 
@@ -70,12 +70,12 @@ class Resident(Remedy):
 
 @dataclass(frozen=True)
 class _Source:
-    """What a loader makes its batches of."""
+    """Where a loader gets its batches from."""
 
     dataset: Any
     collate: Callable[[list[Any]], Any]
     iterate: Callable[[DataLoader[Any]], Any]
-    has_workers: bool  # the script's own loader: then other processes may read it
+    has_workers: bool  # the script's loader has workers, so other processes may read the dataset
 
     def batch(self, rows: Iterable[int]) -> Any:
         return self.collate([self.dataset[row] for row in rows])
@@ -84,22 +84,22 @@ class _Source:
 @dataclass
 class _Kept:
     kind: tuple[type, int]
-    dataset: Callable[[], Any]  # None once it is gone
+    dataset: Callable[[], Any]  # returns None once the dataset is deleted
     collate: Callable[[], Any]  # the same
-    columns: list[Tensor] | None  # None if it can't be kept
+    columns: list[Tensor] | None  # None if the data can't be kept in memory
     form: Any = None
-    state: Any = None  # of the dataset, when it was read from last
-    whole: Any = None  # the same, looked through to the last array
+    state: Any = None  # of the dataset when it was last read
+    whole: Any = None  # the same, including large arrays
     whole_at_s: float = 0.0
     whole_took_s: float = 0.0
-    served: int = 0  # rows since it was looked at
+    served: int = 0  # rows since the last check
     looks: int = 0
 
     def forget(self) -> None:
         self.columns = None
 
     def note_state(self, dataset: Any, *, whole: bool) -> None:
-        """It may change by being read, too: count how often, say."""
+        """Reading may change the dataset, too: it may count its reads, for example."""
         before, self.state = self.state, dataset_state(dataset)
         if whole or self.state != before:
             self.whole = self._looked_through(dataset)
@@ -108,7 +108,7 @@ class _Kept:
         return dataset_state(dataset) != self.state or (self.is_whole_due() and self._looked_through(dataset) != self.whole)
 
     def is_whole_due(self) -> bool:
-        """Passes may be short, and to look through all of it may take long."""
+        """Not in every epoch, because epochs may be short and a complete check may take long."""
         return time.monotonic() - self.whole_at_s >= _BETWEEN_LOOKS * self.whole_took_s
 
     def _looked_through(self, dataset: Any) -> Any:
@@ -120,16 +120,16 @@ class _Kept:
 
 
 _kept: dict[int, _Kept] = {}  # by the dataset's id
-_made_anew: set[tuple[type, int]] = set()  # for each pass: read as a whole each time they would cost more than they save
+_made_anew: set[tuple[type, int]] = set()  # datasets recreated for each epoch: not worth reading completely
 
 
 def _kept_of(source: _Source, device: torch.device) -> _Kept | None:
     dataset = source.dataset
     try:
         kind = type(dataset), len(dataset)
-    except (TypeError, NotImplementedError):  # it has no length, and only its sampler knows what is in it
+    except (TypeError, NotImplementedError):  # without a length, only the sampler knows the samples
         return None
-    if kind in _made_anew or callable(getattr(dataset, "set_epoch", None)):  # made to be another one in each pass
+    if kind in _made_anew or callable(getattr(dataset, "set_epoch", None)):  # its data differs in each epoch
         return None
     known = _kept.get(id(dataset))
     if known is not None and known.dataset() is dataset:
@@ -137,7 +137,8 @@ def _kept_of(source: _Source, device: torch.device) -> _Kept | None:
             return None
         if known.columns is not None and not (known.kind == kind and _still_holds(known, known.columns, source)):
             warnings.warn(
-                f"{kind[0].__name__} was changed since it was read: it is read as it comes from here on", stacklevel=3
+                f"the dataset {kind[0].__name__} has changed: from here on it is read sample by sample, not from memory",
+                stacklevel=3,
             )
             known.forget()
         return known
@@ -155,12 +156,12 @@ def _kept_of(source: _Source, device: torch.device) -> _Kept | None:
 
 
 def _can_go(dataset: Any) -> bool:
-    """Can it be told when it is gone? Not of a list."""
+    """Does it support weak references? A list does not."""
     return getattr(type(dataset), "__weakrefoffset__", 0) != 0
 
 
 def _loosely(collate: Callable[..., Any]) -> Callable[[], Any]:
-    """It may be a method of the dataset, and would keep that."""
+    """A weak reference: a method of the dataset would keep the dataset alive."""
     if inspect.ismethod(collate):
         return weakref.WeakMethod(collate)
     return weakref.ref(collate) if _can_go(collate) else lambda: collate
@@ -177,12 +178,12 @@ def _from_memory(original: Any, device: torch.device) -> Any:
 
 
 def _still_holds(kept: _Kept, columns: list[Tensor], source: _Source) -> bool:
-    """Between two passes: what a script has set shows, and so do some samples when they are read again, others each time."""
+    """Between two epochs: checks the dataset's state, and reads some samples again, others each time."""
     count = len(columns[0])
     whole = kept.is_whole_due()
     if kept.is_changed(source.dataset):
         return False
-    if kept.served < min(count, _LOOKED_AT_AFTER):  # a pass may be one batch, and as many samples would be read for each
+    if kept.served < min(count, _LOOKED_AT_AFTER):  # not in every short epoch: reading samples would cost too much
         return True
     rows = torch.tensor([(at * count // _TRIED_ROWS + kept.looks) % count for at in range(_TRIED_ROWS)])
     kept.served, kept.looks = 0, kept.looks + 1
@@ -193,7 +194,7 @@ def _still_holds(kept: _Kept, columns: list[Tensor], source: _Source) -> bool:
             return False
         there = rows.to(columns[0].device)
         return all(torch.equal(part, column.index_select(0, there).cpu()) for part, column in zip(read, columns, strict=True))
-    except Exception:  # whatever it is, the script's own pass meets it, too, and says so
+    except Exception:  # the script's own epoch will raise the same error
         return False
     finally:
         _restore(states)
@@ -201,13 +202,13 @@ def _still_holds(kept: _Kept, columns: list[Tensor], source: _Source) -> bool:
 
 
 def _batches(loader: DataLoader[Any], kept: _Kept, columns: list[Tensor]) -> Any:
-    # a loader draws one seed for its workers when a pass begins, whether it has any or not
+    # a loader draws one seed at the start of each epoch, even without workers
     torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
     device = columns[0].device
     row_bytes = sum(column.nbytes for column in columns) // len(columns[0])
     order = iter(loader.batch_sampler or ())
-    # on a device rows of many batches are picked at once, and a batch is a part of them: each call of it costs as much as the
-    # picking. A sampler of the script's own may look at what was learned meanwhile: it is never asked early
+    # on a device, rows of many batches are indexed at once, because each call has the same overhead. The script's own sampler
+    # is never read ahead, because it may depend on training
     at_once = _BATCHES_AT_ONCE if device.type == "cuda" and _is_known(loader.batch_sampler) else 1
     while True:
         ahead: list[list[int]] = []
@@ -226,17 +227,17 @@ def _batches(loader: DataLoader[Any], kept: _Kept, columns: list[Tensor]) -> Any
 
 
 def _is_known(sampler: Any) -> bool:
-    """Of torch, and so is the one that it asks itself, if there is one."""
+    """Is it one of torch's samplers, and its inner sampler, too?"""
     inner = getattr(sampler, "sampler", None)
     return type(sampler).__module__.startswith("torch.utils.data.") and (inner is None or _is_known(inner))
 
 
 def _columns(source: _Source, count: int, device: torch.device) -> tuple[list[Tensor] | None, Any]:
-    """All samples as one tensor a column on the device that trains; None if they differ from time to time or do not fit."""
+    """All samples as one tensor per column on the training device; None if they differ between reads or do not fit."""
     states = _random_states()
     try:
         return _all_read(source, count, device)
-    except Exception:  # what the script itself would never ask for, a batch of pictures of any size, say
+    except Exception:  # a batch that the script never reads, for example of images of different sizes
         return None, None
     finally:
         _restore(states)
@@ -259,7 +260,7 @@ def _all_read(source: _Source, count: int, device: torch.device) -> tuple[list[T
         read = _taken_apart(batch)[0]
         if read is None or len(read) != len(columns) or not all(map(_is_like, read, columns)):
             return None, None
-        if any(len(part) != rows for part in read):  # samples that were left out
+        if any(len(part) != rows for part in read):  # collate has dropped samples
             return None, None
         for column, part in zip(columns, read, strict=True):
             column[start : start + rows] = part.to(device)
@@ -274,24 +275,24 @@ def _is_like(part: Tensor, column: Tensor) -> bool:
 
 
 def _read(source: _Source, count: int, row_bytes: int, files: Mapping[str, tuple[str, int]]) -> Iterator[tuple[int, Any]]:
-    """All of it in order, some rows at a time, with how many they are; by workers where that takes a while. `files` were open
-    before: one that was read from since, or opened, would be read from by all of them at once."""
+    """All samples in order, in parts, each with its number of rows; in workers if it takes long. `files`: open files before the
+    first read. If the dataset has opened or read one since, workers would share it, so none are used."""
     began_s, done = time.monotonic(), min(_AT_ONCE, count)
     first = source.batch(range(done))
     rest_s = (time.monotonic() - began_s) * (count - done) / done
     workers = min(affinity_cores(), _MOST_WORKERS) if source.has_workers and files == _open_files() else 1
     yield done, first
     if workers > 1 and rest_s > _LONG_S:
-        rows = max(1, min(_AT_ONCE, _UNDER_WAY_BYTES // (2 * workers * max(row_bytes, 1))))  # a loader keeps two for each
-        with suppress(Exception):  # a dataset that holds what only this process may use: a device, say
+        rows = max(1, min(_AT_ONCE, _UNDER_WAY_BYTES // (2 * workers * max(row_bytes, 1))))  # a loader prefetches two a worker
+        with suppress(Exception):  # the dataset may hold what only this process can use: a device
             loader = DataLoader(
                 Subset(source.dataset, range(done, count)),
                 rows,
                 collate_fn=source.collate,
                 num_workers=workers,
                 timeout=_SLOWEST_S,
-                multiprocessing_context="fork",  # nothing of the script runs again
-                generator=torch.Generator(),  # the seed that a loader draws is not one of the script's
+                multiprocessing_context="fork",  # a fork does not run the script again
+                generator=torch.Generator(),  # so that the loader does not draw from the script's generator
             )
             for batch in source.iterate(loader):
                 yield min(rows, count - done), batch
@@ -302,10 +303,10 @@ def _read(source: _Source, count: int, row_bytes: int, files: Mapping[str, tuple
 
 
 def _open_files() -> dict[str, tuple[str, int]]:
-    """What is open, and where files are read next; told of Linux alone. Where a log is written next is no matter of reading."""
+    """Open files and their read positions, on Linux only. Positions of files opened for writing are ignored."""
     found = {}
     for entry in Path("/proc/self/fd").glob("*"):
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError):  # the file was closed meanwhile
             number = int(entry.name)
             is_read = fcntl(number, F_GETFL) & os.O_ACCMODE != os.O_WRONLY and number not in _WRITTEN_TO
             is_file = S_ISREG(os.fstat(number).st_mode)
@@ -314,13 +315,13 @@ def _open_files() -> dict[str, tuple[str, int]]:
 
 
 def _is_the_same_each_time(source: _Source, count: int) -> bool:
-    """Read twice, with generators in other states: an augmentation shows. The second time one by one: so does a batch that is
-    more than its samples, padded to the longest of them, say. Generators are left as they were."""
+    """Reads some samples twice, with different random states to detect augmentation. The second time one by one, to detect
+    batches that depend on all their samples, such as padded ones. Restores the random states."""
     states = _random_states()
     rows = [round(k * (count - 1) / (_TRIED_ROWS - 1)) for k in range(_TRIED_ROWS)]
     try:
         together = _taken_apart(source.batch(rows))[0]
-        if not _are_equal(states, _random_states()):  # something was drawn
+        if not _are_equal(states, _random_states()):  # reading drew random numbers
             return False
         torch.manual_seed(torch.initial_seed() ^ 0x5EED)
         random.seed(0x5EED)
@@ -353,7 +354,7 @@ def _restore(states: tuple[Any, ...]) -> None:
 
 
 def _taken_apart(batch: Any) -> tuple[list[Tensor] | None, Any]:
-    """The tensors of a batch, and how to put some like them together again; None where it is something else."""
+    """The tensors of a batch, and a function that builds a batch from such tensors; None for other batches."""
     if type(batch) is Tensor:
         return [batch], lambda parts: parts[0]
     if type(batch) is dict and all(type(part) is Tensor for part in batch.values()):

@@ -1,5 +1,5 @@
-"""What a forward goes by that a script can set without a word to the model: entries of its tables and lists, attributes of
-plain objects (a configuration, arguments) and of its class, and globals. Few values as a rule, looked at before each call."""
+"""Values outside the model's own attributes that a forward depends on and a script can change: entries of dicts and lists,
+attributes of plain objects (a configuration, arguments) and of its class, and globals. They are checked before each call."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Entries = Iterable[tuple[Any, Any]]
 
 
 class ScriptState:
-    """`cannot_tell`: there is more of it than can be looked at each time, or a generator, which changes by being drawn from.
+    """`cannot_tell`: there are too many values to check each time, or a random generator, whose state changes with each draw.
 
-    What a forward reaches is told by the names in its code, and in that of whatever it calls by such a name.
+    The values are found by the names in the forward's code and in the code that it calls.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.cannot_tell = False
         self._looks: list[Callable[[], Entries]] = []
         self._size = 0
-        self._known: list[Any] = []  # and so kept: the number of one that is gone may be another's
+        self._known: list[Any] = []  # keeps objects alive, because the id of a deleted object may be reused
         self._numbers: set[int] = set()
         reached: dict[type, set[str]] = {}
         for part in module.modules():
@@ -41,15 +41,15 @@ class ScriptState:
             if kind not in reached:
                 reached[kind] = self._reached(kind, {"forward"})
                 self._walk_class(kind, reached[kind], 0)
-            for name in reached[kind] & vars(part).keys():  # one that is set anew is heard of by other means
+            for name in reached[kind] & vars(part).keys():  # a newly set attribute is noticed by `Changes`
                 self._walk(vars(part)[name], reached[kind], 1)
 
     def seen(self) -> list[Any]:
-        """Unequal to what it was where something has changed."""
+        """The present values; unequal to earlier ones if something has changed."""
         return [(name, one if type(one) in _SIMPLE else id(one)) for look in self._looks for name, one in look()]
 
     def _reached(self, kind: type, names: set[str]) -> set[str]:
-        """All names in the methods of a class that are called by these names, and in those that they call."""
+        """All names used in methods of a class with these names, and in the methods that they call."""
         found, fresh = set(names), set(names)
         while fresh:
             methods = [_function(inspect.getattr_static(kind, name, None)) for name in fresh]
@@ -59,7 +59,7 @@ class ScriptState:
         return found
 
     def _names_in(self, function: FunctionType, depth: int = 0) -> set[str]:
-        """And what it finds under those that are globals: values, and functions that it calls."""
+        """The names in a function's code. Also registers its globals and closure variables, and follows its calls."""
         if not _is_own(function):
             return set()
         names = set(_names(function.__code__))
@@ -76,10 +76,10 @@ class ScriptState:
         return names
 
     def _names_behind(self, cell: CellType, names: set[str], depth: int) -> set[str]:
-        """A variable of the function around; for a forward with a decorator that is the forward itself."""
+        """Names reached through a closure variable; behind a decorator this may be the forward itself."""
         try:
             value = cell.cell_contents
-        except ValueError:  # it is empty yet
+        except ValueError:  # the cell is still empty
             return set()
         self._look(lambda: [("", cell.cell_contents)])
         if isinstance(value, FunctionType):
@@ -135,7 +135,7 @@ class ScriptState:
 
 
 def _function(found: Any) -> FunctionType | None:
-    """Of a method, or behind a property."""
+    """The plain function of a method or a property."""
     if isinstance(found, property):
         found = found.fget
     elif isinstance(found, classmethod | staticmethod):
@@ -144,7 +144,7 @@ def _function(found: Any) -> FunctionType | None:
 
 
 def _is_own(thing: Any) -> bool:
-    """Not of torch, and not built in: what it does may go by what a script sets."""
+    """Is it neither torch's nor built in? Then it may depend on values that the script sets."""
     module = getattr(thing, "__module__", None) or "builtins"
     return module.partition(".")[0] not in ("torch", "builtins", "numpy", "collections")
 

@@ -1,4 +1,4 @@
-"""float32 products with the tensor cores: ten bits of every factor."""
+"""float32 matrix products in tf32 on tensor cores: ten bits of mantissa per factor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""As many threads as there are cores; what the script sets otherwise is not heard."""
+"""Uses as many threads as there are cores, and ignores the script's own setting."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Threads(Remedy):
 
     def apply(self, value: Any, hooks: Hooks) -> None:
         count, cores = int(value), affinity_cores()
-        if count > cores:  # written into a script that has come to a smaller machine
-            warnings.warn(f"threads={count} on {cores} cores would be slower than {cores}, which is taken", stacklevel=4)
+        if count > cores:  # the patched script runs on a smaller machine
+            warnings.warn(f"threads={count} is more than the {cores} cores here; using {cores}", stacklevel=4)
         torch.set_num_threads(min(count, cores))
         here = os.getpid()
         hooks.patches.wrap(
             torch, "set_num_threads", lambda original: lambda count: None if os.getpid() == here else original(count)
-        )  # a worker has one thread of its own
+        )  # a worker sets its own single thread
 
     def edits(self, value: Any, diagnosis: Diagnosis) -> list[Edit]:
         return []

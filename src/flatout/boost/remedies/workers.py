@@ -1,7 +1,7 @@
-"""Processes that read ahead.
+"""DataLoader workers, which read data in advance.
 
-They are started anew for each pass, as a DataLoader does by itself: those that stay would go on with the dataset, and with
-the globals, of the first one, whatever the script has changed since.
+Workers are restarted for each epoch, as is the default: persistent workers would keep the dataset and globals of the first
+epoch, whatever the script changes later.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class WorkersRemedy(Remedy):
         loader = case.training_loader
         if loader is None or loader.iterable or case.seen.cores < 2 or not loader.batched:
             return []
-        if loader.fills:  # what a worker has read and kept goes with it
+        if loader.fills:  # a worker's cache of samples ends with the worker
             return []
         gain = predicted(diagnosis, "no_workers", "slow_transform", "too_many_workers")
         count = min(case.seen.cores - (0 if case.on_device else 1), 8)
@@ -62,7 +62,7 @@ class WorkersRemedy(Remedy):
 
 def _with_workers(original: Any, count: int) -> Any:
     def __init__(loader: DataLoader[Any], dataset: Any, *args: Any, **named: Any) -> None:
-        # only those of whole batches; what the script has set otherwise by position is left alone
+        # only loaders of batches; positional arguments of the script are not changed
         if not isinstance(dataset, IterableDataset) and len(args) < 5:
             named = {**_started(), **named, "num_workers": count}
         original(loader, dataset, *args, **named)
@@ -88,7 +88,7 @@ def _noting(original: Any, passes: MutableMapping[Any, _Pass]) -> Any:
 
 
 def _looking(original: Any, passes: MutableMapping[Any, _Pass]) -> Any:
-    """What a script sets of its dataset in the middle of a pass would not reach the workers."""
+    """Detects a script that changes its dataset during an epoch, which workers would not see."""
 
     def __next__(iterator: Any) -> Any:
         known = passes.get(iterator)
@@ -96,8 +96,8 @@ def _looking(original: Any, passes: MutableMapping[Any, _Pass]) -> Any:
             known.batches += 1
             if known.batches % _LOOKED_AT_EACH == 0 and dataset_state(known.dataset) != known.state:
                 raise RuntimeError(
-                    f"{type(known.dataset).__name__} was changed in the middle of a pass, which its workers do not hear of: "
-                    "this script can't have them"
+                    f"the script changed the dataset {type(known.dataset).__name__} during an epoch, but workers have their "
+                    "own copies of it: this script can't use workers"
                 )
         return original(iterator)
 
@@ -105,5 +105,5 @@ def _looking(original: Any, passes: MutableMapping[Any, _Pass]) -> Any:
 
 
 def _started() -> dict[str, Any]:
-    """How: by a fork, where the script has not said otherwise. What newer Pythons do instead takes seconds for each pass."""
+    """Start workers by fork unless the script has set another method. The default of newer Pythons takes seconds per epoch."""
     return {"multiprocessing_context": "fork"} if sys.platform == "linux" and get_start_method(allow_none=True) is None else {}

@@ -1,4 +1,4 @@
-"""Where in a script a line about its model belongs: before the optimizer is made, in which the model's weights are named."""
+"""Finds where a line about the model goes in a script: before the statement that creates the optimizer from its weights."""
 
 from __future__ import annotations
 
