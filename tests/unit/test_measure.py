@@ -127,7 +127,7 @@ def test_a_verdict_does_not_change_when_computed_again() -> None:
 def test_compare_refuses_what_has_no_ratio(values: list[float]) -> None:
     with pytest.raises(UsageError, match="a must be"):
         compare(values, [1.0, 2.0])
-    with pytest.raises(UsageError, match="equally many"):
+    with pytest.raises(UsageError, match="same length"):
         compare_paired([1.0, 2.0], [1.0])
 
 
@@ -200,7 +200,7 @@ def test_ledger_reads_as_a_small_table() -> None:
         "data                  1.5 s  75.0%",
         "evaluation           500 ms  25.0%",
         "(10 rows took no time)",
-        "2 s of wall time in all",
+        "2 s of wall time in total",
     ]
     data = to_data(ledger.doc())
     assert data["wall_s"] == 2.0 and {"row": "data", "seconds": 1.5, "share": 0.75} in data["ledger"]

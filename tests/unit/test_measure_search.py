@@ -169,7 +169,7 @@ def test_what_learns_worse_is_not_kept_and_nothing_is_timed_again_for_it() -> No
 
 def test_what_was_kept_without_a_proof_of_its_own_goes_where_the_next_proof_finds_it() -> None:
     state, receipt, _ = searched({"a": 1.5, "b": 1.5, "c": 1.2}, exact={"a"}, worse=lambda state: 0.1 * ("a" in state))
-    assert state == {"c"} and receipt.entries[0].why == "not proven by training"
+    assert state == {"c"} and receipt.entries[0].why.startswith("not proven")
     assert verdicts(receipt) == {"a": REJECTED, "b": REJECTED, "c": KEPT}
 
 
@@ -196,7 +196,7 @@ def test_nobody_is_left_slower_than_where_they_started(factor: float, must_gain:
 def test_ctrl_c_ends_it_with_what_was_proven_and_tells_what_was_not_tried() -> None:
     state, receipt, client = searched({"a": 1.5, "b": 1.5, "c": 1.5}, ctrl_c=3)
     assert state == {"a"} and verdicts(receipt) == {"a": KEPT, "c": UNTRIED} and client.lines == ["interrupted"]
-    assert receipt.stopped == "interrupted: what was proven until then is kept"
+    assert receipt.stopped.startswith("interrupted")
 
 
 def test_ctrl_c_while_something_is_taken_back_leaves_it_where_it_was() -> None:
@@ -206,7 +206,7 @@ def test_ctrl_c_while_something_is_taken_back_leaves_it_where_it_was() -> None:
 
 def test_ctrl_c_before_the_baseline_changes_nothing() -> None:
     state, receipt, _ = searched({"a": 1.5}, ctrl_c=1)
-    assert state is None and receipt.step_s is None and receipt.stopped == "interrupted before anything was proven"
+    assert state is None and receipt.step_s is None and receipt.stopped.startswith("interrupted before")
 
 
 def test_a_client_may_end_by_ctrl_c() -> None:

@@ -145,7 +145,7 @@ def _decayed_norms(arm: Arm) -> None:
         (_skipped_bias, FUSED, "head.bias"),
         (_shifted_label, FUSED, "loss"),
         (_stale_statistics, FUSED, "norm.running_"),
-        (_dropped_last_part, HALVES, "part of the batch was left out"),
+        (_dropped_last_part, HALVES, "samples or tokens"),
         (_short_loss, FUSED, "loss"),
         (_frozen_group, FUSED, "bias"),
         (_decayed_norms, FUSED, "weight"),

@@ -1,1 +1,1 @@
-"""Clocks, statistics, the ledger, counts of work, and the one mechanism: search, proof, receipt, recording."""
+"""Clocks, statistics, the ledger, operator counts, and the shared search: trials, proof, receipt, recording."""

@@ -1,4 +1,4 @@
-"""Time, read where the work happens: device clocks on an accelerator, the monotonic clock on a CPU."""
+"""Timing: device clocks on an accelerator, the monotonic clock on a CPU."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until everything queued on `device` is done. A CPU queues nothing."""
+    """Wait until all work queued on `device` is done. A CPU queues nothing."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 class Stopwatch:
-    """Seconds of a `with` block; while it is open, seconds so far. With a device, the edges wait for its work."""
+    """Seconds of a `with` block, or so far while the block is open. With a device, both ends wait for its queued work."""
 
     def __init__(self, device: torch.device | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._device = device
@@ -36,7 +36,7 @@ class Stopwatch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None:  # after an error the device may not answer, and waiting would hide the error
+        if kind is None:  # after an error the device may not respond, and waiting would hide the error
             self._settle()
         self._ended_s = self._clock()
 
@@ -63,7 +63,7 @@ def _time_on_host(fn: Callable[[], object], n: int) -> list[float]:
 
 
 def _time_on_device(fn: Callable[[], object], n: int, device: torch.device) -> list[float]:
-    # Events are stamped by the device, and nothing waits between the calls: the queue stays as full as in training.
+    # The device stamps the events and nothing waits between the calls, so the queue stays as full as in training.
     stream = torch.accelerator.current_stream(device)
     marks = [torch.Event(device.type, enable_timing=True) for _ in range(n + 1)]
     marks[0].record(stream)

@@ -1,7 +1,7 @@
-"""What one step computes and moves: floating-point operations, and bytes that its operators read and write.
+"""Counts one step's work: floating-point operations, and the bytes that its operators read and write.
 
-Each operator is kept with the memory that it touches, so that the work can be added up by group, and so that it is known which
-bytes a compiler would save: those that are written and read again within a chain of operators that it makes one of.
+Each operator is recorded with the memory it touches. This allows sums by group, and shows which bytes a compiler would save:
+those written and read again inside a chain of operators that it fuses.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from flatout.measure.groups import (
 aten = torch.ops.aten
 
 _NO_WORK = frozenset({"prim", "profiler"})
-# they hand out memory, or the same memory in another shape, without touching it
+# these return memory, or the same memory in another shape, without reading or writing it
 _UNTOUCHED = frozenset(
     {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten._unsafe_view}
 )
-# they read the rows that an index names, not the whole table
+# these read only the rows that an index selects, not the whole table
 _GATHERS = frozenset({aten.embedding, aten.gather, aten.index, aten.index_select})
 _IN_A_LOSS = frozenset({ELEMENTWISE, NORMALISATION, MOVEMENT, OTHER})
 _NEVER_FUSED = frozenset({PRODUCTS, CONVOLUTIONS, ATTENTION})
@@ -60,12 +60,12 @@ _FLOPS: dict[Any, Callable[..., int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward: shape_wrapper(_attention_backward_flops),
 }
 
-Touched = tuple[tuple[int, int], ...]  # (a number for a block of memory, bytes of it)
+Touched = tuple[tuple[int, int], ...]  # (id of a memory block, bytes touched in it)
 
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """A tensor without its numbers."""
+    """Shape, strides and dtype of a tensor, without its values."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -73,7 +73,7 @@ class TensorLayout:
 
     @property
     def extent_bytes(self) -> int:
-        """Of the memory from its first number to its last."""
+        """Bytes from the first element to the last."""
         if 0 in self.shape:
             return 0
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
@@ -82,7 +82,7 @@ class TensorLayout:
 
 @dataclass(frozen=True)
 class Call:
-    """An operator and the layouts of what it was given: enough to call it again with other numbers."""
+    """An operator and the layouts of its arguments: enough to call it again on other values."""
 
     func: Any
     given: tuple[Any, ...]
@@ -90,19 +90,19 @@ class Call:
 
     @classmethod
     def of(cls, func: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> Call:
-        """Without the random numbers of the user, which another call would draw from."""
+        """Drops the user's random generators, so that calling again does not advance them."""
         told = tree_map_only(torch.Generator, lambda numbers: None, (given, dict(named)))
         return cls(func, *tree_map_only(torch.Tensor, _layout, told))
 
     @property
     def key(self) -> str:
-        """The same for calls that do the same work, in other processes too."""
+        """Equal for calls that do the same work, also across processes."""
         return hashlib.sha256(repr((str(self.func), self.given, sorted(self.named.items()))).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One launched operator. `dtype` is that of the numbers it computes with; `parts` are the operators that it was made of."""
+    """One launched operator. `dtype`: of its arithmetic. `parts`: the operators that were fused into this one."""
 
     name: str
     group: str
@@ -112,7 +112,7 @@ class Operation:
     writes: Touched
     backward: bool = False
     parts: tuple[Operation, ...] = ()
-    key: str = ""  # of its call: the same work has the same one
+    key: str = ""  # `Call.key`
     call: Call | None = field(default=None, compare=False)
 
     @property
@@ -122,7 +122,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class OperatorCounts:
-    """`bytes` is the traffic of operators run one by one: compiling fuses some of it away."""
+    """`bytes` is the traffic of operators run one by one. Compiling fuses some of it away."""
 
     flops: int
     bytes: int
@@ -135,21 +135,20 @@ class OperatorCounts:
 
 
 def count_step(fn: Callable[[], object]) -> OperatorCounts:
-    """Call `fn` once, eagerly, and count. With fake or meta tensors nothing is computed and nothing allocated."""
+    """Call `fn` once, eagerly, and count. With fake or meta tensors nothing is computed or allocated."""
     with Counter() as counter:
         fn()
     return counter.counts()
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what is called within, unless `paused`. Whoever knows that the loss is being computed, not the model, sets
-    `in_loss`."""
+    """Counts the operators called inside the `with` block, unless `paused`. The caller sets `in_loss` while the loss runs."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.in_loss = self.paused = False
         self._done: list[Operation] = []
-        self._memory: dict[int, tuple[int, StorageWeakRef]] = {}  # a reference keeps its address from being given away
+        self._memory: dict[int, tuple[int, StorageWeakRef]] = {}  # a weak reference keeps the address from being reused
 
     def __enter__(self) -> Counter:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -170,11 +169,11 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def done(self) -> int:
-        """How many operators were counted so far."""
+        """Number of operators counted so far."""
         return len(self._done)
 
     def number_of(self, tensor: torch.Tensor) -> int:
-        """Of the memory that it lies in, as operations name it."""
+        """Id of the tensor's memory block, as used in `Operation.reads` and `writes`."""
         return self._number(tensor)
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, flops: int) -> None:
@@ -205,15 +204,15 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def fuse(operations: Iterable[Operation]) -> list[Operation]:
-    """As a compiler would run them: neighbours without FLOPs become one, which reads what came from before it and writes what
-    is read after it, both once."""
+    """Merge operators as a compiler would: neighbours without FLOPs become one, which reads each outside input once and writes
+    each result that is used later once."""
     chains = [list(chain) for _, chain in groupby(operations, key=_chain_key())]
     last_read = {number: place for place, chain in enumerate(chains) for one in chain for number, _ in one.reads}
     return [_as_one(chain, last_read, place) if len(chain) > 1 else chain[0] for place, chain in enumerate(chains)]
 
 
 def _chain_key() -> Callable[[Operation], tuple[int, bool]]:
-    """Equal for neighbours that may become one, different for all others. Forward and backward are compiled apart."""
+    """Equal for neighbours that may be fused, different otherwise. Forward and backward are compiled separately."""
     place = 0
 
     def key(one: Operation) -> tuple[int, bool]:
@@ -241,9 +240,9 @@ def _as_one(chain: list[Operation], last_read: Mapping[int, int], place: int) ->
 
 
 def _changed_in_place(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[object]:
-    """Arguments that the operator writes to; fused optimizers return nothing and would seem to write nothing.
+    """Arguments that the operator writes to. Fused optimizers return nothing, so their writes show only here.
 
-    They declare that they write gradients too, which they only do to scale them.
+    They also declare writes to the gradients, which happen only when gradients are scaled.
     """
     given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
     return [
@@ -258,7 +257,7 @@ def _layout(tensor: torch.Tensor) -> TensorLayout | None:
 
 
 def _tensors(tree: object) -> list[torch.Tensor]:
-    """All tensors in `tree`, each once: an in-place operator returns the tensor that it changed."""
+    """All tensors in `tree`, each once: an in-place operator returns the tensor it changed."""
     return list({id(leaf): leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)}.values())
 
 
@@ -267,7 +266,7 @@ def _computes_with(tensors: Iterable[torch.Tensor]) -> torch.dtype:
 
 
 def _tensor_bytes(tensor: torch.Tensor) -> int:
-    """Memory behind a tensor: an expanded dimension repeats the same bytes and counts once."""
+    """Bytes behind a tensor. An expanded dimension counts once."""
     if tensor.layout is not torch.strided:
         return int(tensor.numel()) * tensor.element_size()
     distinct = math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0 or size == 0)

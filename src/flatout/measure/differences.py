@@ -1,4 +1,4 @@
-"""How one training step differs from another: faults in what must be equal, and the size of what rounding may change."""
+"""Compares two training steps: faults where both must be equal, sizes where rounding may differ."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_RESOLUTION = 2.0**-23  # of a float32 weight: an update is the difference of two of them
+_RESOLUTION = 2.0**-23  # of a float32 weight; an update is the difference of two weights
 
 
 @dataclass(frozen=True)
 class StepSnapshot:
-    """What one step did, from one state and one batch, dropout off. Tensors are floats, by the model's names."""
+    """The results of one step, from one state and one batch, with dropout off. Tensors are floats, by parameter name."""
 
     losses: tuple[float, ...]  # mean loss of the step's batch, then of further batches from the same state
-    loss_dtype: str  # "float32": of the scalar that backward was called on
-    weight: float  # samples or tokens that the loss speaks for
-    norm: float | None  # of all gradients, before clipping; None: not clipped, not known
+    loss_dtype: str  # of the scalar that backward was called on, such as "float32"
+    weight: float  # samples or tokens that the loss is a mean of
+    norm: float | None  # of all gradients, before clipping; None: not clipped or not known
     gradients: Mapping[str, Tensor | None]  # as the optimizer saw them, after clipping
     updates: Mapping[str, Tensor]  # weight after minus before
-    expected: Mapping[str, Tensor]  # what plain torch's optimizer, in fp32, makes of exactly these gradients
+    expected: Mapping[str, Tensor]  # the update that torch's own fp32 optimizer computes from these gradients
     buffers: Mapping[str, Tensor]  # after the step
-    before: Mapping[str, Tensor] = field(default_factory=dict)  # weights and buffers before it: where given, more can be told
+    before: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # weights and buffers before the step; if given, more checks are possible
 
     def to(self, device: torch.device | str) -> StepSnapshot:
         def moved(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,39 +46,39 @@ class StepSnapshot:
 
 @dataclass(frozen=True)
 class Difference:
-    """`size` is 0 where nothing differs. Kinds: loss, norm (of the whole gradient), length and angle (of one gradient;
-    |ln(ratio)| and radians), update, buffer (as shares)."""
+    """`size` is 0 for no difference. Kinds: loss, norm (of all gradients), length and angle (of one gradient; |ln(ratio)| and
+    radians), update, buffer (as shares)."""
 
     kind: str
     at: str
     size: float
     words: str
-    is_noise: bool = False  # too small beside the model's other gradients to be held against anyone
+    is_noise: bool = False  # too small, compared with the model's other gradients, to count
 
 
-# what must be equal
+# must be equal
 
 
 def faults(reference: StepSnapshot, other: StepSnapshot) -> Iterator[str]:
     yield from not_finite(other, reference.buffers)
     if other.weight != reference.weight:
         yield (
-            f"the loss speaks for {other.weight:.10g} samples or tokens, the reference's for {reference.weight:.10g}: "
-            "part of the batch was left out or added"
+            f"the loss covers {other.weight:.10g} samples or tokens, the baseline's covers {reference.weight:.10g}: "
+            "part of the batch is missing or counted twice"
         )
     yield from _loss_faults(reference, other)
     if (other.norm is None) != (reference.norm is None):
-        told, silent = ("the reference", "the candidate") if other.norm is None else ("the candidate", "the reference")
-        yield f"{told} tells a gradient norm and {silent} none: clip both or neither"
+        has, lacks = ("the baseline", "the candidate") if other.norm is None else ("the candidate", "the baseline")
+        yield f"{has} reports a gradient norm and {lacks} does not: clip gradients in both or in neither"
     yield from _missing(reference, other)
     yield from _misshapen(reference, other)
     yield from _not_moved(reference, other)
 
 
 def not_finite(snapshot: StepSnapshot, known_buffers: Mapping[str, Tensor]) -> Iterator[str]:
-    """A buffer may hold infinities of its own, as masks do: only those that the reference has not are a fault."""
+    """A buffer may contain infinities, as masks do: only infinities that the reference does not have are faults."""
     if not snapshot.losses or not all(map(math.isfinite, snapshot.losses)):
-        yield f"the loss is not finite: {', '.join(map(str, snapshot.losses)) or 'none was given'}"
+        yield f"the loss is not finite: {', '.join(map(str, snapshot.losses)) or 'no loss was returned'}"
     if snapshot.norm is not None and not math.isfinite(snapshot.norm):
         yield f"the gradient norm is not finite: {snapshot.norm}"
     for what, tensors in (("gradient", snapshot.gradients), ("update", snapshot.updates)):
@@ -91,13 +93,13 @@ def not_finite(snapshot: StepSnapshot, known_buffers: Mapping[str, Tensor]) -> I
 
 def _loss_faults(reference: StepSnapshot, other: StepSnapshot) -> Iterator[str]:
     if len(other.losses) != len(reference.losses):
-        yield f"{len(other.losses)} losses came where the reference has {len(reference.losses)}"
+        yield f"got {len(other.losses)} losses, the baseline has {len(reference.losses)}"
     if other.loss_dtype != reference.loss_dtype:
-        yield f"the loss was computed in {other.loss_dtype}, the reference's in {reference.loss_dtype}"
+        yield f"the loss was computed in {other.loss_dtype}, the baseline's in {reference.loss_dtype}"
         return
     for short in (torch.bfloat16, torch.float16):
         if _all_fit(other.losses, short) and not _all_fit(reference.losses, short):
-            yield f"the loss was computed in {str(short).removeprefix('torch.')} and widened after: its values fit that format"
+            yield f"the loss was computed in {str(short).removeprefix('torch.')}, then widened: all its values fit that format"
             return
 
 
@@ -110,14 +112,14 @@ def _missing(reference: StepSnapshot, other: StepSnapshot) -> Iterator[str]:
     for name in sorted(reference.gradients.keys() | other.gradients.keys()):
         asked, got = reference.gradients.get(name), other.gradients.get(name)
         if asked is not None and got is None:
-            yield f"{name} has no gradient, the reference has one: was the parameter skipped?"
+            yield f"{name} has no gradient, but has one in the baseline: was the parameter skipped?"
         elif asked is None and got is not None:
-            yield f"{name} has a gradient, the reference has none"
+            yield f"{name} has a gradient, but has none in the baseline"
     for what, wanted, given in (("update", reference.updates, other.updates), ("buffer", reference.buffers, other.buffers)):
         for name in sorted(wanted.keys() ^ given.keys()):
-            yield f"the {what} of {name} is known for the {'reference' if name in wanted else 'candidate'} alone"
+            yield f"the {what} of {name} exists only in the {'baseline' if name in wanted else 'candidate'}"
     for name in sorted(other.updates.keys() ^ other.expected.keys()):
-        yield f"the update of {name} has nothing to be held against: both updates and expected need it"
+        yield f"the update of {name} can't be compared: it must be in both updates and expected"
 
 
 def _misshapen(reference: StepSnapshot, other: StepSnapshot) -> Iterator[str]:
@@ -130,7 +132,7 @@ def _misshapen(reference: StepSnapshot, other: StepSnapshot) -> Iterator[str]:
         for name in sorted(given.keys() & wanted.keys()):
             got, asked = given[name], wanted[name]
             if got is not None and asked is not None and got.shape != asked.shape:
-                yield f"the {what} of {name} has the shape {tuple(got.shape)}, {tuple(asked.shape)} was expected"
+                yield f"the {what} of {name} has shape {tuple(got.shape)}, expected {tuple(asked.shape)}"
 
 
 def _not_moved(reference: StepSnapshot, other: StepSnapshot) -> Iterator[str]:
@@ -139,19 +141,19 @@ def _not_moved(reference: StepSnapshot, other: StepSnapshot) -> Iterator[str]:
         if torch.equal(after, asked):
             continue
         if before is not None and torch.equal(after, before):
-            yield f"the buffer {name} is stale: the step left it as it was, the reference's moved"
+            yield f"the buffer {name} is stale: the step did not change it, the baseline's step did"
         elif not asked.is_floating_point():
-            yield f"the buffer {name} is not the reference's, and whole numbers must be equal: was it left stale?"
+            yield f"the buffer {name} differs from the baseline's, and integers must be equal: was it not updated?"
     for name, update, expected in _both(other.updates, other.expected):
         if not update.any() and length(expected) > rounding(other, name):
-            yield f"{name} did not move, and the optimizer should have moved it: is its parameter group frozen?"
+            yield f"{name} did not change, but the optimizer should have changed it: is its parameter group frozen?"
 
 
-# what rounding may change
+# may differ by rounding
 
 
 def differences(reference: StepSnapshot, other: StepSnapshot, noise: float) -> list[Difference]:
-    """What is missing or not finite has no size; it is a fault already."""
+    """Sizes of all differences. Values that are missing or not finite are left out: `faults` reports them."""
     found = (
         *_loss_differences(reference, other),
         *_gradient_differences(reference, other, noise),
@@ -165,50 +167,50 @@ def _loss_differences(reference: StepSnapshot, other: StepSnapshot) -> Iterator[
     typical = sum(map(abs, reference.losses)) / len(reference.losses)
     for batch, (asked, got) in enumerate(zip(reference.losses, other.losses, strict=False)):
         off = _share(abs(got - asked), max(abs(asked), typical))
-        words = f"the loss is {got:.6g} where the reference has {asked:.6g}: off by {percent(off)}"
+        words = f"the loss is {got:.6g}, the baseline's is {asked:.6g}: off by {percent(off)}"
         yield Difference("loss", f"batch {batch}", off, words)
     if reference.norm is not None and other.norm is not None:
         ratio = _share(other.norm, reference.norm)
         words = (
-            f"the gradient norm before clipping is {ratio:.4g} times the reference's ({other.norm:.4g}, {reference.norm:.4g})"
+            f"the gradient norm before clipping is {ratio:.4g} times the baseline's ({other.norm:.4g}, {reference.norm:.4g})"
         )
         yield Difference("norm", "all parameters", _log_ratio(other.norm, reference.norm), words)
 
 
 def _gradient_differences(reference: StepSnapshot, other: StepSnapshot, noise: float) -> Iterator[Difference]:
-    """Where a true gradient is zero (a key bias in attention, a bias in front of batch norm) only noise is left, and noise has
-    any direction: a difference that is small beside the model's typical element is marked. Zeros don't count there: an
-    embedding has a gradient in the rows that were read. So is one of a bias that is no larger than its weight's, element by
-    element: both are sums of the same terms, and the weight's is judged."""
+    """Some true gradients are zero (a key bias in attention, a bias before batch norm), so only noise of random direction is
+    left. A difference is marked as noise if it is small compared with the model's typical non-zero element; zeros are left out
+    because an embedding has gradients only in the rows that were read. A bias's difference is also marked if it is no larger,
+    per element, than its weight's: both sum the same terms, and the weight is judged."""
     known = [gradient for gradient in reference.gradients.values() if gradient is not None]
     elements = sum(int(gradient.count_nonzero()) for gradient in known)
     typical = math.hypot(*map(length, known)) / math.sqrt(max(elements, 1))
-    weight, off = torch.empty(0), 0.0  # the one before, and what each of its elements is off by
+    weight, off = torch.empty(0), 0.0  # the previous parameter, and its mean difference per element
     for name, got, asked in _both(other.gradients, reference.gradients):
         apart, theirs, ours = length(got - asked), length(asked), length(got)
         is_its_bias = asked.ndim == 1 < weight.ndim and len(asked) in weight.shape[:2]
         is_noise = apart <= max(noise * typical, off if is_its_bias else 0.0) * math.sqrt(asked.numel())
         weight, off = asked, apart / math.sqrt(max(asked.numel(), 1))
         angle = _angle(theirs, ours, apart)
-        longer = f"the gradient of {name} is {_share(ours, theirs):.4g} times as long as the reference's"
+        longer = f"the gradient of {name} is {_share(ours, theirs):.4g} times as long as the baseline's"
         yield Difference("length", name, _log_ratio(ours, theirs), longer, is_noise)
-        elsewhere = f"the gradient of {name} points elsewhere: cosine {math.cos(angle):.4f}"
+        elsewhere = f"the gradient of {name} has another direction: cosine {math.cos(angle):.4f}"
         yield Difference("angle", name, angle, elsewhere, is_noise)
 
 
 def _update_difference(snapshot: StepSnapshot, name: str, update: Tensor, expected: Tensor) -> Difference:
-    """Held against the candidate's own gradients, so their noise is in both and the limit can be tight."""
+    """Compared with the update expected from the candidate's own gradients: their noise cancels, so the limit can be tight."""
     rest = update - expected
     off = _share(max(length(rest) - rounding(snapshot, name), 0.0), length(expected))
-    words = f"the update of {name} is not what the optimizer makes of its gradient: off by {percent(off)}"
+    words = f"the update of {name} does not match its gradient: off by {percent(off)}"
     return Difference("update", name, off, words + _likely_cause(update, expected, rest, snapshot.before.get(name)))
 
 
 def _likely_cause(update: Tensor, expected: Tensor, rest: Tensor, weight: Tensor | None) -> str:
     if weight is not None and _alike(rest, weight) > 0.9:
-        return ", along the weight itself (weight decay that differs)"
+        return ", in the direction of the weight (different weight decay?)"
     if _alike(update, expected) > 0.9999:
-        return f", {_share(length(update), length(expected)):.3g} times as far (a learning rate that differs)"
+        return f", {_share(length(update), length(expected)):.3g} times as long (different learning rate?)"
     return ""
 
 
@@ -222,7 +224,7 @@ def _buffer_differences(reference: StepSnapshot, other: StepSnapshot) -> Iterato
 
 
 def _buffer_scale(name: str, buffer: Tensor, buffers: Mapping[str, Tensor]) -> float:
-    """A running mean may be near zero: what it is a mean of varies by the running variance."""
+    """A running mean may be near zero, so its scale also includes the running standard deviation."""
     size = length(buffer[buffer.isfinite()])
     variance = buffers.get(name.removesuffix("running_mean") + "running_var") if name.endswith("running_mean") else None
     return size if variance is None else max(size, 0.1 * length(variance.clamp(min=0).sqrt()))
@@ -236,7 +238,7 @@ def length(tensor: Tensor) -> float:
 
 
 def rounding(snapshot: StepSnapshot, name: str) -> float:
-    """How long an update may be that is nothing but the rounding of its weights; unknown weights count as 1."""
+    """The largest update length that rounding of the weights alone can cause. Unknown weights count as 1."""
     weight = snapshot.before.get(name)
     return _RESOLUTION * (length(weight) if weight is not None else math.sqrt(snapshot.expected[name].numel()))
 
@@ -255,7 +257,7 @@ def _both(
 
 
 def _angle(a: float, b: float, apart: float) -> float:
-    """By the law of cosines, which keeps its digits where the two are almost equal."""
+    """By the law of cosines, which stays precise for nearly equal vectors."""
     if not a or not b:
         return math.pi / 2 if a or b else 0.0
     lost = (apart**2 - (a - b) ** 2) / (2 * a * b)

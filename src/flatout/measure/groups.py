@@ -1,4 +1,4 @@
-"""Which group of operations an operator belongs to, told from its name and its tags."""
+"""Which group of operations an operator belongs to, by its name and tags."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RANDOM = ("dropout", "bernoulli", "uniform", "normal_", "rand")
 
 
 def group_of(func: Any, flops: int) -> str:
-    """`func` is an operator of torch; what has FLOPs is a convolution, attention or a matrix product."""
+    """`func` is a torch operator. An operator with FLOPs is a convolution, attention or a matrix product."""
     name = func.name()
     if "attention" in name:
         return ATTENTION

@@ -1,4 +1,4 @@
-"""Is a trial faster than what it is compared with, by more than the noise, and does its first step compute the same?"""
+"""Is a trial faster than its baseline by more than the noise, and does its first step compute the same?"""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from flatout.base.units import show_gain
 from flatout.measure.standing import TrialResult
 from flatout.measure.stats import Comparison, compare, compare_paired
 
-HARMLESS = 0.02  # a change that is good for something else may seem to cost so much, within the noise
+HARMLESS = 0.02  # a change with another benefit may measure this much slower, within the noise
 
 
 class Rejection(Enum):
-    """Why a change was not kept. Decisions ask for this, never for the words."""
+    """Why a change was not kept. Code decides by this, never by the words."""
 
     FAILED = auto()  # the trial crashed, ran out of memory, took too long
-    TOO_FEW = auto()  # times, to tell anything
-    DIFFERENT = auto()  # the first step does not compute the same
+    TOO_FEW = auto()  # repeats to compare
+    DIFFERENT = auto()  # the first step computes something else
     SLOWER = auto()
-    NO_GAIN = auto()  # above the noise
-    NOT_REPAID = auto()  # what it costs once is more than it saves
-    UNPROVEN = auto()  # its losses are worse, or can't be told from noise
+    NO_GAIN = auto()  # larger than the noise
+    NOT_REPAID = auto()  # its one-off cost is more than it saves
+    UNPROVEN = auto()  # its losses are worse, or noise hides whether they are
 
 
 COMPUTES_THE_SAME = frozenset({Rejection.SLOWER, Rejection.NO_GAIN, Rejection.NOT_REPAID})
@@ -30,7 +30,7 @@ COMPUTES_THE_SAME = frozenset({Rejection.SLOWER, Rejection.NO_GAIN, Rejection.NO
 
 @dataclass(frozen=True)
 class ComparedTimes:
-    """Seconds of a trial, and of what it is compared with. `paired`: taken by turns, so that both share each minute."""
+    """Seconds of a trial and of its baseline. `paired`: both were timed in turns, so that other load affects both."""
 
     now_s: Sequence[float]
     was_s: Sequence[float]
@@ -38,27 +38,27 @@ class ComparedTimes:
 
 
 def times_of(trial: TrialResult, stands: TrialResult) -> ComparedTimes:
-    """Compared with what was timed by turns with it, where there is such a thing; else with what stands."""
+    """Compare with the baseline timed in turns with the trial, if there is one; else with the current state's times."""
     if trial.against_s:
         return ComparedTimes(trial.steps_s, trial.against_s, len(trial.against_s) == len(trial.steps_s))
     return ComparedTimes(trial.steps_s, stands.steps_s, paired=False)
 
 
 def time_ratio(times: ComparedTimes, margin: float) -> Comparison:
-    """Of seconds: below 1 is faster."""
+    """Ratio of seconds: below 1 is faster."""
     how = compare_paired if times.paired else compare
     return how(times.now_s, times.was_s, prefer="min", margin=margin)
 
 
 def speed_up(times: ComparedTimes, margin: float) -> Comparison:
-    """Of rates: 2 is twice as fast."""
+    """Ratio of rates: 2 is twice as fast."""
     found = time_ratio(times, margin)
     return Comparison(1 / found.ratio, 1 / found.high, 1 / found.low, found.better, found.n)
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """`rejection`: None where the change is to be kept. `speed`: None where nothing could be timed."""
+    """`rejection`: None if the change is kept. `speed`: None if nothing could be timed."""
 
     rejection: Rejection | None
     why: str
@@ -72,13 +72,13 @@ class Judgement:
 def judge(
     trial: TrialResult, times: ComparedTimes, *, margin: float, unless_slower: bool = False, is_checked: bool = True
 ) -> Judgement:
-    """Kept, if it is faster by more than `margin` and the noise; with `unless_slower` also if no difference can be told.
-    `is_checked`: only with a check of its first step that passed."""
+    """Keep a trial that is faster by more than `margin` and the noise; with `unless_slower` also if no difference is clear.
+    `is_checked`: keep it only if the check of its first step passed."""
     if trial.failure:
         return Judgement(Rejection.FAILED, f"{trial.failure}: {trial.why}")
     speed = speed_up(times, margin)
     if is_checked and (trial.check is None or not trial.check["passed"]):
-        why = trial.check["why"] if trial.check else "the step was not compared"
+        why = trial.check["why"] if trial.check else "its first step was not checked"
         return Judgement(Rejection.DIFFERENT, f"not the same: {why}", speed)
     if speed.better is False:
         gain = f"slower: {speed.ratio:.2f}x" if speed.ratio >= 0.1 else show_gain(speed.ratio)

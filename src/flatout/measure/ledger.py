@@ -1,4 +1,4 @@
-"""Where the time of a run went. Every moment belongs to exactly one row, so the rows add up to wall time by construction."""
+"""Where a run's time went. Every moment is charged to exactly one row, so the rows add up to wall time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COLUMNS = (
 
 
 class Ledger:
-    """`lap(row)` charges the time since the previous lap to `row`. Figures cover everything up to the last lap."""
+    """`lap(row)` charges the time since the previous lap to `row`. All figures cover the time up to the last lap."""
 
     __slots__ = ("_before_s", "_began_s", "_clock", "_previous_s", "_spent_s")
 
@@ -42,34 +42,34 @@ class Ledger:
         self._began_s = self._previous_s = clock()
 
     def start(self) -> None:
-        """Begin now. What was charged before is kept; the time since the last lap is nobody's."""
+        """Start the clock now. Earlier charges stay; the time since the last lap is not charged."""
         self._before_s = self.wall_s
         self._began_s = self._previous_s = self._clock()
 
     def lap(self, row: str) -> None:
         now_s = self._clock()
-        try:  # called several times a step: a failed lookup is caught instead of asked about first
+        try:  # called several times a step, and try is faster than checking first
             self._spent_s[row] += now_s - self._previous_s
         except KeyError:
             raise _unknown(row) from None
         self._previous_s = now_s
 
     def split(self, row: str, shares: Mapping[str, float]) -> None:
-        """Move shares of what `row` has been charged to other rows; what the shares leave over stays."""
+        """Move shares of `row`'s time to other rows; the rest stays in `row`."""
         for name in (row, *shares):
             if name not in self._spent_s:
                 raise _unknown(name)
         if min(shares.values(), default=0) < 0 or sum(shares.values()) > 1 + 1e-9:
-            raise UsageError(f"shares of {row!r} must be at least 0 and at most 1 together, got {dict(shares)}")
+            raise UsageError(f"shares of {row!r} must be at least 0 each and at most 1 in total, got {dict(shares)}")
         whole_s = self._spent_s[row]
         for name, share in shares.items():
-            moved_s = min(whole_s * share, self._spent_s[row])  # rounding must not overdraw
+            moved_s = min(whole_s * share, self._spent_s[row])  # rounding must not make it negative
             self._spent_s[row] -= moved_s
             self._spent_s[name] += moved_s
 
     @property
     def wall_s(self) -> float:
-        """Read from the clock, not from the rows: that they agree is what a test can check."""
+        """Read from the clock, not from the rows, so that a test can compare the two."""
         return self._before_s + self._previous_s - self._began_s
 
     def totals(self) -> dict[str, float]:
@@ -77,11 +77,11 @@ class Ledger:
         return dict(self._spent_s)
 
     def to_dict(self) -> dict[str, float]:
-        """For a checkpoint; `add` of it in a resumed run goes on where this one stopped."""
+        """For a checkpoint: a resumed run continues with `add` of it."""
         return {row: spent_s for row, spent_s in self._spent_s.items() if spent_s}
 
     def add(self, earlier: Mapping[str, float]) -> None:
-        """Count in what `to_dict` of an earlier part of the run said."""
+        """Add the times that `to_dict` of an earlier part of the run returned."""
         for row, spent_s in earlier.items():
             if row not in self._spent_s:
                 raise _unknown(row)
@@ -93,7 +93,7 @@ class Ledger:
         spent = [_row(row, spent_s, wall_s) for row, spent_s in self._spent_s.items() if spent_s]
         unused = [_row(row, spent_s, wall_s) for row, spent_s in self._spent_s.items() if not spent_s]
         table = Table("ledger", _COLUMNS, spent, fold=unused, fold_note="rows took no time")
-        return Doc((Fields({"wall_s": wall_s}), table, TextLine(f"{show_seconds(wall_s)} of wall time in all")))
+        return Doc((Fields({"wall_s": wall_s}), table, TextLine(f"{show_seconds(wall_s)} of wall time in total")))
 
 
 def _row(row: str, spent_s: float, wall_s: float) -> dict[str, Cell | str]:

@@ -1,6 +1,6 @@
-"""Proof by losses: a candidate's against the baseline's on the same data, with more steps where noise leaves it open.
+"""Proof by losses: compares a candidate's losses with the baseline's on the same data, with more steps if noise is too large.
 
-What is told of it is `PairedCheck` as a mapping: `passed`, `why`, and the figures where there were steps enough for any.
+The result is `PairedCheck` as a mapping: `passed`, `why`, and the figures if there were enough steps.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ LossVerdict = Mapping[str, Any]
 
 
 def compare_losses(baseline: Sequence[Sequence[float]], losses: Sequence[float], part_steps: int = 0) -> dict[str, Any]:
-    """`baseline`: the losses of its repeats. As many steps count as all arms have.
+    """`baseline`: the losses of its repeats. Compares as many steps as all runs have.
 
-    Losses of several parts of `part_steps` each, which all began anew, are looked at twice: part by part, as these are
-    independent of each other, and step by step, where all of them may drift away at their ends.
+    Losses of several parts of `part_steps` each, all started anew, are checked twice: part by part, as the parts are
+    independent, and step by step, because all parts may drift at their ends.
     """
     n = min(len(losses), *(len(one) for one in baseline))
     if n < MIN_STEPS:
-        return {"passed": False, "why": f"{NOT_ENOUGH}: {n} paired steps, {MIN_STEPS} are asked for"}
+        return {"passed": False, "why": f"{NOT_ENOUGH}: {n} paired steps, at least {MIN_STEPS} are needed"}
     orders = [list(range(n))]
     if part_steps:
         orders.append([place for step in range(part_steps) for place in range(step, n, part_steps)])
@@ -32,7 +32,7 @@ def compare_losses(baseline: Sequence[Sequence[float]], losses: Sequence[float],
 
 
 def is_open(found: LossVerdict) -> bool:
-    """Noise hides whether they differ: more steps may tell."""
+    """Noise hides whether the losses differ; more steps may show it."""
     return not found["passed"] and str(found["why"]).startswith(NOT_ENOUGH)
 
 
@@ -45,11 +45,11 @@ def with_more_steps(
     fits: Callable[[int], bool],
     in_parts_of: int = 1,
 ) -> LossVerdict:
-    """`found` after `steps`; where that left it open, what as many steps as it takes tell.
+    """`found` after `steps`; if noise left it open, the result of as many steps as needed.
 
-    `ample`: how many times the steps that the noise asks for, which is an estimate. `fits`: is there time for so many?
-    `longer` returns None where they can't be had; what was found before stands then. Whether to go on is for the noise to
-    say, not for the difference that was seen, or chance would get one more look with each.
+    `ample`: factor on the steps that the noise requires, which are an estimate. `fits`: is there time for so many steps?
+    `longer` returns None if they can't be run; then the earlier result stands. Only the noise decides whether to continue,
+    never the difference seen: else each extra look would raise the chance of a false pass.
     """
     while is_open(found) and found.get("figures"):
         wanted = in_parts_of * ceil(ample * found["figures"]["steps_needed"] / in_parts_of)

@@ -1,7 +1,7 @@
-"""The first part of a proof: one step of a candidate against one of the reference, from one state, on one batch, dropout off.
+"""The first part of a proof: one step of a candidate compared with one of the reference, from one state and batch, dropout off.
 
-Losses alone see neither a doubled gradient under Adam nor a skipped bias, so each parameter's gradient, update and buffer is
-held against the reference (fp32, eager): exactly where it must be equal, else within what the precision's rounding explains.
+Losses alone show neither a doubled gradient under Adam nor a skipped bias. So each parameter's gradient, update and buffer is
+compared with the reference (fp32, eager): exactly where it must be equal, else within the rounding error of the precision.
 The second part, many steps, is in `paired`.
 """
 
@@ -21,7 +21,7 @@ Allowed = Mapping[tuple[str, str], float]  # by kind and place
 
 @dataclass(frozen=True)
 class StepCheck:
-    """Either it passed, or `why` says what is wrong, or it begins with "not enough evidence", which is a rejection too."""
+    """If `passed` is False, `why` says what is wrong, or begins with "not enough evidence", which is a rejection too."""
 
     passed: bool
     why: str
@@ -30,7 +30,7 @@ class StepCheck:
 
 @dataclass(frozen=True)
 class DifferenceLimits:
-    """How large a difference of each kind may be; `noise` is the share of a typical gradient element below which none is."""
+    """The largest difference allowed for each kind. `noise`: share of a typical gradient element below which none counts."""
 
     loss: float
     norm: float
@@ -38,11 +38,11 @@ class DifferenceLimits:
     angle: float
     noise: float
     buffer: float
-    update: float = 1e-3  # the optimizer works in fp32 whatever the forward pass does; fused differed by rounding alone
+    update: float = 1e-3  # the optimizer always works in fp32; fused kernels differed only by rounding
 
 
-# The worst that was seen between honest steps and eager fp32, with torch.autocast on a CPU. Small: an MLP, a convnet with
-# batch norm, GPTs of 2 and 12 layers, at steps 0 to 600; deep: a ResNet-50 on 32 pixels, 16 or 64 images a batch, at step 40.
+# The largest differences measured between correct steps and eager fp32, with torch.autocast on a CPU. Small: an MLP, a convnet
+# with batch norm, GPTs of 2 and 12 layers, at steps 0 to 600; deep: a ResNet-50 on 32 pixels, 16 or 64 images a batch, step 40.
 #
 #                                   loss     norm     length    cosine     noise     buffer
 #   fp32    small, channels_last*   2e-7              1.000     1.0000     6e-7      2e-7
@@ -52,10 +52,10 @@ class DifferenceLimits:
 #   bf16    small                   8e-3     1.01     1.03      0.993      5e-3      2e-3
 #           deep                    1e-3     1.004    1.24      0.953                4e-4
 #
-# * and compiled and in micro-batches; compiled bf16 came within 1e-5 of the cosines of eager bf16. "noise" is a bias in front
-# of batch norm, or of the keys in attention. At step 0 the deep one can't be told in bf16 (cosines near 0; 0.9986 even in
-# fp32): prove from a state that has trained a little. The limits lie between these figures and what a bug does: a ratio of
-# 2, a cosine near 0. tf32 has the digits of fp16 and, like fp8, was not measured: fp16's limits, and bf16's widened.
+# * also compiled and in micro-batches; compiled bf16 was within 1e-5 of the cosines of eager bf16. "noise" is a bias before
+# batch norm, or of the keys in attention. At step 0 the deep model can't be judged in bf16 (cosines near 0; 0.9986 even in
+# fp32): prove from a state that has trained a little. The limits lie between these figures and those of a bug: a ratio of 2,
+# a cosine near 0. tf32 and fp8 were not measured: tf32 has fp16's digits and its limits, fp8 has bf16's limits, widened.
 LIMITS = {
     "fp32": DifferenceLimits(loss=1e-4, norm=0.01, length=0.05, angle=math.acos(0.99), noise=1e-4, buffer=1e-3),
     "tf32": DifferenceLimits(loss=2e-3, norm=0.03, length=0.1, angle=math.acos(0.96), noise=4e-3, buffer=0.01),
@@ -63,13 +63,13 @@ LIMITS = {
     "bf16": DifferenceLimits(loss=0.02, norm=0.05, length=0.3, angle=math.acos(0.9), noise=0.02, buffer=0.03),
     "fp8": DifferenceLimits(loss=0.05, norm=0.15, length=0.4, angle=math.acos(0.8), noise=0.1, buffer=0.1),
 }
-# Beyond these a doubled gradient or a skipped bias would pass: there is nothing left to tell.
+# Above these limits a doubled gradient or a skipped bias would pass, so nothing can be proven.
 _USELESS = {"loss": 0.2, "norm": math.log(1.6), "length": math.log(1.6), "angle": math.acos(0.5), "update": 0.5, "buffer": 0.5}
 _FIGURES = {
     "loss": "loss_error", "norm": "norm_ratio", "length": "worst_norm_ratio", "angle": "worst_cosine",
     "update": "worst_update_error", "buffer": "worst_buffer_error",
 }  # fmt: skip
-_WIDENING = 3.0  # a repeat is one draw of the reference's noise, the candidate another
+_WIDENING = 3.0  # the repeat is one sample of the reference's noise, the candidate is another
 _UNTOLD_SHARE = 0.1
 _SHOWN = 4
 
@@ -77,13 +77,13 @@ _SHOWN = 4
 def check_step(
     reference: StepSnapshot, candidate: StepSnapshot, precision: str, again: StepSnapshot | None = None
 ) -> StepCheck:
-    """Did `candidate` do what `reference` did, as far as `precision` can?
+    """Did `candidate` compute the same as `reference`, within the rounding of `precision`?
 
-    `again` is a second step of the reference; what it differs by widens the limits. For a model that is not deterministic it
-    is a plain repeat; for one that is badly conditioned, a step from weights rounded to the candidate's format.
+    `again` is a second step of the reference; its differences widen the limits. For a model that is not deterministic it is a
+    plain repeat; for an ill-conditioned model, a step from weights rounded to the candidate's format.
     """
     if precision not in LIMITS:
-        raise UsageError(f"there are no limits for the precision {precision!r}; {did_you_mean(precision, LIMITS)}")
+        raise UsageError(f"unknown precision {precision!r}; {did_you_mean(precision, LIMITS)}")
     limits = LIMITS[precision]
     if doubt := _no_evidence(reference, again):
         return StepCheck(False, f"not enough evidence: {doubt}", {"precision": precision})
@@ -91,7 +91,9 @@ def check_step(
     repeated = [] if again is None else differences(reference, again, limits.noise)
     own = {(d.kind, d.at): d.size for d in repeated if not d.is_noise}
     allowed = {(d.kind, d.at): getattr(limits, d.kind) + _WIDENING * own.get((d.kind, d.at), 0.0) for d in measured}
-    found = [d for d in measured if not d.is_noise or d.size <= allowed[d.kind, d.at]]  # small and alike is still a figure
+    found = [
+        d for d in measured if not d.is_noise or d.size <= allowed[d.kind, d.at]
+    ]  # noise within the limit still counts in the figures
     figures = _figures(found, allowed, precision)
     figures["gradients_lost_in_noise"] = float(len({d.at for d in measured if d not in found}))
     if wrong := [*faults(reference, candidate), *_too_large(found, allowed)]:
@@ -104,28 +106,28 @@ def check_step(
 
 def _no_evidence(reference: StepSnapshot, again: StepSnapshot | None) -> str | None:
     if broken := next(not_finite(reference, reference.buffers), None):
-        return f"the reference itself is broken: {broken}"
+        return f"the baseline is broken: {broken}"
     if not any(gradient is not None and gradient.any() for gradient in reference.gradients.values()):
-        return "the reference has no gradient but zero"
+        return "all gradients of the baseline are zero"
     if not any(length(update) > 2 * rounding(reference, name) for name, update in reference.expected.items()):
-        return "no update is larger than the rounding of its weights: take the step at the full learning rate"
+        return "no update is larger than the rounding of its weights: use the full learning rate for this step"
     if again is not None and (odd := next(faults(reference, again), None)):
-        return f"the reference differs from its own repeat: {odd}"
+        return f"two runs of the baseline differ: {odd}"
     return None
 
 
 def _untold(found: list[Difference], allowed: Allowed) -> str | None:
-    """A few parameters may be lost in the reference's noise as long as the rest speaks for the change."""
+    """A few parameters may be lost in the reference's noise if the others can be judged."""
     for kind, useless in _USELESS.items():
         ours = [d.at for d in found if d.kind == kind]
         noisy = [at for at in ours if allowed[kind, at] > useless]
         if len(noisy) > _UNTOLD_SHARE * len(ours):
-            return f"the reference differs too much from its own repeat to tell ({kind} at {noisy[0]}, {len(noisy)} in all)"
+            return f"two runs of the baseline differ too much ({kind} at {noisy[0]}, {len(noisy)} in all)"
     return None
 
 
 def _too_large(found: list[Difference], allowed: Allowed) -> Iterator[str]:
-    """The worst of each kind, and how many others there are."""
+    """The worst difference of each kind, and the number of others."""
     for kind in _USELESS:
         over = [d for d in found if d.kind == kind and d.size > allowed[kind, d.at]]
         if over:
@@ -136,14 +138,14 @@ def _too_large(found: list[Difference], allowed: Allowed) -> Iterator[str]:
 
 def _bound(kind: str, limit: float) -> str:
     if kind == "angle":
-        return f"at least {_figure(kind, limit):.4g} is asked for"
+        return f"at least {_figure(kind, limit):.4g} is required"
     if kind in ("norm", "length"):
-        return f"{math.exp(-limit):.4g} to {math.exp(limit):.4g} is allowed"
+        return f"{math.exp(-limit):.4g} to {math.exp(limit):.4g} are allowed"
     return f"{percent(limit)} is allowed"
 
 
 def _figures(found: list[Difference], allowed: Allowed, precision: str) -> dict[str, float | str]:
-    """Of each kind the worst, as people know it, where it is, and what is allowed there."""
+    """The worst of each kind in its usual unit, its place, and the limit there."""
     figures: dict[str, float | str] = {"precision": precision}
     for kind, name in _FIGURES.items():
         worst = max((d for d in found if d.kind == kind), key=lambda d: d.size, default=Difference(kind, "", 0.0, ""))
@@ -154,7 +156,7 @@ def _figures(found: list[Difference], allowed: Allowed, precision: str) -> dict[
 
 
 def _figure(kind: str, size: float) -> float:
-    """An angle as its cosine, a logarithm as its ratio (above 1: of the longer to the shorter), a share as it is."""
+    """An angle as its cosine, a logarithm as its ratio (longer over shorter), a share unchanged."""
     if kind == "angle":
         return math.cos(min(size, math.pi))
     return math.exp(size) if kind in ("norm", "length") else size

@@ -1,4 +1,4 @@
-"""The receipt: what was tried, kept and rejected, both arms' numbers and the proof. Frozen, stored with the run, printable."""
+"""The receipt: what was tried, kept and rejected, the measured times and the proof. Immutable, stored with the run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from flatout.base.kinds import check_kinds
 
 KEPT, REJECTED, UNTRIED = "kept", "rejected", "untried"
-ALL_TOGETHER = "all together"  # the entry of what was kept, measured once more as a whole
+ALL_TOGETHER = "all together"  # the entry that times all kept changes together
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One change, tried from where the search stood then. Factors are on the rate: 2.0 is twice as fast."""
+    """One change and its result, compared with the settings kept so far. Factors are on the rate: 2.0 is twice as fast."""
 
     name: str
     value: Any
@@ -36,12 +36,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Receipt:
-    reference: Mapping[str, Any]  # settings with every knob off
-    settings: Mapping[str, Any]  # what came out
+    reference: Mapping[str, Any]  # the baseline: settings with every knob off
+    settings: Mapping[str, Any]  # the settings chosen
     entries: tuple[Entry, ...]
     reference_step_s: float | None = None
     step_s: float | None = None
-    paired: Mapping[str, Any] | None = None  # of training on the same data, the whole of the changes against the reference
+    paired: Mapping[str, Any] | None = None  # the loss check: all changes together against the baseline on the same data
     isolated: bool = True
     stopped: str = ""  # why the search ended
     notes: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Receipt:
 
     @property
     def gain(self) -> float | None:
-        """Of both arms, taken by turns where there is such a measurement: what slowed both cancels out there."""
+        """Speed-up of all changes. Uses times taken in turns if there are any: load on both sides cancels out."""
         whole = next((one for one in self.entries if one.name == ALL_TOGETHER and one.verdict == KEPT), None)
         if whole is not None and whole.measured is not None:
             return whole.measured

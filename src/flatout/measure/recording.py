@@ -1,4 +1,4 @@
-"""Trials that replay: what was answered, kept under what was asked. A cache between runs, and test data."""
+"""Records trials so that they can be replayed: each answer is stored by its question. A cache between runs, and test data."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ Answer = dict[str, Any]
 
 
 class Answers:
-    """Of several kinds, each under a key in words. An answer is plain data with a `failure` (empty: none) and, where it was
-    a measurement of times, a `took_s`.
+    """Answers of several kinds, each stored under a text key. An answer is plain data with a `failure` (empty: none) and, if it
+    measured times, a `took_s`.
 
-    Without a live source of answers, what is not recorded is not known. `passing`: failures of that moment, as a kill from
-    outside: asked again, it may go otherwise, so they are not kept.
+    Without a live source, an answer that is not recorded is unknown. `passing`: temporary failures, such as a kill from
+    outside; they are not stored, because the next try may succeed.
     """
 
     def __init__(self, kinds: Collection[str], written: Mapping[str, Any] | None, passing: Collection[str]) -> None:
         self._kept: dict[str, dict[str, Answer]] = {kind: dict((written or {}).get(kind, {})) for kind in kinds}
         self._passing = passing
         self._written = frozenset(key for kept in self._kept.values() for key in kept)
-        self.replayed = 0  # of what was written before
+        self.replayed = 0  # answers read from the recording
         self._replayed_s = 0.0
         self.asked_live = 0
 
     def clock(self) -> float:
-        """On which a replay takes as long as its measurement did: a search that ended for lack of time ends there again."""
+        """A clock on which a replayed trial takes as long as its measurement did: a replayed search ends at the same point."""
         return time.monotonic() + self._replayed_s
 
     def known(self, kind: str, *keys: str) -> Answer | None:
-        """The answer under the first of these that has one."""
+        """The recorded answer under the first of these keys that has one."""
         for key in keys:
             if (found := self._kept[kind].get(key)) is not None:
                 self.replayed += key in self._written and "took_s" in found
@@ -48,7 +48,7 @@ class Answers:
         return None
 
     def asked(self, kind: str, answer: Answer, key: str) -> None:
-        """Of somebody live."""
+        """Store an answer from a live source."""
         self.asked_live += 1
         if answer["failure"] not in self._passing:
             self._kept[kind][key] = answer
@@ -58,17 +58,17 @@ class Answers:
 
 
 class Trove:
-    """Recordings of earlier runs in a folder, one file a job and device. Those of other versions are not used."""
+    """Recordings of earlier runs in a folder, one file per job and device. Recordings of other versions are not used."""
 
     def __init__(self, folder: Path | None, key: str, versions: Mapping[str, str]) -> None:
         self._path = None if folder is None else private_cache(folder) / "trials" / f"{key}.json"
         self._versions = dict(versions)
         self.note = ""
-        self.at = ""  # when what was read was measured
+        self.at = ""  # when the recording was made
 
     @cached_property
     def kept(self) -> dict[str, Any] | None:
-        """The recording that is there, read when it is first asked for."""
+        """The stored recording, read on first use."""
         if self._path is None or not self._path.is_file():
             return None
         try:
@@ -77,10 +77,10 @@ class Trove:
                 was = ", ".join(
                     f"{name} {value}" for name, value in kept["versions"].items() if self._versions.get(name) != value
                 )
-                self.note = f"measurements of earlier runs are not used: they were made with {was or 'another format'}"
+                self.note = f"measurements of earlier runs are not used: they were made with {was or 'another file format'}"
                 return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            self.note = f"measurements of earlier runs can't be read ({type(error).__name__}) and are made again"
+            self.note = f"measurements of earlier runs can't be read ({type(error).__name__}); measuring again"
             return None
         found: dict[str, Any] = kept["recording"]
         self.at = str(kept.get("at", "an earlier run"))
@@ -94,4 +94,4 @@ class Trove:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(self._path, json.dumps(document).encode())
             except OSError as error:
-                self.note = f"measurements could not be kept for later runs: {error.strerror or error}"
+                self.note = f"measurements could not be saved for later runs: {error.strerror or error}"

@@ -1,20 +1,20 @@
-"""The one search: try a change, prove that the result is the same, keep it if it is faster; then the next, from there.
+"""The shared search: try a change, prove that the result is the same, keep it if it is faster; then try the next one.
 
-    baseline ──► next option ──► attempt ──► judged ──► proven ──► kept: the search stands there now
+    baseline ──► next option ──► attempt ──► judged ──► proven ──► kept: the new current state
                      ▲                          │          │
                      └──────── rejected ◄───────┴──────────┘
-    at the end: what was kept in vain goes, and all that was kept is timed together against the baseline.
+    at the end: useless changes are dropped, and all kept changes are timed together against the baseline.
 
-A client says three things, each a protocol below: what to try (`WhatToTry`), how to run a trial (`HowToRun`) and how to prove
-it (`HowToProve` for a change, `HowToConfirm` for all of them together). What it notes in the record and says to people
-meanwhile is `WhatIsTold`. A state is the client's own (settings, remedies, a layout): the search compares states and hands
-them on. The rest of the mechanism is here and in the modules beside this one: the time limit, the standing, the judgement of
-a trial (`judging`), the record of what was tried (`trial_record`), the proof by losses, with more steps where noise leaves it
-open (`loss_proof`), taking back (`taking_back`), the receipt, and recordings that replay (`recording`). Ctrl-C ends a search
-with what was proven until then, unless the client would rather end itself.
+A client provides three things, each a protocol below: what to try (`WhatToTry`), how to run a trial (`HowToRun`) and how to
+prove it (`HowToProve` for one change, `HowToConfirm` for all of them together). `WhatIsTold` records trials and reports to the
+user. The type of a state is the client's choice (settings, remedies, a layout); the search only compares states and passes them
+on. The other parts are in modules next to this one: the time limit, the standing (current state), the judgement of a trial
+(`judging`), the record of trials (`trial_record`), the proof by losses (`loss_proof`), dropping changes (`taking_back`), the
+receipt, and recordings that replay (`recording`). Ctrl-C ends a search with the changes proven so far, unless the client
+raises.
 
-What holds for every client: a trial that failed is rejected and the search goes on; what does not compute the same is rejected
-whatever its speed; "not enough evidence" is a rejection; nobody is left slower than the baseline.
+Rules for every client: a failed trial is rejected and the search continues; a change with a different result is rejected
+whatever its speed; "not enough evidence" is a rejection; the result is never slower than the baseline.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Option(Protocol[StateOut]):
     """A change to try."""
 
     @property
-    def state(self) -> StateOut: ...  # with it
+    def state(self) -> StateOut: ...  # with the change applied
 
 
 OptionT = TypeVar("OptionT", bound=Option[Any])
@@ -51,7 +51,7 @@ TriedT = TypeVar("TriedT", bound=Option[Any], contravariant=True)
 
 @dataclass(frozen=True)
 class Attempt(Generic[StateT, ResultT]):
-    """`standing`: what it was judged against, measured again where that was due. `proof`: by losses, where there is one."""
+    """`standing`: the state it was compared with, measured again if needed. `proof`: by losses, if there is one."""
 
     judgement: Judgement
     result: ResultT
@@ -64,7 +64,7 @@ class Attempt(Generic[StateT, ResultT]):
 
 @dataclass(frozen=True)
 class Confirmation(Generic[ResultT]):
-    """All that was kept, timed against the baseline. `failure`: why it could not be, in words."""
+    """All kept changes, timed against the baseline. `failure`: why they could not be timed."""
 
     result: ResultT
     baseline: ResultT
@@ -78,7 +78,7 @@ class Confirmation(Generic[ResultT]):
 
 @dataclass(frozen=True)
 class NoBaseline:
-    """Why there is nothing to search."""
+    """Why the search can't start."""
 
     why: str
     reference_step_s: float | None = None
@@ -87,13 +87,13 @@ class NoBaseline:
 
 class WhatToTry(Protocol[StateT, ResultT, OfferedT]):
     def next_option(self, standing: Standing[StateT, ResultT]) -> OfferedT | None:
-        """The one that is worth most from here, if any is worth a trial and there is time for it."""
+        """The most promising option from here; None if none is worth a trial or there is no time."""
         ...
 
     def why_no_more(self, standing: Standing[StateT, ResultT]) -> str: ...
 
     def untried(self, standing: Standing[StateT, ResultT]) -> Iterable[Entry]:
-        """What is left when the search ends, each with its reason."""
+        """Options left when the search ends, each with the reason."""
         ...
 
 
@@ -101,7 +101,7 @@ class HowToRun(Protocol[StateT, ResultT, TriedT]):
     def baseline(self) -> Standing[StateT, ResultT] | NoBaseline: ...
 
     def attempt(self, option: TriedT, standing: Standing[StateT, ResultT]) -> Attempt[StateT, ResultT] | None:
-        """Run and judged. None: nobody can run it here, and it leaves no trace in the receipt."""
+        """Run and judge a trial. None: it can't run here, and gets no entry in the receipt."""
         ...
 
 
@@ -109,8 +109,8 @@ class HowToProve(Protocol[StateT, ResultT, TriedT]):
     def prove(
         self, option: TriedT, attempt: Attempt[StateT, ResultT], proven: Standing[StateT, ResultT]
     ) -> Attempt[StateT, ResultT]:
-        """With a `proof`, and rejected where that fails; as it came, where the check of its first step is proof enough.
-        `proven`: the last that has such a proof."""
+        """Add a `proof`, and reject the attempt if it fails. Return it unchanged if the check of its first step is enough.
+        `proven`: the last state with a proof."""
         ...
 
 
@@ -118,8 +118,8 @@ class HowToConfirm(Protocol[StateT, ResultT]):
     def together(
         self, standing: Standing[StateT, ResultT], baseline: Standing[StateT, ResultT], *, may_measure: bool
     ) -> Iterator[Confirmation[ResultT]]:
-        """`standing` against `baseline`, with more times in each round, until it is clear. Without `may_measure` (after Ctrl-C)
-        only what is known."""
+        """Time `standing` against `baseline`, with more repeats in each round, until the result is clear. Without `may_measure`
+        (after Ctrl-C), use only known times."""
         ...
 
     def note_together(self, together: Confirmation[ResultT], stays: bool) -> None: ...
@@ -127,11 +127,11 @@ class HowToConfirm(Protocol[StateT, ResultT]):
 
 class WhatIsTold(Protocol[StateT, ResultT, TriedT]):
     def note(self, option: TriedT, attempt: Attempt[StateT, ResultT]) -> None:
-        """It was tried: for the record."""
+        """Record a finished trial."""
         ...
 
     def interrupted(self) -> None:
-        """By Ctrl-C. The search ends with what was proven, unless this raises."""
+        """Called on Ctrl-C. The search ends with the changes proven so far, unless this raises."""
         ...
 
 
@@ -149,9 +149,9 @@ class Search(Generic[StateT, ResultT, OptionT]):
         must_gain: bool = False,
         taking_back: TakingBack[StateT, ResultT] | None = None,
     ) -> None:
-        """Without `proof`: the judgement of a trial is enough. Without `confirming`: changes replace each other, so that what
-        stands was timed. `must_gain`: all that was kept has to be faster than the baseline; else it is enough not to be slower.
-        Without `taking_back` each change is proven before it is kept, and stays."""
+        """Without `proof`, the judgement of a trial is enough. Without `confirming`, changes replace each other, so the current
+        state was already timed. `must_gain`: all kept changes together must be faster than the baseline, not just no slower.
+        Without `taking_back`, each change is proven before it is kept, and stays."""
         self._options, self._arms, self._proof, self._told = options, arms, proof, told
         self._record, self._time_limit = record, time_limit
         self._confirming, self._must_gain, self._taking_back = confirming, must_gain, taking_back
@@ -161,7 +161,7 @@ class Search(Generic[StateT, ResultT, OptionT]):
 
     @property
     def standing(self) -> Standing[StateT, ResultT] | None:
-        """Where it ended; None before there is a baseline."""
+        """The current or final state; None before there is a baseline."""
         return self._standing
 
     def run(self) -> Receipt:
@@ -169,12 +169,12 @@ class Search(Generic[StateT, ResultT, OptionT]):
             baseline = self._arms.baseline()
         except KeyboardInterrupt:
             self._interrupted()
-            return self._receipt(f"{INTERRUPTED} before anything was proven")
+            return self._receipt(f"{INTERRUPTED} before any change was proven")
         if isinstance(baseline, NoBaseline):
             return self._receipt(baseline.why, baseline.reference_step_s, baseline.step_s)
         standing, stopped = self._greedy(baseline)
         baseline, self._standing = self._confirmed(standing, baseline)
-        if self._standing.state == baseline.state:  # nothing is kept
+        if self._standing.state == baseline.state:  # no change was kept
             self._standing, self._paired = baseline, None
         return self._receipt(stopped, median_s(baseline.result.steps_s), median_s(self._standing.result.steps_s))
 
@@ -197,13 +197,13 @@ class Search(Generic[StateT, ResultT, OptionT]):
         except KeyboardInterrupt:
             self._interrupted()
             self._leave_untried(standing)
-            stopped = f"{INTERRUPTED}: what was proven until then is kept"
+            stopped = f"{INTERRUPTED}; changes proven so far are kept"
         return standing, stopped
 
     def _tried(
         self, option: OptionT, standing: Standing[StateT, ResultT], proven: Standing[StateT, ResultT]
     ) -> tuple[Standing[StateT, ResultT], Standing[StateT, ResultT]]:
-        """Where it stands after that, and what of it is proven by losses."""
+        """The new standing, and the part of it that is proven by losses."""
         attempt = self._arms.attempt(option, standing)
         if attempt is None:
             return standing, proven
@@ -221,7 +221,7 @@ class Search(Generic[StateT, ResultT, OptionT]):
             return standing, proven
         standing = attempt.standing
         if attempt.judgement.rejection is Rejection.UNPROVEN and self._taking_back is not None:
-            # was it the change, or something that was kept since the last proof?
+            # did this change fail the proof, or one that was kept since the last proof?
             standing, proof = self._taking_back.proven(standing, proven)
             proven, self._paired = standing, proof or self._paired
         return standing, proven
@@ -235,7 +235,7 @@ class Search(Generic[StateT, ResultT, OptionT]):
     def _confirmed(
         self, standing: Standing[StateT, ResultT], baseline: Standing[StateT, ResultT]
     ) -> tuple[Standing[StateT, ResultT], Standing[StateT, ResultT]]:
-        """Baseline and standing, by both their last times. Nobody is left slower than where they started."""
+        """Baseline and standing, each with its latest times. The result is never slower than the baseline."""
         if standing.state == baseline.state or self._confirming is None:
             return baseline, standing
         together: Confirmation[ResultT] | None = None
@@ -255,7 +255,7 @@ class Search(Generic[StateT, ResultT, OptionT]):
         return baseline, Standing(standing.state, together.result) if stays else baseline
 
     def _receipt(self, stopped: str, reference_step_s: float | None = None, step_s: float | None = None) -> Receipt:
-        """What only the client knows (settings, machine, versions) it fills in itself."""
+        """The client fills in the rest itself: settings, machine, versions."""
         return Receipt(
             reference={},
             settings={},

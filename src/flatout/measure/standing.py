@@ -1,4 +1,4 @@
-"""Where a search stands: a state of the client's (settings, remedies, a model), and the trial that measured it."""
+"""The standing of a search: its current state (settings, remedies, a model), and the trial that measured it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class TrialResult(Protocol):
-    """What every trial tells. `failure` is empty, or a word for what went wrong; `why` has its details."""
+    """The result of a trial. `failure` is empty, or one word for what went wrong; `why` has the details."""
 
     @property
     def failure(self) -> str: ...
     @property
     def why(self) -> str: ...
     @property
-    def first_s(self) -> float | None: ...  # until the first step is done: building, compiling
+    def first_s(self) -> float | None: ...  # until the end of the first step, including building and compiling
     @property
     def steps_s(self) -> tuple[float, ...]: ...  # seconds of a step, repeat by repeat
     @property
-    def against_s(self) -> tuple[float, ...]: ...  # of what it is compared with, timed by turns; empty: not by turns
+    def against_s(self) -> tuple[float, ...]: ...  # of the baseline, timed in turns; empty: not in turns
     @property
     def peak_bytes(self) -> int | None: ...
     @property
-    def check(self) -> Mapping[str, Any] | None: ...  # of its first step against the baseline's: `passed`, `why`
+    def check(self) -> Mapping[str, Any] | None: ...  # first step compared with the baseline's: `passed`, `why`
     @property
     def took_s(self) -> float: ...
 

@@ -1,4 +1,4 @@
-"""Medians with their uncertainty, and the question behind every choice: is A really better than B?
+"""Medians with their uncertainty, and comparisons: is A really better than B?
 
 Timings are skewed and have outliers, so nothing here assumes a distribution.
 """
@@ -19,7 +19,7 @@ CONFIDENCE = 0.95
 _ONE_IN = round(2 / (1 - CONFIDENCE))
 _RESAMPLES = 4000
 _PICKS_AT_ONCE = 4_000_000
-_SEED = 20_011  # a verdict must not change when it is computed again
+_SEED = 20_011  # so that a repeated computation gives the same verdict
 
 Values = npt.NDArray[np.float64]
 Better = Literal["min", "max"]
@@ -27,7 +27,7 @@ Better = Literal["min", "max"]
 
 @dataclass(frozen=True)
 class Summary:
-    """A median and its 95% interval. Fewer than six values can't support 95%: `low` and `high` are then their range."""
+    """A median and its 95% interval. With fewer than six values, `low` and `high` are their range."""
 
     median: float
     low: float
@@ -43,7 +43,7 @@ class Comparison:
     low: float
     high: float
     better: bool | None
-    n: int  # of the smaller arm, or pairs
+    n: int  # of the smaller sample, or pairs
 
 
 def summarize(values: Sequence[float]) -> Summary:
@@ -54,26 +54,26 @@ def summarize(values: Sequence[float]) -> Summary:
 
 
 def compare(a: Sequence[float], b: Sequence[float], *, prefer: Better = "min", margin: float = 0.0) -> Comparison:
-    """Is A better than B, judged by two independent sets of repeats?
+    """Is A better than B, for two independent sets of repeats?
 
-    `prefer` says whether small ("min": seconds, losses) or large ("max": rates) values are good. With a `margin` of 0.02 A
-    must be better by more than 2%.
+    `prefer`: "min" if small values are good (seconds, losses), "max" if large ones are (rates). With a `margin` of 0.02, A must
+    be better by more than 2%.
     """
     first, second = _positive("a", a), _positive("b", b)
     draw = np.random.default_rng(_SEED)
     ratios = _resampled_medians(first, draw) / _resampled_medians(second, draw)
-    # with few repeats even a complete separation of the two arms happens by chance
+    # with few repeats, even completely separate samples can happen by chance
     chance = 2 / math.comb(len(first) + len(second), len(first))
     ratio = float(np.median(first) / np.median(second))
     return _judge(ratio, ratios, chance, min(len(first), len(second)), prefer, margin)
 
 
 def compare_paired(a: Sequence[float], b: Sequence[float], *, prefer: Better = "min", margin: float = 0.0) -> Comparison:
-    """As `compare`, where a[i] and b[i] were taken under the same conditions: what they share cancels out."""
+    """Like `compare`, but a[i] and b[i] were taken under the same conditions, so shared effects cancel out."""
     first, second = _positive("a", a), _positive("b", b)
     if len(first) != len(second):
         got = f"{len(first)} in a and {len(second)} in b"
-        raise UsageError(f"paired values must be equally many, got {got}; compare() takes arms of any length")
+        raise UsageError(f"paired samples must have the same length, got {got}; compare() takes any lengths")
     quotients: Values = first / second
     chance = 2 / 2 ** len(quotients)
     resampled = _resampled_medians(quotients, np.random.default_rng(_SEED))
@@ -101,8 +101,8 @@ def _resampled_medians(values: Values, draw: np.random.Generator) -> Values:
 
 
 def _values_outside(n: int) -> int:
-    """How many sorted values may be left out at each end so that the rest still covers the median 95% of the time."""
-    # in whole numbers: of a thousand values and more neither the counts nor their shares fit a float
+    """How many sorted values can be dropped at each end so that the rest still covers the median 95% of the time."""
+    # in integers: for a thousand values or more, the counts and their shares do not fit a float
     tail, count, outside = 1, 1, 0
     while outside < (n - 1) // 2 and tail * _ONE_IN <= 2**n:
         outside += 1
@@ -121,5 +121,5 @@ def _checked(name: str, values: Sequence[float]) -> Values:
 def _positive(name: str, values: Sequence[float]) -> Values:
     array = _checked(name, values)
     if not (array > 0).all():
-        raise UsageError(f"{name} must be above zero for a ratio to mean anything, got a smallest value of {array.min():g}")
+        raise UsageError(f"{name} must be above zero to form a ratio, got a smallest value of {array.min():g}")
     return array

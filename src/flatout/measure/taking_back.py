@@ -1,4 +1,4 @@
-"""Changes that were kept and go after all: kept for the sake of another that was not kept, or not proven by training."""
+"""Drops changes that were kept before: those meant to help a change that was rejected, and those not proven by training."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from flatout.measure.receipt import Entry
 from flatout.measure.standing import ResultT, Standing, StateT
 from flatout.measure.trial_record import TrialRecord
 
-_IN_VAIN = "no gain, and what it was kept for was not"
-NOT_PROVEN = "not proven by training"
+_IN_VAIN = "dropped: no speed-up alone, and the setting it was meant to help was rejected"
+NOT_PROVEN = "not proven: training did not show the same loss"
 
 
 class Reversible(Protocol[StateT, ResultT]):
-    """How a client takes a change back."""
+    """How a client undoes a change."""
 
     def is_in(self, entry: Entry, state: StateT) -> bool: ...
 
     def without(self, entry: Entry, standing: Standing[StateT, ResultT]) -> Standing[StateT, ResultT]:
-        """Measured without it."""
+        """Measure without the change."""
         ...
 
     def prove_state(self, standing: Standing[StateT, ResultT], proven: Standing[StateT, ResultT]) -> LossVerdict: ...
@@ -34,13 +34,13 @@ class TakingBack(Generic[StateT, ResultT]):
         needs: Mapping[str, Collection[str]],
         margin: float,
     ) -> None:
-        """`needs`: which changes are kept for the sake of which others, by name."""
+        """`needs`: for each change kept only to help others, the names of those others."""
         self._record, self._client, self._needs, self._margin = record, client, needs, margin
 
     def proven(
         self, standing: Standing[StateT, ResultT], proven: Standing[StateT, ResultT]
     ) -> tuple[Standing[StateT, ResultT], LossVerdict | None]:
-        """`standing` and its proof by training; where that fails, `proven`, and what was kept since then is taken back."""
+        """`standing` and its proof by training. If the proof fails: `proven`, and changes kept since then are dropped."""
         if standing.state == proven.state:
             return proven, None
         verdict = self._client.prove_state(standing, proven)
@@ -54,7 +54,7 @@ class TakingBack(Generic[StateT, ResultT]):
     def without_idle(
         self, standing: Standing[StateT, ResultT], proven: Standing[StateT, ResultT]
     ) -> tuple[Standing[StateT, ResultT], LossVerdict | None]:
-        """What was kept in vain goes, if the rest is proven without it. Ctrl-C leaves the record as it was."""
+        """Drop changes that turned out useless, if the rest is proven without them. Ctrl-C leaves the record unchanged."""
         before = self._record.copy()
         idle: list[Entry] = []
         try:

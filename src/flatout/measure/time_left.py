@@ -1,7 +1,7 @@
-"""How much longer a run takes, from its events: recent steps at their present speed, and one-off costs apart from them.
+"""How much longer a run takes, from its events: the current speed of the steps, with one-off costs counted separately.
 
-Compiling, the first steps and start-up say nothing about the steps to come. Evaluations and checkpoints do come again: each
-still due is expected to take as long as the ones before it.
+Compiling, start-up and the first steps say nothing about later steps. Evaluations and checkpoints happen again: each one still
+due is expected to take as long as the earlier ones.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from statistics import fmean
 
 from flatout.base.events import Event
 
-_WARM_S, _WARM_SHARE = 0.3, 0.05  # of steps after the first log point: fewer tell the speed only where the run is this far
-_RECENT_SHARE = 0.5  # of the time that all steps took so far: their speed is the speed of the steps to come
+_WARM_S, _WARM_SHARE = 0.3, 0.05  # of steps after the first log point, or this share of the run: enough to show a speed
+_RECENT_SHARE = 0.5  # of the time spent on steps so far: the speed of these steps predicts the rest
 _RECENT_AT_LEAST_S, _RECENT_AT_MOST_S = 5.0, 300.0
-_INTERVALS = 40  # that the recent time is kept in, however often a run logs
-_CHANGED_AFTER, _CHANGED_BY = 8, 1.15  # so many intervals in a row that are all slower, or all faster, by this factor
-_SUSPECT = 2.0  # times as slow as usual: it may have compiled, which is said after the log point
-_EVALUATION_COST = 1 / 3  # of training on a sample, which goes forward once and backward twice: until one was timed
+_INTERVALS = 40  # the recent time is stored in, however often a run logs
+_CHANGED_AFTER, _CHANGED_BY = 8, 1.15  # intervals in a row that are all slower, or all faster, by this factor
+_SUSPECT = 2.0  # times slower than usual: may have compiled, which is reported after the log point
+_EVALUATION_COST = 1 / 3  # of training on a sample (one forward of three passes); used until an evaluation was timed
 _EVALUATIONS_KEPT = 3
 
 
 @dataclass
 class _Interval:
-    """Steps between log points, without the one-off costs between them."""
+    """Steps between two log points, without one-off costs."""
 
     from_step: int
     to_step: int
@@ -51,27 +51,27 @@ class _LogPoint:
 
 
 class TimeLeft:
-    """Give it every event of a run in order; `seconds` is the time left as of the last one, None while it is not known."""
+    """Call it with every event of a run in order; `seconds` is the time left at the last event, None while unknown."""
 
     def __init__(self) -> None:
-        self.may_end_early = False  # by a target or early stopping: the time left is then the most it can be
+        self.may_end_early = False  # by a target or early stopping: the time left is then an upper bound
         self._counted = True
         self._evaluate_every: float | None = None
         self._evaluation_rows = self._evaluated_samples = 0
         self._forget()
 
     def _forget(self) -> None:
-        """At a start or a resume: what was measured before it belongs to another process."""
+        """At a start or resume: earlier measurements belong to another process."""
         self._first: _Interval | None = None
         self._steady: list[_Interval] = []
         self._steady_s = 0.0
         self._suspect: _Interval | None = None
         self._points: deque[_LogPoint] = deque()
         self._evaluations_s: deque[float] = deque(maxlen=_EVALUATIONS_KEPT)
-        self._blocked_s: dict[int, float] = {}  # by checkpoints whose steps are not read yet
+        self._blocked_s: dict[int, float] = {}  # by checkpoints of steps that are not logged yet
         self._all_blocked_s = self._final_save_s = 0.0
         self._start: _LogPoint | None = None
-        self._last: _LogPoint | None = None  # or the start: where the steps of the next log point begin
+        self._last: _LogPoint | None = None  # or the start: the next interval begins here
         self._clean_from_s = 0.0  # when the last one-off cost ended
         self._first_step_apart = False
 
@@ -88,7 +88,7 @@ class TimeLeft:
         elif kind == "checkpoint_saved":
             self._saved(event)
         elif kind == "rolled_back":
-            self._last = None  # back to fewer samples: the next log point has nothing to be compared with
+            self._last = None  # the sample count went back: no interval to the next log point
             self._points.clear()
 
     @property
@@ -107,7 +107,7 @@ class TimeLeft:
         evaluations_s = self._evaluations_to_come(total) * self._evaluation_s(sample_s)
         return steps_s * (1 + self._save_share()) + evaluations_s + self._final_save_s
 
-    # ---- what events tell ----
+    # ---- reading events ----
 
     def _begin(self, event: Event) -> None:
         self._forget()
@@ -143,7 +143,7 @@ class TimeLeft:
                 self._keep(interval)
 
     def _settle(self) -> None:
-        """Nothing one-off was said of the slow interval before this one: the steps to come have such intervals too."""
+        """No one-off cost was reported for the slow interval, so later steps may be as slow: count it."""
         if self._suspect is not None:
             self._keep(self._suspect)
             self._suspect = None
@@ -161,7 +161,7 @@ class TimeLeft:
             del self._steady[0]
 
     def _has_changed(self) -> bool:
-        """All of the last ones are slower, or all faster, than those before: not a moment's noise."""
+        """True if all recent intervals are slower, or all faster, than the earlier ones: more than noise."""
         recent, older = self._steady[-_CHANGED_AFTER:], self._steady[:-_CHANGED_AFTER]
         if not older:
             return False
@@ -176,7 +176,7 @@ class TimeLeft:
         self._clean_from_s = event["t"]
 
     def _compiled(self, event: Event) -> None:
-        """In the first step since the last log point, or before that log point: said once its steps were read."""
+        """Compiling is reported after its step: it was in the first step after the last log point, or before that log point."""
         before_the_log_point = bool(self._points) and event["step"] == self._points[-1].step
         if before_the_log_point:
             self._suspect = None
@@ -186,19 +186,19 @@ class TimeLeft:
 
     def _saved(self, event: Event) -> None:
         self._final_save_s = event["seconds"]
-        if self._points:  # the one at the start comes once
+        if self._points:  # the save at the start happens once
             self._all_blocked_s += event["blocked_s"]
             self._take_off(event["step"], event["blocked_s"])
 
     def _take_off(self, step: int, seconds: float) -> None:
-        """It is said when it is written, often several log points after the loop waited for its copy."""
+        """Subtract the time that a checkpoint blocked the loop. It is reported when written, often several log points later."""
         kept = next((i for i in reversed(self._steady) if i.from_step <= step < i.to_step), None)
         if kept is None:
             self._blocked_s[step] = seconds
         else:
             kept.seconds = max(kept.seconds - seconds, 0.0)
 
-    # ---- what is to come ----
+    # ---- predicting ----
 
     @property
     def _recent_s(self) -> float:
@@ -212,13 +212,13 @@ class TimeLeft:
         return _total_s(known) / samples if samples else None
 
     def _spent_left_s(self, now: _LogPoint) -> float | None:
-        """Of a budget of time, money or energy, which everything spends, not the steps alone."""
+        """Time left of a budget of time, money or energy, which all work uses up, not only steps."""
         before = self._points[0] if len(self._points) > 1 else self._start or now
         spent = now.done - before.done
         return (now.t - before.t) * (1 - now.done) / spent if spent > 0 else None
 
     def _evaluations_to_come(self, total: float) -> int:
-        """One is always at the end, where there is anything to evaluate on."""
+        """Evaluations still due, including the one at the end if there is evaluation data."""
         if not self._evaluation_rows:
             return 0
         if not self._evaluate_every:
@@ -229,11 +229,11 @@ class TimeLeft:
     def _evaluation_s(self, sample_s: float | None) -> float:
         timed = list(self._evaluations_s)
         if timed:
-            return fmean(timed[1:] or timed)  # the first of them may have compiled
+            return fmean(timed[1:] or timed)  # the first one may have compiled
         return self._evaluation_rows * (sample_s or 0.0) * _EVALUATION_COST
 
     def _save_share(self) -> float:
-        """Time that checkpoints took away from steps, compared with the time for steps."""
+        """Time that checkpoints blocked the loop, as a share of the time for steps."""
         return self._all_blocked_s / max(self._steady_s, self._all_blocked_s) if self._all_blocked_s else 0.0
 
 

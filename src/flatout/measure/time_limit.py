@@ -1,4 +1,4 @@
-"""The time that a search may take, and what is left of it."""
+"""The time that a search may take, and how much is left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 class TimeLimit:
     def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """It runs from now on. `clock` may be that of a recording, on which replayed trials take as long as they took."""
+        """Starts now. `clock` may be a recording's clock, on which replayed trials take as long as they did."""
         self.limit_s, self._clock = limit_s, clock
         self._began_s = clock()
 

@@ -1,4 +1,4 @@
-"""The changes that a search tried, with their verdicts, in the order of a receipt. A verdict may be taken back later."""
+"""The changes that a search tried, with their verdicts, in the order of the receipt. A kept change may be dropped later."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class TrialRecord:
         self._noted.append(Noted(entry, rejection))
 
     def add_instead(self, entry: Entry, rejection: Rejection | None = None) -> None:
-        """Where the change was tried before, this trial of it counts and that one is forgotten."""
+        """Add this trial and remove earlier trials of the same change."""
         self._noted = [one for one in self._noted if not _is_of(one.entry, entry.name, entry.value)]
         self.add(entry, rejection)
 
     def of(self, name: str, value: Any) -> list[Noted]:
-        """All trials of that change, the first one first."""
+        """All trials of this change, oldest first."""
         return [one for one in self._noted if _is_of(one.entry, name, value)]
 
     def latest(self, name: str, value: Any) -> Noted | None:
         return next(reversed(self.of(name, value)), None)
 
     def kept_after(self, entry: Entry) -> set[str]:
-        """Names of what was kept later than `entry`."""
+        """Names of the changes kept after `entry`."""
         return {one.name for one in self.entries[self.entries.index(entry) + 1 :] if one.verdict == KEPT}
 
     def take_back(self, entry: Entry, why: str) -> None:
@@ -57,8 +57,8 @@ class TrialRecord:
             self.take_back(entry, why)
 
     def kept_in_vain(self, needs: Mapping[str, Collection[str]], margin: float) -> Entry | None:
-        """`needs`: names of changes that are kept for the sake of others, which are also named. The first of them that gained
-        nothing itself, with none of those others kept after it."""
+        """The first kept change that gained nothing and whose purpose failed. `needs`: for each change kept to help others, the
+        names of those others; it is useless if none of them was kept after it."""
         for entry in self.kept:
             gained = entry.low is not None and entry.low * (1 - margin) > 1
             if needs.get(entry.name) and not gained and not self.kept_after(entry).intersection(needs[entry.name]):
@@ -66,7 +66,7 @@ class TrialRecord:
         return None
 
     def keep_again(self, entries: Iterable[Entry]) -> None:
-        """What was taken back and could not be done without."""
+        """Keep changes again that were dropped but turned out to be needed."""
         for entry in entries:
             taken = next(one for one in reversed(self._noted) if _is_of(one.entry, entry.name, entry.value))
             self._noted[self._noted.index(taken)] = Noted(entry)
@@ -85,7 +85,7 @@ def _is_of(entry: Entry, name: str, value: Any) -> bool:
 def entry_of(
     name: str, value: Any, instead_of: Any, result: TrialResult, judgement: Judgement, predicted: float | None = None
 ) -> Entry:
-    """A trial as a receipt shows it."""
+    """A trial as an entry of the receipt."""
     speed = judgement.speed
     return Entry(
         name=name,
