@@ -43,7 +43,7 @@ def gpu_box(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cpu_box_offers_its_cpu_and_refuses_the_rest() -> None:
     assert pick_device() == pick_device("cpu") == pick_device(CPU) == CPU
     assert device_name(CPU)
-    with pytest.raises(MachineError, match=r"'cuda:1' was asked for, but .* no accelerator .* set device to 'auto' or 'cpu'"):
+    with pytest.raises(MachineError, match=r"'cuda:1' .* no accelerator.* set device to 'auto' or 'cpu'"):
         pick_device("cuda:1")
     with pytest.raises(UsageError, match="'auto' or 'cpu'; got 'gpu'"):
         pick_device("gpu")
@@ -155,7 +155,7 @@ def test_gpus_are_matched_by_uuid_when_only_some_are_visible() -> None:
 def test_what_a_gpu_does_not_tell_is_none_and_named() -> None:
     meters = Meters(torch.device("cuda:0"), NvmlGpus(FakeNvml(), lambda: {"GPU-0": "cuda:0"}))
     assert meters.read().energy_j is None and meters.read().power_w == 123.4
-    assert "energy_j of cuda:0" in meters.why_unavailable
+    assert "energy_j" in meters.why_unavailable and "cuda:0" in meters.why_unavailable
 
 
 def test_without_nvml_everything_is_unavailable_for_a_reason() -> None:
@@ -186,4 +186,4 @@ def test_host_energy_that_cannot_be_read_is_none_and_said(tmp_path: Path) -> Non
     assert absent.read().energy_j is None and absent.read().power_w is None and "no energy counter" in absent.why_unavailable
     write(tmp_path / "intel-rapl:0/max_energy_range_uj", "1000")
     forbidden = Meters(CPU, powercap=tmp_path)
-    assert forbidden.read().energy_j is None and "root only" in forbidden.why_unavailable
+    assert forbidden.read().energy_j is None and "only root" in forbidden.why_unavailable

@@ -199,7 +199,7 @@ def test_a_cpu_is_measured_quickly_and_reads_well(tmp_path: Path, monkeypatch: p
     probed = probing.Probe(replace(HEALTHY, gpus=(), why_no_gpus="no driver answers", driver=None), ceilings, (), cached=False)
     text, data = to_text(doc(probed)), to_data(doc(probed))
     assert "unavailable" in text and "no accelerator" in text and "none: no driver answers" in text
-    assert "Nothing is mis-set" in text
+    assert "No problems" in text
     rows = {row["name"]: row for row in data["ceilings"]}
     assert set(rows) == {*RATES, *(f"matmul {name}" for name in MATMUL_DTYPES)}
     assert (
@@ -216,7 +216,7 @@ def test_a_disk_that_cannot_be_written_is_unavailable(tmp_path: Path) -> None:
 def test_advice_is_printed_with_cost_and_remedy() -> None:
     sick = replace(HEALTHY, shm_bytes=64 * 2**20, torch_threads=64)
     text = to_text(doc(probing.Probe(sick, ON_CPU, tuple(advise(sick, ON_CPU)), cached=True)))
-    assert "2 things are mis-set:" in text and "measured earlier" in text
+    assert "2 problems" in text and "measured earlier" in text
     assert "    remedy  set OMP_NUM_THREADS=16" in text.splitlines()
     assert "  /dev/shm has 67.1 MB" in text.splitlines()
     assert max(map(len, text.splitlines())) <= 128

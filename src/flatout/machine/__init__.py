@@ -1,1 +1,1 @@
-"""What this machine is, what it can do when measured, what is mis-set on it, and its live meters."""
+"""Facts about this machine, its measured ceilings, advice on problems of its setup, and live meters."""

@@ -1,4 +1,4 @@
-"""What is mis-set on this machine, what it costs and what to do. Pure functions of facts and ceilings."""
+"""Problems of this machine's setup, their cost, and the remedy. Pure functions of facts and ceilings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Advice:
 
 
 def advise(facts: Facts, ceilings: Ceilings) -> list[Advice]:
-    """The gravest first. GPU links must have been read under load: at rest they slow down to save power."""
+    """Most serious first. GPU links must have been read under load: idle links slow down to save power."""
     return [advice for check in _CHECKS for advice in check(facts, ceilings)]
 
 
@@ -35,8 +35,8 @@ def _unused_gpu(facts: Facts, ceilings: Ceilings) -> Iterator[Advice]:
     if facts.cuda is None:
         why, remedy = f"torch {facts.torch} was built without CUDA", "install a build of torch with CUDA"
     else:
-        why, remedy = "this process was not given it", "look at CUDA_VISIBLE_DEVICES and at the container's GPU option"
-    yield Advice("unused GPU", f"here is a GPU ({facts.gpus[0].name}) that torch can't use: {why}", "runs use the CPU", remedy)
+        why, remedy = "this process has no access to it", "check CUDA_VISIBLE_DEVICES and the container's GPU option"
+    yield Advice("unused GPU", f"torch can't use the GPU ({facts.gpus[0].name}): {why}", "runs use the CPU", remedy)
 
 
 def _old_driver(facts: Facts, ceilings: Ceilings) -> Iterator[Advice]:
@@ -44,8 +44,8 @@ def _old_driver(facts: Facts, ceilings: Ceilings) -> Iterator[Advice]:
         oldest = _OLDEST_DRIVER[_major(facts.cuda)]
         yield Advice(
             "old driver",
-            f"the NVIDIA driver is {facts.driver}, and CUDA {facts.cuda} (torch {facts.torch}) wants {oldest} or newer",
-            "the GPU can't be used, or some kernels can't",
+            f"the NVIDIA driver is {facts.driver}; CUDA {facts.cuda} (torch {facts.torch}) needs {oldest} or newer",
+            "the GPU, or some of its kernels, can't be used",
             f"update the driver to {oldest} or newer, or install a torch built for an older CUDA",
         )
 
@@ -59,8 +59,8 @@ def _slow_link(facts: Facts, ceilings: Ceilings) -> Iterator[Advice]:
         if share < 1:
             yield Advice(
                 "slow link",
-                f"{gpu.device} is linked by PCIe {now[0]} x{now[1]}; it could be PCIe {best[0]} x{best[1]}",
-                f"copies between host and GPU reach about {share:.0%} of their best",
+                f"{gpu.device} is connected by PCIe {now[0]} x{now[1]}; it supports PCIe {best[0]} x{best[1]}",
+                f"copies between host and GPU reach about {share:.0%} of full speed",
                 "reseat the card or move it to a full slot; in the BIOS set the slot's speed and width to automatic",
             )
 
@@ -72,9 +72,9 @@ def _throttled(facts: Facts, ceilings: Ceilings) -> Iterator[Advice]:
             known = gpu.clock_mhz is not None and gpu.clock_max_mhz is not None
             yield Advice(
                 "throttled",
-                f"{gpu.device} is held back by {' and '.join(reasons)}",
-                f"its clock was at {gpu.clock_mhz} of {gpu.clock_max_mhz} MHz" if known else "its clock is held down",
-                "improve the cooling and look at the power supply and its cables; `nvidia-smi -q -d PERFORMANCE` tells more",
+                f"{gpu.device} is throttled: {' and '.join(reasons)}",
+                f"its clock was {gpu.clock_mhz} of {gpu.clock_max_mhz} MHz" if known else "its clock is reduced",
+                "improve cooling, check the power supply and its cables; details: `nvidia-smi -q -d PERFORMANCE`",
             )
 
 
@@ -85,9 +85,9 @@ def _power_cap(facts: Facts, ceilings: Ceilings) -> Iterator[Advice]:
         if gpu.power_limit_w < 0.98 * gpu.power_limit_max_w:
             yield Advice(
                 "power cap",
-                f"{gpu.device} may draw {gpu.power_limit_w:.0f} W; the board allows {gpu.power_limit_max_w:.0f} W",
-                "large matrix products run slower (and more efficiently); the ceilings were measured under this cap",
-                f"if it is not meant to save energy: nvidia-smi -i {gpu.uuid} -pl {gpu.power_limit_max_w:.0f}",
+                f"{gpu.device} is limited to {gpu.power_limit_w:.0f} W of {gpu.power_limit_max_w:.0f} W",
+                "large matrix products run slower (but use less energy); the ceilings were measured with this limit",
+                f"unless you want to save energy: nvidia-smi -i {gpu.uuid} -pl {gpu.power_limit_max_w:.0f}",
             )
 
 
@@ -107,7 +107,7 @@ def _too_many_threads(facts: Facts, ceilings: Ceilings) -> Iterator[Advice]:
     if facts.torch_threads > cores:
         yield Advice(
             "too many threads",
-            f"torch uses {facts.torch_threads} threads, and this process may use {_cores(cores)}",
+            f"torch uses {facts.torch_threads} threads, but this process may use only {_cores(cores)}",
             "threads wait for each other: CPU work is often several times slower",
             f"set OMP_NUM_THREADS={cores}",
         )
@@ -119,7 +119,7 @@ def _idle_cores(facts: Facts, ceilings: Ceilings) -> Iterator[Advice]:
         yield Advice(
             "idle cores",
             f"torch uses {facts.torch_threads} of {_cores(physical)}",
-            "training on the CPU leaves most of it idle",
+            "at least half of the cores are idle during training",
             f"set OMP_NUM_THREADS={physical} (torchrun sets it to 1)",
         )
 
@@ -129,7 +129,7 @@ def _small_shm(facts: Facts, ceilings: Ceilings) -> Iterator[Advice]:
         yield Advice(
             "small /dev/shm",
             f"/dev/shm has {show_bytes(facts.shm_bytes)}",
-            "worker processes that hand over batches die with a bus error",
+            "data workers crash with a bus error when they pass batches",
             "start the container with --shm-size=8g or --ipc=host",
         )
 
@@ -138,7 +138,7 @@ def _few_open_files(facts: Facts, ceilings: Ceilings) -> Iterator[Advice]:
     if facts.open_files_limit is not None and facts.open_files_limit < _FEW_OPEN_FILES:
         yield Advice(
             "few open files",
-            f"a process may open {facts.open_files_limit} files",
+            f"a process may open only {facts.open_files_limit} files",
             "worker processes and large data sets fail with 'too many open files'",
             "ulimit -n 65536",
         )
@@ -149,8 +149,8 @@ def _swapping(facts: Facts, ceilings: Ceilings) -> Iterator[Advice]:
         yield Advice(
             "swap in use",
             f"{show_bytes(facts.swap_used_bytes)} of memory is swapped out to disk",
-            "whatever touches it waits for the disk",
-            "end what else uses memory, or give the machine more",
+            "every access to swapped memory waits for the disk",
+            "stop other programs that use memory, or add memory",
         )
 
 

@@ -1,4 +1,4 @@
-"""Autocast whose compiled code is taken for no other's."""
+"""Autocast that never reuses code compiled for another dtype."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-# before 2.13 torch asks its cache of compiled code whether autocast is on, and not for which type: code for float32 or float16
-# was found, and run, where bfloat16 was asked for (pytorch/pytorch#181564)
+# before torch 2.13 the compile cache key says whether autocast is on, but not its dtype: code compiled for float32 or float16
+# was reused for bfloat16 (pytorch/pytorch#181564)
 _IS_TOLD_APART = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 _config: Any = torch.compiler.config
 
 
 class _Tagged(torch.autocast):
-    """What is compiled inside of it is kept under the name of its type."""
+    """Adds its dtype to the compile cache key."""
 
     def __enter__(self) -> Any:
         self._outside = _config.cache_key_tag

@@ -1,4 +1,4 @@
-"""Measured ceilings kept between runs: one JSON file a fingerprint and device, written atomically."""
+"""Measured ceilings stored between runs: one JSON file per fingerprint and device, written atomically."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flatout.machine.ceilings import Ceilings
 from flatout.machine.nvml import GpuFacts
 
 _FORMAT = 3
-# these go down when the GPU rests: as read under load, they are kept with the ceilings
+# these values drop when the GPU is idle, so the values read under load are stored with the ceilings
 _RESTING = ("pcie_generation", "pcie_width", "clock_mhz")
 
 
@@ -32,24 +32,24 @@ class CachedMeasurements:
 
 
 class CeilingsCache:
-    """A cache that can't be used costs time, never a run: `notes` says what went wrong."""
+    """A cache that can't be used costs time, but never fails a run: `notes` says what went wrong."""
 
     def __init__(self, folder: Path | None) -> None:
         self.notes: list[str] = []
         self._folder = None if folder is None else private_cache(folder)
 
     def made_folder(self) -> Path | None:
-        """The folder, made if need be; None where it can't be."""
+        """The folder, created if needed; None if it can't be created."""
         if self._folder is None:
             return None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError:
-            return None  # save() says so
+            return None  # save() reports it
         return self._folder
 
     def load(self, fingerprint: str, device: torch.device, quick: bool) -> CachedMeasurements | None:
-        """A full measurement serves a quick request; a quick one does not serve a full request."""
+        """A full measurement also serves a quick request, not the other way round."""
         if self._folder is None:
             return None
         entry = _entry(self._folder, fingerprint, device)
@@ -62,7 +62,7 @@ class CeilingsCache:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            self.notes.append(f"measured again: {entry} can't be used ({type(error).__name__}: {error})")
+            self.notes.append(f"measured again: the cache file {entry} can't be read ({type(error).__name__}: {error})")
             return None
 
     def save(self, fingerprint: str, device: torch.device, quick: bool, ceilings: Ceilings, gpus: Iterable[GpuFacts]) -> None:
@@ -74,11 +74,11 @@ class CeilingsCache:
         aside = entry.with_name(f".{entry.name}.{os.getpid()}")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            # written aside and renamed: whoever reads at the same time sees all of it or nothing
+            # write to a temporary file and rename, so that a concurrent reader sees the whole file or none
             aside.write_text(text)
             os.replace(aside, entry)
         except OSError as error:
-            self.notes.append(f"not kept for the next time: {self._folder} can't be written ({error.strerror})")
+            self.notes.append(f"not saved for next time: {self._folder} can't be written ({error.strerror})")
             with suppress(OSError):
                 aside.unlink()
 

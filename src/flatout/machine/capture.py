@@ -1,4 +1,4 @@
-"""Capturing a CUDA graph, so that one that fails leaves the process as it was."""
+"""CUDA graph capture that leaves the process usable after a failure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @contextmanager
 def captured(device: torch.device) -> Iterator[torch.cuda.CUDAGraph]:
-    """A graph of what is called within, on a stream of torch's own."""
+    """Captures everything called inside the `with` block, on a stream that torch makes for it."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.device(device):
         before = torch.cuda.current_stream()
@@ -19,14 +19,14 @@ def captured(device: torch.device) -> Iterator[torch.cuda.CUDAGraph]:
             with _no_garbage(), torch.cuda.graph(graph):
                 yield graph
         except BaseException:
-            torch.cuda.set_stream(before)  # torch goes back to it only after a capture that went well
+            torch.cuda.set_stream(before)  # torch restores the stream only after a successful capture
             leave_capture(device)
             raise
 
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """An earlier graph that is collected in the middle of a capture gives back memory, which ends the capture."""
+    """No garbage collection during capture: freeing an earlier graph would release memory, which aborts the capture."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -37,7 +37,7 @@ def _no_garbage() -> Iterator[None]:
 
 
 def leave_capture(device: torch.device) -> None:
-    """A capture that fails leaves the device's random numbers believing that it still runs: they go on from a copy."""
+    """After a failed capture the device's random generator still acts as if capturing: replace its state with a copy."""
     with torch.cuda.device(device):
         numbers = torch.cuda.default_generators[torch.cuda.current_device()]
     numbers.graphsafe_set_state(numbers.clone_state())

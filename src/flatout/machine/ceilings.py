@@ -1,4 +1,4 @@
-"""What this machine can do at best, measured here. A share of a ceiling is a share of these numbers, not of a data sheet's."""
+"""The best speeds of this machine, measured here. A share of a ceiling refers to these numbers, not to a data sheet."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MeasuredRate:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """None: unavailable, and `unavailable` says why under the same name ("matmul fp8" for a matmul format)."""
+    """None: unavailable; `unavailable` has the reason under the same name ("matmul fp8" for a matmul format)."""
 
     device: str
     matmul_flops: Mapping[str, MeasuredRate]
@@ -50,8 +50,8 @@ class Ceilings:
     disk_read_bytes_per_s: MeasuredRate | None = None
     operator_s: MeasuredRate | None = None
     kernel_s: MeasuredRate | None = None
-    operators: Mapping[str, float | None] = field(default_factory=dict)  # seconds by the key of a call; None: can't be timed
-    gains: Mapping[str, float | None] = field(default_factory=dict)  # by key: machine.gains; None: can't be measured
+    operators: Mapping[str, float | None] = field(default_factory=dict)  # seconds by `Call.key`; None: can't be timed
+    gains: Mapping[str, float | None] = field(default_factory=dict)  # by `gain_key`; None: can't be measured
     unavailable: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,8 +77,8 @@ def measure_ceilings(
     folder: Path | None = None,
     network: Callable[[], list[float]] | None = None,
 ) -> Ceilings:
-    """`quick` takes fewer repeats on smaller sizes: under 4 s on two CPU cores, else under 25. `folder` is the disk to read,
-    `network` measures bytes a second between the processes of a run."""
+    """`quick` uses fewer repeats and smaller sizes: under 4 s on two CPU cores, else under 25 s. `folder`: on the disk to read.
+    `network`: measures bytes per second between the processes of a run."""
     limit_s = 0.1 if quick else 1.0
     largest = 8192 if device.type != "cpu" else 1024 if quick else 2048
     unavailable: dict[str, str] = {}
@@ -121,4 +121,4 @@ def _measured(name: str, measure: Callable[[], Outcome], unavailable: dict[str, 
 
 
 def _no_network() -> list[float]:
-    raise Unavailable("a run of one process")
+    raise Unavailable("only one process")

@@ -1,6 +1,6 @@
-"""What is compared to learn the gain of an optimisation: the operators of a step, or its update, without it and with it.
+"""What is timed to measure an optimisation's gain: some operators of a step, or its update, without and with it.
 
-Operators are those that a model was seen or traced to call, the ones with the most work first and only a few of them.
+The operators come from a trace or a profile of the model: only the few with the most work.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from flatout.machine.optimisations import AUTOCAST, CHANNELS_LAST, FUSED_OPTIMIZ
 from flatout.measure.counts import Call, Operation, TensorLayout
 
 _MOST_OPERATORS = 8
-_BEARABLE_FLOPS = 1e8  # of one convolution on a CPU: from there on fewer pictures gain as much
-_MOST_WEIGHTS = {"cpu": 2**22}  # in an update that is compared
+_BEARABLE_FLOPS = 1e8  # of one convolution on a CPU: above this, fewer images show the same gain
+_MOST_WEIGHTS = {"cpu": 2**22}  # elements in a timed update
 _MOST_WEIGHTS_ELSEWHERE = 2**26
-_COPIES = 8.0  # of the weights: their gradients and an optimizer's state, each without and with a fused kernel
+_COPIES = 8.0  # of the weights: gradients and optimizer state, each with and without a fused kernel
 
-MakeUpdate = Callable[[list[nn.Parameter], bool], Way]  # of these weights, with a fused kernel or without
+MakeUpdate = Callable[[list[nn.Parameter], bool], Way]  # (weights, fused or not) -> the update to time
 
 
 def channels_last_key(device: torch.device, convolutions: Iterable[Operation]) -> str:
-    """The keys of operators are enough: a trace that was kept has no calls."""
+    """Needs only the operators' keys: stored traces have no calls."""
     return gain_key(CHANNELS_LAST, device, *(one.key for one in convolutions))
 
 
 def channels_last(device: torch.device, convolutions: Sequence[Operation]) -> GainComparison | None:
-    """None where there are no convolutions over images."""
+    """None if there are no convolutions over images."""
 
     def ready(call: Call, device: torch.device, numbers: torch.Generator) -> tuple[Way, Way]:
         return called_again(call, device, numbers), called_again(in_channels_last(call), device, numbers)
@@ -48,7 +48,7 @@ def channels_last(device: torch.device, convolutions: Sequence[Operation]) -> Ga
 def torchs_own(
     device: torch.device, convolutions: Sequence[Operation], in_layout: Callable[[Call], Call]
 ) -> GainComparison | None:
-    """`in_layout`: turns a call into the memory format that the model uses."""
+    """`in_layout`: converts a call to the memory format that the model uses."""
     turned = [replace(one, call=in_layout(one.call)) for one in convolutions if one.call is not None]
 
     def ready(call: Call, device: torch.device, numbers: torch.Generator) -> tuple[Way, Way]:
@@ -65,7 +65,7 @@ def torchs_own(
 
 
 def in_bfloat16(device: torch.device, products: Sequence[Operation], plain: str) -> GainComparison | None:
-    """`plain`: in words, how precise float32 products are without it. The smallest factor is cast each time, as weights are."""
+    """`plain`: how float32 products are computed without autocast. The smallest factor is cast on each call, as weights are."""
 
     def ready(call: Call, device: torch.device, numbers: torch.Generator) -> tuple[Way, Way]:
         return called_again(call, device, numbers), _cast_and_called(call, device, numbers)
@@ -82,14 +82,14 @@ def fused_key(device: torch.device, kind: str, sizes: Sequence[int]) -> str:
 def fused_update(
     device: torch.device, kind: str, sizes: Sequence[int], dtype: torch.dtype, make: MakeUpdate
 ) -> GainComparison | None:
-    """`kind`: the optimizer with its options, in words. `sizes`: elements of each tensor."""
+    """`kind`: the optimizer with its options, as text. `sizes`: elements of each tensor."""
     if not sizes:
         return None
     few = _fewer(sorted(sizes), _MOST_WEIGHTS.get(device.type, _MOST_WEIGHTS_ELSEWHERE))
 
     def ready(device: torch.device, numbers: torch.Generator) -> tuple[Way, Way]:
         plain, fused = (make(_weights(few, dtype, device, numbers), is_fused) for is_fused in (False, True))
-        plain(), fused()  # the first one makes the optimizer's state
+        plain(), fused()  # the first update creates the optimizer state
         return plain, fused
 
     pair = Pair(_COPIES * sum(few) * dtype.itemsize, 1.0, ready)
@@ -128,7 +128,7 @@ def _pair(
 
 
 def _of_fewer_images(call: Call, parts: int) -> tuple[Call, float]:
-    """The call with one of `parts` of the images, and the share of them that it has. Other calls are left as they are."""
+    """The call on 1/`parts` of the images, and that share. Other calls are returned unchanged."""
     images = {"aten::convolution": (0,), "aten::convolution_backward": (0, 1)}.get(call.func.name(), ())
     if parts == 1 or not images:
         return call, 1.0
@@ -139,7 +139,7 @@ def _of_fewer_images(call: Call, parts: int) -> tuple[Call, float]:
 
 
 def _cast_and_called(call: Call, device: torch.device, numbers: torch.Generator) -> Way:
-    """In bfloat16; its smallest factor comes in float32."""
+    """The call in bfloat16, with its smallest factor given in float32."""
     factors = {place: one for place, one in enumerate(call.given) if isinstance(one, TensorLayout) and len(one.shape) > 1}
     smallest = min(factors, key=lambda place: factors[place].extent_bytes)
     narrow = Call(call.func, *tree_map_only(TensorLayout, _narrowed, (call.given, dict(call.named))))
@@ -168,7 +168,7 @@ def _layouts(call: Call) -> list[TensorLayout]:
 
 
 def _fewer(sizes: Sequence[int], most: int) -> Sequence[int]:
-    """Every second one, again and again, until there are no more than `most` elements in all."""
+    """Every second size, repeatedly, until the total is at most `most` elements."""
     while sum(sizes) > most and len(sizes) > 1:
         sizes = sizes[::2]
     return [min(size, most) for size in sizes]

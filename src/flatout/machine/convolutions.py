@@ -1,4 +1,4 @@
-"""torch's own convolutions, without oneDNN and NNPACK, which torch asks where it has them: on some CPUs they are faster."""
+"""torch's own convolutions instead of oneDNN and NNPACK: faster on some CPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def own_convolutions() -> Iterator[None]:
-    """Neither of the two: pictures are laid out as matrices, and multiplied."""
+    """Turns off both libraries: convolutions become matrix products (im2col)."""
     onednn, nnpack = torch.backends.mkldnn.enabled, torch.backends.nnpack.set_flags(False)[0]
     torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     try:

@@ -1,4 +1,4 @@
-"""Which device to train on, by name; what is not there is an error, never another device."""
+"""Choose the training device by name. A missing device is an error, never replaced by another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAMES_ITSELF = ("cuda", "xpu")  # device modules that have get_device_name
 
 
 def pick_device(name: str | torch.device = "auto") -> torch.device:
-    """ "auto" is the accelerator where there is one, else the CPU. An accelerator always comes with its index."""
+    """ "auto" is the accelerator if there is one, else the CPU. The returned accelerator has an index."""
     here = torch.accelerator.current_accelerator(check_available=True)
     if name == "auto":
         return CPU if here is None else torch.device(here.type, torch.accelerator.current_device_index())
@@ -23,17 +23,17 @@ def pick_device(name: str | torch.device = "auto") -> torch.device:
     if asked.type == "cpu":
         return CPU
     if here is None or asked.type != here.type:
-        raise MachineError(f"device {str(name)!r} was asked for, but {_found(here)}; set device to {_choices(here)}")
+        raise MachineError(f"device {str(name)!r} is not available: {_found(here)}; set device to {_choices(here)}")
     index = torch.accelerator.current_device_index() if asked.index is None else asked.index
     count = torch.accelerator.device_count()
     if index >= count:
         last = "" if count == 1 else f" to '{here.type}:{count - 1}'"
-        raise MachineError(f"device {str(name)!r} was asked for, but {_found(here)}; set device to '{here.type}:0'{last}")
+        raise MachineError(f"device {str(name)!r} is not available: {_found(here)}; set device to '{here.type}:0'{last}")
     return torch.device(here.type, index)
 
 
 def device_name(device: torch.device) -> str:
-    """What people call it: "NVIDIA H200", "Intel(R) Xeon(R) Processor"."""
+    """The product name, such as "NVIDIA H200" or "Intel(R) Xeon(R) Processor"."""
     if device.type == "cpu":
         return cpu_model()
     if device.type in _NAMES_ITSELF:
@@ -43,7 +43,7 @@ def device_name(device: torch.device) -> str:
 
 def _found(here: torch.device | None) -> str:
     if here is None:
-        return f"torch {torch.__version__} sees no accelerator on this machine, only the CPU"
+        return f"torch {torch.__version__} finds no accelerator, only the CPU"
     count = torch.accelerator.device_count()
     return f"this machine has {count} {here.type} device{'' if count == 1 else 's'}"
 

@@ -1,4 +1,4 @@
-"""What this machine is: versions, cores, memory, GPUs and limits, as the system tells them. Nothing here is measured."""
+"""Facts about this machine, as the system reports them: versions, cores, memory, GPUs, limits. Nothing is measured here."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class CpuFacts:
     physical_cores: int | None
     logical_cores: int
     affinity_cores: int
-    cgroup_cores: float | None  # the container's quota; None where there is none
+    cgroup_cores: float | None  # the container's quota; None: no quota
 
     @property
     def usable_cores(self) -> int:
-        """What this process can keep busy at once."""
+        """Cores that this process can use at once."""
         allowed = self.affinity_cores if self.cgroup_cores is None else min(self.affinity_cores, self.cgroup_cores)
         return max(1, int(allowed))
 
 
 @dataclass(frozen=True)
 class Facts:
-    """None: the system does not tell, or there is no limit."""
+    """None: not reported by the system, or no limit."""
 
     python: str
     platform: str
@@ -98,9 +98,9 @@ def read_facts(gpus: Gpus | None = None) -> Facts:
 
 
 def fingerprint(facts: Facts) -> str:
-    """Short hex of what the ceilings depend on: two machines that share it may share measurements."""
+    """Short hash of everything the ceilings depend on: machines with the same fingerprint may share measurements."""
     decisive = {
-        "python": sys.implementation.cache_tag,  # the cost of a launch is mostly Python's
+        "python": sys.implementation.cache_tag,  # most of a launch's cost is Python's
         "torch": facts.torch,
         "cuda": facts.cuda,
         "driver": facts.driver,

@@ -1,7 +1,7 @@
-"""How much an optimisation gains on this machine, for the work at hand: measured in a second, then kept with the ceilings.
+"""How much an optimisation gains on this machine for a given model: measured in a second, then stored with the ceilings.
 
-A gain is read from what was kept, else measured while there is time left for it, else the usual one that was measured
-elsewhere. `Gain.words` says which of these it is.
+A gain comes from the cache, or is measured if there is time, or is the usual gain measured on other machines. `Gain.words`
+says which.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from flatout.machine.rates import Unavailable
 from flatout.machine.turns import time_in_turns
 
 ONE_GAIN_S = 0.7  # for measuring one gain
-_BEARABLE_S = ONE_GAIN_S / 15  # of one call: nine are made of each
-_AGREES, _HAND_OVERS_AGREE = 1.2, 1.5  # two halves of the repeats; a worker has to be woken, which varies more
+_BEARABLE_S = ONE_GAIN_S / 15  # per call: each is called nine times
+_AGREES, _HAND_OVERS_AGREE = 1.2, 1.5  # largest ratio of two halves of the repeats; waking a worker varies more
 Way = Callable[[], object]
 
 
 class NotNow(Exception):
-    """Memory is short, or the machine too busy. Another time it may be measured."""
+    """Too little memory, or too much other load. It may work another time."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The same work without and with an optimisation, made ready when it is measured. `weight`: how often a step does it."""
+    """The same work without and with an optimisation, built when it is measured. `weight`: how often a step does it."""
 
     needed_bytes: float
     weight: float
@@ -44,38 +44,38 @@ class Pair:
 
 @dataclass(frozen=True)
 class GainComparison:
-    """`key` names the work for good, in other processes too. Of `pairs` the first ones count if time is short."""
+    """`key` identifies the work, also across processes. If time is short, only the first `pairs` are timed."""
 
     key: str
     pairs: Sequence[Pair]
-    with_host: bool = False  # on a device: the time of the host counts too
+    with_host: bool = False  # on a device: include host time
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Times as fast."""
+    """A speed-up factor."""
 
     factor: float
     measured: bool
 
     @property
     def words(self) -> str:
-        return f"measured here: {self.factor:.3g}x" if self.measured else f"usually {self.factor:.3g}x, not measured here"
+        return f"measured here: {self.factor:.3g}x" if self.measured else f"usually {self.factor:.3g}x (not measured here)"
 
     def of_step(self, share: float) -> float:
-        """On the rate of a step, of which a `share` gets faster by this gain."""
+        """Speed-up of a step if only this `share` of it gets faster."""
         return 1 / (1 - share * (1 - 1 / self.factor))
 
 
 def gain_key(optimisation: Optimisation, device: torch.device, *work: str) -> str:
-    """`work`: everything that says which work it is, in any order. Threads share the work of a CPU."""
+    """`work`: text that identifies the work, in any order. On a CPU the number of threads is part of the key."""
     where = f"cpu {torch.get_num_threads()} threads" if device.type == "cpu" else device.type
     digest = hashlib.sha256("\n".join(sorted(set(work))).encode()).hexdigest()[:16]
     return f"{optimisation.name} on {where}: {digest}"
 
 
 class Gains:
-    """Gains that were kept, and those that are measured here within `limit_s` in all. Without a limit none is measured."""
+    """Known gains, and gains measured now within `limit_s` in total. Without a limit none is measured."""
 
     def __init__(
         self,
@@ -85,12 +85,12 @@ class Gains:
     ) -> None:
         self._known = dict(known or {})
         self._left_s, self._clock = limit_s, clock
-        self.new: dict[str, float | None] = {}  # measured here; None: it can't be measured on this machine
+        self.new: dict[str, float | None] = {}  # measured now; None: can't be measured on this machine
 
     def expected(
         self, optimisation: Optimisation, device: torch.device, comparison: GainComparison | None, dtype: str = "float32"
     ) -> Gain | None:
-        """None: nobody knows."""
+        """None: unknown."""
         factor = None if comparison is None else self.measured(comparison, device)
         if factor is not None:
             return Gain(factor, measured=True)
@@ -101,7 +101,7 @@ class Gains:
         return self._kept(comparison.key, lambda limit_s: _measured(comparison, device, limit_s, self._clock))
 
     def hand_over_s(self, size_bytes: float) -> float:
-        """What it takes to get a batch of this size from a worker that has it ready."""
+        """Seconds to receive a batch of this size that a worker has ready."""
 
         def measure(limit_s: float) -> float | None:
             try:
@@ -113,13 +113,13 @@ class Gains:
         return self._kept(hand_over_key(size_bytes), measure) or USUAL_HAND_OVER_S
 
     def _kept(self, key: str, measure: Callable[[float], float | None]) -> float | None:
-        """`measure` is given the seconds that it may take."""
+        """`measure` gets the seconds that it may take."""
         if key not in self._known and self._left_s > 0:
             began_s = self._clock()
             try:
                 found = measure(min(self._left_s, ONE_GAIN_S))
             except NotNow:
-                self._known[key] = None  # asked again by the next process: within one, findings agree on what is known
+                self._known[key] = None  # the next process tries again; within one process all findings use the same value
                 return None
             finally:
                 self._left_s -= self._clock() - began_s
@@ -128,7 +128,7 @@ class Gains:
 
 
 def with_gains(ceilings: Ceilings, device: torch.device, comparisons: Iterable[GainComparison], limit_s: float) -> Ceilings:
-    """Measure those that are not known yet, until the time is over. The same object, if there are none."""
+    """Measure unknown gains until the time is over. Returns the same object if there are none."""
     gains = Gains(ceilings.gains, limit_s)
     for comparison in comparisons:
         gains.measured(comparison, device)
@@ -149,7 +149,7 @@ def _measured(comparison: GainComparison, device: torch.device, limit_s: float, 
                 seconds = time_in_turns(ways, device, with_host=comparison.with_host, bearable_s=_BEARABLE_S)
             except torch.OutOfMemoryError as error:
                 raise NotNow from error
-            except Exception:  # a library says in many ways that it can't do something
+            except Exception:  # libraries raise many kinds of errors for unsupported work
                 return None
             for start, half in enumerate(halves):
                 half.add(pair.weight, seconds[0][start::2], seconds[1][start::2])
@@ -158,13 +158,13 @@ def _measured(comparison: GainComparison, device: torch.device, limit_s: float, 
 
 @dataclass
 class _Half:
-    """Of the repeats: two halves that differ much say that the machine was too busy to tell."""
+    """One half of the repeats. If the halves differ much, the machine was too busy to measure."""
 
     without_s: float = 0.0
     with_s: float = 0.0
 
     def add(self, weight: float, without_s: Sequence[float], with_s: Sequence[float]) -> None:
-        """The shortest counts: other processes only make it longer."""
+        """Uses the shortest times: other processes can only make them longer."""
         self.without_s += weight * min(without_s)
         self.with_s += weight * min(with_s)
 
@@ -184,7 +184,7 @@ def _agreed(one: float, other: float, within: float) -> float | None:
 
 @contextmanager
 def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Whatever modes the caller is in: nothing of them counts, and no random number of theirs is drawn."""
+    """Ignores torch modes of the caller and does not advance its random generators."""
     random = torch.random.fork_rng([device] if device.type == "cuda" else [])
     modes = torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False)
     with random, modes[0], modes[1], modes[2], warnings.catch_warnings():

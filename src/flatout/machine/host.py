@@ -1,4 +1,4 @@
-"""The host as the operating system tells it: the CPU's name, the cores and memory this process may use, limits."""
+"""The host, as the operating system reports it: CPU name, cores and memory that this process may use, limits."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def affinity_cores() -> int:
-    """Cores the scheduler lets this process run on."""
+    """Cores that the scheduler lets this process use."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def cgroup_cores(root: Path = _CGROUP) -> float | None:
-    """The CPU quota of the container in cores, or None where there is no quota."""
+    """The container's CPU quota in cores; None: no quota."""
     quota, period = _words(root / "cpu.max", 2)
     if quota is None:  # cgroup v1
         (quota,), (period,) = _words(root / "cpu/cpu.cfs_quota_us", 1), _words(root / "cpu/cpu.cfs_period_us", 1)
@@ -39,7 +39,7 @@ def cgroup_cores(root: Path = _CGROUP) -> float | None:
 
 
 def cgroup_memory_bytes(root: Path = _CGROUP) -> int | None:
-    """The memory limit of the container, or None where there is no limit."""
+    """The container's memory limit; None: no limit."""
     (limit,) = _words(root / "memory.max", 1)
     if limit is None:
         (limit,) = _words(root / "memory/memory.limit_in_bytes", 1)
@@ -48,7 +48,7 @@ def cgroup_memory_bytes(root: Path = _CGROUP) -> int | None:
 
 
 def free_host_bytes(root: Path = _CGROUP) -> int:
-    """Memory that can be had without swapping, within the container's limit where there is one."""
+    """Memory available without swapping, within the container's limit if there is one."""
     free = int(psutil.virtual_memory().available)
     try:
         limit = int((root / "memory.max").read_text())
@@ -60,7 +60,7 @@ def free_host_bytes(root: Path = _CGROUP) -> int:
 
 
 def shm_bytes(folder: Path = Path("/dev/shm")) -> int | None:
-    """Size of the shared-memory file system, or None where the platform has none."""
+    """Size of the shared-memory file system; None if the platform has none."""
     if not folder.is_dir():
         return None
     status = os.statvfs(folder)
@@ -77,7 +77,7 @@ def open_files_limit() -> int | None:
 
 
 def _words(path: Path, count: int) -> list[float | None]:
-    """The first `count` numbers of a control file; None for a word that is no number ("max") or a file that is not there."""
+    """The first `count` numbers of a control file; None for a word that is not a number ("max") and for a missing file."""
     try:
         words = path.read_text().split()
     except OSError:

@@ -1,4 +1,4 @@
-"""Live meters of one device: power, energy, temperature, clock, utilisation, memory. What can't be read is None, never 0."""
+"""Live meters of one device: power, energy, temperature, clock, utilisation, memory. An unreadable value is None, not 0."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Source(Protocol):
 
 
 class Meters:
-    """`why_unavailable` says in words why some readings are None; it is empty where everything can be read."""
+    """`why_unavailable`: why some readings are None; empty if all can be read."""
 
     def __init__(self, device: torch.device, gpus: Gpus | None = None, powercap: Path = _POWERCAP) -> None:
         self._source: _Source
@@ -33,7 +33,7 @@ class Meters:
         elif device.type == "cuda":
             self._source = _NvmlMeters(device, gpus or open_gpus())
         else:
-            self._source = _NoMeters(f"there are no meters for {device.type} devices yet")
+            self._source = _NoMeters(f"no meters for {device.type} devices yet")
 
     def read(self) -> MeterReading:
         return self._source.read()
@@ -56,25 +56,25 @@ class _NvmlMeters:
         self._device = device
         self._gpus = gpus
         missing = self.read().unavailable
-        self.why_unavailable = gpus.why_absent or (f"NVML does not tell {', '.join(missing)} of {device}" if missing else "")
+        self.why_unavailable = gpus.why_absent or (f"NVML does not report {', '.join(missing)} for {device}" if missing else "")
 
     def read(self) -> MeterReading:
         return self._gpus.read(self._device)
 
 
 class _HostMeters:
-    """The CPU packages: energy from RAPL where the kernel lets us read it, the rest from the operating system."""
+    """CPU packages: energy from RAPL if the kernel allows reading it, the rest from the operating system."""
 
     def __init__(self, powercap: Path) -> None:
         self._rapl = [_RaplCounter(zone) for zone in sorted(powercap.glob("intel-rapl:[0-9]*")) if zone.name.count(":") == 1]
         self._last: tuple[float, float] | None = None
         if not self._rapl:
-            self.why_unavailable = "this CPU has no energy counter here (RAPL is absent, as in most virtual machines)"
+            self.why_unavailable = "no energy counter: this system has no RAPL, like most virtual machines"
         elif self._energy_j() is None:
-            self.why_unavailable = f"the CPU's energy counter is readable by root only ({powercap}/intel-rapl*/energy_uj)"
+            self.why_unavailable = f"only root can read the CPU's energy counter ({powercap}/intel-rapl*/energy_uj)"
         else:
             self.why_unavailable = ""
-        psutil.cpu_percent()  # the first call only sets the point from which the next one counts
+        psutil.cpu_percent()  # the first call only sets the start of the next interval
 
     def read(self) -> MeterReading:
         energy_j = self._energy_j()
@@ -94,7 +94,7 @@ class _HostMeters:
         return sum(known) if known and len(known) == len(packages) else None
 
     def _power_w(self, energy_j: float | None) -> float | None:
-        """The mean since the previous reading; the first reading has none."""
+        """Mean power since the previous reading; None on the first reading."""
         if energy_j is None:
             return None
         now_s = time.monotonic()
@@ -105,7 +105,7 @@ class _HostMeters:
 
 
 class _RaplCounter:
-    """One package's counter, in joules. The kernel's wraps around; this one keeps counting."""
+    """One package's counter in joules. The kernel's counter wraps around; this one does not."""
 
     def __init__(self, zone: Path) -> None:
         self._energy_file = zone / "energy_uj"

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through NVML: facts, state and counters. The only module that knows the vendor's library."""
+"""NVIDIA GPUs through NVML: facts, state and counters. The only module that uses the vendor's library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from flatout.machine.reading import MeterReading
 
-# NVML's bits for why clocks are held down. Idle and chosen application clocks are nobody's trouble and are left out.
+# NVML's bits for reduced clocks. Idle GPUs and user-set application clocks are normal and left out.
 _THROTTLE_BITS = {
     0x04: "software power cap",
     0x08: "hardware slowdown",
@@ -23,11 +23,11 @@ _THROTTLE_BITS = {
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """One GPU. Links and clocks rest when the GPU does: `pcie_*` and `clock_mhz` mean most when read under load."""
+    """One GPU. Idle GPUs slow down links and clocks: read `pcie_*` and `clock_mhz` under load."""
 
     name: str
     uuid: str
-    device: str | None  # "cuda:0" as torch counts; None when this process can't use it
+    device: str | None  # torch's name, such as "cuda:0"; None: this process can't use it
     memory_bytes: int | None = None
     capability: str | None = None
     pcie_generation: int | None = None
@@ -52,7 +52,7 @@ class Gpus(Protocol):
 
 
 class NoGpus:
-    """What a machine without NVML looks like."""
+    """A machine without NVML."""
 
     def __init__(self, why_absent: str) -> None:
         self.why_absent = why_absent
@@ -66,7 +66,7 @@ class NoGpus:
 
 
 class NvmlGpus:
-    """NVML counts all GPUs of the machine, torch those it was left (CUDA_VISIBLE_DEVICES): they are matched by UUID."""
+    """NVML lists all GPUs of the machine, torch only visible ones (CUDA_VISIBLE_DEVICES): they are matched by UUID."""
 
     why_absent = ""
 
@@ -106,7 +106,7 @@ class NvmlGpus:
         limits = self._ask("nvmlDeviceGetPowerManagementLimitConstraints", handle)
         ecc = self._ask("nvmlDeviceGetEccMode", handle)
         return GpuFacts(
-            name=_text(self._ask("nvmlDeviceGetName", handle)) or "a GPU without a name",
+            name=_text(self._ask("nvmlDeviceGetName", handle)) or "unknown GPU",
             uuid=uuid,
             device=device,
             memory_bytes=None if memory is None else int(memory.total),
@@ -128,7 +128,7 @@ class NvmlGpus:
         return [handle for handle in found if handle is not None]
 
     def _ask(self, question: str, *about: Any) -> Any:
-        """None where the board or a virtual machine does not support the question."""
+        """None if the board or virtual machine does not support the query."""
         try:
             return getattr(self._nvml, question)(*about)
         except self._nvml.NVMLError:
@@ -137,7 +137,7 @@ class NvmlGpus:
 
 @cache
 def open_gpus() -> Gpus:
-    """NVML where it is, else its null object. Opened once: the library counts references and opening is slow."""
+    """NVML if available, else `NoGpus`. Opened once, because opening is slow."""
     try:
         import pynvml  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
@@ -145,7 +145,7 @@ def open_gpus() -> Gpus:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return NoGpus(f"no NVIDIA driver answers ({error})")
+        return NoGpus(f"no NVIDIA driver responds ({error})")
     return NvmlGpus(pynvml, torch_devices_by_uuid)
 
 

@@ -1,8 +1,8 @@
-"""What single operators take on this machine: called again as a model calls them, on random numbers of the same layout.
+"""Times single operators on this machine: calls them as the model does, on random values of the same layout.
 
-An operator that is given integers it can't take (an index outside of what it picks from, a seed in memory of the device) may
-break the device or the process. So only those get any that are known to take all, or to pick by index, and no index points
-outside. Attention gets its seeds from its own forward.
+Invalid integers (an index out of range, a random seed in device memory) can crash the device or the process. So integers are
+passed only to operators known to accept any integer or to index with them, and every index is in range. Attention's backward
+gets its seeds from its own forward.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flatout.measure.clock import synchronize
 from flatout.measure.counts import Call, Operation, TensorLayout
 
 _FORMATS = {dtype: name for name, dtype in MATMUL_DTYPES.items() if dtype != torch.float32}
-# integers and truth values, as what works element by element does; some of them are the bytes of a library's own notes
+# accept any integers and booleans, as elementwise operators do; some are a library's internal byte buffers
 _TAKES_ANY = {
     "_to_copy", "all", "any", "cat", "clone", "copy_", "cudnn_batch_norm_backward", "fill_", "stack", "sum", "tril", "triu",
     "zero_",
@@ -38,15 +38,15 @@ _PICKS = {
     "nll_loss2d_backward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss_forward", "scatter", "scatter_add",
 }  # fmt: skip
 _LOOKS_AT_NUMBERS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
-_BEARABLE_PART = 0.25  # of the memory that is free
+_BEARABLE_PART = 0.25  # share of the free memory
 
 
 class _Short(Exception):
-    """Of memory, for now: another time it may be timed."""
+    """Too little memory now; it may be timed another time."""
 
 
 def with_operators(ceilings: Ceilings, device: torch.device, operations: Iterable[Operation], limit_s: float) -> Ceilings:
-    """Time those that are not known yet, in their order, until the time is over. The same object, if there are none."""
+    """Time unknown operators in order until the time is over. Returns the same object if there are none."""
     began_s = time.monotonic()
     missing = {one.key: one for one in operations if one.call is not None and one.key not in ceilings.operators}
     if not missing:
@@ -55,13 +55,13 @@ def with_operators(ceilings: Ceilings, device: torch.device, operations: Iterabl
     numbers = torch.Generator(device).manual_seed(0)
     random = torch.random.fork_rng([device] if device.type == "cuda" else [])
     with torch.no_grad(), random, tf32_products(False, device), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the model will give its own, once, where it is run
+        warnings.simplefilter("ignore")  # the model gives its own warnings when it runs
         for key, one in missing.items():
             if time.monotonic() - began_s > limit_s:
                 break
             with suppress(_Short):
                 found[key] = _timed(one, ceilings, device, numbers)
-            synchronize(device)  # one that broke the device ends this here: what comes after it would be wrong
+            synchronize(device)  # raises here if the operator broke the device: later times would be wrong
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return replace(ceilings, operators={**ceilings.operators, **found}) if found else ceilings
@@ -71,19 +71,19 @@ def _timed(one: Operation, ceilings: Ceilings, device: torch.device, numbers: to
     call = one.call
     backward = call is not None and _is_attention_backward(call)
     if call is None or not (backward or _is_safe(call)) or _at_best_s(one, ceilings) > BEARABLE_S:
-        return None  # large enough for its ceilings to foretell it
+        return None  # large enough to predict from the ceilings
     if not has_room(_needed_bytes(one, call), device):
         raise _Short
     try:
         return (_attention_backward_seconds if backward else _seconds)(call, device, numbers)
     except torch.OutOfMemoryError as error:
         raise _Short from error
-    except Exception:  # what a library can't do, it says in many ways
+    except Exception:  # libraries raise many kinds of errors for unsupported work
         return None
 
 
 def _needed_bytes(one: Operation, call: Call) -> int:
-    """All that its arguments lie in, which may be more than it reads, and as much again as it reads and writes."""
+    """Memory of all arguments, which may be more than it reads, plus the bytes it reads and writes."""
     layouts = [leaf for leaf in tree_leaves((call.given, call.named)) if isinstance(leaf, TensorLayout)]
     return one.bytes + sum(layout.extent_bytes for layout in layouts)
 
@@ -95,7 +95,7 @@ def _at_best_s(one: Operation, ceilings: Ceilings) -> float:
 
 
 def has_room(needed_bytes: float, device: torch.device) -> bool:
-    """Whether a measurement may take that much memory beside what the process has already."""
+    """Whether a measurement may use that much memory in addition to what the process uses now."""
     return needed_bytes <= _BEARABLE_PART * _free_bytes(device)
 
 
@@ -107,7 +107,7 @@ def _is_safe(call: Call) -> bool:
     if call.func.namespace not in ("aten", "flatout") or _LOOKS_AT_NUMBERS & {*call.func.tags}:
         return False
     name = str(call.func.overloadpacket).removeprefix("aten.")
-    if "linalg" in name and "norm" not in name:  # solvers wait for the device, which no graph can
+    if "linalg" in name and "norm" not in name:  # solvers wait for the device, which is not allowed in a CUDA graph
         return False
     known = call.func.namespace == "flatout" or name in _TAKES_ANY | _PICKS
     return bool(known or torch.Tag.pointwise in call.func.tags or not _has_integers(call))
@@ -128,25 +128,25 @@ def _seconds(call: Call, device: torch.device, numbers: torch.Generator) -> floa
 
 
 def called_again(call: Call, device: torch.device, numbers: torch.Generator) -> Callable[[], object]:
-    """The same operator on random numbers of the same layout."""
+    """The same operator on random values of the same layout."""
     given, named = arguments_of(call, device, numbers)
     return lambda: call.func(*given, **named)
 
 
 def arguments_of(call: Call, device: torch.device, numbers: torch.Generator) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Random numbers in the place of each layout."""
+    """Random values for each layout."""
     below = _no_index_reaches(call)
     given, named = tree_map_only(TensorLayout, lambda layout: _filled(layout, device, below, numbers), (call.given, call.named))
     return given, {name: device if name == "device" else value for name, value in named.items()}
 
 
 def _attention_backward_seconds(call: Call, device: torch.device, numbers: torch.Generator) -> float:
-    """As the difference of both ways and the way forward."""
+    """Time of forward and backward, minus the forward."""
     asked = dict(zip((argument.name for argument in call.func._schema.arguments), call.given, strict=False)) | dict(call.named)
     query, key, value = (_filled(asked[name], device, 1, numbers).requires_grad_() for name in ("query", "key", "value"))
     bias = asked.get("attn_bias") or asked.get("attn_mask")
     mask = None if bias is None else _filled(bias, device, 1, numbers)
-    shared = query.dim() == 4 and query.shape[1] != key.shape[1]  # heads that share their keys
+    shared = query.dim() == 4 and query.shape[1] != key.shape[1]  # grouped-query attention
 
     def forward() -> Tensor:
         dropout, causal = asked.get("dropout_p", 0.0), asked.get("is_causal", False)
@@ -163,7 +163,7 @@ def _usual_s(once: Callable[[], object], device: torch.device) -> float:
 
 
 def _no_index_reaches(call: Call) -> int:
-    """The shortest of all dimensions and numbers that were given: whatever is picked from, an index below it is inside."""
+    """The smallest of all dimensions and numbers in the call: any index below it is in range."""
     leaves = tree_leaves((call.given, call.named))
     sizes = [size for one in leaves if isinstance(one, TensorLayout) for size in one.shape]
     counts = [one for one in leaves if type(one) is int and one > 0]
@@ -171,15 +171,15 @@ def _no_index_reaches(call: Call) -> int:
 
 
 def _filled(layout: TensorLayout, device: torch.device, below: int, numbers: torch.Generator) -> Tensor:
-    # a repeated dimension is one number that stands for many
+    # a repeated dimension is one value used many times
     shape = [1 if stride == 0 else size for size, stride in zip(layout.shape, layout.strides, strict=True)]
     strides = [1 if stride == 0 else stride for stride in layout.strides]
     tensor = torch.empty_strided(shape, strides, dtype=layout.dtype, device=device)
     if _is_integer(layout.dtype):
         tensor.random_(0, 2 if layout.dtype == torch.bool else below, generator=numbers)
-    elif layout.dtype.itemsize == 1:  # such formats can't be drawn
+    elif layout.dtype.itemsize == 1:  # torch can't draw random values in 1-byte formats
         tensor.copy_(torch.rand(shape, device=device, generator=numbers))
-    else:  # above 0, as a variance is
+    else:  # positive, because it may be a variance
         (tensor.real if layout.dtype.is_complex else tensor).uniform_(generator=numbers)
     return tensor.expand(layout.shape)
 

@@ -1,4 +1,4 @@
-"""How much of the host other processes use while this one works."""
+"""CPU use of other processes while this one works."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import psutil
 
 from flatout.machine.host import affinity_cores
 
-_ENOUGH = 0.8  # of the cores that are ours to use
+_ENOUGH = 0.8  # of the cores that this process may use
 
 
 class OthersWork:
-    """Since this was made."""
+    """Counts from its creation."""
 
     def __init__(self) -> None:
         self._began_s, self._spent = time.monotonic(), _spent_s()
 
     def in_words(self) -> str | None:
-        """None where they left enough, or where nobody can tell."""
+        """None if other processes left enough cores, or if it can't be measured."""
         past_s, spent = time.monotonic() - self._began_s, _spent_s()
         if spent is None or self._spent is None or past_s <= 0:
             return None
@@ -27,11 +27,11 @@ class OthersWork:
         cores = psutil.cpu_count() or 1
         if cores - others >= _ENOUGH * affinity_cores():
             return None
-        return f"other processes kept {others:.1f} of {cores} cores busy meanwhile: these are figures of a shared machine"
+        return f"other processes used {others:.1f} of {cores} cores during this, so the figures are for a shared machine"
 
 
 def _spent_s() -> tuple[float, float] | None:
-    """Seconds of all cores, and those of this process with all that were started from here."""
+    """CPU seconds of the whole machine, and of this process and its children."""
     try:
         times, own = psutil.cpu_times(), psutil.Process()
         whole = sum(getattr(times, kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq", "steal"))

@@ -1,10 +1,10 @@
-"""What running out of memory looks like."""
+"""Recognises out-of-memory errors."""
 
 from __future__ import annotations
 
 import torch
 
-# the first two are from allocators of host memory, glibc's and mimalloc; the last from devices, drivers and compilers
+# the first two are host allocators (glibc, mimalloc), the last is used by devices, drivers and compilers
 _WORDS = ("can't allocate memory", "not enough memory", "out of memory")
 
 

@@ -1,4 +1,4 @@
-"""Fresh memory on this host: what a page of it costs, and which allocator hands it to torch."""
+"""New memory on this host: the cost of one page, and the allocator that torch uses."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _BYTES, _TIMES = 16 << 20, 3
 
 @cache
 def host_allocator() -> str:
-    """Of torch's tensors on the host; empty where it is neither."""
+    """Name of the allocator of torch's host tensors; empty if unknown."""
     linked = Path(torch.__file__).parent / "lib" / "libc10.so"
-    if linked.exists() and b"mimalloc: warning" in linked.read_bytes():  # its builds for ARM
+    if linked.exists() and b"mimalloc: warning" in linked.read_bytes():  # torch's ARM builds
         return MIMALLOC
     return GLIBC if hasattr(ctypes.CDLL(None), "gnu_get_libc_version") else ""
 
 
 def page_seconds() -> float:
-    """What the operating system takes for one page that is touched for the first time."""
-    return min(_touched() for _ in range(_TIMES))  # what others take from the machine meanwhile is no part of it
+    """Seconds that the operating system takes for the first access to a page."""
+    return min(_touched() for _ in range(_TIMES))  # the minimum, to exclude load of other processes
 
 
 def _touched() -> float:

@@ -1,4 +1,4 @@
-"""`flatout probe`: what this machine is, what it can do when measured, and what is mis-set on it."""
+"""`flatout probe`: facts about this machine, its measured speed, and problems of its setup."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Probe:
     ceilings: Ceilings
     advice: tuple[Advice, ...]
     cached: bool
-    notes: tuple[str, ...] = ()  # what did not go as usual
+    notes: tuple[str, ...] = ()  # problems on the way
 
 
 def probe(
@@ -42,10 +42,10 @@ def probe(
     operations: Callable[[Ceilings], Iterable[Operation]] = lambda ceilings: (),
     comparisons: Callable[[Ceilings], Iterable[GainComparison]] = lambda ceilings: (),
 ) -> Probe:
-    """Facts are read anew each time. Ceilings are measured once and then come from the cache, unless `fresh`.
+    """Facts are read each time. Ceilings are measured once, then read from the cache, unless `fresh`.
 
-    `operations`, asked for once the ceilings are known, are timed for a few seconds, but for those that an earlier probe timed;
-    so are `comparisons`, after them.
+    `operations`, called once the ceilings are known, are timed for a few seconds, except those already in the cache; then
+    `comparisons` are timed in the same way.
     """
     facts = read_facts()
     cache = CeilingsCache(cache_dir)
@@ -66,7 +66,7 @@ def probe(
 
 
 def keep_gains(device: torch.device, cache_dir: Path, gains: Mapping[str, float | None]) -> None:
-    """Add to the kept ceilings what somebody else has measured."""
+    """Add gains measured elsewhere to the stored ceilings."""
     cache, facts = CeilingsCache(cache_dir), read_facts()
     key = fingerprint(facts)
     if gains and (kept := cache.load(key, device, quick=True)) is not None:
@@ -76,7 +76,7 @@ def keep_gains(device: torch.device, cache_dir: Path, gains: Mapping[str, float 
 
 def doc(probe: Probe) -> Doc:
     facts, ceilings = probe.facts, probe.ceilings
-    when = "earlier and kept" if probe.cached else "just now"
+    when = "earlier (cached)" if probe.cached else "just now"
     return Doc(
         (
             Fields({"device": ceilings.device, "cached": probe.cached, "notes": list(probe.notes)}),
@@ -86,9 +86,7 @@ def doc(probe: Probe) -> Doc:
             machine_table(facts),
             TextLine(),
             ceilings_table(ceilings),
-            TextLine(
-                f"(medians of n, measured {when}; low to high is the 95% interval of the median, or the range where n < 6)"
-            ),
+            TextLine(f"(median of n repeats, measured {when}; low to high: 95% interval, or the range if n < 6)"),
             *(TextLine(f"({note})") for note in probe.notes),
             TextLine(),
             *advice_lines(probe.advice),
@@ -97,7 +95,7 @@ def doc(probe: Probe) -> Doc:
 
 
 def _gpus_under_load(device: torch.device) -> tuple[GpuFacts, ...]:
-    """What NVML says while the device copies and computes: at rest its link and clocks go down to save power."""
+    """GPU facts while the device copies and computes: idle links and clocks slow down to save power."""
     gpus = open_gpus()
     if device.type == "cpu" or gpus.why_absent:
         return gpus.facts()
@@ -106,7 +104,7 @@ def _gpus_under_load(device: torch.device) -> tuple[GpuFacts, ...]:
     factor = torch.randn(4096, 4096, device=device, generator=torch.Generator(device).manual_seed(0))
     for _ in range(10):
         there.copy_(here)
-    for _ in range(50):  # queued faster than done: NVML is asked while the device is busy
+    for _ in range(50):  # queued, so the device is still busy when NVML is read
         torch.mm(factor, factor)
     facts = gpus.facts()
     synchronize(device)

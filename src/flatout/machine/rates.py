@@ -1,6 +1,6 @@
-"""Measurements of single rates, each a short benchmark on random data: zeros would flatter hardware that saves power on them.
+"""Measures single rates with short benchmarks on random data: zeros would be too fast on hardware that saves power on them.
 
-Every function returns seconds of repeats or rates of them; none leaves a setting or a random state changed behind it.
+Every function returns the seconds or rates of its repeats. None changes a setting or a random state.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ MATMUL_DTYPES = {
     "fp16": torch.float16,
     "fp8": torch.float8_e4m3fn,
 }
-# Of a CPU without bf16 instructions, with 20 lines of C++ stack: torch goes on by a slower way.
+# A CPU without bf16 instructions warns with 20 lines of C++ stack; torch continues with a slower kernel.
 NO_SUCH_KERNEL = r"(?s)mkldnn_\w+ failed, switching to"
 _FEWEST, _MOST = 5, 50
 _BEARABLE_S = 1.0
-_REST_S, _BURST = 0.2, 20  # a GPU at its power limit slows down: a ceiling is what a short burst after a rest reaches
+_REST_S, _BURST = 0.2, 20  # a GPU slows down at its power limit: the ceiling is the rate of a short burst after a pause
 _OPS_A_REPEAT = 500
 _TINY_LAYERS = 10
 
 
 class Unavailable(Exception):
-    """There is nothing to measure here; the message says why. It never leaves this layer."""
+    """Not measurable here; the message says why. Caught inside this package."""
 
 
 def matmul_flops_per_s(name: str, device: torch.device, limit_s: float, largest: int) -> tuple[list[float], str]:
-    """Rates of square products, and their size: `largest`, or as far as a slow format can be taken in bearable time."""
+    """Rates of square products, and their size: `largest`, or smaller if the format is too slow."""
     if device.type == "cpu" and name in ("tf32", "fp8"):
-        raise Unavailable("a format of GPUs")
+        raise Unavailable("GPUs only")
     if name == "tf32" and device.type != "cuda":
-        raise Unavailable(f"{device.type} has no such format")
+        raise Unavailable(f"{device.type} does not support this format")
     with tf32_products(name == "tf32", device), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=NO_SUCH_KERNEL)  # how slow it is without shows in the figure
+        warnings.filterwarnings("ignore", message=NO_SUCH_KERNEL)  # the figure itself shows how slow it is
         size = 256
         while True:
             try:
@@ -68,7 +68,7 @@ def matmul_flops_per_s(name: str, device: torch.device, limit_s: float, largest:
 
 
 def copy_bytes_per_s(device: torch.device, limit_s: float) -> list[float]:
-    """Memory to memory on one device; bytes read and bytes written both count."""
+    """Memory to memory on one device, counting bytes read and written."""
     size_bytes = 2**28 if device.type == "cpu" else 2**29
     source = _random_bytes(size_bytes, device)
     target = torch.empty_like(source)
@@ -76,7 +76,7 @@ def copy_bytes_per_s(device: torch.device, limit_s: float) -> list[float]:
 
 
 def link_bytes_per_s(device: torch.device, limit_s: float, *, pinned: bool, to_device: bool) -> list[float]:
-    """Between the host's memory and the device's."""
+    """Between host and device memory."""
     if device.type == "cpu":
         raise Unavailable("no accelerator")
     size_bytes = 2**28
@@ -103,7 +103,7 @@ def peer_bytes_per_s(device: torch.device, limit_s: float) -> list[float]:
 
 
 def launch_seconds(device: torch.device, limit_s: float) -> list[float]:
-    """What one small operator costs when Python calls it: below this much work an operator is all overhead."""
+    """Cost of one small operator called from Python: smaller operators are all overhead."""
     value = _random_bytes(64, device).float()
 
     def many() -> None:
@@ -115,7 +115,7 @@ def launch_seconds(device: torch.device, limit_s: float) -> list[float]:
 
 
 def operator_seconds(device: torch.device, limit_s: float) -> list[float]:
-    """What one operator costs within a step, forward and back: in a chain of layers so small that nothing else counts."""
+    """Cost of one operator in a step, forward and backward, measured on layers so small that only overhead counts."""
     generator = torch.Generator(device).manual_seed(0)
     layers = [nn.utils.skip_init(nn.Linear, 8, 8, device=device) for _ in range(_TINY_LAYERS)]
     chain = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))
@@ -133,10 +133,10 @@ def operator_seconds(device: torch.device, limit_s: float) -> list[float]:
 
 
 def kernel_seconds(device: torch.device, limit_s: float) -> list[float]:
-    """What one small kernel takes where nobody has to call it: in a graph that is replayed."""
+    """Time of one small kernel in a replayed graph, without a call from Python."""
     if device.type != "cuda":
-        raise Unavailable("only CUDA has graphs of kernels")
-    value = _random_bytes(64, device).float().neg_()  # a kernel that was never called can't be loaded into a graph
+        raise Unavailable("CUDA graphs only")
+    value = _random_bytes(64, device).float().neg_()  # a kernel must run once before it can be captured
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.device(device), torch.cuda.graph(graph):
         for _ in range(_OPS_A_REPEAT):
@@ -145,7 +145,7 @@ def kernel_seconds(device: torch.device, limit_s: float) -> list[float]:
 
 
 def disk_bytes_per_s(folder: Path, size_bytes: int, repeats: int) -> tuple[list[float], str]:
-    """Reading a fresh file front to back, the page cache dropped before each pass where the system allows it."""
+    """Read a new file from start to end, with the page cache dropped before each pass if the system allows it."""
     rates = []
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -163,8 +163,8 @@ def disk_bytes_per_s(folder: Path, size_bytes: int, repeats: int) -> tuple[list[
     except OSError as error:
         raise Unavailable(f"{folder} can't be written: {error.strerror or error}") from error
     if _is_in_memory(folder):
-        return rates, f"{folder} is in memory, not on a disk"
-    return rates, str(folder) if sys.platform == "linux" else "from the page cache, which can't be dropped here"
+        return rates, f"{folder} is in memory (tmpfs), not on a disk"
+    return rates, str(folder) if sys.platform == "linux" else "read from the page cache, which can't be dropped on this system"
 
 
 def _is_in_memory(folder: Path) -> bool:
@@ -175,7 +175,7 @@ def _is_in_memory(folder: Path) -> bool:
 
 
 def _repeat_for(fn: Callable[[], object], device: torch.device, limit_s: float, most: int = _MOST) -> list[float]:
-    """As many repeats as fit the limit, within reason."""
+    """As many repeats as fit the time limit, between `_FEWEST` and `most`."""
     fn()
     once_s = max(min(time_repeats(fn, 2, 0, device)), 1e-6)
     return time_repeats(fn, max(_FEWEST, min(most, math.floor(limit_s / once_s))), 0, device)
@@ -186,7 +186,7 @@ def _product(dtype: torch.dtype, size: int, device: torch.device) -> Callable[[]
     a, b = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
     if dtype == torch.float8_e4m3fn:
         scale = torch.ones((), device=device)
-        columns = b.t()  # the hardware takes the second factor by columns
+        columns = b.t()  # the hardware needs the second factor in column order
         return lambda: torch._scaled_mm(a, columns, scale, scale, out_dtype=torch.bfloat16, use_fast_accum=True)
     out = torch.empty_like(a)
     return lambda: torch.mm(a, b, out=out)
@@ -208,7 +208,7 @@ def tf32_products(on: bool, device: torch.device) -> Iterator[None]:
 
 def _random_bytes(size_bytes: int, device: torch.device) -> torch.Tensor:
     generator = torch.Generator(device).manual_seed(0)
-    block_bytes = min(size_bytes, 2**22)  # drawing all of it would take longer than the measurement
+    block_bytes = min(size_bytes, 2**22)  # random numbers for all of it would take longer than the measurement
     block = torch.randint(0, 256, (block_bytes,), dtype=torch.uint8, device=device, generator=generator)
     return block.repeat(size_bytes // block_bytes)
 

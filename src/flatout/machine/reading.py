@@ -1,4 +1,4 @@
-"""What the meters of a device say at one moment."""
+"""One reading of a device's meters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class MeterReading:
-    """None: unavailable. `energy_j` counts up from a zero of its own: only differences mean something."""
+    """None: unavailable. `energy_j` is a counter with an arbitrary start: use differences only."""
 
     power_w: float | None = None
     energy_j: float | None = None

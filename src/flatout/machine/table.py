@@ -1,4 +1,4 @@
-"""The parts of the probe's view: the machine in a few lines, a row for each ceiling, advice in words."""
+"""Parts of the probe's screen: the machine in a few lines, a row for each ceiling, the advice."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from flatout.machine.rates import MATMUL_DTYPES
 Show = Callable[[float], str]
 
 _WORDS = {
-    "copy_bytes_per_s": "memory copy, read + write",
-    "host_to_device_pinned_bytes_per_s": "host to device, pinned memory",
-    "host_to_device_pageable_bytes_per_s": "host to device, ordinary memory",
-    "device_to_host_bytes_per_s": "device to host, pinned memory",
+    "copy_bytes_per_s": "memory copy (read + write)",
+    "host_to_device_pinned_bytes_per_s": "host to device (pinned)",
+    "host_to_device_pageable_bytes_per_s": "host to device (pageable)",
+    "device_to_host_bytes_per_s": "device to host (pinned)",
     "peer_bytes_per_s": "device to device",
-    "network_bytes_per_s": "network, each process",
-    "launch_s": "one small operator from Python",
+    "network_bytes_per_s": "network, per process",
+    "launch_s": "launch of a small operator",
     "disk_read_bytes_per_s": "disk read",
-    "operator_s": "one operator of a step",
-    "kernel_s": "one small kernel of a graph",
+    "operator_s": "overhead of an operator in a step",
+    "kernel_s": "small kernel in a CUDA graph",
 }
 _COLUMNS = (
     TableColumn("name", "", shown=False),
-    TableColumn("words", "what it can do"),
+    TableColumn("words", "ceiling"),
     TableColumn("value", "measured", right=True),
     TableColumn("low", "low", right=True),
     TableColumn("high", "high", right=True),
@@ -63,9 +63,11 @@ def ceilings_table(ceilings: Ceilings) -> Table:
 
 def advice_lines(advice: Sequence[Advice]) -> Iterator[TextLine]:
     if not advice:
-        yield TextLine("Nothing is mis-set here, as far as can be read.")
+        yield TextLine("No problems found on this machine.")
         return
-    yield TextLine("1 thing is mis-set:" if len(advice) == 1 else f"{len(advice)} things are mis-set:", strong=True)
+    yield TextLine(
+        "1 problem on this machine:" if len(advice) == 1 else f"{len(advice)} problems on this machine:", strong=True
+    )
     for one in advice:
         yield TextLine()
         yield TextLine(f"  {one.what}")

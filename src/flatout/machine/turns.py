@@ -1,4 +1,4 @@
-"""How long a call takes; of several ways to do the same work, each by turns, so that other processes slow down all of them."""
+"""Times calls. Alternatives are timed in turns, so that other load slows all of them equally."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from flatout.measure.clock import synchronize, time_repeats
 
 BEARABLE_S = 0.1
 _REPEATS, _REPEATS_OF_SEVERAL = 5, 10
-_BLOCK_S, _MOST_IN_A_BLOCK = 4e-4, 64  # one repeat: long enough for a clock, short enough for hundreds of operators
+_BLOCK_S, _MOST_IN_A_BLOCK = 4e-4, 64  # one repeat: long enough to time, short enough for hundreds of operators
 
 
 def time_in_turns(
     ways: Sequence[Callable[[], object]], device: torch.device, *, with_host: bool = False, bearable_s: float = BEARABLE_S
 ) -> list[list[float]]:
-    """Seconds of each repeat, for each way; on a CPU only one or two if one takes longer than `bearable_s`.
+    """Seconds of each repeat, for each way. On a CPU, only one or two repeats if one takes longer than `bearable_s`.
 
-    `with_host`: of a GPU, including the time that the host takes to launch its kernels.
+    `with_host`: on a GPU, include the host's time for launching kernels.
     """
     as_graph = device.type == "cuda" and not with_host
     firsts_s = [_once_s(way, device, as_graph) for way in ways]
-    if device.type == "cpu" and max(firsts_s) > bearable_s:  # on a device the first one may look for the best of its kernels
+    if (
+        device.type == "cpu" and max(firsts_s) > bearable_s
+    ):  # on a device the first call may be slow, as it searches for the best kernel
         if len(ways) == 1:
             return [firsts_s]
         turns_s = [[_once_s(way, device, as_graph) for way in ways] for _ in range(2)]
         return [list(seconds) for seconds in zip(*turns_s, strict=True)]
     in_blocks = [_in_a_block(way, device) for way in ways]
-    # a GPU is given all repeats at once, so that its queue stays full; a CPU is shared, so that the ways take turns
+    # a GPU gets all repeats at once, so that its queue stays full; on a CPU the ways take turns, because it is shared
     repeats = _REPEATS if len(ways) == 1 else _REPEATS_OF_SEVERAL
     turns, at_once = (repeats, 1) if device.type == "cpu" else (1, repeats)
     taken_s: list[list[float]] = [[] for _ in ways]
@@ -59,7 +61,7 @@ def _in_a_block(way: Callable[[], object], device: torch.device) -> int:
 
 @contextmanager
 def _no_waiting(as_graph: bool) -> Iterator[None]:
-    """What waits for the device within is an error: a graph can't hold it, and trying would leave the process in pieces."""
+    """Make waiting for the device an error: a graph can't contain it, and a failed capture would break the process."""
     if not as_graph:
         yield
         return
@@ -73,7 +75,7 @@ def _no_waiting(as_graph: bool) -> Iterator[None]:
 
 @contextmanager
 def _block(way: Callable[[], object], times: int, device: torch.device, as_graph: bool) -> Iterator[Callable[[], None]]:
-    """Several in a row; as a graph, without the host in between."""
+    """`times` calls in a row; as a CUDA graph, without the host in between."""
 
     def block() -> None:
         for _ in range(times):
