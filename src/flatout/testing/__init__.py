@@ -1,1 +1,1 @@
-"""Conformance suites for parts that others write. Subclass one in a test of your own."""
+"""Conformance suites for parts that others write. Subclass one in your tests."""

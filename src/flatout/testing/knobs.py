@@ -1,4 +1,4 @@
-"""What a knob must do: whoever writes one subclasses this in a test, and knows that the search can use it.
+"""Conformance suite for a knob: subclass it in a test to check that the search can use the knob.
 
 class TestMine(KnobConformance):
     knob = Mine()
@@ -34,7 +34,7 @@ class KnobConformance:
     knob: ClassVar[Any]
 
     def recipe(self) -> fo.Recipe:
-        """A job that the knob applies to; override it for one that applies to others."""
+        """A job that the knob applies to; override it if the knob needs another one."""
         own = () if self.knob.name in {one.name for one in KNOBS} else (self.knob,)
         return fo.Recipe(data="digits", model=small_network, batch=32, lr=1e-3, budget="20000 steps", knobs=own)
 
@@ -46,7 +46,7 @@ class KnobConformance:
 
     def test_it_has_all_that_a_knob_has(self) -> None:
         assert isinstance(self.knob.name, str) and isinstance(self.knob.lossy, bool) and isinstance(self.knob.risky, bool)
-        assert self.knob.name not in self.knob.meets, "a knob does not meet itself"
+        assert self.knob.name not in self.knob.meets, "a knob must not list itself in meets"
 
     def test_its_default_is_one_choice_of_its_own_with_a_reason(self) -> None:
         decided = list(self.knob.default(self.situation(), {"tier": "resident"}))
@@ -59,7 +59,9 @@ class KnobConformance:
             assert candidate.value != value_of(now, self.knob.name) and candidate.why
             assert candidate.cost_s >= 0 and (candidate.factor is None or candidate.factor > 0)
             turned = with_values(now, {self.knob.name: candidate.value})
-            assert candidate.value not in [again.value for again in self.knob.candidates(s, turned)], "it would be tried twice"
+            assert candidate.value not in [again.value for again in self.knob.candidates(s, turned)], (
+                "the present value is offered again: it would be tried twice"
+            )
 
     def test_pinned_it_stays_as_it_is(self) -> None:
         recipe = self.recipe()
@@ -83,7 +85,7 @@ class KnobConformance:
 
 
 def made_up() -> Ceilings:
-    """A machine that nobody has to measure."""
+    """Ceilings of an imaginary machine, so that nothing has to be measured."""
 
     def measured(value: float) -> MeasuredRate:
         return MeasuredRate(value, value, value, 10)

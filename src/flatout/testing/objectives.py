@@ -1,4 +1,4 @@
-"""What an objective must do: whoever writes one subclasses this in a test, and knows that batches may be split and shared.
+"""Conformance suite for an objective: subclass it in a test to check that batches may be split and shared.
 
 class TestMine(ObjectiveConformance):
     objective = Mine()
@@ -20,25 +20,25 @@ from flatout.base.errors import ModelError
 from flatout.objectives.inputs import Batch
 from flatout.objectives.objective import Loss, Meter, Objective, is_shared
 
-_CUTS = (0, 1, 3)  # where a batch is split: parts of 1, 2 and the rest
+_CUTS = (0, 1, 3)  # split points of a batch: parts of 1, 2 and the rest
 
 
 class ObjectiveConformance:
-    """Samples of the model must not interact: no batch statistics, no dropout."""
+    """The model's samples must not interact: no batch statistics, no dropout."""
 
     objective: ClassVar[Objective]
-    known: ClassVar[dict[str, Any]] = {}  # of the data, for `outputs_for`: classes, target_shape, vocabulary
+    known: ClassVar[dict[str, Any]] = {}  # facts about the data for `outputs_for`: classes, target_shape, vocabulary
 
     def model(self) -> nn.Module:
-        raise NotImplementedError("override model(): a small one for the batch below")
+        raise NotImplementedError("override model(): return a small model for batch()")
 
     def batch(self) -> Batch:
-        """Of 5 rows or more, the same each time."""
-        raise NotImplementedError("override batch(): columns with targets")
+        """At least 5 rows, the same each time."""
+        raise NotImplementedError("override batch(): return columns with targets")
 
     def test_it_has_all_that_an_objective_has(self) -> None:
         assert self.objective.name and self.objective.better in ("max", "min")
-        assert self.objective.metric in self._measured(self.batch()), "the metric that it is judged by is none that it measures"
+        assert self.objective.metric in self._measured(self.batch()), "`metric` is not among the metrics that it measures"
 
     def test_the_loss_is_a_sum_and_a_weight(self) -> None:
         loss_sum, weight = self._loss(self.batch())
@@ -49,7 +49,9 @@ class ObjectiveConformance:
         whole = self._loss(self.batch())
         parts = [self._loss(part) for part in _parts(self.batch())]
         assert _close(sum(float(weight) for _, weight in parts), float(whole[1])), "weights"
-        assert _close(sum(float(loss) for loss, _ in parts), float(whole[0])), "losses: is it a mean, and not a sum?"
+        assert _close(sum(float(loss) for loss, _ in parts), float(whole[0])), (
+            "the losses of the parts do not add up: does it return a mean instead of a sum?"
+        )
 
     def test_the_gradients_of_parts_add_up_to_those_of_the_whole(self) -> None:
         whole, in_parts = self._model(), self._model()
@@ -75,7 +77,7 @@ class ObjectiveConformance:
             output = self.objective.forward(model, batch)
             meter.update(output, *self.objective.loss(output, batch), batch)
         called = {event.name for event in calls.function_events}
-        assert "aten::_local_scalar_dense" not in called, "a value is read on the host: .item(), float(...), or an if"
+        assert "aten::_local_scalar_dense" not in called, "it reads a value on the host: .item(), float(...) or an if"
 
     def test_the_model_is_checked(self) -> None:
         with torch.no_grad():
@@ -84,7 +86,7 @@ class ObjectiveConformance:
             self.objective.check("no output of a model", self.batch())
         except ModelError:
             return
-        raise AssertionError("check takes a text for the output of a model")
+        raise AssertionError("check accepts a string as model output")
 
     def test_it_says_how_wide_the_last_layer_is(self) -> None:
         assert not self.known or (isinstance(self._outputs(), int) and (self._outputs() or 0) >= 1)
@@ -92,7 +94,9 @@ class ObjectiveConformance:
     def test_metrics_of_parts_are_those_of_the_whole(self) -> None:
         whole, in_parts = self._measured(self.batch()), self._measured(*_parts(self.batch()))
         assert whole.keys() == in_parts.keys()
-        assert all(_close(whole[name], in_parts[name]) for name in whole), f"{whole} of all, {in_parts} of parts"
+        assert all(_close(whole[name], in_parts[name]) for name in whole), (
+            f"{whole} for the whole batch, {in_parts} for its parts"
+        )
         loss_sum, weight = self._loss(self.batch())
         assert "loss" not in whole or _close(whole["loss"], float(loss_sum) / float(weight))
 
@@ -102,7 +106,9 @@ class ObjectiveConformance:
         if is_shared(first):
             first.put_together([meter.collected() for meter in meters if is_shared(meter)])
             whole, found = self._measured(self.batch()), first.result()
-            assert all(_close(whole[name], found[name]) for name in whole), f"{whole} of all, {found} put together"
+            assert all(_close(whole[name], found[name]) for name in whole), (
+                f"{whole} for the whole batch, {found} when combined"
+            )
 
     def test_predictions_are_columns_row_by_row(self) -> None:
         model, batch = self._model(), self.batch()

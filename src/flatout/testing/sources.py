@@ -1,10 +1,10 @@
-"""What a source must do: whoever writes one subclasses this in a test, and knows that every tier can serve it.
+"""Conformance suite for a source: subclass it in a test to check that every tier can serve it.
 
 class TestMine(SourceConformance):
     def source(self):
         return Mine(...)
 
-A few hundred rows or fewer will do: all of them are read, more than once.
+Use at most a few hundred rows: all are read, more than once.
 """
 
 from __future__ import annotations
@@ -34,21 +34,23 @@ _SEED = 3
 
 
 class _Declared:
-    """What holds for rows by number and for streams alike."""
+    """Rules for indexed sources and streams alike."""
 
     def source(self) -> Source:
-        """A new one of the same content each time."""
-        raise NotImplementedError("override source(): it returns what is to be tested")
+        """A new source with the same content each time."""
+        raise NotImplementedError("override source(): return the source to test")
 
     def another(self) -> Source | None:
-        """One whose rows are others, if that is easily made: its fingerprint must be another too."""
+        """A source with different rows, if easy to make: its fingerprint must differ."""
         return None
 
     def test_the_fingerprint_is_that_of_the_content(self) -> None:
         source, another = self.source(), self.another()
         assert source.fingerprint() and source.fingerprint() == source.fingerprint()
-        assert self.source().fingerprint() == source.fingerprint(), "another source of the same content has another"
-        assert another is None or another.fingerprint() != source.fingerprint(), "other content has the same"
+        assert self.source().fingerprint() == source.fingerprint(), (
+            "two sources with the same content have different fingerprints"
+        )
+        assert another is None or another.fingerprint() != source.fingerprint(), "different content has the same fingerprint"
 
     def test_it_says_what_it_is_in_the_types_that_are_declared(self) -> None:
         source = self.source()
@@ -63,9 +65,9 @@ class _Declared:
 
 
 class SourceConformance(_Declared):
-    """Rows by number."""
+    """Rows by index."""
 
-    pickles: ClassVar[bool] = False  # whether it is to be sent to other processes
+    pickles: ClassVar[bool] = False  # whether it must be picklable for other processes
 
     def test_its_blocks_sum_to_its_length(self) -> None:
         source = self.source()
@@ -99,7 +101,7 @@ class SourceConformance(_Declared):
         expected = source.read(rows)
         into = {name: torch.zeros_like(column) for name, column in expected.items()}
         source.read_into(rows, into)
-        assert all(torch.equal(into[name], expected[name]) for name in expected), "read_into is not what read gives"
+        assert all(torch.equal(into[name], expected[name]) for name in expected), "read_into and read give different values"
         room: dict[str, Tensor] = {}
 
         def take(name: str, length: int) -> Tensor:
@@ -109,7 +111,7 @@ class SourceConformance(_Declared):
 
         given = source.read_with(rows, take)
         assert room.keys() == expected.keys() and all(torch.equal(room[name], expected[name]) for name in expected)
-        assert all(given[name].data_ptr() == room[name].data_ptr() for name in room), "it is elsewhere than it was to be"
+        assert all(given[name].data_ptr() == room[name].data_ptr() for name in room), "the result is not in the given memory"
 
     def test_several_threads_may_read_at_a_time(self) -> None:
         source = self.source()
@@ -133,7 +135,9 @@ class SourceConformance(_Declared):
         rows = _some(source)
         stored = source.stored()
         held = sum(column.nbytes for column in stored.values())
-        assert abs(source.stored_bytes - held) <= 0.02 * held + 8 * len(source), f"{held} bytes, said {source.stored_bytes}"
+        assert abs(source.stored_bytes - held) <= 0.02 * held + 8 * len(source), (
+            f"rows have {held} bytes, stored_bytes says {source.stored_bytes}"
+        )
         _same(source, source.gather(stored, rows), rows, _each(source, rows))
 
     def test_what_is_compact_becomes_the_same_rows(self) -> None:
@@ -164,14 +168,14 @@ class SourceConformance(_Declared):
     def test_what_it_offers_beyond_rows_is_true(self) -> None:
         source = self.source()
         rows = _some(source)
-        assert source.stream is None, "a stream is tested by StreamConformance"
+        assert source.stream is None, "test a stream with StreamConformance"
         ragged = [name for name, column in source.schema.items() if column.ragged is not None]
         if source.piece_rows is not None:
             assert source.piece_rows >= 1 and (not ragged or source.sizes is not None)
         if source.sizes is not None:
             assert len(source.sizes) == len(source) and ragged
             found = [len(source.read(row.view(1))[ragged[0]]) for row in rows]
-            assert source.row_sizes(rows).tolist() == found, "sizes are not those of the rows that are read"
+            assert source.row_sizes(rows).tolist() == found, "row_sizes differs from the rows that read returns"
         stand_ins = source.stand_ins(rows)
         assert stand_ins is None or (stand_ins.dtype == torch.bool and len(stand_ins) == len(rows))
         if source.placed is not None:
@@ -220,7 +224,7 @@ class SourceConformance(_Declared):
 
 
 class StreamConformance(_Declared):
-    """Samples in an order of their own. `source` gives one that starts anew."""
+    """A stream of samples. `source` returns one that starts from the beginning."""
 
     def test_it_is_a_stream_and_has_no_rows_by_number(self) -> None:
         source = self.source()
@@ -230,7 +234,7 @@ class StreamConformance(_Declared):
             source.read(torch.zeros(1, dtype=torch.int64))
         except DataError:
             return
-        raise AssertionError("a stream was asked for a row by number, and gave one")
+        raise AssertionError("a stream must not return rows by index")
 
     def test_samples_are_what_the_schema_says(self) -> None:
         source = self.source()
@@ -280,7 +284,7 @@ class StreamConformance(_Declared):
 
 
 def _some(source: Source) -> Tensor:
-    """Rows in no order, one of them twice, the last one too."""
+    """Rows in random order, one of them twice, including the last."""
     rows = torch.randperm(len(source), generator=torch.Generator().manual_seed(7))[:_FEW]
     return torch.cat([rows, rows[:1], torch.tensor([len(source) - 1])])
 
@@ -294,14 +298,16 @@ def _mask(stand_ins: Tensor | None, rows: Tensor) -> Tensor:
 
 
 def _agrees(source: Source, batch: Mapping[str, Tensor], rows: int) -> None:
-    assert batch.keys() == source.schema.keys(), f"{sorted(batch)} were read, and the schema has {sorted(source.schema)}"
+    assert batch.keys() == source.schema.keys(), f"read returned {sorted(batch)}, the schema has {sorted(source.schema)}"
     for name, column in source.schema.items():
         found = batch[name]
-        assert found.device.type == "cpu" and found.dtype == column.dtype, f"{name}: {found.dtype}, and not {column.dtype}"
+        assert found.device.type == "cpu" and found.dtype == column.dtype, (
+            f"{name}: got {found.dtype} on {found.device}, expected {column.dtype} on the CPU"
+        )
         if column.ragged is None:
-            assert tuple(found.shape) == (rows, *column.shape), f"{name}: {list(found.shape)}"
+            assert tuple(found.shape) == (rows, *column.shape), f"{name}: got shape {list(found.shape)}"
         else:
-            assert found.dim() == 1 and START in batch, f"{name} is ragged: flat, and with a column {START!r} beside it"
+            assert found.dim() == 1 and START in batch, f"{name} is ragged: it must be flat, with a column {START!r}"
 
 
 def _same(source: Source, batch: Mapping[str, Tensor], rows: Tensor, each: Mapping[int, Batch]) -> None:
