@@ -1,4 +1,4 @@
-"""What `explain` says of the demo, word for word, on machines that are made up. FLATOUT_UPDATE_GOLDEN=1 writes it anew."""
+"""The screens of `explain` and `receipt` for the demo, word for word, on made-up machines. FLATOUT_UPDATE_GOLDEN=1 updates."""
 
 from __future__ import annotations
 
@@ -96,15 +96,15 @@ def test_the_plan_after_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 AGREES = {"passed": True, "why": "one step agrees within bf16: cosine of each gradient at least 0.9981", "figures": {}}
 PAIRED = {
-    "passed": True, "why": "the mean loss is 0.0012 above the reference's, at most 0.0061 with 95% confidence", "margin": 0.018,
+    "passed": True, "why": "the mean loss is 0.0012 above the baseline's, at most 0.0061 with 95% confidence", "margin": 0.018,
     "n": 40, "power": 0.99, "test": "one-sided t on the means of ten blocks", "figures": {},
 }  # fmt: skip
 
 
 def receipt_on_the_server(plan: Plan) -> Receipt:
     numbers: dict[str, Any] = {"n": 7, "against_s": 0.004, "first_s": 0.6, "peak_bytes": 10**9, "check": AGREES, "took_s": 3.0}
-    gained, pays = "what stood before; gradients agree", "costs 600 ms once, pays in 400 steps"
-    no_gain, untold = "no gain above the noise: 1.00x [0.99, 1.01], n=7", "should save 3 s of this run, a trial costs 42 s"
+    gained, pays = "faster; gradients agree", "adds 600 ms at start, repaid after 400 steps"
+    no_gain, untold = "no gain above the noise: 1.00x [0.99, 1.01], n=7", "a trial would cost 42 s and save about 3 s"
     costs = deterministic.price(True, Comparison(1.07, 1.05, 1.09, False, 7))
     entries = (
         Entry("precision", "bf16", "fp32", KEPT, f"2.00x {gained}", 2.2, 2.0, 1.97, 2.03, step_s=0.002, **numbers),
@@ -121,7 +121,7 @@ def receipt_on_the_server(plan: Plan) -> Receipt:
         reference_step_s=0.004,
         step_s=0.0005,
         paired=PAIRED,
-        stopped="the rest can't pay",
+        stopped="the remaining trials would cost more than they save",
         took_s=21.5,
         machine="A made-up GPU",
         versions={"flatout": "1.0", "torch": "2.13.0"},

@@ -8,9 +8,9 @@ from test_together import went_well
 from worlds import together
 
 LAYOUTS = [
-    ([10**9, 10**9], "data=2", "each has a copy"),
+    ([10**9, 10**9], "data=2", "full copy"),
     ([10**9, 330_000], "shard=2", "should fit"),  # the smallest device counts, and has no room for a copy
-    ([20_000, 20_000], "shard=2", "is not estimated to fit into"),
+    ([20_000, 20_000], "shard=2", "probably does not fit"),
 ]
 
 

@@ -65,7 +65,7 @@ def test_more_processes_learn_the_same(alone: Path, tmp_path: Path, size: int) -
     assert len({one.out for one in processes}) == 1  # every process knows the same metrics
     plan = json.loads((folder_of(tmp_path / "mlp") / "plan.json").read_text())
     chosen: dict[str, Any] = {choice["name"]: choice for choice in plan["choices"]}
-    assert chosen["mesh"]["value"] == f"data={size}" and "each has a copy" in chosen["mesh"]["why"]
+    assert chosen["mesh"]["value"] == f"data={size}" and "full copy" in chosen["mesh"]["why"]
     assert f"{size} processes" in chosen["graph"]["why"] and chosen["graph"]["source"] == "default"
     assert plan["batch"] == 14  # of all processes together
     assert f"all {-(-14 // size)} at once" in chosen["micro_batch"]["why"]  # a process's share of it

@@ -266,5 +266,5 @@ def test_a_forward_that_looks_at_its_numbers_is_planned_without_a_prediction() -
     made = fo.Recipe(data=fo.data.arrays(x, y), model=Looks, batch=4, lr=0.1, budget="1 epoch")
     job = build_job(made, weights_budget=WeightsBudget(0))
     check_job(job, torch.device("cpu"))
-    with pytest.raises(ModelError, match="layouts are counted on tensors without data, and Looks can't run on these"):
+    with pytest.raises(ModelError, match=r"tensors without data.* Looks can't run"):
         shape_of_job(job)

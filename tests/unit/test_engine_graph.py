@@ -23,8 +23,8 @@ from flatout.plan.knobs.all import conflicts
     ("settings", "words"),
     [
         (Settings(graph=True), "graph=on needs a CUDA device"),
-        (Settings(precision="tf32"), "tf32 is a format of GPUs, and on a CPU it would be fp32: --off precision"),
-        (Settings(attention="cudnn"), "attention=cudnn is a kernel of GPUs and the run is on a CPU: --off attention"),
+        (Settings(precision="tf32"), "tf32 needs a GPU; on a CPU it would be fp32: --off precision"),
+        (Settings(attention="cudnn"), "attention=cudnn needs a GPU; the run is on a CPU: --off attention"),
         (Settings(precision="fp16", fused_optimizer=False), "fp16 needs a fused optimizer"),
     ],
 )

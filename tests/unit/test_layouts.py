@@ -253,13 +253,13 @@ def test_groups_lie_on_nodes_as_torch_lays_them() -> None:
 
 
 def test_layouts_that_do_not_divide_are_rejected_in_words(stack: Shape, llama: Shape) -> None:
-    assert problem(llama, ParallelLayout(tensor=16), 64, 16) == "8 key and value heads do not divide by tensor=16"
-    assert "7 pipeline stages, and the model has 6 blocks" in str(problem(stack, ParallelLayout(pipeline=7), 64, 8))
+    assert problem(llama, ParallelLayout(tensor=16), 64, 16) == "8 key and value heads are not divisible by tensor=16"
+    assert "7 pipeline stages, but the model has only 6 blocks" in str(problem(stack, ParallelLayout(pipeline=7), 64, 8))
     assert "12 pipeline stages" in str(problem(stack, ParallelLayout(pipeline=6, chunks=2, schedule="interleaved"), 64, 8))
     assert "too few rows for 128 devices" in str(problem(stack, ParallelLayout(data=128), 64, 8))
-    assert "would leave the node" in str(problem(llama, ParallelLayout(tensor=8), 64, 4))
-    assert "tensor parallelism needs a plan" in str(problem(counted(), ParallelLayout(tensor=2), 64, 8))
-    assert "multiple of 4 micro-batches, and has 6" in str(
+    assert "does not fit in a node of 4 devices" in str(problem(llama, ParallelLayout(tensor=8), 64, 4))
+    assert "no tensor plan" in str(problem(counted(), ParallelLayout(tensor=2), 64, 8))
+    assert "multiple of 4 micro-batches, got 6" in str(
         problem(llama, ParallelLayout(pipeline=4, chunks=2, schedule="interleaved"), 6, 8)
     )
     assert problem(llama, ParallelLayout(data=2, shard=2, tensor=2, pipeline=2), 64, 8) is None
@@ -268,7 +268,7 @@ def test_layouts_that_do_not_divide_are_rejected_in_words(stack: Shape, llama: S
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: device_kind("h1000"), "no device kind 'h1000': did you mean 'h100'?"),
+        (lambda: device_kind("h1000"), "unknown device kind 'h1000': did you mean 'h100'?"),
         (lambda: device_kind("abacus"), "known: a100"),
         (lambda: Cluster.of("h100", between="infinband-ndr"), "did you mean 'infiniband-ndr'?"),
         (lambda: Cluster.of("h100", per_node=0), "at least 1 device, got 0"),
@@ -298,7 +298,7 @@ def test_layouts_are_ordered_by_rate_and_fit(llama: Shape) -> None:
     assert all(one.memory.reserved <= cluster.usable_bytes for one in found.fitting)
     assert len(found.fitting) + len(found.rejected) == len(list(meshes(16, ParallelLayout())))
     whole = next(one for one in found.rejected if one.layout.mesh == "data=16")
-    assert whole.why.startswith("needs at least ") and whole.why.endswith("and 75.2 GB can be used")
+    assert whole.why.startswith("needs at least ") and whole.why.endswith("75.2 GB are usable")
 
 
 def test_a_node_with_slow_links_prefers_fewer_exchanges(llama: Shape) -> None:
@@ -314,13 +314,16 @@ def test_the_page_has_layouts_and_reasons(llama: Shape) -> None:
     text, data = to_text(doc), to_data(doc)
     assert text.startswith("Layouts of llama-3.1-8b on 64 x h100 · ")
     assert (
-        "tokens/s foretold" in text and "communication" in text and "can't be:" in text and "calculated, not measured" in text
+        "tokens/s predicted" in text
+        and "communication" in text
+        and "not possible:" in text
+        and "calculated, not measured" in text
     )
     assert max(len(line) for line in text.splitlines()) < 160
     first = data["layouts"][0]
     assert {"mesh", "memory_bytes", "step_s", "communication_share", "rate", "parts"} <= first.keys()
     assert sum(first["parts"].values()) < first["memory_bytes"] < 80e9
-    assert {"mesh": "tensor=64", "why": "32 attention heads do not divide by tensor=64"} in data["rejected"]
+    assert {"mesh": "tensor=64", "why": "32 attention heads are not divisible by tensor=64"} in data["rejected"]
     assert len(data["layouts"]) + len(data["rejected"]) == 84
 
 
@@ -337,7 +340,7 @@ def test_a_job_is_explained_with_its_own_model_and_loss() -> None:
     assert all(parameter.device.type == "cpu" and parameter.dtype == torch.float32 for parameter in job.model.parameters())
     page = to_data(explain_job_layouts(job, devices=4, device_kind="h100", name="table/mlp"))
     assert page["model"] == "table/mlp" and page["batch"] == 8 and page["unit"] == "samples"
-    assert any("needs a plan" in one["why"] for one in page["rejected"])
+    assert any("no tensor plan" in one["why"] for one in page["rejected"])
 
 
 # published runs

@@ -301,7 +301,7 @@ def test_a_gpu_takes_the_kernels_and_the_padding_untried(monkeypatch: pytest.Mon
     s = on_a_gpu(monkeypatch)
     assert chosen(loss_head, s).value == "joined"
     assert chosen(vocabulary_padding, s) == Choice(
-        "vocabulary_padding", 64, "5,000 tokens computed as 5,056: the width that kernels want, the same loss"
+        "vocabulary_padding", 64, "5,000 tokens computed as 5,056: a width that kernels prefer, same loss"
     )
     plain = Settings(device="cuda")
     assert [one.value for one in loss_head.candidates(s, plain)] == ["fused", "joined"]
@@ -350,7 +350,7 @@ def test_where_there_are_no_kernels_torchs_formula_stays(monkeypatch: pytest.Mon
 def test_the_reason_of_torchs_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     digits = fo.Recipe(data="digits", model="mlp", batch=16, lr=1e-3, budget="6 steps")
     of_classes = situation_of(build_job(digits), {"device": "cpu"}, made_up())
-    assert chosen(loss_head, of_classes).why == "the others are for next_token, and the objective is classify"
+    assert chosen(loss_head, of_classes).why == "other values need the objective next_token; it is classify"
     assert "a CUDA device, Triton" in chosen(loss_head, on_a_gpu(monkeypatch, triton=False)).why
 
 

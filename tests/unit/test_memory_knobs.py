@@ -72,7 +72,7 @@ def test_offload_is_tried_only_where_memory_is_short(knob: Any) -> None:
     assert values(knob, s, replace(SHORT, graph=True)) == []
     assert values(knob, replace(s, device=torch.device("cpu")), replace(SHORT, device="cpu")) == []
     (decided,) = knob.default(s, {})
-    assert (decided.value, decided.why) == (False, "not before memory turns out to be short")
+    assert (decided.value, decided.why) == (False, "not needed unless memory runs short")
     (on_a_cpu,) = knob.default(replace(s, device=torch.device("cpu")), {})
     assert on_a_cpu.value is False and on_a_cpu.why.startswith("for accelerators: ")
 
@@ -132,7 +132,7 @@ def test_by_default_and_on_a_cpu_the_allocator_is_not_touched(outside: list[str]
 
 def test_on_a_cpu_an_allocator_of_gpus_is_refused() -> None:
     (problem,) = conflicts(Settings(device="cpu", allocator="expandable"))
-    assert problem == "allocator=expandable is of CUDA devices and the run is on cpu: --off allocator"
+    assert problem == "allocator=expandable needs a CUDA device; the run is on cpu: --off allocator"
     assert conflicts(Settings(device="cuda:0", allocator="expandable")) == []
 
 
@@ -193,10 +193,10 @@ def test_the_reason_of_attention_tells_whether_there_is_any() -> None:
         assert isinstance(choice, Choice) and choice.value == "auto"
         return choice.why
 
-    assert why(Attends) == "torch's own choice of kernel"
-    assert why("mlp") == "nothing in this model calls torch's attention"
+    assert why(Attends) == "torch chooses the kernel"
+    assert why("mlp") == "this model does not use torch's attention"
     unknown = situation_of(situation().job, {"device": "cpu"}, None)  # nothing was counted
-    assert why("mlp", unknown) == "torch's own choice of kernel"
+    assert why("mlp", unknown) == "torch chooses the kernel"
 
 
 def test_a_short_run_has_a_kernel_for_attention_that_needs_no_building() -> None:

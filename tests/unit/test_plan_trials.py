@@ -318,7 +318,7 @@ def test_a_device_that_answers_no_more_costs_the_next_trial_a_process_and_nothin
 @pytest.mark.parametrize(
     ("precision", "words"),
     [
-        ("int8", "the trial's answer can't be read: expected a line of JSON, got 'Segmentation fault'"),
+        ("int8", "the trial's reply can't be read: expected a line of JSON, got 'Segmentation fault'"),
         ("int4", "the trial ended with code 3"),
     ],
 )
@@ -380,7 +380,7 @@ def test_a_damaged_file_of_measurements_is_made_again(tmp_path: Path) -> None:
     (tmp_path / "trials").mkdir()
     (tmp_path / "trials" / "key.json").write_text('{"format": 1, ')
     trove = Trove(tmp_path, "key", {})
-    assert trove.kept is None and "made again" in trove.note
+    assert trove.kept is None and "measuring again" in trove.note
 
 
 def test_what_no_step_depends_on_is_not_asked_twice() -> None:

@@ -160,4 +160,4 @@ def test_what_can_not_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="MLP has neither an embedding nor an attribute narrow_residual"):
         list(residual.default(situation(flat, residual="autocast"), {}))
     (words,) = conflicts(Settings(residual="autocast"))
-    assert words == "residual=autocast is a matter of mixed precision and precision=fp32 is none: --off residual"
+    assert words == "residual=autocast needs precision bf16, fp16 or fp8; it is fp32: --off residual"

@@ -1,1 +1,1 @@
-"""From what is asked to how it is done on this machine, with the reason for each setting."""
+"""Turns a recipe into settings for this machine, with the reason for each."""

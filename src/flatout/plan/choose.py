@@ -1,4 +1,4 @@
-"""The plan without a trial: each knob's default with its reason. What the user pinned stays, whatever we think of it."""
+"""The plan without trials: each knob's default with its reason. Pinned settings are never changed."""
 
 from __future__ import annotations
 

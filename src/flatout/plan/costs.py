@@ -1,8 +1,8 @@
-"""What one operator costs on a machine: computing, moving bytes, being called.
+"""Cost of one operator on a machine: arithmetic, memory traffic, and the call itself.
 
-The probe measures what a call costs, and operators of the model one by one. What was not timed reaches a share of the ceilings,
-which are those of large products and large copies: the shares written here come, for a CPU, from single operators on one thread
-of a Xeon, for a GPU from steps of GPT-2, ResNet-50 and two small models on an H200.
+The probe measures the cost of a call and times the model's operators one by one. Operators that were not timed are assumed to
+reach a share of the ceilings, which are those of large products and large copies. The shares below come from single operators
+on one thread of a Xeon (CPU), and from steps of GPT-2, ResNet-50 and two small models on an H200 (GPU).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flatout.measure.counts import Operation
 from flatout.measure.groups import ATTENTION, CONVOLUTIONS, NORMALISATION, PRODUCTS
 
 _FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8"}
-_COMPUTING = (PRODUCTS, CONVOLUTIONS, ATTENTION)  # bound by arithmetic; all other kinds are bound by bytes
+_COMPUTING = (PRODUCTS, CONVOLUTIONS, ATTENTION)  # limited by arithmetic; all other kinds by memory traffic
 _CURVED, _RANDOM, _POOLING, _PLAIN = "curved functions", "random numbers", "pooling", "plain"
 _NAMES = {
     _POOLING: ("pool",),
@@ -34,18 +34,18 @@ _GPU_SHARES = {
     PRODUCTS: 0.8, CONVOLUTIONS: 0.42, ATTENTION: 0.45, NORMALISATION: 0.6, _CURVED: 0.8, _RANDOM: 0.8,
     _POOLING: 0.8, _PLAIN: 0.8,
 }  # fmt: skip
-# Of the same share by format: slow units are easier to feed, tf32 reads twice what it computes with, and small products do not
-# fill the matrix unit of a CPU.
+# Factor on that share by format: slow units are easier to keep busy, tf32 reads twice the bytes it computes with, and small
+# products do not fill the matrix unit of a CPU.
 _CPU_FORMATS = {"bf16": 0.4, "fp16": 0.4}
 _GPU_FORMATS = {"fp32": 1.2, "tf32": 0.75}
-# In bare operators, as the launch ceiling is measured: one within a step (autograd, views, Python around it), one in compiled
-# code, entering compiled code both ways, and on the device the start and end of any kernel.
+# In units of the launch ceiling: one operator in a step (autograd, views, Python around it), one in compiled code, entering
+# compiled code in both passes, and on the device the start and end of any kernel.
 _CPU_CALLS = (7.0, 3.0, 120.0, 0.0)
 _GPU_CALLS = (3.3, 1.0, 30.0, 0.5)
-# At most, between two kernels of a GPU that the host launches one by one, however far ahead it is: a step of GPT-2, of 652
-# kernels, the deterministic ones, took 119.25 ms on an H200 and 117.61 ms as a graph.
+# Upper limit for the gap between two kernels that the host launches one by one, however far ahead it is: a step of GPT-2 with
+# 652 deterministic kernels took 119.25 ms on an H200, and 117.61 ms as a graph.
 _GAP_S = 2.5e-6
-# Passes over what a convolution reads and writes to turn it into the order of its kernels and back, outside of channels_last.
+# Passes over a convolution's input and output to convert them to the kernel's layout and back, without channels_last.
 _REORDERED, _REORDERED_HALF = 2, 6
 
 
@@ -61,18 +61,18 @@ class Cost:
 
 @dataclass(frozen=True)
 class Rates:
-    """What the operators of one way of running get of a machine."""
+    """The rates that the operators reach under one set of settings."""
 
     products: Mapping[str, float]  # FLOP/s by format
-    plain_format: str  # what float32 products are done in
+    plain_format: str  # format in which float32 products are computed
     bytes_per_s: float
-    operators: Mapping[str, float | None]  # seconds, of those that were timed here
-    shares: Mapping[str, float]  # of the ceilings, by kind, for all others
+    operators: Mapping[str, float | None]  # seconds of the operators timed on this machine
+    shares: Mapping[str, float]  # share of the ceilings by kind, for all other operators
     launch_s: float
     call_s: float
     start_s: float
     gap_s: float
-    entry_s: float  # once a step
+    entry_s: float  # once per step
     channels_last: bool
     on_cpu: bool
 
@@ -109,7 +109,7 @@ class Rates:
             parts = one.parts or (one,)
             alone_s = sum(self._arithmetic_s(part) for part in parts if _stays_alone(part))
             fused_s = max((self._arithmetic_s(part) for part in parts if not _stays_alone(part)), default=0.0)
-            compute_s = alone_s + fused_s  # of what becomes one kernel the slowest part counts
+            compute_s = alone_s + fused_s  # in a fused kernel the slowest part counts
             return Cost(compute_s, moved_s / self.shares[_PLAIN], start_s, self.call_s)
         compute_s = one.flops / self._flops_per_s(one)
         reordered_s = self._turns(one) * moved_s
@@ -118,7 +118,7 @@ class Rates:
         return Cost(0.0, moved_s + reordered_s, start_s, self.call_s)
 
     def _busy_s(self, one: Operation) -> float | None:
-        """As it was timed, without what starting it takes. Products in tf32 were not: they look like those in float32."""
+        """Measured time without the start of the kernel. Not used for tf32 products: they have the same key as float32 ones."""
         seconds = self.operators.get(one.key)
         tf32 = one.group in _COMPUTING and one.dtype == torch.float32 and self.plain_format == "tf32"
         if seconds is None or (tf32 and not self.on_cpu):
@@ -142,7 +142,7 @@ class Rates:
         return _REORDERED if one.dtype == torch.float32 else _REORDERED_HALF
 
     def _arithmetic_s(self, one: Operation) -> float:
-        """What it takes beyond moving its bytes: it stays where a compiler saves the bytes."""
+        """Time beyond moving its bytes: it remains when a compiler saves the bytes."""
         moved_s = one.bytes / self.bytes_per_s
         busy_s = self._busy_s(one)
         taken_s = moved_s / self.shares[_kind(one)] if busy_s is None else busy_s
@@ -160,5 +160,5 @@ def _kind(one: Operation) -> str:
 
 
 def _stays_alone(one: Operation) -> bool:
-    """A compiler calls it as it is."""
+    """The compiler does not fuse it."""
     return any(name in one.name for name in _NO_PART_OF_A_KERNEL)

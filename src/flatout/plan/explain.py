@@ -1,4 +1,4 @@
-"""A plan as one tree: what was chosen, why, and what it was measured to give once the run is done."""
+"""A plan as one tree: each setting with its value and reason, and its measured gain after the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flatout.plan.knobs.all import rules_of
 from flatout.plan.plan import Choice, Plan
 from flatout.plan.roofline import roofline
 
-_NAMED = 6  # settings at their default that are named one by one
+_NAMED = 6  # up to this many default settings are listed by name
 _PLAIN = Settings()
 
 
@@ -24,9 +24,9 @@ def explain(
     receipt: Receipt | None = None,
     short_of_memory: str | None = None,
 ) -> Doc:
-    """`degraded`: what had to be done otherwise than planned, from the run's events. `receipt`: of the trials before it.
+    """`degraded`: deviations from the plan, from the run's events. `receipt`: of the trials before the run.
 
-    `short_of_memory`: why the device can't hold it, in words.
+    `short_of_memory`: why the job does not fit the device.
     """
     predicted = plan.prediction.rate(plan.batch)
     measured = (result or {}).get("samples_per_s")
@@ -58,14 +58,14 @@ def _short_of_memory(why: str | None) -> list[Node]:
 
 
 def _matters(choice: Choice, plan: Plan) -> bool:
-    """Whether it has a row; else it is folded with the others at their default."""
+    """Whether it gets its own row; other settings at their default are folded into one line."""
     if (shown := rules_of(choice.name).shown) is not None:
         return shown(plan.settings)
     return bool(choice.value != vars(_PLAIN).get(choice.name, choice.value))
 
 
 def _columns(plan: Plan) -> tuple[TableColumn, ...]:
-    """Factors have columns where there are any; programs get them always."""
+    """The factor columns are shown only if there are factors; in JSON always."""
     tried = any(choice.measured is not None for choice in plan.choices)
     return (
         TableColumn("name", "setting"),
@@ -108,17 +108,18 @@ def _factor(value: float | None, mark: str = "") -> Cell | None:
 
 def _unforeseen(plan: Plan) -> list[TextLine]:
     marked = any(choice.unforeseen for choice in plan.choices)
-    return [TextLine("* its own gain differs from the predicted one by more than the noise")] if marked else []
+    return [TextLine("* the setting's own gain differs from its prediction by more than the noise")] if marked else []
 
 
 def _trials(receipt: Receipt | None) -> list[TextLine | Fields]:
     if receipt is None:
         return []
     if receipt.gain is None:
-        return [TextLine(), TextLine(f"no setting was tried: {receipt.stopped}")]
+        return [TextLine(), TextLine(f"no trials: {receipt.stopped}")]
     tried = sum(1 for entry in receipt.entries if entry.verdict != UNTRIED)
-    learned = f"{receipt.paired['n']} steps side by side learn the same; " if receipt.paired else ""
-    line = f"trials: {tried} in {show_seconds(receipt.took_s)}, {receipt.gain:.2f}x the plain step; {learned}{receipt.stopped}"
+    learned = f"same training loss over {receipt.paired['n']} steps; " if receipt.paired else ""
+    gained = f"{receipt.gain:.2f}x the baseline's speed"
+    line = f"trials: {tried} in {show_seconds(receipt.took_s)}, {gained}; {learned}{receipt.stopped}"
     return [TextLine(), TextLine(line), *(TextLine(note) for note in receipt.notes)]
 
 
@@ -133,7 +134,7 @@ def _shown_value(choice: Choice) -> str:
 
 def _names(choices: list[Choice]) -> str:
     if len(choices) > _NAMED:
-        return "more at default: explain --json has them and why"
+        return "more at default; explain --json shows them with reasons"
     return "more at default: " + ", ".join(f"{c.name.replace('_', ' ')} {_shown_value(c)}" for c in choices)
 
 

@@ -1,4 +1,4 @@
-"""How a knob is tried and proven: against the settings where the search stands, by one step, and by training where due."""
+"""Runs and proves the trial of a knob: compares it with the current settings, by one step, and by training if needed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from flatout.plan.side_by_side import SideBySide
 from flatout.plan.situation import Situation
 from flatout.plan.trials.reports import OUT_OF_MEMORY, Ask, TrialReport, Tries, fitting_rows
 
-_SLOWER_IN_ALL = "together with the others it is slower than the plain step"
+_SLOWER_IN_ALL = "all kept settings together are slower than the baseline"
 _SLOWER = 3.0
-_PATIENCE_S, _PATIENCE = 20.0, 4.0  # with a trial: some time, and so many times what it should take
+_PATIENCE_S, _PATIENCE = 20.0, 4.0  # time limit of a trial: this many seconds plus this factor on its expected time
 
 KnobAttempt = Attempt[Settings, TrialReport]
 
@@ -41,7 +41,7 @@ class KnobTrials:
     ) -> None:
         self._s, self._options, self._tries, self._terms = s, options, tries, terms
         self._record, self._time_limit, self._say = record, time_limit, say
-        self.reference = options.reference  # every knob off; the batch split, if all of it does not fit
+        self.reference = options.reference  # every knob off; the batch is split if it does not fit
         self._reference_s = 0.0
         self._training: SideBySide | None = None
 
@@ -54,11 +54,11 @@ class KnobTrials:
             return NoBaseline(why)
         first = self._measured(self.reference)
         if first.failure == NOT_RECORDED:
-            return NoBaseline("no trial of this model was made on this machine yet")
+            return NoBaseline("no recorded trials of this model on this machine")
         if not first.ran:
-            return NoBaseline(f"the reference could not be measured: {first.failure}: {first.why}")
+            return NoBaseline(f"the baseline could not be measured: {first.failure}: {first.why}")
         if first.check is not None and not first.check["passed"]:
-            why = f"nothing can be proven here: {first.check['why']}"
+            why = f"no change can be proven: {first.check['why']}"
             return NoBaseline(why, median_s(first.steps_s))
         standing = Standing(self.reference, first)
         self._reference_s = standing.step_s
@@ -66,23 +66,23 @@ class KnobTrials:
         return standing
 
     def _fit(self) -> str | None:
-        """On a device: split the batch of the reference, if all of it would not fit. Says why, if no split does."""
+        """On a device: split the baseline's batch if it does not fit. Returns the reason if no split fits."""
         if self._s.device.type == "cpu" or self.reference.micro_batch:
             return None
         batch = self._s.job.batch
         few = max(1, batch // 16)
-        vary = self._s.job.data.train.shapes_vary  # then the worst batches are looked at, whole: there is nothing to fit
+        vary = self._s.job.data.train.shapes_vary  # then the largest batches are tried whole
         asked = [batch] if vary else sorted({few, min(batch, 2 * few)})
         probes = [self._tries.held(self.reference.to_dict(), rows) for rows in asked]
         if any(probe.failure == NOT_RECORDED for probe in probes):
             return None
         if failed := [probe for probe in probes if probe.failure]:
-            what = "the longest and the largest batch" if vary else f"{failed[0].rows} samples at a time"
-            how = "do not fit" if failed[0].failure == OUT_OF_MEMORY else "could not be tried"
+            what = "the longest and the largest batches" if vary else f"{failed[0].rows} samples at a time"
+            how = "do not fit" if failed[0].failure == OUT_OF_MEMORY else "could not be run"
             return f"{what} {how}: {failed[0].failure}: {failed[0].why}"
         rows = batch if vary else fitting_rows(probes, batch)
         if rows < batch and "micro_batch" in self._options.knobs:
-            self._say(f"{batch} samples at once would not fit in float32: the reference takes {rows} at a time")
+            self._say(f"a batch of {batch} does not fit in float32: the baseline uses micro-batches of {rows}")
             self.reference = replace(self.reference, micro_batch=rows)
         return None
 
@@ -91,10 +91,10 @@ class KnobTrials:
         return self._tries.attempt(Ask(settings.to_dict(), beside, self.reference.to_dict(), MEASURE_S))
 
     def attempt(self, option: KnobOption, standing: SettingsStanding) -> KnobAttempt | None:
-        self._say(f"trying {option.named}: should be {show_gain(option.predicted)}")
+        self._say(f"trying {option.named}: {show_gain(option.predicted)} predicted")
         slowest_s = _SLOWER * max(standing.step_s, self._reference_s)
         is_compiled = option.state.compile != "off"
-        compiling_s = self._options.compiling_s if is_compiled else 0.0  # what is kept of it may be gone
+        compiling_s = self._options.compiling_s if is_compiled else 0.0  # the compile cache may be gone
         patience_s = _PATIENCE_S + _PATIENCE * max(option.cost_s, compiling_s) + STEPS_LOOKED_AT * slowest_s
         arms = (option.state.to_dict(), standing.state.to_dict(), self.reference.to_dict())
         report = self._tries.attempt(Ask(*arms, MEASURE_S, slowest_s, patience_s))
@@ -109,33 +109,34 @@ class KnobTrials:
         return Attempt(found, report, standing)
 
     def _weighed(self, option: KnobOption, report: TrialReport, standing: SettingsStanding, found: Judgement) -> Judgement:
-        """What it gains against what it costs once. What a trial can't see, it can't weigh against a cost either."""
+        """Compares the time saved with the one-off cost. Without a measured gain there is nothing to compare."""
         assert found.speed is not None
-        gained = f"{found.speed.ratio:.2f}x what stood before; gradients agree"
+        is_faster, ratio = found.speed.better, f"{found.speed.ratio:.2f}x"
+        gained = f"{f'{ratio} faster' if is_faster else f'no slower ({ratio})'}; gradients agree"
         if not found.speed.better or not option.candidate.cost_s:
             return replace(found, why=gained)
-        saved_s = (median(report.against_s) if report.against_s else standing.step_s) - median(report.steps_s)  # a step
+        saved_s = (median(report.against_s) if report.against_s else standing.step_s) - median(report.steps_s)  # per step
         in_all_s = self._terms.steps_left * saved_s
-        # where all is compiled either way, what its first step took is for the most part no cost of it
+        # if both sides are compiled, most of the first step's time is not caused by this change
         its_own = option.state.compile == "off" or option.candidate.compiles_anew
         once_s = report.first_s or 0.0 if its_own else option.candidate.cost_s
         if in_all_s < once_s:
-            costs = f"it costs {show_seconds(once_s)} once and saves {show_seconds(max(0.0, in_all_s))}"
+            costs = f"it adds {show_seconds(once_s)} at start and saves only {show_seconds(max(0.0, in_all_s))}"
             return replace(found, rejection=Rejection.NOT_REPAID, why=f"{show_gain(found.speed.ratio)}, but {costs}")
         if its_own and once_s and saved_s > 0:
-            gained += f"; costs {show_seconds(once_s)} once, pays in {once_s / saved_s:,.0f} steps"
+            gained += f"; adds {show_seconds(once_s)} at start, repaid after {once_s / saved_s:,.0f} steps"
         return replace(found, why=gained)
 
     def together(
         self, standing: SettingsStanding, baseline: SettingsStanding, *, may_measure: bool
     ) -> Iterator[Confirmation[TrialReport]]:
-        """By turns on a CPU. On a device the arms' own clocks are enough: what stays unless it is slower may be so by less than
-        can be told, and all of it together by more."""
+        """In turns on a CPU. On a device the separate times are precise enough. Changes kept because they are no slower may
+        each be slower by less than the noise, and together by more."""
         if self._s.device.type != "cpu":
             speed = speed_up(times_of(replace(standing.result, against_s=()), baseline.result), MARGIN)
             yield Confirmation(standing.result, baseline.result, speed)
         elif may_measure:
-            self._say("all of it beside the plain step")
+            self._say("timing all kept settings together against the baseline")
             whole = self._measured(standing.state, self.reference)
             if whole.ran and whole.against_s:
                 plain = replace(baseline.result, steps_s=whole.against_s)
@@ -148,7 +149,7 @@ class KnobTrials:
     # ---- how to prove it ----
 
     def prove(self, option: KnobOption, attempt: KnobAttempt, proven: SettingsStanding) -> KnobAttempt:
-        """A knob that is not lossy is proven by its one step."""
+        """A knob that is not lossy is proven by one step."""
         if not option.knob.lossy:
             return attempt
         unseen = option.predicted if option.candidate.unless_slower else 1.0
@@ -158,9 +159,9 @@ class KnobTrials:
         return replace(attempt, proof=verdict)
 
     def _trained(self, standing: SettingsStanding, proven: SettingsStanding, unseen: float = 1.0) -> LossVerdict:
-        """Both arms on the same data. `unseen`: by which factor the run should be shorter, though no trial showed it yet."""
+        """Train both on the same data. `unseen`: expected speed-up of the run that no trial has shown yet."""
         assert self._training is not None
-        most_s = self._time_limit.left_s  # no longer than there is time, and than the run is shorter for it
+        most_s = self._time_limit.left_s  # at most the time left for planning, and at most the time that the run would save
         if not self._terms.analyze:
             saved_s = proven.step_s - standing.step_s + standing.step_s * (1 - 1 / unseen)
             most_s = min(most_s, self._terms.steps_left * saved_s)

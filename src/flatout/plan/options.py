@@ -1,4 +1,4 @@
-"""What to try next: each candidate with what it should save over the steps that are left and what its trial should cost."""
+"""What to try next: each candidate with the time it should save in the remaining steps and the cost of its trial."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from flatout.plan.situation import Situation
 from flatout.plan.trials.reports import TrialReport
 
 MEASURE_S = 2.0
-STEPS_LOOKED_AT = 8  # that a trial takes beside those that are timed
-MARGIN = 0.01  # a gain below it is not worth a setting
-_START_S = {"cpu": 6.0, "cuda": 20.0}  # a process for trials: importing, building, reading the first batches
-_UNKNOWN_STEP_S = 1e-3  # of a step that can't be predicted: rather too short, so that no short run waits for trials
+STEPS_LOOKED_AT = 8  # untimed steps of a trial
+MARGIN = 0.01  # smaller gains are not worth a setting
+_START_S = {"cpu": 6.0, "cuda": 20.0}  # start of the trial process: imports, building, reading the first batches
+_UNKNOWN_STEP_S = 1e-3  # for a step without a prediction: short, so that a short run does not wait for trials
 _UNKNOWN_FACTOR = 1.1
 
 LIMIT_S = 300.0
 
-Key = tuple[str, str]  # a knob's name and a value of it
+Key = tuple[str, str]  # a knob's name and value
 
 
 @dataclass(frozen=True)
 class SearchTerms:
-    """On which a search is made."""
+    """The conditions of a search."""
 
     steps_left: float
     limit_s: float = LIMIT_S
-    isolated: bool = True  # trials have a process of their own: one that may take it with it can be made
-    analyze: bool = False  # also try what can't pay in the steps that are left; what is kept must pay all the same
-    free: bool = False  # trials are replayed and measure nothing, so that no run is too short for them
+    isolated: bool = True  # trials run in their own process, so a trial may crash it
+    analyze: bool = False  # also try settings that can't repay their cost; to be kept they still must
+    free: bool = False  # trials are replayed and cost nothing, so no run is too short for them
 
 
 SettingsStanding = Standing[Settings, TrialReport]
@@ -44,7 +44,7 @@ SettingsStanding = Standing[Settings, TrialReport]
 class KnobOption:
     knob: Knob
     candidate: Candidate
-    state: Settings  # with it
+    state: Settings  # with this setting
     instead_of: Any
     predicted: float
     cost_s: float
@@ -68,11 +68,11 @@ class KnobOption:
 
 class Options:
     def __init__(self, s: Situation, start: Settings, knobs: Sequence[Knob], terms: SearchTerms) -> None:
-        """`start`: settings as they would be without a trial. Of the `knobs`, pinned ones are never turned."""
+        """`start`: the settings without trials. Pinned `knobs` are never changed."""
         self._s, self._start, self._terms = s, start, terms
         self.knobs = {k.name: k for k in knobs if k.name not in s.pins and (terms.isolated or not k.risky)}
         self.reference = with_values(start, {knob.name: knob.off for knob in self.knobs.values()})
-        self.compiling_s = 0.0  # as it was seen here: most other knobs have to be compiled anew once that is on
+        self.compiling_s = 0.0  # measured: once compile is on, most other knobs need compiling again
 
     def left(self, standing: SettingsStanding, done: Collection[Key]) -> list[KnobOption]:
         found = []
@@ -90,14 +90,13 @@ class Options:
         return found
 
     def _predicted_factor(self, now: Settings, then: Settings) -> float:
-        """Asked only where a knob knows no better: a form of the step that nobody looked at yet takes a second to trace."""
+        """Called only if the knob gives no factor: tracing a new variant of the step takes a second."""
         now_s, then_s = (self._s.predicted(settings).step_s for settings in (now, then))
         return now_s / then_s if now_s and then_s else _UNKNOWN_FACTOR
 
     def best_first(self, standing: SettingsStanding, done: Collection[Key]) -> list[KnobOption]:
-        """What is worth a trial. What pays back soonest comes first: so the compiler comes late, and compiles what was found
-        before it. What would be taken untried comes before the rest that does not pay.
-        """
+        """Options worth a trial, those that repay soonest first. So the compiler is tried late, on the settings found before.
+        Defaults come before other options that do not repay."""
 
         def rank(one: KnobOption) -> tuple[bool, float]:
             saves_s = self.saves_s(one, standing)
@@ -111,27 +110,27 @@ class Options:
         return self._terms.steps_left * standing.step_s * (1 - 1 / option.predicted)
 
     def is_default(self, option: KnobOption) -> bool:
-        """Without a trial it would be taken: so it is always tried."""
+        """It would be used without a trial, so it is always tried."""
         return bool(value_of(self._start, option.knob.name) == option.candidate.value)
 
     def why_none(self) -> str | None:
-        """Why trials could not save what their process costs, over what would be taken without any; None: they could, or need
-        not, since somebody asked for them or they are replayed."""
+        """Why trials would cost more than they could save, compared with the defaults; None: they may save more, were
+        requested, or are replayed."""
         if self._terms.analyze or self._terms.free:
             return None
         if not self.knobs:
-            return "every knob is pinned"
+            return "all settings are pinned"
         start_s = self._s.predicted(self._start).step_s if self._s.plain.step_s else None
         step_s = start_s or self._s.plain.step_s or _UNKNOWN_STEP_S
         standing = Standing(self._start, TrialReport(self._start.to_dict(), steps_s=(step_s,)))
         cost_s = _START_S.get(self._s.device.type, _START_S["cuda"]) + MEASURE_S
         whole_s = self._terms.steps_left * standing.step_s
         if whole_s <= cost_s:
-            return f"the whole run should take {show_seconds(whole_s)}, and trials would cost {show_seconds(cost_s)} or more"
+            return f"the whole run should take {show_seconds(whole_s)}; trials would cost at least {show_seconds(cost_s)}"
         best = sum(max(0.0, self.saves_s(option, standing)) for option in self.left(standing, ()))
         if best > cost_s:
             return None
-        return f"trials could save {show_seconds(best)} of this run and would cost {show_seconds(cost_s)} or more"
+        return f"trials could save {show_seconds(best)} of this run; they would cost at least {show_seconds(cost_s)}"
 
     def _is_worth_it(self, option: KnobOption, standing: SettingsStanding) -> bool:
         if self.is_default(option):

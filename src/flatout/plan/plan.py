@@ -1,4 +1,4 @@
-"""A plan: the settings of a run, and for each the reason, where it came from, and what was rejected. Frozen and stored."""
+"""A plan: a run's settings, the reason and source of each, and rejected values. Immutable; stored with the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flatout.plan.prediction import Prediction as Prediction
 
 @dataclass(frozen=True)
 class Choice:
-    """`predicted` and `measured` are factors on the rate, 1.0 being plain fp32 PyTorch; None: not known."""
+    """`predicted` and `measured` are factors on the rate of plain fp32 PyTorch (1.0); None: unknown."""
 
     name: str
     value: Any
@@ -21,7 +21,7 @@ class Choice:
     source: str = "default"
     predicted: float | None = None
     measured: float | None = None
-    unforeseen: bool = False  # what it gained differs from what was predicted by more than the noise
+    unforeseen: bool = False  # its gain differs from the prediction by more than the noise
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Plan:
     model: str
     machine: str
     unit: str
-    per_sample: float  # units a sample: tokens of a window, else 1
+    per_sample: float  # units per sample: tokens of a window, else 1
     batch: int
     settings: Settings
     choices: tuple[Choice, ...]

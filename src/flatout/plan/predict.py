@@ -1,8 +1,7 @@
-"""What a step should take: its work, counted on tensors without data, over what this machine was measured to do.
+"""Predicts the time of a step: its work, counted on tensors without data, divided by this machine's measured rates.
 
-An operator takes as long as its arithmetic or its bytes, whichever is longer, and it has to be called. On a CPU the host calls
-and computes by turns. On a GPU it calls ahead while the device computes, batches are copied and rows are read: the longest of
-the four is the step.
+An operator takes the time of its arithmetic or of its memory traffic, whichever is longer, plus the call. A CPU calls and
+computes in turns. With a GPU, calls, computing, copying batches and reading rows overlap: the longest of the four is the step.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ Times = dict[str, float]  # seconds by bound
 
 
 def predict(job: Job, settings: Settings, ceilings: Ceilings | None, *, input_rows_per_s: float | None = None) -> Prediction:
-    """`input_rows_per_s`: how fast rows come from where they are read, where somebody measured it."""
+    """`input_rows_per_s`: measured rate of reading rows, if known."""
     try:
         work = work_of(job, settings)
-    except Exception as error:  # a forward that looks at its data can't be traced without any: no prediction, said so
+    except Exception as error:  # a forward that depends on values can't be traced: no prediction, with the reason
         return Prediction(reason=f"the model can't be traced without data ({type(error).__name__})")
     if ceilings is None:
-        return Prediction(flops_per_sample=work.flops_per_sample, reason="this machine has not been probed: flatout probe")
+        return Prediction(flops_per_sample=work.flops_per_sample, reason="this machine is not measured yet; run: flatout probe")
     groups, device, calls_s = _add_up(work, settings, ceilings)
     input_s = work.rows * work.parts / input_rows_per_s if input_rows_per_s else 0.0
     lanes: list[Times] = [device, {LAUNCH: calls_s}, {TRANSFER: _transfer_s(work, settings, ceilings)}, {INPUT: input_s}]
@@ -37,7 +36,7 @@ def predict(job: Job, settings: Settings, ceilings: Ceilings | None, *, input_ro
     if not step_s:
         return Prediction(flops_per_sample=work.flops_per_sample, reason="no ceiling of this machine could be measured")
     shares = {bound: longest.get(bound, 0.0) / step_s for bound in BOUNDS}
-    measured = "bf16" if settings.precision == "fp8" else settings.precision  # 8 bits are for some of the layers
+    measured = "bf16" if settings.precision == "fp8" else settings.precision  # only some layers use 8 bits
     ceiling = ceilings.matmul_flops.get(measured) or ceilings.matmul_flops.get("fp32")
     return Prediction(
         step_s=step_s,
@@ -53,7 +52,7 @@ def predict(job: Job, settings: Settings, ceilings: Ceilings | None, *, input_ro
 
 
 def _add_up(work: StepWork, settings: Settings, ceilings: Ceilings) -> tuple[tuple[OperatorGroup, ...], Times, float]:
-    """By group; on the device by bound; and what calling takes where the host does it ahead, else 0."""
+    """Totals by group, on the device by bound, and the time of calls that the host makes ahead (else 0)."""
     rates = Rates.of(ceilings, settings)
     totals = {name: _Total() for name in GROUPS}
     repeated = work.counts.operations if settings.compile == "off" else fuse(work.counts.operations)
@@ -90,7 +89,7 @@ class _Total:
 
 
 def _transfer_s(work: StepWork, settings: Settings, ceilings: Ceilings) -> float:
-    """A batch that doesn't live on the device is copied there, ahead of its step."""
+    """A batch that is not stored on the device is copied there before its step."""
     link = ceilings.host_to_device_pinned_bytes_per_s or ceilings.host_to_device_pageable_bytes_per_s
     if settings.tier == "resident" or link is None:
         return 0.0

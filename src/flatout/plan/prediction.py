@@ -1,4 +1,4 @@
-"""What a step was predicted to take, what bounds it, and the work of each group of operations. Frozen and stored."""
+"""The predicted time of a step, its bottleneck, and the work of each group of operations. Immutable; stored with the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BOUNDS = (COMPUTE, MEMORY, LAUNCH, TRANSFER, INPUT)
 
 @dataclass(frozen=True)
 class OperatorGroup:
-    """The seconds are those of the device; on a CPU, which calls and computes by turns, those of the calls too."""
+    """Seconds are device time; on a CPU, which calls and computes in turns, they include the calls."""
 
     name: str
     flops: float
@@ -32,9 +32,9 @@ class OperatorGroup:
 
 @dataclass(frozen=True)
 class Prediction:
-    """From counted work over measured ceilings. `reason` says why there is none.
+    """From counted work and measured ceilings. `reason`: why there is no prediction.
 
-    `shares` are those of the bounds in the step's time, the largest being `bound`: what hides behind something longer has none.
+    `shares`: share of each bound in the step's time, the largest is `bound`. Work hidden behind longer work has none.
     """
 
     step_s: float | None = None
@@ -46,10 +46,10 @@ class Prediction:
     ceiling_bytes_per_s: float | None = None
     shares: Mapping[str, float] = field(default_factory=dict)
     groups: tuple[OperatorGroup, ...] = ()
-    calls_s: float = 0.0  # what the host takes to call the operators, ahead of a device: it may hide behind the step
+    calls_s: float = 0.0  # host time to call the operators ahead of a device; it may be hidden behind the step
 
     def __post_init__(self) -> None:
-        """Groups that were stored come back as plain objects; runs from before there were any have none."""
+        """Convert stored groups back to objects; runs of older versions have none."""
         groups = tuple(OperatorGroup(**group) if isinstance(group, Mapping) else group for group in self.groups)
         object.__setattr__(self, "groups", groups)
 

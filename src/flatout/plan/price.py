@@ -1,6 +1,6 @@
-"""What a promise costs: the settings that came out of a search once more, with the promise the other way round.
+"""The cost of a guarantee (such as determinism): times the final settings once more with the guarantee switched.
 
-That is never kept, whatever it gains. But whoever wants the promise, or could do without it, should know its price.
+The switched settings are never kept. The price tells users who want the guarantee, or could do without it, what it costs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from flatout.plan.options import MARGIN, MEASURE_S, STEPS_LOOKED_AT
 from flatout.plan.situation import Situation
 from flatout.plan.trials.reports import Ask, TrialReport, Tries
 
-_PATIENCE_S, _PATIENCE = 20.0, 4.0  # some time, and so many times what it should take
-_OF_PLANNING, _OF_THE_RUN = 0.03, 0.01  # the most that a price may cost to know, unless somebody asks for it
+_PATIENCE_S, _PATIENCE = 20.0, 4.0  # time limit: this many seconds plus this factor on the expected time
+_OF_PLANNING, _OF_THE_RUN = 0.03, 0.01  # largest share of planning time and of the run for measuring a price, unless requested
 
 
 def cheap_s(limit_s: float, run_s: float) -> float:
-    """What a price may cost in a run that did not ask for it."""
+    """Time for measuring prices in a run that did not request them."""
     return min(_OF_PLANNING * limit_s, _OF_THE_RUN * run_s)
 
 
@@ -41,9 +41,9 @@ def prices(
     most_s: float,
     interrupted: Callable[[], None] = lambda: None,
 ) -> list[Entry]:
-    """An entry for each knob whose price could be had in `most_s`.
+    """An entry for each knob whose price could be measured in `most_s`.
 
-    `settings` took `steps_s` a step, and `first_s` to build and compile. Ctrl-C ends it with what is known until then.
+    `settings` took `steps_s` per step, and `first_s` to build and compile. Ctrl-C ends it with the prices known so far.
     """
     found: list[Entry] = []
     expected_s = MEASURE_S + first_s + STEPS_LOOKED_AT * median(steps_s)
@@ -73,5 +73,5 @@ def _entry(knob: Priced, candidate: Candidate, stands: Any, report: TrialReport,
     why = knob.price(candidate.value, time_ratio(times, MARGIN))
     if report.check is not None and not report.check["passed"]:
         why = f"not the same: {report.check['why']}; {why}"
-    found = Judgement(Rejection.NOT_REPAID, why, speed_up(times, MARGIN))  # a promise is kept, whatever it costs
+    found = Judgement(Rejection.NOT_REPAID, why, speed_up(times, MARGIN))  # a guarantee is kept, whatever it costs
     return entry_of(knob.name, candidate.value, stands, report, found)

@@ -1,4 +1,4 @@
-"""A receipt as a tree: what was tried, from where, both arms' numbers, and the proof that the result is the same."""
+"""A receipt as a tree: each trial with its baseline, both times, and the proof that the result is the same."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _COLUMNS = (
     TableColumn("interval", "95% interval", right=True),
     TableColumn("n", "n", right=True),
     TableColumn("step_s", "step", right=True),
-    TableColumn("against_s", "beside", right=True),
-    TableColumn("first_s", "once", right=True),
+    TableColumn("against_s", "before", right=True),
+    TableColumn("first_s", "start-up", right=True),
     TableColumn("peak_bytes", "memory", right=True),
     TableColumn("why", "why", shown=False),
     TableColumn("check", "check", shown=False),
 )
 
 
-def receipt_doc(name: str, receipt: Receipt, plain: str = "with every knob off", turned: str = "turned") -> Doc:
-    """`plain`: what the run is compared with, in words. `turned`: the word behind how many were kept."""
+def receipt_doc(name: str, receipt: Receipt, plain: str = "with all settings off", turned: str = "kept") -> Doc:
+    """`plain`: describes the baseline. `turned`: the word after the number of kept changes."""
     return Doc(
         (
             TextLine(_headline(name, receipt, plain, turned), strong=True),
@@ -38,7 +38,7 @@ def receipt_doc(name: str, receipt: Receipt, plain: str = "with every knob off",
             *(TextLine(f"{_shown(entry)}: {entry.verdict}: {entry.why}{_checked(entry)}") for entry in receipt.entries),
             *_paired(receipt),
             *(TextLine(note) for note in receipt.notes),
-            TextLine(f"The search ended after {show_seconds(receipt.took_s)}: {receipt.stopped}."),
+            TextLine(f"Search ended after {show_seconds(receipt.took_s)}: {receipt.stopped}."),
             Fields({"run": name, **{key: value for key, value in receipt.to_dict().items() if key != "entries"}}),
             Fields({"gain": receipt.gain}),
         )
@@ -47,7 +47,7 @@ def receipt_doc(name: str, receipt: Receipt, plain: str = "with every knob off",
 
 def _headline(name: str, receipt: Receipt, plain: str, turned: str) -> str:
     if receipt.gain is None:
-        return f"Receipt of {name}: no setting was tried"
+        return f"Receipt of {name}: no trials"
     kept = len(receipt.settings) if not receipt.reference else sum(1 for one in receipt.entries if one.verdict == KEPT)
     assert receipt.reference_step_s is not None and receipt.step_s is not None
     arms = f"{show_seconds(receipt.reference_step_s)} a step {plain}, {show_seconds(receipt.step_s)} with {kept} {turned}"
@@ -56,7 +56,7 @@ def _headline(name: str, receipt: Receipt, plain: str, turned: str) -> str:
 
 def _where(receipt: Receipt) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in receipt.versions.items())
-    how = "each trial in a process of its own" if receipt.isolated else "not isolated: in the process of the run"
+    how = "trials in a separate process" if receipt.isolated else "trials in the process of the run (not isolated)"
     return f"{receipt.machine} · {versions} · {how} · {receipt.at}"
 
 
@@ -64,7 +64,7 @@ def _paired(receipt: Receipt) -> list[TextLine]:
     if receipt.paired is None:
         return []
     found = receipt.paired
-    return [TextLine(), TextLine(f"Training side by side: {found['why']} ({found['test']})")]
+    return [TextLine(), TextLine(f"Training on the same data: {found['why']} ({found['test']})")]
 
 
 def _row(entry: Entry) -> dict[str, Any]:

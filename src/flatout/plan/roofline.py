@@ -1,8 +1,8 @@
-"""Where a model stands, group by group, against the roofs of its machine: as a table, and as a picture for pages.
+"""Compares a model's groups of operations with the machine's roofline: as a table, and as a picture for web pages.
 
-A group is as high as the arithmetic it gets done a second, and as far right as its arithmetic a byte. The slope is the memory's
-roof, the level is that of matrix products. What moves bytes only is lined up from the left, as far below the slope as its bytes
-a second are below the memory's.
+A group's height is its arithmetic per second, its horizontal place its arithmetic per byte. The slope is the memory limit, the
+horizontal line the limit of matrix products. Groups without arithmetic are lined up from the left, as far below the slope as
+their bytes per second are below the memory's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flatout.plan.prediction import OperatorGroup, Prediction
 _COLUMNS = (
     TableColumn("group", "group"),
     TableColumn("share", "share of time", right=True),
-    TableColumn("seconds", "a step", right=True),
+    TableColumn("seconds", "per step", right=True),
     TableColumn("intensity", "FLOP/byte", right=True),
     TableColumn("flops", "FLOP", right=True, shown=False),
     TableColumn("bytes", "bytes", right=True, shown=False),
@@ -30,14 +30,14 @@ _FOLDED_SHARE = 0.02
 
 
 def roofline(prediction: Prediction) -> list[Node]:
-    """Nothing where there is no prediction, or one from before groups were counted."""
+    """Empty without a prediction, or for one of an older version without groups."""
     if not prediction.groups:
         return []
-    nodes: list[Node] = [TextLine("Where the time should go, by group of operations", strong=True), table(prediction)]
+    nodes: list[Node] = [TextLine("Predicted time per step, by group of operations", strong=True), table(prediction)]
     if prediction.ceiling_flops and prediction.ceiling_bytes_per_s:
         caption = (
-            "Groups of operations under the measured roofs; a larger dot takes more of the step. Hollow: it moves bytes only; "
-            "how far below the slope it is counts, not its place along it. What is above the slope comes from a cache."
+            "Groups of operations under the measured limits; a larger dot takes more of the step. Hollow dots only move bytes: "
+            "their distance below the slope counts, not their place along it. Dots above the slope use a cache."
         )
         nodes.append(Picture(draw(prediction), caption))
     return nodes
@@ -79,7 +79,7 @@ _STYLE = (
 
 @dataclass(frozen=True)
 class _Scale:
-    """From FLOP/byte and FLOP/s, both in powers of ten, to places in the picture."""
+    """Maps FLOP/byte and FLOP/s, both as powers of ten, to picture coordinates."""
 
     x_from: int
     x_to: int
@@ -120,7 +120,7 @@ def draw(prediction: Prediction) -> str:
 
 
 def _dots(prediction: Prediction, ridge: float) -> Iterator[_Dot]:
-    """Largest first, so that small ones are drawn over them."""
+    """Largest first, so that small ones are drawn on top."""
     total_s = sum(group.seconds for group in prediction.groups)
     at_the_edge = 0
     for group in sorted(prediction.groups, key=lambda group: -group.seconds):
@@ -155,7 +155,7 @@ def _grid(scale: _Scale) -> Iterator[str]:
         y = scale.y(10.0**power)
         yield f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT}" y2="{y:.1f}"/>'
         yield f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{_power(power)}</text>'
-    yield f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{_HEIGHT - 8}" text-anchor="middle">FLOP a byte</text>'
+    yield f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{_HEIGHT - 8}" text-anchor="middle">FLOP per byte</text>'
     yield f'<text x="{_LEFT - 8}" y="{_TOP - 10}" text-anchor="end">FLOP/s</text>'
 
 
@@ -184,7 +184,7 @@ def _marks(scale: _Scale, dots: list[_Dot]) -> Iterator[str]:
 
 
 def _label(dot: _Dot, x: float, y: float, taken: list[tuple[float, float, float]]) -> Iterator[str]:
-    """Beside its dot, or lower where something else is: then a thin line leads to it."""
+    """Next to its dot, or lower if that place is taken, with a thin line to the dot."""
     words = f"{dot.name}, {show_share(dot.share)}"
     width = _LETTER_WIDTH * len(words)
     on_the_left = x + dot.radius + width > _WIDTH - _RIGHT

@@ -1,6 +1,6 @@
-"""Which knobs to turn: the most promising first, each tried from where the search stands, until the rest can't pay.
+"""Searches for the best knob settings: the most promising first, each on top of those kept so far, until no trial can pay.
 
-Measuring and choosing are apart: `tries` may be a process that runs arms, or a recording of one that did.
+Measuring is separate from choosing: `tries` may be a process that runs trials, or a recording of one.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class KnobSearch:
         clock: Callable[[], float] = time.monotonic,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """`start`: settings as they would be without a trial; pinned ones are never turned. `priced`: what keeps a promise."""
+        """`start`: the settings without trials; pinned ones are never changed. `priced`: knobs that are guarantees."""
         self._s, self._tries, self._terms, self._say, self._priced = s, tries, terms, say, priced
         self._options = Options(s, start, knobs, terms)
         self._knobs = self._options.knobs
         self._time_limit, self._record = TimeLimit(terms.limit_s, clock), TrialRecord()
         self._trials = KnobTrials(s, self._options, tries, terms, self._record, self._time_limit, say)
         self._done: set[Key] = set()
-        self._by_default: dict[str, object] = {}  # knobs that nobody had time for, and what they are by default
+        self._by_default: dict[str, object] = {}  # untried knobs, with their default values
 
     @property
     def reference(self) -> Settings:
@@ -92,9 +92,11 @@ class KnobSearch:
         if worth := self._options.best_first(standing, self._done):
             spent, limit = show_seconds(self._time_limit.spent_s), show_seconds(self._terms.limit_s)
             cheapest = min(worth, key=lambda one: one.cost_s)
-            costs = f"would cost {show_seconds(cheapest.cost_s)}"
-            return f"{spent} of the {limit} for planning are spent, and the next trial, {cheapest.named}, {costs}"
-        return "the rest can't pay" if self._options.left(standing, self._done) else "nothing is left to try"
+            costs = f"needs {show_seconds(cheapest.cost_s)}"
+            return f"{spent} of {limit} planning time used; the next trial ({cheapest.named}) {costs}"
+        if self._options.left(standing, self._done):
+            return "the remaining trials would cost more than they save"
+        return "nothing left to try"
 
     def untried(self, standing: SettingsStanding) -> Iterator[Entry]:
         for option in self._options.left(standing, ()):
@@ -102,7 +104,7 @@ class KnobSearch:
                 continue
             why = self._why_untried(option, standing)
             if self._options.is_default(option):
-                why = "as by default: there was no time to try it"
+                why = "default: no time left to try it"
                 self._by_default[option.name] = option.value
             stands = value_of(standing.state, option.name)
             yield Entry(option.name, option.value, stands, UNTRIED, why, option.predicted)
@@ -110,37 +112,37 @@ class KnobSearch:
     def _why_untried(self, option: KnobOption, standing: SettingsStanding) -> str:
         saves_s, costs = self._options.saves_s(option, standing), show_seconds(option.cost_s)
         if saves_s <= 0:
-            return "should be no faster here"
+            return "predicted to be no faster here"
         if self._terms.analyze and option.predicted > 1 + MARGIN:
-            return f"there was no time to try it: a trial costs {costs}"
-        return f"should save {show_seconds(saves_s)} of this run, a trial costs {costs}"
+            return f"no time left to try it: a trial costs {costs}"
+        return f"a trial would cost {costs} and save about {show_seconds(saves_s)}"
 
     def _with_defaults(self, settings: Settings) -> Settings:
-        """Who has no patience for trials is not left without what a run takes untried."""
+        """After an early end, untried settings keep their defaults, unless these conflict with what was found."""
         filled = with_values(settings, self._by_default)
         return settings if conflicts(filled) else filled
 
-    # ---- what is told ----
+    # ---- reporting ----
 
     def note(self, option: KnobOption, attempt: KnobAttempt) -> None:
         change = (option.name, option.value, option.instead_of)
         entry = entry_of(*change, attempt.result, attempt.judgement, option.predicted)
         self._record.add(entry, attempt.judgement.rejection)
         self._say(f"  {entry.verdict}: {entry.why}")
-        if attempt.judgement.kept:  # what it meets may gain something now
+        if attempt.judgement.kept:  # knobs that it affects may gain something now
             self._done -= {key for key in self._done if option.name in self._knobs[key[0]].meets and self._was_in_vain(key)}
 
     def _was_in_vain(self, key: Key) -> bool:
-        """Tried and without gain, once: after a second time it stays so."""
+        """Tried once without gain. After a second try it is final."""
         return [one.rejection for one in self._record.of(*key)] == [Rejection.NO_GAIN]
 
     def interrupted(self) -> None:
-        """Said at once: whoever pressed Ctrl-C and sees a run begin must know why."""
-        goes_on = "the plan is shown with" if self._terms.analyze else "training starts now with"
-        self._say(f"{CTRL_C}no more settings are tried; {goes_on} what was measured so far. Press Ctrl-C again to stop.")
+        """Reported at once, so that a user who pressed Ctrl-C knows why training starts."""
+        goes_on = "showing the plan with" if self._terms.analyze else "training starts now with"
+        self._say(f"{CTRL_C}trials stopped; {goes_on} the settings proven so far. Press Ctrl-C again to stop.")
 
     def _prices(self, proven: SettingsStanding) -> list[Entry]:
-        """What promises cost, where that is asked for or cheap to know."""
+        """Prices of guarantees, if requested or cheap to measure."""
         left_s = self._time_limit.left_s
         if not self._terms.analyze:
             left_s = min(left_s, cheap_s(self._terms.limit_s, self._terms.steps_left * proven.step_s))

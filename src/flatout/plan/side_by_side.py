@@ -1,4 +1,4 @@
-"""Proof by training: the reference and a candidate learn from the same batches, and the candidate's loss must not be worse."""
+"""Proof by training: the baseline and a candidate train on the same batches, and the candidate's loss must not be worse."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from flatout.plan.trials.recording import shown
 from flatout.plan.trials.reports import Losses, Tries
 
 _STEPS = (20, 40)  # at least, at most
-_REFERENCE_S = 25.0  # for those of the reference, about
-_SEED, _REPEATS = 1, 3  # a model that draws numbers is repeated with others: they tell its noise
-_MOST_PARTS, _AMPLE = 12, 1.25  # where noise asks for more: so many at most, and more than it asks for, which is an estimate
+_REFERENCE_S = 25.0  # approximate time for the baseline
+_SEED, _REPEATS = 1, 3  # a model with random numbers is repeated with other seeds, to measure its noise
+_MOST_PARTS, _AMPLE = 12, 1.25  # if noise requires more: at most this many parts, and this factor on the estimated number
 
 
 class SideBySide:
-    """What was trained is known from then on, the reference above all."""
+    """Remembers trained losses, so that the baseline is trained once."""
 
     def __init__(self, tries: Tries, reference: Settings, step_s: float, *, draws: bool) -> None:
         self._tries, self._reference, self._step_s = tries, reference, step_s
@@ -27,11 +27,11 @@ class SideBySide:
         self._known: dict[tuple[str, int, int], Losses] = {}
 
     def verdict(self, settings: Settings, step_s: float, most_s: float, say: Callable[[str], None]) -> LossVerdict:
-        """`passed` and `why`; where both could be trained, the test with its figures and the losses of all arms.
+        """`passed` and `why`; if both could be trained, also the test, its figures and the losses of all runs.
 
-        Where noise leaves it open, both train from the start again, on the batches that follow, as often as it takes to tell
-        and `most_s` allow; those that are asked about later do, too. To go on instead would tell less: what rounding does to
-        a step grows from step to step.
+        If noise leaves the result open, both train again from the start on the following batches, as often as needed and as
+        `most_s` allows; later candidates use as many. Training on without a restart would show less, because rounding
+        differences grow from step to step.
         """
 
         def takes_s(steps: int) -> float:
@@ -43,11 +43,9 @@ class SideBySide:
         def longer(steps: int) -> LossVerdict:
             nonlocal most_s
             parts = steps // self._steps
-            say(
-                f"  its losses can't be told from noise: {parts - self._parts} times {self._steps} steps more, on other batches"
-            )
+            say(f"  {self._steps} steps are too few to tell (noise): running {parts - self._parts} times {self._steps} more")
             found = self._compared(settings, parts)
-            if "figures" in found:  # all of them could be trained
+            if "figures" in found:  # all runs succeeded
                 most_s -= takes_s(steps)
                 self._parts = parts
             return found
@@ -60,14 +58,14 @@ class SideBySide:
         found = self._trained(settings, parts, _SEED)
         arms = [self._trained(self._reference, parts, seed) for seed in range(_SEED, _SEED + self._repeats)]
         if failed := [arm for arm in arms if arm.failure]:
-            return {"passed": False, "why": f"the reference could not be trained: {failed[0].failure}: {failed[0].why}"}
+            return {"passed": False, "why": f"the baseline could not be trained: {failed[0].failure}: {failed[0].why}"}
         if found.failure:
-            return {"passed": False, "why": f"could not be trained: {found.failure}: {found.why}"}
+            return {"passed": False, "why": f"training failed: {found.failure}: {found.why}"}
         verdict = compare_losses([arm.losses for arm in arms], found.losses, part_steps=self._steps)
         return verdict | {"reference": [list(arm.losses) for arm in arms], "losses": list(found.losses)}
 
     def _trained(self, settings: Settings, parts: int, seed: int) -> Losses:
-        """All parts one after the other, or the first that failed."""
+        """All parts one after another, or the first that failed."""
         joined: list[float] = []
         for part in range(parts):
             key = (shown(settings.to_dict()), part, seed)

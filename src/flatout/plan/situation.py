@@ -1,4 +1,4 @@
-"""What the choices look at: the job, the machine, what the user pinned, how long the run is."""
+"""The inputs of every choice: the job, the machine, the pinned settings, the length of the run."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Situation:
     device: torch.device
     pins: Mapping[str, Any]
     ceilings: Ceilings | None
-    plain: Prediction  # of the run with nothing switched on
-    cache: Path | None = None  # where decoded and prepared rows may be kept
-    foretold: Mapping[str, Prediction] = field(default_factory=dict)  # by settings in words: of a machine that is not this one
+    plain: Prediction  # for the run with every knob off
+    cache: Path | None = None  # folder for decoded and prepared rows
+    foretold: Mapping[str, Prediction] = field(default_factory=dict)  # of another machine, by settings as text
 
     def predicted(self, settings: Settings) -> Prediction:
         return self.foretold.get(shown(settings.to_dict())) or predict(self.job, settings, self.ceilings)
@@ -43,7 +43,7 @@ class Situation:
 
     @property
     def expected_s(self) -> float | None:
-        """How long the run would take as plain PyTorch."""
+        """How long the run would take in plain PyTorch."""
         if job_seconds := (self.job.budget.amount if self.job.budget.unit == "seconds" else None):
             return job_seconds
         if self.total_steps is None or self.plain.step_s is None:
@@ -52,7 +52,7 @@ class Situation:
 
 
 def total_steps(job: Job) -> int | None:
-    """None: nobody can say."""
+    """None: unknown."""
     if not job.budget.counted:
         return None
     samples = job.budget.samples(job.epoch_samples(job.budget), job.rows_per_step, job.data.tokens_per_row)

@@ -1,4 +1,4 @@
-"""What optimisations gain of this job's step: as measured on this machine, else as they usually do."""
+"""Gains of optimisations for this job's step: measured on this machine, else the usual ones."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from flatout.plan.work import work_of
 
 
 def comparisons_of(job: Job, device: torch.device, precisions: tuple[str, ...]) -> Iterator[GainComparison]:
-    """Those that the knobs ask about, of a step in each of these precisions."""
+    """The comparisons that the knobs need, for a step in each of these precisions."""
     for precision in precisions:
-        with suppress(Exception):  # a model that can't be traced has no known convolutions
+        with suppress(Exception):  # the convolutions of a model that can't be traced are unknown
             if (turned := channels_last(device, _convolutions(job, device, precision, to_call=True))) is not None:
                 yield turned
-    if (fused := _fused(job, device)) is not None:  # last: the first update of a process may import for seconds
+    if (fused := _fused(job, device)) is not None:  # last, because the first update of a process may import for seconds
         yield fused
 
 
 def channels_last_gain(s: Situation, now: Settings) -> float | None:
-    """Times as fast, of a step; None: nobody knows."""
+    """Speed-up of a step; None: unknown."""
     key = ""
-    if s.ceilings is not None and s.ceilings.gains:  # else a step may have to be traced for nothing
+    if s.ceilings is not None and s.ceilings.gains:  # else tracing the step would be useless
         with suppress(Exception):
             key = channels_last_key(s.device, _convolutions(s.job, s.device, now.precision))
     return _of_step(s, CHANNELS_LAST, key, CONVOLUTIONS)
 
 
 def fused_gain(s: Situation) -> float | None:
-    """Times as fast, of a step; None: nobody knows."""
+    """Speed-up of a step; None: unknown."""
     return _of_step(s, FUSED_OPTIMIZER, fused_key(s.device, _kind(s.job), _sizes(s.job)), UPDATE)
 
 

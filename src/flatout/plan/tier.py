@@ -1,4 +1,4 @@
-"""Where the data of a run should live: what is known of it, of this machine, and of how fast its source delivers."""
+"""Where a run's data should be stored, based on the data, this machine, and the speed of the source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flatout.engine.job import Job
 from flatout.machine.ceilings import Ceilings, MeasuredRate
 from flatout.machine.host import free_host_bytes
 
-_TRIED_S = 0.3  # reading some rows tells how fast the source is
+_TRIED_S = 0.3  # time for reading some rows, to measure the source's speed
 _TRIED_ROWS = 32
 _SAMPLED_ROWS = 64
 
@@ -63,9 +63,9 @@ def free_bytes(device: torch.device) -> int:
 
 
 def read_rate(source: Source) -> float:
-    """Rows a second that one thread reads, tried on rows spread over all of them."""
+    """Rows per second that one thread reads, measured on rows spread over the whole source."""
     rows = torch.linspace(0, len(source) - 1, min(_TRIED_ROWS, len(source))).to(torch.int64)
-    source.read(rows[:1])  # libraries load, files open
+    source.read(rows[:1])  # warm-up: load libraries, open files
     began_s, read = time.perf_counter(), 0
     for row in rows.split(4):
         source.read(row)
@@ -76,17 +76,17 @@ def read_rate(source: Source) -> float:
 
 
 def compression_of(source: Source, around: Surroundings, cache: Path, threads: int) -> tuple[str, str]:
-    """How rows are to be written to the cache, and why: what is there already goes on as it was begun."""
+    """How rows are written to the cache, and why. A cache that was begun keeps its compression."""
     narrow = source.compact()[0]
     begun = cached_compression(Cache(cache), narrow)
     if begun is not None:
-        return begun, "rows are in the cache already, written so"
+        return begun, "the cache already has rows in this format"
     row_bytes = RecordLayout.of(narrow.schema).row_bytes
     return choose_compression(around, row_bytes, lambda: sample_rows(narrow), threads or ReadingBudget.here().cores)
 
 
 def sample_rows(source: Source) -> Array:
-    """Rows spread over all of them, as the cache would hold them: a few, at most 4 MB, no longer than a moment."""
+    """A few rows spread over the whole source, as stored in the cache: at most 4 MB, read in a fraction of a second."""
     layout = RecordLayout.of(source.schema)
     count = min(_SAMPLED_ROWS, len(source), max(1, int(SAMPLE_BYTES / max(1.0, layout.row_bytes))))
     content = [np.zeros(0, np.uint8)]
@@ -101,7 +101,7 @@ def sample_rows(source: Source) -> Array:
 
 
 def _is_cached(source: Source, folder: Path) -> bool:
-    """Whether an earlier run left all rows in the cache."""
+    """Whether an earlier run cached all rows."""
     return cached_rows(Cache(folder), source) == len(source)
 
 

@@ -1,6 +1,6 @@
-"""What was traced, kept between runs: tracing a form of a large model takes a second, reading it back takes none.
+"""Traces stored between runs: tracing a variant of a large model takes a second, reading it back almost nothing.
 
-An operation that was read has its key and no call: it is known what it takes, if it was timed, and it can't be timed again.
+A stored operation has its key but no call: a time measured earlier can be looked up, but it can't be timed again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(val
 
 
 class Traces:
-    """A file for each form of a step, below `folder`; `key` says of what step, and by what versions."""
+    """One file per variant of a step, below `folder`. `key` identifies the step and the versions."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self._folder, self._key = folder, key
@@ -35,17 +35,17 @@ class Traces:
                 return None
             return tuple(_from_list(one) for one in written["operations"])
         except (OSError, ValueError, KeyError, TypeError):
-            return None  # traced again
+            return None  # unreadable: trace again
 
     def write(self, form: str, operations: Sequence[Operation]) -> None:
         document = {"format": _FORMAT, "operations": [_to_list(one) for one in operations]}
-        with suppress(OSError):  # a cache that can't be written costs a second of the next run
+        with suppress(OSError):  # without the cache the next run traces again
             self._folder.mkdir(parents=True, exist_ok=True)
             write_bytes(self._path(form), json.dumps(document).encode())
             self._forget_the_oldest()
 
     def _forget_the_oldest(self) -> None:
-        """A search over models would else fill a disk: some 100 kB each."""
+        """Delete the oldest, about 100 kB each, so that a search over models does not fill the disk."""
         kept = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
         for path in kept[:-_MOST]:
             path.unlink(missing_ok=True)

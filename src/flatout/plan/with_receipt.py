@@ -1,4 +1,4 @@
-"""From defaults to a plan that was tried: what the search found becomes the plan's settings, each with its evidence."""
+"""Applies the search's result to the default plan: proven settings, each with its evidence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flatout.plan.situation import Situation
 
 
 def steps_to_come(s: Situation) -> float | None:
-    """Of the run as asked for; None: nobody can say."""
+    """Steps of the run as requested; None: unknown."""
     if s.total_steps is not None:
         return float(s.total_steps)
     if s.expected_s is not None and s.plain.step_s:
@@ -24,7 +24,7 @@ def steps_to_come(s: Situation) -> float | None:
 
 
 def with_receipt(plan: Plan, receipt: Receipt, s: Situation, knobs: Sequence[Knob], source: str) -> Plan:
-    """The plan with the settings that were proven; as it was, where nothing could be measured."""
+    """The plan with the proven settings; unchanged if nothing could be measured."""
     if receipt.step_s is None:
         return plan
     searched = {knob.name for knob in knobs if knob.name not in s.pins}
@@ -40,7 +40,7 @@ def with_receipt(plan: Plan, receipt: Receipt, s: Situation, knobs: Sequence[Kno
 
 
 def _cumulative(receipt: Receipt) -> dict[str, tuple[float, float]]:
-    """Of each knob that was kept, predicted and measured: the factor on the plain rate once it was added."""
+    """Predicted and measured speed-up over the baseline after each kept knob."""
     found: dict[str, tuple[float, float]] = {}
     predicted = measured = 1.0
     for entry in receipt.entries:
@@ -60,14 +60,14 @@ def _tried(choice: Choice, receipt: Receipt, cumulative: Mapping[str, tuple[floa
         return Choice(choice.name, value, kept[-1].why, source, predicted, measured, _unforeseen(kept[-1]))
     tried = [entry for entry in entries if entry.verdict == REJECTED]
     if tried:
-        return Choice(choice.name, value, f"{show_value(tried[-1].value)} was tried: {tried[-1].why}", source)
+        return Choice(choice.name, value, f"tried {show_value(tried[-1].value)}: {tried[-1].why}", source)
     if entries:
         return Choice(choice.name, value, entries[-1].why, source)
     return choice if value == choice.value else Choice(choice.name, value, "nothing else applies here", source)
 
 
 def _unforeseen(entry: Entry) -> bool:
-    """Of the knob's own factor: the columns multiply it with those before it."""
+    """Compares the knob's own factor; the table's columns multiply the factors so far."""
     if entry.predicted is None or entry.low is None or entry.high is None:
         return False
     return not entry.low <= entry.predicted <= entry.high

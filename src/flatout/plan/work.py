@@ -1,8 +1,8 @@
-"""The work of a step, operator by operator: traced once on tensors without data, then kept for as long as the model lives.
+"""The work of a step, operator by operator: traced once on tensors without data, then kept while the model exists.
 
-The trace runs a copy of the model, so nothing of it stays behind in the model. It depends on the precision, the layout, the
-rows at a time and recomputing, that of the update on how the optimizer is called; all other settings change how the same work
-is carried out.
+The trace runs on a copy of the model, so the model is unchanged. It depends on the precision, the layout, the micro-batch and
+recomputing; the trace of the update depends on how the optimizer is called. Other settings only change how the same work is
+executed.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from flatout.plan.traces import Traces
 
 @dataclass(frozen=True)
 class StepWork:
-    """Forward and backward of `rows` samples, `parts` times a step, and `around` them: fetching the batch, the update."""
+    """Forward and backward of `rows` samples, `parts` times per step, and `around`: fetching the batch, the update."""
 
     counts: OperatorCounts
     rows: int
     parts: float
     around: tuple[Operation, ...]
-    batch_bytes: int  # as they are stored
+    batch_bytes: int  # as stored
 
     @property
     def operations(self) -> tuple[Operation, ...]:
@@ -55,26 +55,26 @@ class StepWork:
         return self.counts.flops / self.rows
 
 
-# of updates that can't be traced: how often they read or write all weights, and in how many operators
+# for updates that can't be traced: how often they read or write all weights, and in how many operators
 _UPDATES = {"adamw": (22, 11), "adam": (20, 10), "sgd": (7, 3)}
-_TENSOR_CALLS = 0.5  # a CPU takes one by one the tensors that a GPU takes in one launch, each for so much of a call
-_MANY, _MANY_WITHOUT_DATA = 500, 100  # tensors, of which each takes milliseconds to trace
-_IN_A_GRAPH = 7  # small kernels of its own
-_SCALE_PASSES = 3  # clipping and averaging read the weights or their like twice and write them once
+_TENSOR_CALLS = 0.5  # per tensor, as part of a call: a CPU handles tensors one by one, a GPU in one launch
+_MANY, _MANY_WITHOUT_DATA = 500, 100  # tensors; each takes milliseconds to trace
+_IN_A_GRAPH = 7  # extra small kernels of a graph
+_SCALE_PASSES = 3  # clipping and averaging read tensors of the weights' size twice and write them once
 
 Form = tuple[object, ...]
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Form, tuple[Objective, tuple[Operation, ...]]]] = WeakKeyDictionary()
-_ALIKE: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()  # blocks that an earlier trace saw to do the same
+_ALIKE: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()  # blocks that do the same work, from an earlier trace
 _KEPT: WeakKeyDictionary[nn.Module, Traces] = WeakKeyDictionary()
 
 
 def keep_traces(job: Job, traces: Traces) -> None:
-    """From now on: what was traced before is read, what is traced is written."""
+    """Read stored traces and store new ones from now on."""
     _KEPT[job.model] = traces
 
 
 def work_of(job: Job, settings: Settings, *, to_call: bool = False) -> StepWork:
-    """Raises what the model raises where it can't run without data. `to_call`: with operations that can be called again."""
+    """Raises the model's own error if it can't run without data. `to_call`: include operations that can be called again."""
     whole, columns = job.data.typical_batch(job.batch)
     rows = min(settings.micro_batch or whole, whole)
     stored_bytes = sum(column.row_bytes for column in job.data.train.typical_batch(job.batch)[1].values())
@@ -110,7 +110,7 @@ def _known(job: Job, form: Form, to_call: bool, make: Callable[[], tuple[Operati
 
 
 def trace(job: Job, settings: Settings, rows: int, columns: Mapping[str, Column]) -> OperatorCounts:
-    """Forward and backward without computing them: each tensor knows its shape, format and device, and has no data."""
+    """Forward and backward without computing: each tensor has a shape, dtype and device, but no data."""
     device = _trace_device(settings)
     model, fake = fake_copy(job.model)
     repeats = Repeats(model.train(), _ALIKE.setdefault(job.model, set()))
@@ -141,7 +141,7 @@ def _turned(tensor: Tensor, settings: Settings) -> Tensor:
 
 
 class _Traced(nn.Module):
-    """The model with its tensors swapped for ones without data. What happens outside of it, either way, is the loss."""
+    """The model with tensors without data. Operators outside of it, in both passes, belong to the loss."""
 
     def __init__(self, model: nn.Module, state: dict[str, Tensor], counter: Counter) -> None:
         super().__init__()
@@ -162,12 +162,12 @@ class _Traced(nn.Module):
 
 
 def _traced_head(settings: Settings) -> str:
-    """In parts the same logits are made and read as in one pass over all of them; without its kernels it is torch's formula."""
+    """The chunked head makes and reads the same logits as the fused one; without the kernels it is torch's formula."""
     return "fused" if settings.loss_head != "plain" and has_kernels(_trace_device(settings)) else "plain"
 
 
 def _trace_device(settings: Settings) -> torch.device:
-    """An accelerator that isn't here can't even be imagined: its kernels are then taken to be those of the CPU."""
+    """Without the accelerator its kernels can't be traced: the CPU's are used instead."""
     device = torch.device(settings.device)
     present = device.type == "cpu" or (torch.accelerator.is_available() and _accelerator() == device.type)
     return device if present else torch.device("cpu")
@@ -179,21 +179,21 @@ def _accelerator() -> str:
 
 
 def _fetched(settings: Settings, columns: Mapping[str, Column], size_bytes: int) -> list[Operation]:
-    """A column at a time; a graph also finds its rows and its rate itself, and keeps what a log point will read."""
+    """One operation per column. A graph also finds its rows and learning rate itself, and stores values for logging."""
     picked = [_moved("fetch", MOVEMENT, size_bytes // len(columns))] * len(columns)
     return picked + [_moved("bookkeeping", MOVEMENT, 0)] * (_IN_A_GRAPH if settings.graph else 0)
 
 
 def _update(job: Job, settings: Settings) -> tuple[Operation, ...]:
-    """An optimizer of the user's own is not called for a prediction; one on the host, or over very many tensors, is as others
-    are."""
+    """A custom optimizer is not called for a prediction. Updates on the host, or of very many tensors, are estimated like
+    others that can't be traced."""
     tensors = sum(1 for _ in job.model.parameters())
-    many = _MANY_WITHOUT_DATA if is_dataless(job.model) else _MANY  # of a model that is only explained, to be quick
+    many = _MANY_WITHOUT_DATA if is_dataless(job.model) else _MANY  # fewer for a model that is only explained
     if not isinstance(job.optimizer, Spec) or settings.optimizer_offload or tensors > many:
         return _usual_update(job, settings)
     try:
         return _traced_update(job, settings)
-    except Exception:  # it looks at its numbers
+    except Exception:  # it depends on tensor values
         return _usual_update(job, settings)
 
 
@@ -209,7 +209,7 @@ def _traced_update(job: Job, settings: Settings) -> tuple[Operation, ...]:
         optimizer = build_optimizer(job.optimizer, groups, job.lr, **how)
         guarded = guarded_update(optimizer, device)
         loss = torch.empty((), device=device)
-        for _ in range(2):  # the first one makes the optimizer's state
+        for _ in range(2):  # the first update creates the optimizer state
             with Counter() as counter:
                 norm = nn.utils.clip_grad_norm_(trained, job.clip, foreach=True) if job.clip is not None else loss
                 guarded(norm) if guarded is not None else optimizer.step()

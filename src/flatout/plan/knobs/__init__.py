@@ -1,1 +1,1 @@
-"""Knobs: one small file each. What it is by default and why, what else it could be, and what a trial of that has to show."""
+"""Knobs: one small file per setting. Each has its default with the reason, other values to try, and rules for trials."""

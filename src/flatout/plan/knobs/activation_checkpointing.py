@@ -1,4 +1,4 @@
-"""Blocks forget their activations and compute them again in the backward: time for memory."""
+"""Recompute activations in the backward pass instead of storing them: less memory, more time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ meets: tuple[str, ...] = ("micro_batch",)
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
-    yield Choice(name, False, "not before memory turns out to be short")
+    yield Choice(name, False, "not needed unless memory runs short")
 
 
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
-    """Only where memory is short: a split batch may become whole."""
+    """Only if memory is short: a split batch may then fit whole."""
     if now.micro_batch and not now.activation_checkpointing:
-        yield Candidate(True, "memory is short: it may buy a larger micro-batch", 1.05)
+        yield Candidate(True, "memory is short: may allow a larger micro-batch", 1.05)
 
 
 rules = SettingRules()

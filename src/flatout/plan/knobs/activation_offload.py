@@ -1,4 +1,4 @@
-"""What the backward needs waits in host memory: time for memory, as recomputing it is, at the price of the bus."""
+"""Store activations in host memory until the backward pass: less device memory, but copies over the bus."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ lossy = False
 risky = True
 meets: tuple[str, ...] = ("micro_batch", "activation_checkpointing")
 
-_FACTOR = 1.01  # below recomputing: the bus is slower than most of what it would save
+_FACTOR = 1.01  # below recomputing, because the bus is usually slower
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
@@ -24,18 +24,16 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
 
 
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
-    """Only where memory is short, and after blocks that compute again: those cost less."""
+    """Only if memory is short, and after activation checkpointing, which costs less."""
     if is_short(now) and not now.activation_offload and not now.graph and s.device.type == "cuda":
-        yield Candidate(True, "memory is short: it may buy a larger micro-batch, for the way to the host and back", _FACTOR)
+        yield Candidate(True, "memory is short: may allow a larger micro-batch, at the cost of copies to the host", _FACTOR)
 
 
 def _conflicts(now: Settings) -> Iterator[str]:
     if now.activation_offload:
         yield from offload_conflicts(name, now)
         if now.compile == "reduce-overhead":
-            yield (
-                "activation_offload=on hands out memory that the graphs of compile=reduce-overhead can't know: --set compile=on"
-            )
+            yield ("activation_offload=on does not work with the CUDA graphs of compile=reduce-overhead: --set compile=on")
 
 
 rules = SettingRules(_conflicts)

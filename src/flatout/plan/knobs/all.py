@@ -1,4 +1,4 @@
-"""Every setting that has a file here, found by the name of its field: adding one touches its file and that field alone."""
+"""All settings with a file here, found by the name of their field: a new setting needs only its file and that field."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _owners() -> Iterator[SettingOwner]:
             yield owner
 
 
-OWNERS = tuple(_owners())  # in the order in which defaults are decided: later ones look at earlier ones
-# tried out on a step; those BEFORE and AFTER them are decided from what is known, since what they change is around it
+OWNERS = tuple(_owners())  # in the order in which defaults are decided: later ones depend on earlier ones
+# tried on a step; those in BEFORE and AFTER are decided without trials, because they do not change the step
 KNOBS: tuple[Knob, ...] = tuple(owner for owner in OWNERS if isinstance(owner, Knob))
 PRICED: tuple[Priced, ...] = tuple(owner for owner in OWNERS if isinstance(owner, Priced))
 
@@ -39,12 +39,12 @@ AFTER: tuple[Decided, ...] = tuple(owner for owner in _UNTRIED if SETTING_NAMES.
 
 
 def rules_of(name: str) -> SettingRules:
-    """Of a setting without a file, and of a knob that the recipe brings along: none."""
+    """Rules of a setting; empty for one without a file and for a knob from the recipe."""
     return _RULES.get(name, SettingRules())
 
 
 def conflicts(settings: Settings) -> list[str]:
-    """Settings that can't go together, each with the way out."""
+    """Settings that can't be combined, each with a fix."""
     found: list[str] = []
     for owner in OWNERS:
         found += owner.rules.conflicts(settings)
@@ -54,7 +54,7 @@ def conflicts(settings: Settings) -> list[str]:
 
 
 def off_when_shared(processes: int, mesh: str) -> dict[str, Any]:
-    """What a plan for one process may choose, and several, or a model split over them, can't have."""
+    """Settings of a one-process plan that do not work with several processes, or with a model split over them."""
     return {
         owner.name: owner.off
         for owner in OWNERS
@@ -63,7 +63,7 @@ def off_when_shared(processes: int, mesh: str) -> dict[str, Any]:
 
 
 def off_value(name: str) -> Any:
-    """What `--off NAME` pins."""
+    """The value that `--off NAME` pins."""
     if not is_setting(name):
         raise UsageError(f"--off {name}: no such setting; {did_you_mean(name, SETTING_NAMES)}")
     if name in _OFF:

@@ -1,4 +1,4 @@
-"""Which kernel computes scaled dot-product attention: one of torch's own, or one that is compiled for the model."""
+"""The kernel for scaled dot-product attention: one of torch's, or FlexAttention compiled for the model."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ lossy = True
 risky = False
 meets: tuple[str, ...] = ("precision", "compile")
 
-_FACTORS = {"cudnn": 1.05, "flash": 1.02, "efficient": 1.01}  # over torch's own choice, on GPT-2 with bf16
-_SHORT_S = (
-    120.0  # in a run that plain PyTorch would take so long for, no kernel saves what building cuDNN's costs: 3 s and more
-)
-_FLEX_FACTOR, _FLEX_COST_S = 1.0, 30.0  # about flash's rate where attention is causal; compiled, with all around it
+_FACTORS = {"cudnn": 1.05, "flash": 1.02, "efficient": 1.01}  # over torch's default choice, on GPT-2 with bf16
+_SHORT_S = 120.0  # in a run this short in plain PyTorch, no kernel repays building cuDNN's: 3 s or more
+_FLEX_FACTOR, _FLEX_COST_S = 1.0, 30.0  # about the speed of flash for causal attention; compiled with the code around it
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
     short = s.expected_s is not None and s.expected_s < _SHORT_S
     if short and s.device.type == "cuda" and values.get("precision") in MIXED and _attends(s):
-        yield Choice(name, "flash", "needs no building, where cuDNN's kernel takes seconds for each shape; the run is short")
+        yield Choice(name, "flash", "short run: flash needs no building, cuDNN's kernel takes seconds for each shape")
         return
     counted = bool(s.plain.groups)
-    why = "torch's own choice of kernel" if _attends(s) or not counted else "nothing in this model calls torch's attention"
+    why = "torch chooses the kernel" if _attends(s) or not counted else "this model does not use torch's attention"
     yield Choice(name, "auto", why)
 
 
@@ -39,10 +37,10 @@ def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     if s.device.type != "cuda" or now.attention != "auto" or not _attends(s):
         return
     for value, factor in _FACTORS.items():
-        if value == "efficient" or now.precision in MIXED:  # flash and cuDNN take no float32
-            yield Candidate(value, "a kernel of its own for attention", factor)
+        if value == "efficient" or now.precision in MIXED:  # flash and cuDNN do not support float32
+            yield Candidate(value, "a specific attention kernel", factor)
     if now.compile != "off" and offers_hook(s.job.model) and not has_dropout(s.job.model):
-        yield Candidate("flex", "attention compiled with what is around it", _FLEX_FACTOR, _FLEX_COST_S)
+        yield Candidate("flex", "attention compiled with the code around it", _FLEX_FACTOR, _FLEX_COST_S)
 
 
 def _attends(s: Situation) -> bool:
@@ -51,11 +49,11 @@ def _attends(s: Situation) -> bool:
 
 def _conflicts(now: Settings) -> Iterator[str]:
     if now.attention in ("cudnn", "efficient") and now.device_kind == "cpu":
-        yield f"attention={now.attention} is a kernel of GPUs and the run is on a CPU: --off attention"
+        yield f"attention={now.attention} needs a GPU; the run is on a CPU: --off attention"
     if now.attention == "flex" and now.compile == "off":
-        yield "attention=flex is fast only where it is compiled: --set compile=on, or --off attention"
+        yield "attention=flex is fast only if compiled: --set compile=on, or --off attention"
     if now.attention == "flex" and "context" in now.mesh:
-        yield "attention=flex is not for sequences split by context: --off attention"
+        yield "attention=flex does not work with sequences split by context: --off attention"
 
 
 rules = SettingRules(_conflicts)

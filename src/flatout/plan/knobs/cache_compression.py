@@ -1,4 +1,4 @@
-"""How rows are written where a cache keeps them; chosen with the tier. Off: as they are."""
+"""Compression of rows in the cache; chosen with the tier. Off: not compressed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory format of images: channels last is what the kernels of convolutions want."""
+"""The memory format of images: convolution kernels prefer channels last."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ meets: tuple[str, ...] = ("precision", "compile")
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
     if _applies(s):
-        yield Choice(name, True, "convolutions: the layout their kernels want")
+        yield Choice(name, True, "convolutions: the layout that their kernels prefer")
     else:
-        yield Choice(name, False, "no convolutions over images")
+        yield Choice(name, False, "no image convolutions")
 
 
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     if not now.channels_last and _applies(s):
-        yield Candidate(True, "the layout that kernels of convolutions want", channels_last_gain(s, now))
+        yield Candidate(True, "the layout that convolution kernels prefer", channels_last_gain(s, now))
 
 
 def _applies(s: Situation) -> bool:

@@ -1,4 +1,4 @@
-"""How often the state is saved beside the loop: Young's interval, from what a save takes. Off: not on the way."""
+"""How often checkpoints are saved in the background: Young's interval from the measured save time. Off: only at the end."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ off = "end"
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
-    often = f"as often as pays with a failure in {s.pins.get('failure_every', Settings.failure_every)}, by what a save takes"
-    yield Choice(name, "auto", f"{often}; written beside the loop; also at the end, at the best and on SIGTERM")
+    often = (
+        f"from the time of a save and one failure per {s.pins.get('failure_every', Settings.failure_every)} (Young's interval)"
+    )
+    yield Choice(name, "auto", f"{often}; in the background; also at the end, at the best metric and on SIGTERM")
 
 
 rules = SettingRules()

@@ -1,4 +1,4 @@
-"""torch.compile of the loss, forward and backward: pays back over the steps that are left, or does not."""
+"""torch.compile of the forward, loss and backward. It must repay its start-up time over the remaining steps."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ lossy = True
 risky = True
 meets: tuple[str, ...] = ("precision", "channels_last", "graph")
 
-COST_S = {"cpu": 30.0, "cuda": 40.0}  # cold, of a mid-sized model; a trial says what it is here
+COST_S = {"cpu": 30.0, "cuda": 40.0}  # cold start of a mid-sized model; a trial measures it
 _AUTOTUNE_COST_S = 240.0
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
     cost_s = COST_S.get(s.device.type, COST_S["cuda"])
     if s.device.type == "cpu":
-        yield Choice(name, "off", "on a CPU it gains or loses a fifth and costs 10 to 30 s: not without measuring")
+        yield Choice(name, "off", "on a CPU 20% faster or slower, and adds 10 to 30 s at start: off unless measured")
     elif s.expected_s is None or s.expected_s < 3 * cost_s:
         took = "unknown" if s.expected_s is None else show_seconds(s.expected_s)
-        yield Choice(name, "off", f"costs about {cost_s:.0f} s once; the run is {took}")
+        yield Choice(name, "off", f"adds about {cost_s:.0f} s at start; the run takes {took}")
     else:
-        yield Choice(name, "on", f"costs about {cost_s:.0f} s once; the run is {show_seconds(s.expected_s)} without it")
+        yield Choice(name, "on", f"adds about {cost_s:.0f} s at start; the run takes {show_seconds(s.expected_s)} without it")
 
 
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     cost_s = COST_S.get(s.device.type, COST_S["cuda"])
     if now.compile == "off":
-        yield Candidate("on", f"costs about {cost_s:.0f} s once", COMPILE.usual_of_step.get(s.device.type), cost_s)
+        yield Candidate("on", f"adds about {cost_s:.0f} s at start", COMPILE.usual_of_step.get(s.device.type), cost_s)
     elif now.compile == "on" and s.device.type == "cuda":
         factor = MAX_AUTOTUNE.usual_of_step.get(s.device.type)
-        yield Candidate("max-autotune", "tries more kernels for each product", factor, _AUTOTUNE_COST_S)
+        yield Candidate("max-autotune", "tries more kernels for each matrix product", factor, _AUTOTUNE_COST_S)
 
 
 def _conflicts(now: Settings) -> Iterator[str]:
     if now.compile == "reduce-overhead" and now.graph:
-        yield "compile=reduce-overhead makes CUDA graphs of its own, which can't be inside of graph=on: --set compile=on"
+        yield "compile=reduce-overhead makes its own CUDA graphs and does not work with graph=on: --set compile=on"
 
 
 rules = SettingRules(_conflicts, not_split_by=("pipeline",), shown=always)

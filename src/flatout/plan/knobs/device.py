@@ -1,4 +1,4 @@
-"""Which device computes. Off: the CPU."""
+"""The device that trains. Off: the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ off = "cpu"
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
     pinned = s.pins.get(name, "auto") != "auto"
-    why = "pinned by you" if pinned else "no accelerator here" if s.device.type == "cpu" else f"found {device_name(s.device)}"
+    why = "pinned by you" if pinned else "no accelerator found" if s.device.type == "cpu" else f"found {device_name(s.device)}"
     yield Choice(name, str(s.device), why, "pinned" if pinned else "default")
 
 

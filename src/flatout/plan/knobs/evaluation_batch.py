@@ -1,6 +1,6 @@
-"""How many samples are evaluated at once. Nothing is kept for a backward, so more fit than in training.
+"""How many samples are evaluated at once. No activations are kept for a backward pass, so more fit than in training.
 
-The metrics are sums over all rows, and batch norm goes by its running statistics: neither depends on the batch.
+Metrics are sums over all rows, and batch norm uses its running statistics: neither depends on the batch size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flatout.plan.work import work_of
 name = "evaluation_batch"
 off = 0
 
-_GAIN, _GAIN_ON_HOST = 1.1, 1.4  # of twice as many; the caches of a CPU hold small batches, which nobody counted
+_GAIN, _GAIN_ON_HOST = 1.1, 1.4  # required gain of a doubling; more on a CPU, where small batches may fit a cache
 _SHARE = 0.03  # of the free memory
 
 
@@ -31,7 +31,7 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
     if s.job.data.validation is None:
         yield Choice(name, 0, "nothing is evaluated")
     elif (why := _left_alone(s, str(values["tier"]))) is not None:
-        yield Choice(name, 0, f"as in training: {why}")
+        yield Choice(name, 0, f"same as training: {why}")
     else:
         yield _chosen(s, values)
 
@@ -40,9 +40,9 @@ def _left_alone(s: Situation, tier: str) -> str | None:
     train, validation = s.job.data.train, s.job.data.validation
     assert validation is not None
     if train.shapes_vary or validation.shapes_vary:
-        return "batches are made by their tokens"
+        return "batch sizes depend on their tokens"
     if tier != "resident" or not validation.in_memory:
-        return "rows are read as they are needed, which sets the pace"
+        return "rows are read from the source, which limits the speed"
     return s.plain.reason or None
 
 
@@ -52,37 +52,37 @@ def _chosen(s: Situation, values: Mapping[str, Any]) -> Choice:
     settings = replace(with_values(Settings(device=str(s.device)), values), compile="off", graph=False)
     try:
         forward = Forward.of(s, settings, s.ceilings)
-    except Exception as error:  # as for any prediction: a forward that looks at its data can't be traced without any
-        return Choice(name, 0, f"as in training: the model can't be traced without data ({type(error).__name__})")
+    except Exception as error:  # a forward that depends on values can't be traced
+        return Choice(name, 0, f"same as training: the model can't be traced without data ({type(error).__name__})")
     least = _GAIN_ON_HOST if forward.by_turns else _GAIN
     why_not = ""
     while not why_not:
         gain, held = forward.a_row_s(batch) / forward.a_row_s(2 * batch), forward.held_bytes(2 * batch)
         if 2 * batch > rows:
-            why_not = f"there are {rows} rows to evaluate"
+            why_not = f"only {rows} rows to evaluate"
         elif gain < least:
-            why_not = f"twice as many at once should be {gain:.2f}x as fast, too little to count on"
+            why_not = f"twice as many would be about {gain:.2f}x as fast, too little to be sure"
         elif held > _SHARE * free:
-            why_not = f"twice as many would hold {show_bytes(held)} of {show_bytes(free)} free"
+            why_not = f"twice as many would use {show_bytes(held)} of {show_bytes(free)} free"
         else:
             batch *= 2
     if batch == s.job.batch:
-        return Choice(name, 0, f"as in training: {why_not}")
+        return Choice(name, 0, f"same as training: {why_not}")
     gain = forward.a_row_s(s.job.batch) / forward.a_row_s(batch)
     held_of = f"{show_bytes(forward.held_bytes(batch))} of {show_bytes(free)} free"
-    return Choice(name, batch, f"should be {gain:.1f}x as fast as {s.job.batch}, which launching bounds; holds {held_of}")
+    return Choice(name, batch, f"about {gain:.1f}x as fast as {s.job.batch}, which is launch-bound; uses {held_of}")
 
 
 @dataclass(frozen=True)
 class Forward:
-    """What the forward of so many rows should take and hold, without what a backward would need."""
+    """Predicted time and memory of a forward pass without a backward."""
 
     rows: int
-    work_s: float  # computing and moving bytes: grows with the rows
-    starts_s: float  # on the device, for any number of rows
-    calls_s: float  # on the host, for any number of rows
+    work_s: float  # computing and moving bytes: proportional to rows
+    starts_s: float  # on the device, independent of rows
+    calls_s: float  # on the host, independent of rows
     bytes: int
-    by_turns: bool  # the host calls and computes by turns; else it calls ahead
+    by_turns: bool  # the host calls and computes in turns; else it calls ahead
 
     @classmethod
     def of(cls, s: Situation, settings: Settings, ceilings: Ceilings) -> Forward:
@@ -108,7 +108,7 @@ class Forward:
 
 
 def most_held(operations: Iterable[Operation]) -> int:
-    """Bytes that were written and are still to be read, where that is most: without a backward nothing else is kept."""
+    """The peak of bytes that were written and are still needed: without a backward nothing else is kept."""
     steps = list(operations)
     last = {number: place for place, one in enumerate(steps) for number, _ in (*one.reads, *one.writes)}
     held: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""One kernel for the whole update, in place of one for each operation."""
+"""One fused kernel for the whole optimizer update, instead of one per operation."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ meets: tuple[str, ...] = ()
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
     if callable(s.job.optimizer):
-        yield Choice(name, False, "the optimizer is your own")
+        yield Choice(name, False, "custom optimizer")
     else:
         weights = show_count(parameter_count(s.job.model))
-        yield Choice(name, True, f"one kernel for {weights} weights; can skip a bad step unasked")
+        yield Choice(name, True, f"one kernel for {weights} weights; skips steps whose loss is not finite")
 
 
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     if not now.fused_optimizer and not callable(s.job.optimizer):
         yield Candidate(
             True,
-            f"one kernel for {show_count(parameter_count(s.job.model))} weights; can skip a bad step unasked",
+            f"one kernel for {show_count(parameter_count(s.job.model))} weights; skips steps whose loss is not finite",
             fused_gain(s),
             unless_slower=True,
         )

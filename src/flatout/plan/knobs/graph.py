@@ -1,7 +1,7 @@
-"""The whole step as one CUDA graph: pays where launching kernels takes longer than running them.
+"""The whole step as one CUDA graph: useful if launching kernels takes longer than running them.
 
-Elsewhere it closes the gaps between kernels. That is about 1% of a step of a hundred milliseconds: less than a short trial can
-tell, so that it is kept unless it is slower.
+Otherwise it only closes the gaps between kernels: about 1% of a step of a hundred milliseconds, less than a short trial can
+show. So it is kept unless it is slower.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ meets: tuple[str, ...] = ("precision", "compile", "fused_optimizer")
 
 _PAYS_STEPS = 200
 _COST_S = 3.0
-_NEARLY = 0.5  # the host may be slower than it was when it was probed, and a graph costs little
-_AT_ONCE = "the whole step becomes one launch, without gaps between its kernels"
-_BESIDE = "one launch a step: threads that decode hold up a loop that launches kernel by kernel"
+_NEARLY = 0.5  # the host may be slower than when it was measured, and a graph costs little
+_AT_ONCE = "one launch per step, without gaps between kernels"
+_BESIDE = "one launch per step: decoding threads would delay a loop that launches each kernel"
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
     if (refused := _refused(s)) is not None:
         yield Choice(name, False, refused)
     elif s.total_steps is not None and s.total_steps < _PAYS_STEPS:
-        yield Choice(name, False, f"{s.total_steps} steps are too few to pay for the capture")
+        yield Choice(name, False, f"{s.total_steps} steps are too few to repay the capture")
     elif _is_decoded_beside(s, str(values["tier"])):
         yield Choice(name, True, _BESIDE)
     else:
@@ -44,18 +44,16 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
 def _by_launches(step: Prediction) -> Choice:
     share = step.calls_s / step.step_s if step.step_s else 0.0
     if step.bound == LAUNCH:
-        return Choice(name, True, "launch-bound: the whole step becomes one launch")
+        return Choice(name, True, "launch-bound: one launch per step")
     if share > _NEARLY:
-        return Choice(
-            name, True, f"launching takes {share:.0%} of the step's time beside it: the whole step becomes one launch"
-        )
+        return Choice(name, True, f"launching kernels takes {share:.0%} as long as the step: one launch per step")
     return Choice(name, False, f"not launch-bound: bound by {step.bound}")
 
 
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     if not now.graph and _refused(s) is None:
         beside = _is_decoded_beside(s, now.tier)
-        has_room = not now.micro_batch  # else memory is short: a graph has some of its own, and keeps offloading out
+        has_room = not now.micro_batch  # else memory is short: a graph needs extra memory and excludes offloading
         why = _BESIDE if beside else _AT_ONCE
         yield Candidate(True, why, None, _COST_S, unless_slower=beside or has_room, compiles_anew=False)
 
@@ -64,16 +62,16 @@ def _refused(s: Situation) -> str | None:
     if s.device.type != "cuda":
         return "CUDA only"
     if s.job.data.train.stream is not None:
-        return "needs batches of one shape, and a stream's are not known ahead"
+        return "needs batches of one shape; those of a stream are not known in advance"
     if callable(s.job.optimizer):
-        return "the optimizer is your own: not known to be capturable"
+        return "custom optimizer: may not be capturable"
     if s.job.data.train.shapes_vary:
-        return "needs batches of one shape, and a budget of tokens makes many"
+        return "needs batches of one shape; a token budget makes many"
     return None
 
 
 def _is_decoded_beside(s: Situation, tier: str) -> bool:
-    """Whether threads decode rows while training goes on."""
+    """Whether threads decode rows during training."""
     train = s.job.data.train
     if train.piece_rows is None:
         return False
@@ -82,7 +80,7 @@ def _is_decoded_beside(s: Situation, tier: str) -> bool:
 
 def _conflicts(now: Settings) -> Iterator[str]:
     if now.graph and now.device_kind != "cuda":
-        yield f"graph=on needs a CUDA device and the run is on {now.device_kind}: --off graph"
+        yield f"graph=on needs a CUDA device; the run is on {now.device_kind}: --off graph"
     if now.graph:
         yield from split_conflict(now, name, SPLITS, "off")
 

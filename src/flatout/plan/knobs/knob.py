@@ -1,4 +1,4 @@
-"""What a knob is: it owns a setting. Whoever writes one more inherits the conformance test in flatout.testing."""
+"""What a knob is: the owner of one setting. New knobs inherit the conformance test in flatout.testing."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ Decisions = Iterator[Choice | RejectedSetting]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A value worth a trial. `factor`: on the rate, where the knob knows better than the cost model."""
+    """A value worth a trial. `factor`: expected speed-up, if the knob knows better than the cost model."""
 
     value: Any
     why: str
     factor: float | None = None
-    cost_s: float = 0.0  # once, beside the steps that are timed: compiling, capturing
-    unless_slower: bool = False  # kept without a gain too: it is good for something that a trial can't see
-    compiles_anew: bool = True  # where a step is compiled: what the compiler makes of it is another thing with this value
+    cost_s: float = 0.0  # one-off cost outside the timed steps: compiling, capturing
+    unless_slower: bool = False  # kept even without a gain: it has a benefit that a trial can't show
+    compiles_anew: bool = True  # a compiled step must be compiled again for this value
 
 
 @dataclass(frozen=True)
 class SettingRules:
-    """What a setting can't go with, and its words in `explain`."""
+    """Conflicts of a setting, and how `explain` shows it."""
 
-    conflicts: Callable[[Settings], Iterable[str]] = lambda settings: ()  # with others, each with the way out
-    one_process: bool = False  # off where there are several
-    not_split_by: tuple[str, ...] = ()  # axes of a mesh: off where one of them splits the weights
-    shown: Callable[[Settings], bool] | None = None  # whether it has a row; None: where it is not the default
-    zero: str = ""  # what 0 means, in a word
+    conflicts: Callable[[Settings], Iterable[str]] = lambda settings: ()  # with other settings, each with a fix
+    one_process: bool = False  # off with several processes
+    not_split_by: tuple[str, ...] = ()  # mesh axes: off if one of them splits the weights
+    shown: Callable[[Settings], bool] | None = None  # whether it has its own row; None: if not the default
+    zero: str = ""  # word shown for 0
 
 
 def always(settings: Settings) -> bool:
@@ -44,18 +44,18 @@ def always(settings: Settings) -> bool:
 class OfSetting(Protocol):
     @property
     def name(self) -> str:
-        """Of the setting."""
+        """Name of the setting."""
         ...
 
     @property
     def off(self) -> Any:
-        """The plain value: what the reference has, and what --off pins."""
+        """The baseline's value, which --off pins."""
         ...
 
 
 @runtime_checkable
 class SettingOwner(OfSetting, Protocol):
-    """A file of plan/knobs that is called like a field of Settings. Mostly it is Decided too; a Knob, where it is tried out."""
+    """A module of plan/knobs named like a field of Settings. Most are also Decided; those that are tried are Knobs."""
 
     @property
     def rules(self) -> SettingRules: ...
@@ -64,7 +64,7 @@ class SettingOwner(OfSetting, Protocol):
 @runtime_checkable
 class Decided(OfSetting, Protocol):
     def default(self, s: Situation, values: Mapping[str, Any]) -> Decisions:
-        """What to take without a trial, given what was decided before it."""
+        """The value without a trial, given the values decided before."""
         ...
 
 
@@ -72,27 +72,27 @@ class Decided(OfSetting, Protocol):
 class Knob(Decided, Protocol):
     @property
     def lossy(self) -> bool:
-        """Whether it changes the arithmetic: then steps on the same data must agree too, not one step alone."""
+        """Whether it changes the arithmetic. If so, a training run must prove it, not just one step."""
         ...
 
     @property
     def risky(self) -> bool:
-        """Whether a trial may take its process with it: such a one is never tried in the process of the user."""
+        """Whether a trial may crash its process. If so, it never runs in the user's process."""
         ...
 
     @property
     def meets(self) -> tuple[str, ...]:
-        """Knobs that change what this one gains: rejected for lack of gain, it is tried again after one of them was kept."""
+        """Knobs that change this one's gain: if rejected for no gain, it is tried again after one of them is kept."""
         ...
 
     def candidates(self, s: Situation, now: Settings) -> Iterator[Candidate]:
-        """What to try from where the search stands."""
+        """Values to try from the current settings."""
         ...
 
 
 @runtime_checkable
 class Priced(Protocol):
-    """A promise: no trial may break it, but what it costs is measured and said."""
+    """A guarantee: trials never change it, but its cost is measured and shown."""
 
     @property
     def name(self) -> str: ...
@@ -103,9 +103,9 @@ class Priced(Protocol):
     def candidates(self, s: Situation, now: Settings) -> Iterator[Candidate]: ...
 
     def price(self, value: Any, found: Comparison) -> str:
-        """In words. `found`: seconds with `value` over seconds as it stands."""
+        """The price as text. `found`: seconds with `value` divided by seconds with the present setting."""
         ...
 
     def unpriced(self, why: str) -> str:
-        """Why there is no price, from what the trial failed with."""
+        """Why there is no price, given the trial's failure."""
         ...

@@ -1,4 +1,4 @@
-"""How many steps there are from one log point to the next. Each waits for the device. Off: as few as there can be."""
+"""Steps between log points. Each log point waits for the device. Off: as few as possible."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ off = LOG_SLOTS
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
-    yield Choice(name, 0, f"about twice a second{_in_steps(s, values)}; nothing waits for the device in between")
+    yield Choice(name, 0, f"about twice a second{_in_steps(s, values)}; no waiting for the device in between")
 
 
 def _in_steps(s: Situation, values: Mapping[str, Any]) -> str:
@@ -26,9 +26,9 @@ def _in_steps(s: Situation, values: Mapping[str, Any]) -> str:
     step_s = s.predicted(with_values(Settings(device=str(s.device)), values)).step_s or s.plain.step_s
     steps = max(1, min(LOG_SLOTS, round(INTERVAL_S / step_s)))
     if steps > 1 and s.total_steps is not None and s.total_steps <= steps:
-        return f", and at the end: the run should be over by then, by the {show_seconds(step_s)} that a step should take"
-    often = "every step" if steps == 1 else f"every {steps} steps or so"
-    return f": {often}, by the {show_seconds(step_s)} that one should take"
+        return f", and at the end; this run should end before that, at about {show_seconds(step_s)} per step"
+    often = "every step" if steps == 1 else f"about every {steps} steps"
+    return f": {often}, at about {show_seconds(step_s)} per step"
 
 
 rules = SettingRules(zero="auto")

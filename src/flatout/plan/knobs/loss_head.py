@@ -1,4 +1,4 @@
-"""How the loss of tokens is computed: torch's formula, a pass over all logits each way, one in all, or in parts."""
+"""How the token loss is computed: torch's formula, one pass over all logits per direction, one in total, or in chunks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from flatout.plan.situation import Situation
 
 name = "loss_head"
 off = "plain"
-lossy = False  # the same sums in another order: one step proves it
+lossy = False  # the same sums in another order, so one step proves it
 risky = False
 meets: tuple[str, ...] = ("precision", "compile", "micro_batch")
 
-# GPT-2's logits are 6.6 GB in bf16: torch's formula moves about 100 GB around them where it runs eagerly, the kernels 20 GB
+# GPT-2's logits are 6.6 GB in bf16: torch's formula moves about 100 GB for them in eager mode, these kernels 20 GB
 _FUSED_FACTOR = 1.1
-_JOINED_FACTOR = 1.12  # and this one 13 GB
-_CHUNKED_FACTOR = 1.05  # by the larger micro-batch that it may buy; by itself it launches more and gains nothing
+_JOINED_FACTOR = 1.12  # this one 13 GB
+_CHUNKED_FACTOR = 1.05  # from the larger micro-batch that it may allow; alone it launches more kernels and gains nothing
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
@@ -32,18 +32,18 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
     if _why_not(s, "fused") is None and _vocabulary(s) >= LARGE:
         tokens = f"{_vocabulary(s):,} tokens"
         if _is_offered(s):
-            yield Choice(name, "joined", f"{tokens}: their logits are read once, and their gradients take the same place")
+            yield Choice(name, "joined", f"{tokens}: reads the logits once and stores the gradients in their place")
         else:
-            yield Choice(name, "fused", f"{tokens}: one pass over their logits each way, and no float32 copy of them")
+            yield Choice(name, "fused", f"{tokens}: one pass over the logits per direction, without a float32 copy")
         if _why_not(s, "chunked") is None:
-            yield RejectedSetting(name, "chunked", "for memory alone: in parts it launches more and gains nothing")
+            yield RejectedSetting(name, "chunked", "only saves memory: in chunks it launches more kernels and gains nothing")
     elif not isinstance(s.job.objective, NextToken):
-        yield Choice(name, off, f"the others are for next_token, and the objective is {s.job.objective.name}")
+        yield Choice(name, off, f"other values need the objective next_token; it is {s.job.objective.name}")
     elif _vocabulary(s) >= LARGE:
-        needed = "a CUDA device, Triton and the loss of next_token as it is"
-        yield Choice(name, off, f"torch's own formula: the kernels in its place need {needed}")
+        needed = "a CUDA device, Triton and the unmodified next_token loss"
+        yield Choice(name, off, f"torch's formula: the faster kernels need {needed}")
     else:
-        yield Choice(name, off, "torch's own formula: no large vocabulary")
+        yield Choice(name, off, "torch's formula: the vocabulary is not large")
 
 
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
@@ -51,13 +51,13 @@ def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
         return
     kernels = _why_not(s, "fused") is None
     if now.loss_head == "plain" and kernels:
-        yield Candidate("fused", "one pass over the logits each way, and no float32 copy of them", _FUSED_FACTOR)
+        yield Candidate("fused", "one pass over the logits per direction, without a float32 copy", _FUSED_FACTOR)
     if now.loss_head in ("plain", "fused") and kernels and _why_not(s, "joined") is None:
         better = _JOINED_FACTOR / (_FUSED_FACTOR if now.loss_head == "fused" else 1.0)
-        yield Candidate("joined", "one pass over the logits in all, and their gradients take the same place", better)
+        yield Candidate("joined", "one pass over the logits in total, gradients stored in their place", better)
     if now.loss_head != "chunked" and now.micro_batch and _why_not(s, "chunked") is None:
         held = show_bytes(_logits_bytes(s, now))
-        why = f"memory is short: {held} of logits never exist at once, which may buy a larger micro-batch"
+        why = f"memory is short: {held} of logits are never stored at once, which may allow a larger micro-batch"
         yield Candidate("chunked", why, _CHUNKED_FACTOR, unless_slower=True)
 
 
@@ -66,7 +66,7 @@ def _why_not(s: Situation, value: str) -> str | None:
 
 
 def _is_offered(s: Situation) -> bool:
-    """A head that says what its logits are made of: any other model might do more in its forward, and a trial finds out."""
+    """The head declares how its logits are computed. Other models might do more in their forward; a trial shows it."""
     return _why_not(s, "joined") is None and hasattr(s.job.model.head, "projection")
 
 

@@ -1,4 +1,4 @@
-"""How processes share a run; chosen once they have met, which no plan sees. Off: each has all weights."""
+"""How processes share a run; chosen when the processes are connected, after the plan. Off: each has all weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many samples are computed at once. The batch stays the user's: a split gives the same loss for less memory."""
+"""How many samples are computed at once. The batch stays as requested: a split gives the same loss with less memory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ risky = False
 meets: tuple[str, ...] = ("precision", "activation_checkpointing")
 
 _LARGER = 1.1
-_FACTOR = 1.03  # where a part of the batch fits a cache that the whole does not
+_FACTOR = 1.03  # if a part of the batch fits a cache that the whole does not
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
     if has_batch_norm(s.job.model):
         why = f"all {s.job.batch} at once: batch norm makes the samples of a batch depend on each other"
     elif has_dropout(s.job.model):
-        why = f"all {s.job.batch} at once; a split would draw other dropout masks"
+        why = f"all {s.job.batch} at once; a split would change the dropout masks"
     else:
         why = f"all {s.job.batch} at once; split only if memory runs out, with the same loss"
     yield Choice(name, 0, why)
@@ -36,7 +36,7 @@ def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
         return
     if now.micro_batch and 2 * now.micro_batch <= s.job.batch:
         larger = 2 * now.micro_batch
-        yield Candidate(larger if larger < s.job.batch else 0, "more at once may fit by now", _LARGER)
+        yield Candidate(larger if larger < s.job.batch else 0, "a larger micro-batch may fit now", _LARGER)
     whole = now.micro_batch or s.job.batch
     if whole % 2 == 0 and whole >= 32:
         yield Candidate(whole // 2, "half as many at once", _FACTOR)

@@ -1,4 +1,4 @@
-"""The optimizer and its state live in host memory, which updates the weights: memory for time."""
+"""Keep the optimizer and its state in host memory and update the weights there: less device memory, more time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ lossy = False
 risky = True
 meets: tuple[str, ...] = ("micro_batch", "activation_checkpointing")
 
-_FACTOR = 0.9  # the device waits for the bus twice, and for the host: as a rule it loses
+_FACTOR = 0.9  # usually slower: the device waits for the bus twice, and for the host
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
@@ -27,11 +27,11 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
 
 
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
-    """Only where memory is short."""
+    """Only if memory is short."""
     possible = s.device.type == "cuda" and not now.graph and now.precision != "fp16"
     if is_short(now) and possible and not now.optimizer_offload:
-        held = show_bytes(8 * parameter_count(s.job.model))  # two float32 for each weight, as Adam keeps them
-        yield Candidate(True, f"memory is short: frees up to {held} of the device, and the host does the update", _FACTOR)
+        held = show_bytes(8 * parameter_count(s.job.model))  # Adam keeps two float32 per weight
+        yield Candidate(True, f"memory is short: frees up to {held} on the device; the host does the update", _FACTOR)
 
 
 def _conflicts(now: Settings) -> Iterator[str]:

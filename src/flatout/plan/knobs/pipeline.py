@@ -1,4 +1,4 @@
-"""The order in which stages of a mesh take parts of a batch forward and back: never chosen, only pinned."""
+"""The schedule of pipeline stages. Never chosen automatically, only pinned."""
 
 from __future__ import annotations
 

@@ -23,14 +23,14 @@ meets: tuple[str, ...] = ("channels_last", "compile")
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
     measured = _measured(s, "bf16")
     if s.device.type == "cpu":
-        yield Choice(name, "fp32", "the safe one on a CPU")
-        why = f"{measured}, but unproven for a whole step on a CPU: try --set precision=bf16"
+        yield Choice(name, "fp32", "safe choice on a CPU")
+        why = f"{measured}; not proven for a whole step on a CPU; to try it: --set precision=bf16"
         yield RejectedSetting(name, "bf16", measured if _is_slower(s, "bf16") else why)
     elif _has_bf16(s.device):
         yield Choice(name, "bf16", f"{measured}; weights, optimizer and loss stay fp32")
-        yield RejectedSetting(name, "fp16", "needs loss scaling where bf16 needs none")
+        yield RejectedSetting(name, "fp16", "needs loss scaling, bf16 does not")
     else:
-        yield Choice(name, "fp32", "no bf16 units on this device")
+        yield Choice(name, "fp32", "this device has no bf16 units")
 
 
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
@@ -59,22 +59,22 @@ def _is_slower(s: Situation, value: str) -> bool:
 def _measured(s: Situation, value: str) -> str:
     gain = _gain(s, value)
     if not gain:
-        return "not measured: flatout probe"
+        return "not measured: run flatout probe"
     if gain < 1:
-        return f"{1 / gain:,.3g} times slower than fp32 in matrix products, as measured here"
-    return f"measured {gain:.3g}x fp32 in matrix products here"
+        return f"measured: matrix products {1 / gain:,.3g} times slower than in fp32"
+    return f"measured: matrix products {gain:.3g}x as fast as in fp32"
 
 
 def _conflicts(now: Settings) -> Iterator[str]:
     on = now.device_kind
     if now.precision == "fp16" and not now.fused_optimizer:
-        yield "fp16 needs a fused optimizer, which can skip a step that overflowed: --set precision=bf16"
+        yield "fp16 needs a fused optimizer, which can skip steps that overflow: --set precision=bf16"
     if now.precision == "tf32" and on == "cpu":
-        yield "tf32 is a format of GPUs, and on a CPU it would be fp32: --off precision"
+        yield "tf32 needs a GPU; on a CPU it would be fp32: --off precision"
     if now.precision == "fp8" and on != "cuda":
-        yield f"fp8 needs a CUDA device and the run is on {on}: --off precision"
+        yield f"fp8 needs a CUDA device; the run is on {on}: --off precision"
     if now.precision == "fp16" and now.optimizer_offload:
-        yield "fp16 scales the loss on the device, where optimizer_offload=on has no optimizer: --set precision=bf16"
+        yield "fp16 needs the optimizer on the device for loss scaling, not optimizer_offload=on: --set precision=bf16"
     if now.precision in ("fp8", "fp16"):
         yield from split_conflict(now, name, SPLITS, "bf16")
 

@@ -1,4 +1,4 @@
-"""How many batches are read ahead of the loop. What it takes shows while it runs. Off: one, while the one before is used."""
+"""How many batches are read ahead of the loop; adjusted during the run. Off: one, while the previous one is used."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
 
 def _ahead(s: Situation) -> str:
     if s.job.data.train.stream is not None:
-        return "a few batches of an iterable, by its one worker"
+        return "a few batches, read by the iterable's one worker"
     threads = threads_to_begin_with(s)
     many = f"{threads} threads" if threads > 1 else "1 thread"
     if s.pins.get("reader_threads"):
-        return f"{depth_for(threads)}: one for each of {many} and {SPARE} that are ready"
-    return f"starts with {depth_for(threads)} for {many}, more where batches come in bursts, as far as memory is free"
+        return f"{depth_for(threads)}: one for each of {many}, plus {SPARE} ready"
+    return f"starts with {depth_for(threads)} for {many}; more if batches come in bursts and memory is free"
 
 
 rules = SettingRules(shown=lambda settings: settings.tier != "resident", zero="auto")

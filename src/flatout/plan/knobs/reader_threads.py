@@ -1,4 +1,4 @@
-"""How many threads read and decode ahead of the loop. What it takes shows while it runs. Off: one."""
+"""How many threads read and decode ahead of the loop; adjusted during the run. Off: one."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
 
 
 def nothing_to_read(s: Situation, tier: str) -> str | None:
-    """Why no thread reads ahead, if none does."""
+    """Why no thread reads ahead; None if threads do."""
     train = s.job.data.train
     if train.stream is not None:
         return None
     if train.shapes_vary:
-        return "nothing to read ahead: batches are picked from rows in memory"
+        return "nothing to read ahead: batches are taken from rows in memory"
     if tier == "resident" and filled_by(train, s.device) is None:
-        before = "" if train.in_memory else ", once they were all read before the first step"
-        return f"nothing to read ahead: rows are picked out where they are used{before}"
+        before = "" if train.in_memory else ", after all are read before the first step"
+        return f"nothing to read ahead: rows are in the device's memory{before}"
     if train.alone:
-        return "nothing is read ahead: samples draw from the random numbers of this process"
+        return "no reading ahead: samples use the random generators of this process"
     return "nothing to read ahead: rows are in memory" if fixed_threads(train, s.device) == 0 else None
 
 
 def threads_to_begin_with(s: Situation) -> int:
-    """Of what is read ahead: as the feed will have it, unless memory is short."""
+    """Threads that read ahead, as the feed will start them, unless memory is short."""
     if s.job.data.train.stream is not None:
         return 1
     budget = ReadingBudget.here()
@@ -49,10 +49,10 @@ def _starts_with(s: Situation) -> str:
     if train.stream is not None:
         return "an iterable is read by one worker"
     if fixed_threads(train, s.device) is not None:
-        return f"{threads}, which hand over what the {train.workers} workers of the dataset read"
+        return f"{threads}, which pass on batches from the {train.workers} workers of the dataset"
     if threads == cores:
-        return f"starts with {threads}, one a core; fewer once they are idle"
-    return f"starts with {threads} beside {cores} cores, more while the loop waits for data"
+        return f"starts with {threads}, one per core; fewer if they are idle"
+    return f"starts with {threads} on {cores} cores; more if the loop waits for data"
 
 
 rules = SettingRules(shown=lambda settings: settings.tier != "resident", zero="auto")

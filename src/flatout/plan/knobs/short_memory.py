@@ -1,4 +1,4 @@
-"""What the knobs have in common that buy memory for time: they wait until memory turns out to be short."""
+"""Shared by knobs that trade time for memory: they are tried only if memory is short."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from flatout.plan.situation import Situation
 
 def left_off(name: str, s: Situation) -> Choice:
     if s.device.type == "cpu":
-        return Choice(name, False, "for accelerators: a run on a CPU has it in host memory already")
-    return Choice(name, False, "not before memory turns out to be short")
+        return Choice(name, False, "for accelerators only: on a CPU everything is in host memory")
+    return Choice(name, False, "not needed unless memory runs short")
 
 
 def is_short(now: Settings) -> bool:
-    """The batch had to be split, or its activations are computed again."""
+    """The batch was split, or activation checkpointing is on."""
     return now.micro_batch > 0 or now.activation_checkpointing
 
 
 def offload_conflicts(name: str, now: Settings) -> Iterator[str]:
-    """Of a setting that is on and keeps in host memory what a device would have."""
+    """Conflicts of a setting that moves data from the device to host memory."""
     if now.device_kind == "cpu":
-        yield f"{name}=on moves memory to the host, where a run on cpu has it already: --off {name}"
+        yield f"{name}=on is for accelerators; on cpu everything is in host memory: --off {name}"
     if now.graph:
-        yield f"{name}=on waits for the host within a step, which a graph can't: --off graph"
+        yield f"{name}=on waits for the host during a step and does not work with graph=on: --off graph"

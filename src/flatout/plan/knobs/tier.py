@@ -1,4 +1,4 @@
-"""Where rows live, and how they are written where a cache keeps them. Off: at their source, nothing is kept."""
+"""Where rows are stored (resident, mapped or streamed), and their compression in the cache. Off: streamed from the source."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ off = "streamed"
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
     train = s.job.data.train
     if train.stream is not None:
-        yield Choice(name, "streamed", "an iterable: its samples come in its own order")
+        yield Choice(name, "streamed", "the data is an iterable, which sets its own order")
         return
     if train.varies:
-        yield Choice(name, "streamed", "samples differ from visit to visit: what was read once is not served again")
+        yield Choice(name, "streamed", "samples change on each visit, so they can't be stored")
         return
     around = surroundings(
         s.job,
@@ -37,7 +37,7 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
     if not train.in_memory:
         for other, why in found.rejected:
             yield RejectedSetting(name, other, why)
-    writes = values[name] == "mapped" and not train.in_memory  # the tier as it was pinned, if it was
+    writes = values[name] == "mapped" and not train.in_memory  # the pinned tier, if there is one
     if writes and s.cache is not None and "cache_compression" not in s.pins:
         threads = int(s.pins.get("reader_threads", 0))
         yield Choice("cache_compression", *compression_of(train, around, s.cache, threads))

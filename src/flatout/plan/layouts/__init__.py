@@ -1,1 +1,1 @@
-"""What a model would need and take on many devices, laid out this way or that: calculated, with no device at hand."""
+"""Memory and speed of a model on many devices, for each parallel layout: calculated, without the devices."""

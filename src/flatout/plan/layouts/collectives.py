@@ -1,6 +1,6 @@
-"""What an exchange takes: a latency for each neighbour and bytes over a rate (alpha and beta), on a ring that crosses nodes.
+"""Time of a collective: a latency per neighbour plus bytes over a rate (alpha and beta), on a ring that crosses nodes.
 
-The dimensions of a mesh lie on the machines as torch lays them: tensor within a node first, then shard, data and pipeline.
+Mesh dimensions are placed on machines as torch does: tensor inside a node first, then shard, data and pipeline.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flatout.plan.layouts.layout import ParallelLayout
 
 @dataclass(frozen=True)
 class DeviceGroup:
-    """Devices that exchange with each other: `size` of them, `inside` of which are in one node."""
+    """Devices that communicate with each other: `size` of them, `inside` of which are in one node."""
 
     size: int
     inside: int
@@ -27,7 +27,7 @@ class DeviceGroup:
 
     @property
     def bytes_per_s(self) -> float:
-        """Each way for a device. All devices of a node that are in the group share their ways out of it."""
+        """Per device and direction. All devices of a node in the group share its outgoing links."""
         near, out = self.near.useful_bytes_per_s, self.inside * self.far.useful_bytes_per_s
         if self.nodes == 1:
             return near
@@ -38,7 +38,7 @@ class DeviceGroup:
         return (self.inside - 1) * self.near.latency_s + (self.nodes - 1) * self.far.latency_s
 
     def all_gather_s(self, whole_bytes: float) -> float:
-        """Or to reduce and scatter as many."""
+        """All-gather, or reduce-scatter of as many bytes."""
         if self.size == 1:
             return 0.0
         return self.latency_s + whole_bytes * (self.size - 1) / self.size / self.bytes_per_s
@@ -47,7 +47,7 @@ class DeviceGroup:
         return 2 * self.all_gather_s(whole_bytes)
 
     def send_s(self, sent_bytes: float) -> float:
-        """To the next one, which may be in another node."""
+        """To the next device, which may be in another node."""
         link = self.far if self.nodes > 1 else self.near
         return 0.0 if self.size == 1 else link.latency_s + sent_bytes / link.useful_bytes_per_s
 

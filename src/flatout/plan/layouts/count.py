@@ -1,7 +1,7 @@
-"""A model to its shape: run once forward and backward on tensors without data, counted operator by operator, block by block.
+"""Counts a model's shape: one forward and backward on tensors without data, operator by operator, block by block.
 
-Weights and inputs are of the format that is computed with, as sharding with mixed precision hands them out. The kernels are
-those of a CPU: attention that a CPU has no fast kernel for, such as with dropout, is counted with all its scores.
+Weights and inputs have the compute dtype, as in sharding with mixed precision. The kernels are those of a CPU: attention
+without a fast CPU kernel, such as with dropout, is counted with all its scores.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from flatout.models.dataless import fake_copy
 from flatout.models.repeats import Repeats
 from flatout.plan.layouts.shape import BlockShape, PassWork, SavedActivations, Shape
 
-_ROWS = 2  # counted at once: of one row a batch norm makes nothing
+_ROWS = 2  # counted at once: batch norm needs more than one row
 _HEAVY = (PRODUCTS, CONVOLUTIONS)
 Loss = Callable[[nn.Module, dict[str, Tensor]], tuple[Tensor, Any]]
 
 
 @dataclass
 class _Watch:
-    """Where in the model the counter is: 0 before the blocks, 1 to n in them, n + 1 after."""
+    """The counter's place in the model: 0 before the blocks, 1 to n in them, n + 1 after."""
 
     counter: Counter
     blocks: int
     place: int = 0
     marks: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
     saved: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # storage: place, operators before, bytes
-    storages: list[StorageWeakRef] = field(default_factory=list)  # keep addresses from being given away
+    storages: list[StorageWeakRef] = field(default_factory=list)  # keep addresses from being reused
     weights: set[int] = field(default_factory=set)
     output_bytes: dict[int, int] = field(default_factory=dict)
     users: dict[str, int] = field(default_factory=dict)  # the place where a module was first called
@@ -77,7 +77,7 @@ def count_model(
     per_sample: float = 1.0,
     splits: Mapping[str, int] | None = None,
 ) -> Shape:
-    """`columns`: shape and format of one row of each. Raises what the model raises where it can't run without data."""
+    """`columns`: shape and dtype of one row of each. Raises the model's own error if it can't run without data."""
     copied, fake = fake_copy(model)
     names = {id(module): name for name, module in copied.train().named_modules()}
     repeats = Repeats(copied)
@@ -97,7 +97,7 @@ def count_model(
                 total.backward()
     owners = _owners(copied, blocks, watch, names)
     read = {number for one in counter.counts().operations for number, _ in one.reads} | repeats.read_by_copies
-    known: dict[BlockShape, BlockShape] = {}  # like blocks are one object, so that they are calculated once
+    known: dict[BlockShape, BlockShape] = {}  # equal blocks become one object, so that they are calculated once
     made: list[BlockShape] = []
     for place, stands in enumerate([0, *(place + 1 for place in repeats.stands_for), len(blocks) + 1]):
         block = _block(watch, place, owners, read) if stands == place else made[stands]
@@ -145,7 +145,7 @@ def _enter(watch: _Watch, number: int, given: Any) -> None:
 def _owners(
     model: nn.Module, blocks: list[nn.Module], watch: _Watch, names: Mapping[int, str]
 ) -> dict[int, list[nn.Parameter]]:
-    """Place to its parameters, each once. Those that no call of their module used are taken to come before the blocks."""
+    """Parameters by place, each once. Parameters of modules that were not called count as before the blocks."""
     owned: dict[int, list[nn.Parameter]] = {}
     seen: set[int] = set()
     inside = {id(p): number for number, block in enumerate(blocks, 1) for p in block.parameters()}
@@ -170,7 +170,7 @@ def _second_uses(model: nn.Module, watch: _Watch, names: Mapping[int, str]) -> l
 
 
 def _block(watch: _Watch, place: int, owners: Mapping[int, list[nn.Parameter]], read: set[int]) -> BlockShape:
-    """`read`: memory that anybody reads. What nobody does is a weight's gradient."""
+    """`read`: memory that is read later. Memory that is never read is a weight's gradient."""
     operations = watch.counter.counts().operations
     starts = [start for start, _ in watch.marks]
     here = [(i, one) for i, one in enumerate(operations) if watch.marks[bisect_right(starts, i) - 1][1] == place]
@@ -212,14 +212,14 @@ def _work(operations: list[Operation]) -> PassWork:
 
 
 def _seen(attention: Operation) -> float:
-    """The share of the scores that is computed: half of them where each token only sees those before it."""
+    """The share of attention scores that is computed: half if attention is causal."""
     call = attention.call
     causal = call is not None and any(flag is True for flag in (*call.given, *call.named.values()))
     return 0.5 if causal else 1.0
 
 
 def _selective(forward: list[tuple[int, Operation]], last_saved: int) -> tuple[float, float, float]:
-    """Keep what attention and every other product write: bytes, bytes once compiled, and FLOPs of the products done again."""
+    """Keep the outputs of attention and of every second product: bytes, bytes if compiled, and FLOPs of recomputed products."""
     kept = compiled = again = 0.0
     products = 0
     for index, one in forward:
@@ -232,7 +232,7 @@ def _selective(forward: list[tuple[int, Operation]], last_saved: int) -> tuple[f
         elif one.group != ATTENTION:
             continue
         kept += size
-        compiled += size if index < last_saved - 1 else 0  # nothing is saved after it: its output is only handed on
+        compiled += size if index < last_saved - 1 else 0  # the last one is not saved: its output is only passed on
     return kept / _ROWS, compiled / _ROWS, again / _ROWS
 
 
@@ -241,9 +241,9 @@ def _touched_by_products(operations: list[Operation]) -> set[int]:
 
 
 def _peak(operations: list[Operation], counted: set[int], *, held: bool = False) -> int:
-    """Bytes alive at once, of the memory that these operators make, each from its first write to its last use.
+    """Peak of bytes in use, of the memory that these operators write, each block from its first write to its last use.
 
-    `held`: what products write in the forward stays until the backward begins, which makes the rest anew from it.
+    `held`: outputs of products in the forward stay until the backward starts, which recomputes the rest from them.
     """
     turn = next((index for index, one in enumerate(operations) if one.backward and one.flops), 0)
     spans: dict[int, tuple[int, int, int]] = {}  # first write, last use, bytes

@@ -1,4 +1,4 @@
-"""A layout to what it would need and take."""
+"""Estimates the memory and speed of a layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Cluster:
 
     @classmethod
     def of(cls, kind: str, inside: str | None = None, between: str | None = None, per_node: int | None = None) -> Cluster:
-        """Links by name; those of the kind where none is named."""
+        """Links by name; None: the usual links of the device kind."""
         found = device_kind(kind)
         if per_node is not None and per_node < 1:
             raise UsageError(f"a node has at least 1 device, got {per_node}")
@@ -35,7 +35,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class TrainingLoad:
-    """What is asked, whatever the layout: rows in a step, bytes of optimizer state a weight, bytes of a computed number."""
+    """The same for every layout: rows per step, optimizer state bytes per weight, bytes per computed number."""
 
     batch: int
     optimizer_bytes: int = 8
@@ -47,7 +47,7 @@ class Estimate:
     layout: ParallelLayout
     memory: DeviceMemory
     times: Times
-    rate: float  # units of the model a second, all devices together
+    rate: float  # units per second, all devices together
 
     @property
     def per_device(self) -> float:

@@ -1,4 +1,4 @@
-"""Layouts as one tree: memory, time and communication of each, the fastest first, and why the others can't be."""
+"""Layouts as one tree: memory, time and communication of each, fastest first, and why others are not possible."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _TOO_LARGE = "too large"
 
 _COLUMNS = (
     TableColumn("mesh", "layout"),
-    TableColumn("micro_batch", "rows at a time", right=True),
+    TableColumn("micro_batch", "micro-batch", right=True),
     TableColumn("how", "how"),
-    TableColumn("memory_bytes", "memory a device", right=True),
+    TableColumn("memory_bytes", "memory/device", right=True),
     TableColumn("step_s", "step", right=True),
     TableColumn("communication_share", "communication", right=True),
     TableColumn("bubble_share", "idle", right=True),
     TableColumn("rate", "rate", right=True),
     TableColumn("parts", "parts of memory", shown=False),
-    TableColumn("communication_s", "communication in all", shown=False),
+    TableColumn("communication_s", "total communication", shown=False),
     TableColumn("schedule", "schedule", shown=False),
     TableColumn("recompute", "recompute", shown=False),
 )
@@ -44,7 +44,7 @@ def explain_layouts(
     float8: bool = False,
     optimizer_bytes: int = 8,
 ) -> Doc:
-    """`inside` and `between`: links of devices with each other in a node and with other nodes, by name; else the usual ones."""
+    """`inside` and `between`: links inside a node and between nodes, by name; None: the usual ones."""
     cluster = Cluster.of(device_kind, inside, between, per_node)
     base = ParallelLayout(compiled=compiled, compiled_loss=compiled, float8=float8 and cluster.kind.float8)
     found = find_layouts(shape, TrainingLoad(batch, optimizer_bytes), cluster, devices, base)
@@ -65,12 +65,12 @@ def view(shape: Shape, found: Found, cluster: Cluster, devices: int, batch: int)
             }
         ),
         TextLine(),
-        Table("layouts", _COLUMNS, rows[:_SHOWN], fold=rows[_SHOWN:], fold_note="slower layouts: explain --json has them"),
+        Table("layouts", _COLUMNS, rows[:_SHOWN], fold=rows[_SHOWN:], fold_note="slower layouts; explain --json shows them"),
     ]  # fmt: skip
     return Doc((*nodes, *_rejected(found.rejected), TextLine(), TextLine(_CAUTION)))
 
 
-_CAUTION = "calculated, not measured: docs/layouts.md has what is assumed, and how far off published runs it is"
+_CAUTION = "calculated, not measured: docs/layouts.md has the assumptions and the error on published runs"
 
 
 def _headline(shape: Shape, found: Found, cluster: Cluster, devices: int) -> str:
@@ -78,15 +78,15 @@ def _headline(shape: Shape, found: Found, cluster: Cluster, devices: int) -> str
     if not found.fitting:
         return f"{parts[0]} · none fits"
     best = found.fitting[0]
-    return f"{parts[0]} · {best.layout.mesh}: {show_rate(best.rate, shape.unit)} foretold"
+    return f"{parts[0]} · {best.layout.mesh}: {show_rate(best.rate, shape.unit)} predicted"
 
 
 def _setting(shape: Shape, cluster: Cluster, batch: int) -> str:
     many = f"{len(shape.blocks)} blocks" if len(shape.blocks) > 1 else "1 block"
     return (
-        f"{show_count(shape.parameters)} weights in {many}, {show_count(shape.flops_per_sample / 1e9)} GFLOP a sample, "
+        f"{show_count(shape.parameters)} weights in {many}, {show_count(shape.flops_per_sample / 1e9)} GFLOP per sample, "
         f"batch {batch}; "
-        f"{cluster.kind.words}, {cluster.network.per_node} a node, {cluster.network.near.name} inside, "
+        f"{cluster.kind.words}, {cluster.network.per_node} per node, {cluster.network.near.name} inside, "
         f"{cluster.network.far.name} between"
     )
 
@@ -117,7 +117,7 @@ def _how(layout: ParallelLayout) -> str:
 
 
 def _rejected(rejected: Sequence[RejectedLayout]) -> list[Node]:
-    """In text each reason once, with how many it holds for; all of them in JSON."""
+    """In text, each reason once with its number of layouts; in JSON, all layouts."""
     every = [{"mesh": one.layout.mesh, "why": one.why} for one in rejected]
     if not every:
         return [Fields({"rejected": []})]
@@ -132,8 +132,8 @@ def _rejected(rejected: Sequence[RejectedLayout]) -> list[Node]:
         for why, which in list(reasons.items())[:_REASONS]
     ]
     more = len(reasons) - len(lines)
-    tail = [TextLine(f"  ({more} more reasons: explain --json has them)")] if more > 0 else []
-    return [TextLine(), TextLine(f"{len(every)} layouts can't be:"), *lines, *tail, Fields({"rejected": every})]
+    tail = [TextLine(f"  ({more} more reasons; explain --json shows them)")] if more > 0 else []
+    return [TextLine(), TextLine(f"{len(every)} layouts are not possible:"), *lines, *tail, Fields({"rejected": every})]
 
 
 def _named(meshes: list[str]) -> str:

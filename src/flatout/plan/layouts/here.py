@@ -1,6 +1,6 @@
-"""Which layout the processes that are here take: copies of all weights where they fit, and what is fastest of the rest.
+"""Chooses the layout for the present processes: full copies of the weights if they fit, else the fastest layout that does.
 
-The same estimates as for devices that are elsewhere, with this machine's own memory, arithmetic and links in them.
+Uses the same estimates as for remote devices, with this machine's own memory, arithmetic and links.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from flatout.plan.layouts.kinds import DeviceKind, Link
 from flatout.plan.layouts.search import Found, find_layouts
 from flatout.world.links import LinkRate, Links
 
-_WORTH_A_TRIAL, _HOPELESS = 3, 0.5  # so many layouts, unless they are estimated to be that much slower than the best
-_NEARLY = 0.95  # of the best rate: copies need no gathering of weights, which an estimate may take to be cheaper than it is
+_WORTH_A_TRIAL, _HOPELESS = 3, 0.5  # at most this many layouts, and none below this share of the best rate
+_NEARLY = 0.95  # of the best rate: full copies are preferred, as estimates of gathering may be too low
 
 
 def suggest(job: Job, devices: int, cluster: Cluster, *, compute_bytes: int) -> list[LayoutChoice]:
-    """`data` and `shard`, which any model can be laid out in; the best first, and no more than are worth a trial."""
+    """`data` and `shard` layouts, which work for any model; the best first, only those worth a trial."""
     batch = job.data.typical_batch(job.batch)[0]
     found = find_layouts(shape_of_job(job), TrainingLoad(batch, state_bytes(job), compute_bytes), cluster, devices)
     usual = [one for one in found.fitting if one.layout.tensor == one.layout.pipeline == 1]
@@ -42,14 +42,14 @@ def suggest(job: Job, devices: int, cluster: Cluster, *, compute_bytes: int) -> 
 
 
 def _praise(one: Estimate) -> str:
-    return "each device has a copy" if one.layout.shard == 1 else "the fastest that should fit"
+    return "each device has a full copy" if one.layout.shard == 1 else "the fastest layout that should fit"
 
 
 def cluster_of(name: str, memory_bytes: float, per_node: int, ceilings: Ceilings | None, links: Links, product: str) -> Cluster:
-    """`product`: the format of its matrix products, as the ceilings name it."""
+    """`product`: the format of its matrix products, by the name that the ceilings use."""
     rate = None if ceilings is None else ceilings.matmul_flops.get(product)
     copied = None if ceilings is None else ceilings.copy_bytes_per_s
-    flops = 1e12 if rate is None else rate.value  # where nothing was measured, only the memory tells layouts apart
+    flops = 1e12 if rate is None else rate.value  # without measurements, layouts differ only in memory
     kind = DeviceKind(
         name, name, memory_bytes, 1e12 if copied is None else copied.value, flops, flops, flops / 2, "", "", per_node
     )
@@ -67,10 +67,10 @@ def _how(one: Estimate, batch: int) -> dict[str, Any]:
 
 
 def _needs(one: Estimate, cluster: Cluster) -> str:
-    return f"{show_bytes(one.memory.reserved)} of {show_bytes(cluster.kind.memory_bytes)} a device, estimated"
+    return f"{show_bytes(one.memory.reserved)} of {show_bytes(cluster.kind.memory_bytes)} per device (estimate)"
 
 
 def _nothing_fits(found: Found, cluster: Cluster) -> str:
     others = [one.layout.mesh for one in found.fitting[:1]]
-    hint = f"; --mesh {others[0]} should" if others else ": use a smaller model or batch, or more devices"
-    return f"it needs the least memory, and is not estimated to fit into {show_bytes(cluster.usable_bytes)} a device{hint}"
+    hint = f"; --mesh {others[0]} should fit" if others else ": use a smaller model or batch, or more devices"
+    return f"needs the least memory, but probably does not fit {show_bytes(cluster.usable_bytes)} per device{hint}"

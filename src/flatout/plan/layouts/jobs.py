@@ -1,4 +1,4 @@
-"""A job to its shape: its own model, loss and batches, counted."""
+"""Counts a job's shape: its own model, loss and batches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def explain_job_layouts(
     settings: Settings | None = None,
     splits: Mapping[str, int] | None = None,
 ) -> Doc:
-    """What `flatout explain --devices N --device-kind KIND` shows. `splits`: what a tensor plan of the user's own divides."""
+    """The screen of `flatout explain --devices N --device-kind KIND`. `splits`: sizes that a custom tensor plan divides."""
     asked = settings or Settings()
     return explain_layouts(
         shape_of_job(job, name=name, splits=splits),
@@ -46,7 +46,7 @@ def explain_job_layouts(
 
 
 def shape_of_job(job: Job, *, name: str = "model", splits: Mapping[str, int] | None = None) -> Shape:
-    """In bf16, which is what devices of these kinds compute with."""
+    """In bf16, which devices of these kinds compute with."""
     _, columns = job.data.typical_batch(job.batch)
     try:
         return count_model(
@@ -64,13 +64,13 @@ def shape_of_job(job: Job, *, name: str = "model", splits: Mapping[str, int] | N
     except Exception as error:
         why = str(error).strip().partition("\n")[0]
         raise ModelError(
-            f"layouts are counted on tensors without data, and {type(job.model).__name__} can't run on these: "
-            f"{type(error).__name__}: {why}. Let its forward decide nothing by the numbers in its tensors"
+            f"layouts are counted on tensors without data, but {type(job.model).__name__} can't run on them: "
+            f"{type(error).__name__}: {why}. Its forward must not depend on tensor values"
         ) from error
 
 
 def splits_of(model: nn.Module) -> Mapping[str, int] | None:
-    """What tensor parallelism divides in a built-in model; None for others, which need a plan of their own."""
+    """Sizes that tensor parallelism divides in a built-in model; None for others, which need a tensor plan."""
     if not isinstance(model, GPT):
         return None
     block = model.blocks[0]

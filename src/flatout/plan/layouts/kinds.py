@@ -1,10 +1,10 @@
-"""Kinds of devices and links, as their makers and others publish them. None of it was measured here.
+"""Kinds of devices and links, from published figures. Nothing was measured here.
 
-Peaks and memory: the makers' data sheets, dense. `matmul_flops` is what a search over shapes reached with bf16 (ml-engineering
-by Stas Bekman, "Maximum Achievable Matmul FLOPS": A100 SXM, H100 SXM, B200); an H200 has the chip of an H100 and is taken to
-reach the same, and shares of the others are assumed. `attention_flops` is what FlashAttention-2 is reported to reach (arXiv
-2307.08691: 225 TFLOP/s on an A100, 335 on an H100), and where nobody says, about half of the matmul rate. A link is a latency
-and a rate (alpha and beta); latencies, and the share of the rate that a collective gets, are assumed.
+Peaks and memory: the makers' data sheets, dense. `matmul_flops`: the best of a search over shapes in bf16 (ml-engineering by
+Stas Bekman, "Maximum Achievable Matmul FLOPS": A100 SXM, H100 SXM, B200); an H200 has the H100's chip and is assumed equal, and
+shares of the others are assumed. `attention_flops`: as reported for FlashAttention-2 (arXiv 2307.08691: 225 TFLOP/s on an A100,
+335 on an H100), else about half of the matmul rate. A link is a latency and a rate (alpha and beta); latencies, and the share
+of the rate that a collective reaches, are assumed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class Link:
-    """To and from one device, each way."""
+    """To and from one device, per direction."""
 
     name: str
     latency_s: float
-    bytes_per_s: float  # as sold
-    share: float = 0.8  # of it in a large collective: assumed, as nccl-tests usually show
+    bytes_per_s: float  # nominal
+    share: float = 0.8  # reached in a large collective: assumed, typical of nccl-tests
 
     @property
     def useful_bytes_per_s(self) -> float:
@@ -41,11 +41,11 @@ class DeviceKind:
     peak_flops: float
     matmul_flops: float
     attention_flops: float
-    inside: str  # the link to others in its node
-    between: str  # the link of each device to other nodes, where it is not said
+    inside: str  # link to other devices in its node
+    between: str  # default link to other nodes
     per_node: int = 8
     float8: bool = False
-    power: float = 1.0  # of its arithmetic, where it may not draw what it could
+    power: float = 1.0  # share of its arithmetic under a power limit
 
 
 LINKS = {
@@ -80,7 +80,7 @@ KINDS = {
             "h100", "NVIDIA H100 SXM, 80 GB", 80 * GB, 3.35 * T, 989 * T, 794.5 * T, 335 * T, "nvlink4", "infiniband-ndr",
             float8=True,
         ),
-        # of Grand Teton machines: HBM2e at 2.4 TB/s, held to 500 W; its power is fitted, see constants.py
+        # in Grand Teton machines: HBM2e at 2.4 TB/s, limited to 500 W; `power` is fitted, see constants.py
         DeviceKind(
             "h100-500w", "NVIDIA H100 SXM, 96 GB of HBM2e, 500 W", 96 * GB, 2.4 * T, 989 * T, 794.5 * T, 335 * T, "nvlink4",
             "infiniband-ndr", float8=True, power=POWER_500W,
@@ -106,12 +106,12 @@ KINDS = {
 def device_kind(name: str) -> DeviceKind:
     found = KINDS.get(name.strip().lower())
     if found is None:
-        raise UsageError(f"there is no device kind {name!r}: {did_you_mean(name.strip().lower(), KINDS)}")
+        raise UsageError(f"unknown device kind {name!r}: {did_you_mean(name.strip().lower(), KINDS)}")
     return found
 
 
 def link_named(name: str) -> Link:
     found = LINKS.get(name.strip().lower())
     if found is None:
-        raise UsageError(f"there is no link {name!r}: {did_you_mean(name.strip().lower(), LINKS)}")
+        raise UsageError(f"unknown link {name!r}: {did_you_mean(name.strip().lower(), LINKS)}")
     return found

@@ -1,4 +1,4 @@
-"""The bytes of one device at the peak of a step, part by part, of the pipeline rank that needs most."""
+"""Memory of one device at the peak of a step, part by part, for the pipeline rank that needs the most."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from flatout.plan.layouts.constants import RESERVED
 from flatout.plan.layouts.layout import ParallelLayout, cut
 from flatout.plan.layouts.shape import BlockShape, Shape, grouped
 
-_MASTER = 4  # bytes of a weight and of its gradient, which stay in fp32
-_AHEAD = 2  # blocks whose weights are whole beside the one at work
+_MASTER = 4  # bytes of a weight and of its gradient, both in fp32
+_AHEAD = 2  # blocks with gathered weights besides the current one
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class DeviceMemory:
     parameters: float
     gradients: float
     optimizer: float
-    gathered: float  # weights, and gradients on their way, that are whole for a while
+    gathered: float  # gathered weights and not yet reduced gradients
     activations: float
-    transient: float  # of the block, or of the loss, where the peak is
+    transient: float  # of the block or loss at the peak
 
     @property
     def used(self) -> float:
@@ -27,13 +27,13 @@ class DeviceMemory:
 
     @property
     def reserved(self) -> float:
-        """With what the allocator can't give away again."""
+        """Including memory that the allocator can't reuse."""
         return self.used * RESERVED
 
 
 @dataclass(frozen=True)
 class PipelineRank:
-    """What a device of a pipeline rank holds: the blocks of its stages, and what comes first or last."""
+    """Contents of a pipeline rank: the blocks of its stages, and the first or last layers."""
 
     rank: int
     stages: tuple[tuple[BlockShape, ...], ...]
@@ -83,7 +83,7 @@ def in_flight(layout: ParallelLayout, rank: int, micro_batches: int) -> list[int
 def memory_of(
     shape: Shape, layout: ParallelLayout, batch: int, *, optimizer_bytes: int = 8, compute_bytes: int = 2
 ) -> DeviceMemory:
-    """`optimizer_bytes` for a weight: 8 for Adam's, 4 for momentum's. Of the rank that needs most."""
+    """`optimizer_bytes` per weight: 8 for Adam, 4 for momentum. For the rank that needs the most."""
     every = [_of_part(shape, part, layout, batch, optimizer_bytes, compute_bytes) for part in parts(shape, layout)]
     return max(every, key=lambda memory: memory.used)
 
@@ -114,24 +114,24 @@ def _of_part(
 
 
 def held(block: BlockShape, layout: ParallelLayout) -> float:
-    """Weights of a block on a device before sharding."""
+    """A block's weights on a device before sharding."""
     return block.parameters - block.split_parameters * (1 - 1 / layout.tensor)
 
 
 def _gathered(part: PipelineRank, layout: ParallelLayout, weights: float, compute_bytes: int) -> tuple[float, float]:
-    """Bytes that stay through the step, and those of a block's backward."""
+    """Bytes kept during the whole step, and bytes during a block's backward."""
     copied = compute_bytes if compute_bytes < _MASTER else 0
     if layout.shard == 1:
         return copied * weights, 0.0
     largest = max((held(block, layout) for block, _ in grouped(part.blocks)), default=0.0)
-    if layout.pipeline > 1:  # whole from the first micro-batch to the last, gradients too
+    if layout.pipeline > 1:  # gathered from the first micro-batch to the last, gradients too
         return (compute_bytes + _MASTER) * weights, 0.0
     ends = compute_bytes * sum(held(block, layout) for block in part.ends)
     return ends + compute_bytes * largest, (_AHEAD * compute_bytes + compute_bytes + _MASTER) * largest
 
 
 def _activations(block: BlockShape, layout: ParallelLayout) -> float:
-    """That stay until the backward, for one row. With tensor parallelism each holds its piece of the sequence or its heads."""
+    """Kept until the backward, per row. With tensor parallelism each device holds its piece of the sequence or its heads."""
     kept = block.kept_as(layout.compiled)
     if layout.recompute == "full":
         return block.output_bytes / layout.tensor
@@ -149,8 +149,8 @@ def _transient(block: BlockShape, layout: ParallelLayout) -> float:
 
 
 def _loss(last: BlockShape, before: BlockShape, layout: ParallelLayout) -> float:
-    """Of one row, from the first logit to the gradient of the last. Split by vocabulary, it gathers its input, and torch's own
-    loss for that holds one tensor of logits more in its backward: their exponentials, beside the sum that they go into."""
+    """For one row, from the first logit to the last gradient. Split by vocabulary, the input is gathered, and torch's loss for
+    that holds one more tensor of logits in its backward: their exponentials, besides their sum."""
     whole = last.kept_as(layout.compiled_loss).whole_bytes / layout.tensor
     if layout.tensor == 1:
         return whole
@@ -159,5 +159,5 @@ def _loss(last: BlockShape, before: BlockShape, layout: ParallelLayout) -> float
 
 
 def _whole_inputs(block: BlockShape, layout: ParallelLayout) -> float:
-    """Both halves of a block gather their input before they split it."""
+    """Both halves of a block gather their input before splitting it."""
     return 2 * block.output_bytes * (1 - 1 / layout.tensor)

@@ -1,4 +1,4 @@
-"""All layouts of a number of devices: the best way to run each, in the order of their rates, and why the others can't be."""
+"""All layouts of a number of devices: the best way to run each, fastest first, and why others are not possible."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from flatout.plan.layouts.layout import ParallelLayout, problem
 from flatout.plan.layouts.shape import Shape
 
 _CHUNKS = 2
-_EQUAL = 0.99  # of a rate: what computes nothing twice is taken before what is hardly faster
+_EQUAL = 0.99  # of a rate: a layout without recomputing is preferred to a hardly faster one
 
 
 @dataclass(frozen=True)
 class RejectedLayout:
     layout: ParallelLayout
     why: str
-    least: Estimate | None = None  # where it is memory that does not suffice
+    least: Estimate | None = None  # if memory is the reason
 
 
 @dataclass(frozen=True)
 class Found:
-    """`fitting` is ordered, the fastest first."""
+    """`fitting` is sorted, fastest first."""
 
     fitting: tuple[Estimate, ...]
     rejected: tuple[RejectedLayout, ...]
@@ -33,7 +33,7 @@ class Found:
 def find_layouts(
     shape: Shape, training: TrainingLoad, cluster: Cluster, devices: int, base: ParallelLayout | None = None
 ) -> Found:
-    """`base`: what is the same in all, such as compiling."""
+    """`base`: options common to all layouts, such as compiling."""
     if devices < 1:
         raise UsageError(f"expected at least 1 device, got {devices}")
     fitting, rejected = [], []
@@ -60,7 +60,7 @@ def divisors(number: int) -> list[int]:
 
 
 def variants(mesh: ParallelLayout, batch: int) -> Iterator[ParallelLayout]:
-    """Ways to run a mesh: schedules, all at once or in parts, kept or computed again."""
+    """Ways to run a mesh: schedules, micro-batch sizes, with and without recomputing."""
     rows = max(1, -(-batch // mesh.rows_split))
     schedules = [("1f1b", 1), ("interleaved", _CHUNKS)] if mesh.pipeline > 1 else [("1f1b", 1)]
     sizes = sorted({rows, *(2**power for power in range(rows.bit_length()) if rows % 2**power == 0)})
@@ -88,4 +88,4 @@ def _best(shape: Shape, training: TrainingLoad, cluster: Cluster, mesh: Parallel
         return max(plain, key=lambda one: (one.layout.recompute == "none", one.rate, -one.memory.used))
     least = min(possible, key=lambda one: one.memory.used)
     needed, there = show_bytes(least.memory.reserved), show_bytes(cluster.usable_bytes)
-    return RejectedLayout(least.layout, f"needs at least {needed} a device, and {there} can be used", least)
+    return RejectedLayout(least.layout, f"needs at least {needed} per device; {there} are usable", least)

@@ -1,7 +1,7 @@
-"""What a model costs: its parameters, the work of each block either way and the bytes that it keeps, all for one sample.
+"""The cost of a model: its parameters, the work of each block in both passes and the bytes that it keeps, all per sample.
 
-A block is what is gathered, recomputed and cut at: a layer of a transformer. `first` and `last` are what comes before and after
-them, the loss included.
+A block is the unit of gathering, recomputing and pipeline splits: a transformer layer. `first` and `last` are the layers before
+and after the blocks, including the loss.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class PassWork:
-    """One way through, for one sample. `traffic_bytes`: what operators other than products and attention read and write."""
+    """One pass of one sample. `traffic_bytes`: read and written by operators other than products and attention."""
 
     product_flops: float = 0.0
     attention_flops: float = 0.0
     traffic_bytes: float = 0.0
     fused_traffic_bytes: float = 0.0
-    operators: float = 0.0  # of any number of samples
+    operators: float = 0.0  # independent of the number of samples
     fused_operators: float = 0.0
 
     def times(self, factor: float) -> PassWork:
@@ -31,27 +31,27 @@ class PassWork:
 
 @dataclass(frozen=True)
 class SavedActivations:
-    """Bytes for one sample. `transient_bytes`: made and dropped at the peak of its backward, the forward's apart.
+    """Bytes for one sample. `transient_bytes`: allocated and freed at the peak of its backward, without the forward's.
 
-    `compiled` differs: what no product touches stays in registers, and what the backward does not need is not kept.
+    `compiled` differs: values that no product uses stay in registers, and values that the backward does not need are not kept.
     """
 
     saved_bytes: float = 0.0
     selective_bytes: float = 0.0
     transient_bytes: float = 0.0
-    whole_bytes: float = 0.0  # its forward and backward at once, as when it is recomputed
+    whole_bytes: float = 0.0  # forward and backward together, as in recomputing
 
 
 @dataclass(frozen=True)
 class BlockShape:
     parameters: int
-    split_parameters: int  # of them, those that tensor parallelism divides
+    split_parameters: int  # those that tensor parallelism divides
     forward: PassWork
     backward: PassWork
-    output_bytes: float  # what it hands on, for one sample
+    output_bytes: float  # passed to the next block, per sample
     kept: SavedActivations
     compiled: SavedActivations
-    selective_flops: float = 0.0  # of products that selective recomputing does again
+    selective_flops: float = 0.0  # of products that selective recomputing repeats
 
     def kept_as(self, compiled: bool) -> SavedActivations:
         return self.compiled if compiled else self.kept
@@ -65,13 +65,13 @@ class Shape:
     last: BlockShape
     unit: str = "samples"
     per_sample: float = 1.0  # units in a sample, such as tokens
-    tied_parameters: int = 0  # of `first`, which `last` uses too
-    splits: Mapping[str, int] | None = field(default=None)  # what tensor parallelism has to divide; None: nobody knows how
+    tied_parameters: int = 0  # of `first`, shared with `last`
+    splits: Mapping[str, int] | None = field(default=None)  # sizes that tensor parallelism divides; None: unknown
     note: str = ""
 
     @property
     def parameters(self) -> int:
-        """Numbers to train; a tied one counts once."""
+        """Trained parameters; tied ones count once."""
         return sum(block.parameters for block in (self.first, *self.blocks, self.last))
 
     @property
@@ -81,6 +81,6 @@ class Shape:
 
 
 def grouped(blocks: Sequence[BlockShape]) -> list[tuple[BlockShape, int]]:
-    """Blocks that are one object, with how many there are."""
+    """Blocks that are the same object, with their number."""
     counts = Counter(id(block) for block in blocks)
     return [(block, counts.pop(id(block))) for block in blocks if id(block) in counts]

@@ -1,4 +1,4 @@
-"""The seconds of a step: work of the slowest stage, the bubble, and what communication nothing hides."""
+"""Seconds of a step: work of the slowest stage, the pipeline bubble, and communication that is not hidden."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from flatout.plan.layouts.memory import PipelineRank, held, parts
 from flatout.plan.layouts.shape import BlockShape, PassWork, Shape, grouped
 
 _REDUCED_BYTES = 4  # gradients are summed in fp32
-_GATHERS = 4  # exchanges of a block either way: in and out of attention, in and out of the MLP
+_GATHERS = 4  # collectives of a block per pass: before and after attention, before and after the MLP
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Those that are fitted, so that a fit can try others."""
+    """The fitted constants, so that a fit can try others."""
 
     product_share: float = constants.PRODUCT_SHARE
     float8_gain: float = constants.FLOAT8_GAIN
@@ -26,7 +26,7 @@ class Constants:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of a step. `communication_s` is all of it, hidden or not; `exposed_s` is what the devices wait for."""
+    """Seconds of a step. `communication_s`: all of it, hidden or not; `exposed_s`: what the devices wait for."""
 
     compute_s: float
     bubble_s: float
@@ -45,7 +45,7 @@ class Times:
 
 @dataclass(frozen=True)
 class _Pass:
-    """One micro-batch through a part."""
+    """One micro-batch through a pipeline rank."""
 
     compute_s: float = 0.0
     exposed_s: float = 0.0
@@ -93,7 +93,7 @@ class _Clock:
     compute_bytes: int
 
     def micro_batch(self, part: PipelineRank) -> _Pass:
-        """Forward and backward of its blocks. Weights that are sharded come and gradients go behind the work."""
+        """Forward and backward of its blocks. Gathering weights and reducing gradients overlap with the work."""
         done = _Pass()
         for block, count in grouped(part.blocks):
             forward_s, backward_s = self._forward(block), self._backward(block)
@@ -115,7 +115,7 @@ class _Clock:
         return self._work(block.forward, compiled=self.layout.compiled, float8=self.layout.float8)
 
     def _backward(self, block: BlockShape) -> float:
-        """With what is computed again before it."""
+        """Including recomputing."""
         again = PassWork()
         if self.layout.recompute == "full":
             again = block.forward
@@ -125,7 +125,7 @@ class _Clock:
         return self._work(block.backward, **how) + self._work(again, **how)
 
     def _work(self, work: PassWork, *, compiled: bool, float8: bool) -> float:
-        """Of this device's piece of a micro-batch: never less than calling its operators takes."""
+        """This device's part of a micro-batch: at least the time of launching its operators."""
         piece = self.layout.micro_batch / self.layout.tensor
         products = self.kind.matmul_flops * self.kind.power * self.fitted.product_share
         products *= self.fitted.float8_gain if float8 else 1.0
@@ -137,36 +137,36 @@ class _Clock:
         return max(piece * busy_s, calls * constants.CALL_S)
 
     def _sharding(self, block: BlockShape) -> tuple[float, float]:
-        """To gather a block's weights, and to reduce and scatter its gradients; a pipeline does not do it each time."""
+        """Time to gather a block's weights, and to reduce-scatter its gradients; a pipeline does it once per step."""
         if self.layout.shard == 1 or self.layout.pipeline > 1:
             return 0.0, 0.0
         group, weights = self.network.group(self.layout, "shard"), held(block, self.layout)
         return group.all_gather_s(self.compute_bytes * weights), group.all_gather_s(_REDUCED_BYTES * weights)
 
     def _exchanges(self, block: BlockShape, work_s: float) -> tuple[float, float]:
-        """Of tensor parallelism with sequence parallelism: all, and what is waited for."""
+        """Tensor and sequence parallelism: all communication, and the part that is waited for."""
         if self.layout.tensor == 1:
             return 0.0, 0.0
         again = {"none": 0, "selective": _GATHERS // 2, "full": _GATHERS}[self.layout.recompute]
         count = 2 * _GATHERS + again
         whole_bytes = block.output_bytes * self.layout.micro_batch
         each_s = self.network.group(self.layout, "tensor").all_gather_s(whole_bytes)
-        # pieces of several rows lie apart: what was gathered along the sequence is copied into place
+        # with several rows the pieces are not contiguous: data gathered along the sequence is copied into place
         copied = 2 * whole_bytes / (self.kind.bytes_per_s * constants.FUSED_TRAFFIC) if self.layout.micro_batch > 1 else 0.0
         waited_s = count * each_s
-        if self.layout.async_tensor:  # in the forward all but the first piece comes while there is work on the one before
+        if self.layout.async_tensor:  # in the forward all pieces but the first arrive during work on the previous one
             first_s = each_s / self.layout.tensor
             behind_s = first_s + max(0.0, each_s - first_s - work_s / count)
             waited_s -= _GATHERS * (each_s - behind_s)
         return count * each_s, waited_s + count * copied
 
     def sent_s(self, shape: Shape) -> float:
-        """An activation to the next stage, or its gradient back."""
+        """Send an activation to the next stage, or its gradient back."""
         handed = max(block.output_bytes for block in shape.blocks) * self.layout.micro_batch / self.layout.tensor
         return self.network.group(self.layout, "pipeline").send_s(handed)
 
     def around(self, part: PipelineRank, done: _Pass) -> tuple[float, float]:
-        """Once a step: exposed and in all. Copies are summed behind the last backward, but for the last piece."""
+        """Once per step: exposed and total. Gradients are reduced during the last backward, except for the last piece."""
         layout = self.layout
         shard, data = self.network.group(layout, "shard"), self.network.group(layout, "data")
         ends = sum(held(block, layout) for block in part.ends)
@@ -174,7 +174,7 @@ class _Clock:
         largest = max((held(block, layout) for block, _ in grouped(part.blocks)), default=0.0)
         exposed = total = 0.0
         if layout.shard > 1:
-            whole = blocks if layout.pipeline > 1 else largest  # in a pipeline all is gathered first and scattered last
+            whole = blocks if layout.pipeline > 1 else largest  # a pipeline gathers everything first and scatters it last
             edges = sum(shard.all_gather_s(size * (ends + whole)) for size in (self.compute_bytes, _REDUCED_BYTES))
             exposed, total = exposed + edges, total + edges
         if layout.data > 1:

@@ -1,1 +1,1 @@
-"""Arms of a trial: one set of settings each, from one saved state, on the same batches."""
+"""The arms of a trial: one set of settings each, from one saved state, on the same batches."""

@@ -1,4 +1,4 @@
-"""One arm: a copy of the model under one set of settings, stepped on batches that it is given."""
+"""One arm of a trial: a copy of the model under one set of settings, run on given batches."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from flatout.plan.trials.quiet import NoDropout
 
 Batch = dict[str, Tensor]
 _SLOTS = 4096
-_SKIPS = 24  # fp16 starts from a large scale: so many steps may overflow until it fits
+_SKIPS = 24  # fp16 starts with a large loss scale: this many steps may overflow first
 
 
 class DeviceBatches:
-    """Batches that lie on the device, one after the other, for a step that reads its batch from one place."""
+    """Batches on the device, one after another, for a step that reads its batch from a fixed place."""
 
     def __init__(self, batches: Sequence[Batch]) -> None:
         self.batch = len(next(iter(batches[0].values())))
@@ -47,7 +47,7 @@ class DeviceBatches:
         self.position = position
 
     def replace(self, batches: Sequence[Batch]) -> None:
-        """Others of the same shapes from the next step on."""
+        """Use other batches of the same shapes from the next step on."""
         self._batches = batches
 
     def bring(self) -> None:
@@ -78,24 +78,24 @@ class Arm:
 
     @contextmanager
     def surroundings(self, seed: int = 0) -> Iterator[None]:
-        """What holds for the whole process while this arm works; put back afterwards."""
+        """Process-wide state while this arm works; restored afterwards."""
         with process_set_up(self.settings, seed), NoDropout() if self._quiet else nullcontext():
             yield
 
     @property
     def can_rewind(self) -> bool:
-        """Worth it where building another one means compiling again. An optimizer of the user's may keep what we can't see."""
+        """Useful if a new arm would have to compile again. A custom optimizer may have state that we can't see."""
         return self.settings.compile != "off" and isinstance(self.job.optimizer, Spec) and not self._quiet
 
     def rewind(self) -> None:
-        """To where it was born: weights, running statistics, the optimizer's state."""
+        """Back to the initial state: weights, running statistics, optimizer state."""
         self.drain()
         with self.surroundings():
             self._state.put_back(self._born)
         self._done = 0
 
     def prepare(self) -> None:
-        """Capture, where the settings ask for a graph and there is none yet."""
+        """Capture the graph, if the settings use one and there is none yet."""
         if self.settings.graph and self._graph is None:
             held: Any = DeviceBatches(self.batches)
             graph = GraphStep(self.step, held, held.batch, _SLOTS)
@@ -103,7 +103,7 @@ class Arm:
             self._graph = graph
 
     def advance(self, rate: float) -> None:
-        """One step on the next batch, queued and not waited for."""
+        """One step on the next batch, queued without waiting."""
         if self._graph is not None:
             self._graph.feed.bring()
             self._graph(lambda ahead: rate, known_ahead=False)
@@ -116,7 +116,7 @@ class Arm:
         self._done += 1
 
     def replace_batch(self, batch: Batch) -> None:
-        """The next step takes this one, of the same shapes as those that the arm was made with."""
+        """Use this batch for the next step; it must have the arm's shapes."""
         self.batches = [batch]
         if self._graph is not None:
             held: Any = self._graph.feed
@@ -128,7 +128,7 @@ class Arm:
         return found.losses, found.weights, found.norms
 
     def seconds(self, steps: int) -> float:
-        """Of that many steps, waited for once at the end."""
+        """Seconds of that many steps, with one wait at the end."""
         synchronize(self.device)
         began_s = time.perf_counter()
         for _ in range(steps):
@@ -137,7 +137,7 @@ class Arm:
         return time.perf_counter() - began_s
 
     def snapshot(self, others: int = 2) -> StepSnapshot:
-        """The first step, looked at from all sides. `others`: further batches whose loss is taken before it."""
+        """The first step, with everything that the proof compares. `others`: further batches whose loss is taken before it."""
         losses, dtype = self._losses_before(others)
         self.prepare()
         before = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
@@ -164,7 +164,7 @@ class Arm:
         )
 
     def _losses_before(self, others: int) -> tuple[list[float], str]:
-        """From the state that the step starts from; running statistics are put back."""
+        """Losses before the step; running statistics are restored."""
         kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         losses = [self.step.passes.mean_loss(batch) for batch in self.batches[1 : 1 + others]]
         with torch.no_grad():
@@ -186,7 +186,7 @@ def _difference(after: Tensor, before: Tensor) -> Tensor:
 
 
 def _expected(job: Job, model: nn.Module, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What torch's own optimizer, one parameter after the other, makes of the gradients that are there."""
+    """The update that torch's own optimizer, one parameter at a time, computes from the present gradients."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = decay_groups(model, job.weight_decay, job.rates)
     copies: dict[str, nn.Parameter] = {}
@@ -204,7 +204,7 @@ def _expected(job: Job, model: nn.Module, before: Mapping[str, Tensor]) -> dict[
 
 
 def plain(job: Job, groups: list[dict[str, Any]]) -> Optimizer:
-    """The optimizer without any of the forms that a setting may give it."""
+    """The optimizer without fused, graph or foreach variants."""
     made = build_optimizer(job.optimizer, groups, job.lr, fused=False, graph=False, device=torch.device("cpu"))
     if isinstance(job.optimizer, Spec):
         for group in made.param_groups:

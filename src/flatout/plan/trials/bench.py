@@ -1,7 +1,7 @@
-"""The bench: arms are built, proven on one step, and timed by turns with the arm that they want to replace.
+"""The bench: builds arms, proves each on one step, and times it in turns with the arm that it would replace.
 
-All start from the same weights and see the same batches. These weights have been trained for a few steps: as they are drawn,
-those of a deep net turn rounding into noise, and nothing could be told apart. An arm that fails leaves a report, not an error.
+All start from the same weights and use the same batches. These weights have been trained for a few steps: with initial weights,
+a deep network turns rounding into noise, and nothing could be compared. An arm that fails gives a report, not an error.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from flatout.plan.trials.reports import FAILED, OUT_OF_MEMORY, SLOW, Ask, Losses
 
 _BATCHES = 4
 _BATCHES_OF_ALL_SHAPES = 16
-# By turns; one after the other; those of the reference, which may take seconds. Fewer could not tell a difference at 95%.
+# Repeats: in turns; one after another; of the baseline, which may take seconds. Fewer could not show a difference at 95%.
 _PAIRS, _REPEATS, _REPEATS_ALONE = 7, 5, 4
 _WARM_STEPS, _WARM_ROWS, _WARM_TOKENS = 40, 32, 4096
-_CHUNK_S = 0.03  # timed at once: long beside what starting and stopping a clock takes
+_CHUNK_S = 0.03  # timed at once: long compared with the overhead of the clock
 
 
 class TooSlow(Exception):
-    """A step took so much longer than the arm it is compared with that the rest is not worth waiting for."""
+    """A step is so much slower than the arm it is compared with that the rest is not worth waiting for."""
 
 
 class InputChanged(Exception):
-    """Arms share their batches; a model that writes to them gives the next one another batch."""
+    """Arms share their batches; a model that writes to its input would change the next arm's batch."""
 
 
 class Bench:
@@ -56,13 +56,13 @@ class Bench:
         self._standing: tuple[dict[str, Any], Arm] | None = None
         self._spare: tuple[Settings, Arm, StepSnapshot] | None = None
         self._is_warm = False
-        self.is_lost = False  # the device answers no more
+        self.is_lost = False  # the device no longer responds
 
     def close(self) -> None:
         self._served.close()
 
     def attempt(self, ask: Ask) -> TrialReport:
-        """One trial. Whatever goes wrong in it is said in the report."""
+        """One trial. Any failure is in the report."""
         began_s = time.perf_counter()
         settings = Settings(**ask.settings)
         try:
@@ -73,9 +73,9 @@ class Bench:
         return TrialReport(**{**asdict(found), "took_s": time.perf_counter() - began_s})
 
     def losses(self, settings: Mapping[str, Any], steps: int, seed: int, after: int = 0) -> Losses:
-        """Train that many steps from the start, on the job's own batches, but for the first so many.
+        """Train `steps` steps from the start, on the job's own batches, skipping the first `after`.
 
-        The rate rises from nothing to the job's own."""
+        The learning rate rises from zero to the job's."""
         began_s = time.perf_counter()
         try:
             self._warm()
@@ -94,7 +94,7 @@ class Bench:
         return Losses(dict(settings), tuple(found), took_s=time.perf_counter() - began_s)
 
     def _from_the_start(self, settings: Mapping[str, Any]) -> Arm:
-        """Compiled already, if it is the one that was tried last."""
+        """Already compiled if it was the last one tried."""
         if self._standing is not None and self._standing[0] == dict(settings) and self._standing[1].can_rewind:
             self._standing[1].rewind()
             return self._standing[1]
@@ -103,9 +103,9 @@ class Bench:
         return self._arm(Settings(**settings), quiet=False)
 
     def held(self, settings: Mapping[str, Any], rows: int) -> PeakMemory:
-        """The memory of two steps on so many rows: in the second the optimizer's state is there too.
+        """Peak memory of two steps on `rows` rows: in the second step the optimizer state exists too.
 
-        Where batches come in many shapes, of those that need the most, whole.
+        If batch shapes vary, uses the largest batches, whole.
         """
         self._standing = None
         release(self._device)
@@ -123,7 +123,7 @@ class Bench:
         return PeakMemory(rows, peak, room + held)
 
     def _after(self, error: Exception) -> tuple[str, str]:
-        """What kind of failure it was. A device that lost its context works no more in this process."""
+        """The kind of failure. A device that lost its context can't be used again in this process."""
         found = reason(error)
         try:
             release(self._device)
@@ -134,18 +134,18 @@ class Bench:
 
     def _tried(self, settings: Settings, ask: Ask) -> TrialReport:
         if self._device.type != "cpu":
-            self._standing = None  # two arms may not fit, and a device's clock needs no turns
+            self._standing = None  # two arms may not fit in memory, and device clocks do not need turns
             release(self._device)
         first, again, draws = self._proven_by(ask.reference)
         began_s = time.perf_counter()
         spared = self._spared(settings)
         if spared is None and self._device.type != "cpu":
-            release(self._device)  # of the reference: a graph is captured in memory that nothing else has
+            release(self._device)  # the baseline's: a graph is captured in memory that nothing else uses
         arm, snapshot = spared or self._looked_at(settings, draws, self._job.seed)
         there = self._device
         check = check_step(first.to(there), snapshot, settings.precision, again.to(there) if again else None)
         del snapshot
-        if draws:  # the arm that was looked at had no dropout: another one is timed
+        if draws:  # the compared arm had no dropout: time another one
             arm = self._arm(settings, quiet=False)
             with arm.surroundings(self._job.seed):
                 arm.prepare()
@@ -161,15 +161,15 @@ class Bench:
         other = self._other(ask.against) if self._device.type == "cpu" and ask.against is not None else None
         once_s = _seconds(arm, 1)
         if ask.slowest_step_s is not None:
-            slowest_s = max(ask.slowest_step_s, _CHUNK_S)  # within a chunk nobody waits: a busy machine may be the reason
+            slowest_s = max(ask.slowest_step_s, _CHUNK_S)  # short steps are never too slow: the machine may just be busy
             if once_s > slowest_s and _seconds(arm, 1) > slowest_s:
-                raise TooSlow(f"a step takes {once_s:.3g} s, and more than {slowest_s:.3g} s is not worth waiting for")
+                raise TooSlow(f"a step takes {once_s:.3g} s; the limit is {slowest_s:.3g} s")
         steps = max(1, math.ceil(_CHUNK_S / max(once_s, 1e-6)))
         arms = [arm] if other is None else [arm, other]
         least = _PAIRS if other is not None else _REPEATS if ask.against is not None else _REPEATS_ALONE
         repeats = max(least, min(3 * least, int(ask.measure_s / max(1e-6, len(arms) * steps * once_s))))
         found: dict[int, list[float]] = {id(one): [] for one in arms}
-        if steps > 1:  # a chunk may run ahead of its first launches: one that is not counted
+        if steps > 1:  # an untimed chunk first, as launches may run ahead
             for one in arms:
                 _seconds(one, steps)
         for number in range(repeats):
@@ -178,7 +178,7 @@ class Bench:
         return tuple(found[id(arm)]), () if other is None else tuple(found[id(other)])
 
     def _other(self, settings: Mapping[str, Any]) -> Arm:
-        """The arm that stands, built anew if it is not the one that was tried last."""
+        """The arm to compare with, built again if it was not the last one tried."""
         if self._standing is not None and self._standing[0] == dict(settings):
             return self._standing[1]
         arm = self._arm(Settings(**settings), quiet=False)
@@ -189,19 +189,19 @@ class Bench:
         return arm
 
     def _proven_by(self, reference: Mapping[str, Any]) -> tuple[StepSnapshot, StepSnapshot | None, bool]:
-        """A step of the reference, a second one where it differs from the first, and whether the model draws dropout."""
+        """A step of the baseline, a second one if it differs from the first, and whether the model uses dropout."""
         if self._reference is None or self._reference[0] != dict(reference):
             settings = Settings(**reference)
             few, given = (_rows(self._batches[0], self._few_rows) for _ in range(2))
             draws = self._loss_of(settings, few, 1) != self._loss_of(settings, few, 2)
             if changed := [name for name, column in few.items() if not torch.equal(column, given[name])]:
                 raise InputChanged(
-                    f"the model changes its input in place ({', '.join(changed)}), so no two arms see the same batch: "
-                    "let it compute a new tensor"
+                    f"the model changes its input in place ({', '.join(changed)}), so trials can't use the same batch: "
+                    "make it return a new tensor instead"
                 )
             one = self._looked_at(settings, draws, self._job.seed)[1].to(
                 "cpu"
-            )  # stays: what an arm takes of a device is its own
+            )  # stays on the CPU: device memory is for the arms
             arm, other = self._looked_at(settings, draws, self._job.seed + 1)
             if one.losses == other.losses:
                 self._reference, self._spare = (dict(reference), one, None, draws), None if draws else (settings, arm, other)
@@ -210,7 +210,7 @@ class Bench:
         return self._reference[1:]
 
     def _warm(self) -> None:
-        """On a few rows of each batch, plainly and with a rising rate. Weights that were lost on the way are not taken."""
+        """A few rows of each batch, default settings, a rising learning rate. Weights that become non-finite are discarded."""
         if self._is_warm:
             return
         self._is_warm = True
@@ -239,7 +239,7 @@ class Bench:
             return arm, arm.snapshot()
 
     def _spared(self, settings: Settings) -> tuple[Arm, StepSnapshot] | None:
-        """The reference was looked at twice: where that was the same to the last bit, the second look serves as its trial."""
+        """The baseline ran twice: if both were bit-identical, the second run serves as its trial."""
         spare, self._spare = self._spare, None
         return None if spare is None or spare[0] != settings else spare[1:]
 
@@ -260,7 +260,7 @@ def _seconds(arm: Arm, steps: int) -> float:
 
 
 def reason(error: BaseException) -> tuple[str, str]:
-    """What kind of failure it is, and its first line."""
+    """The kind of failure, and its first line."""
     kind = OUT_OF_MEMORY if is_out_of_memory(error) else SLOW if isinstance(error, TooSlow) else FAILED
     text = str(error).strip().partition("\n")[0]
     return kind, text if kind != FAILED else f"{type(error).__name__}: {text}"

@@ -1,6 +1,6 @@
-"""Trials in a process of their own: it may run out of memory, crash in a compiler or hang, and the run goes on without it.
+"""Trials in a separate process: it may run out of memory, crash in a compiler or hang, and the run continues.
 
-One process serves trial after trial, so that only the first one pays for its start; after a failure a new one takes over.
+One process serves many trials, so that only the first pays for its start; after a failure a new one is started.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ TRIAL_LIMIT_S = 180.0
 
 
 class TrialProcess:
-    """`command` starts a process that calls `serve`; two file descriptors are put at its end, to read from and to write to.
+    """`command` starts a process that calls `serve`; two file descriptors, for reading and writing, are appended to it.
 
-    `told` is its stdin: a file that has no name, so that none is left behind however this process ends.
+    `told` is its stdin: a file without a name, so that nothing is left behind however this process ends.
     """
 
     def __init__(self, command: Sequence[str], limit_s: float = TRIAL_LIMIT_S, told: str = "") -> None:
         self._command, self._limit_s, self._told = list(command), limit_s, told
         self._running: _Running | None = None
-        self._is_new = False  # it has not answered yet
+        self._is_new = False  # it has not replied yet
 
     def __enter__(self) -> TrialProcess:
         return self
@@ -40,7 +40,7 @@ class TrialProcess:
         self._stop()
 
     def begin(self) -> None:
-        """Start ahead of the first question, which then need not wait for what is imported."""
+        """Start before the first question, so that it does not wait for imports."""
         if self._running is None:
             self._running = _Running(self._command, self._told)
             self._is_new = True
@@ -69,7 +69,7 @@ class TrialProcess:
         self.begin()
         assert self._running is not None
         if self._is_new:
-            limit_s = self._limit_s  # it has to start first, and may read data for a while
+            limit_s = self._limit_s  # it must start first, and may read data
         self._is_new = False
         try:
             answer = self._running.ask(question, limit_s)
@@ -80,19 +80,17 @@ class TrialProcess:
         except EOFError as closed:
             has_ended = self._running.child.wait(_LAST_S) is not None
             why = (
-                f"the trial {self._running.child.how_it_ended()}"
-                if has_ended
-                else f"the trial's answer can't be read: {closed}"
+                f"the trial {self._running.child.how_it_ended()}" if has_ended else f"the trial's reply can't be read: {closed}"
             )
             self._stop()
             return None, CRASHED, why
         except BadMessage as bad:
             self._stop()
-            return None, CRASHED, f"the trial's answer can't be read: {bad}"
-        except BaseException:  # an interrupt: nothing is left behind
+            return None, CRASHED, f"the trial's reply can't be read: {bad}"
+        except BaseException:  # on an interrupt too, leave no process behind
             self._stop()
             raise
-        if answer.pop("lost", False):  # the next trial gets a process whose device answers
+        if answer.pop("lost", False):  # the device is lost: the next trial gets a new process
             self._stop()
         return (None, FAILED, answer["error"]) if "error" in answer else (answer, "", "")
 
@@ -104,7 +102,7 @@ class TrialProcess:
 
 class _Running:
     def __init__(self, command: Sequence[str], told: str) -> None:
-        from flatout.base.child import Child  # a run without trials does not wait for it
+        from flatout.base.child import Child  # not needed in a run without trials
 
         self._questions = Questions()
         ends = self._questions.asked_from, self._questions.answered_to
@@ -126,7 +124,7 @@ class _Running:
 
 
 def serve(make_bench: Callable[[], Bench], asked_from: int, answered_to: int) -> None:
-    """Answer until nobody asks any more. Nothing is built before the first question."""
+    """Answer questions until the input closes. Nothing is built before the first question."""
     bench: Bench | None = None
     with os.fdopen(asked_from) as questions, os.fdopen(answered_to, "w") as answers:
         try:

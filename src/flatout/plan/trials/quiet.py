@@ -1,4 +1,4 @@
-"""Dropout off without touching the model: what is left of a step is arithmetic, and two arms compare number by number."""
+"""Turns dropout off without changing the model, so that two arms can be compared number by number."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch.overrides import TorchFunctionMode
 _DROPOUTS: frozenset[Callable[..., Any]] = frozenset(
     {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout}
 )
-_DROPOUT_OF_PRODUCTS = 4  # its place among the arguments of scaled_dot_product_attention
-_DROPOUT_OF_ATTENTION = 10  # its place among the arguments of multi_head_attention_forward
+_DROPOUT_OF_PRODUCTS = 4  # its position in the arguments of scaled_dot_product_attention
+_DROPOUT_OF_ATTENTION = 10  # its position in the arguments of multi_head_attention_forward
 _DROPOUT_OF_RECURRENT = 5
 _RECURRENT: frozenset[Callable[..., Any]] = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
 
 
 class NoDropout(TorchFunctionMode):
-    """Seen by eager code and by what is compiled inside it. Other random numbers of a model are its own."""
+    """Works in eager code and in code compiled inside it. Other random numbers of a model are not affected."""
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

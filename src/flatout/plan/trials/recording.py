@@ -1,4 +1,4 @@
-"""What a bench answered, kept under what was asked: a recording of trials in words of settings."""
+"""A recording of trials: the bench's replies, stored by the settings that were asked for."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from flatout.engine.settings import Settings, settings_of
 from flatout.measure.recording import NOT_RECORDED, Answers
 from flatout.plan.trials.reports import CRASHED, HUNG, Ask, Losses, PeakMemory, TrialReport, Tries
 
-_PASSING = (CRASHED, HUNG)  # of that moment, as a kill from outside: asked again, it may go otherwise
+_PASSING = (CRASHED, HUNG)  # temporary, such as a kill from outside: may succeed next time
 
 
 _REPORTS, _LOSSES, _HELD = "reports", "losses", "held"
 
 
 class Recording:
-    """`live` answers what is not recorded yet, and is recorded; without one, that is a failed trial."""
+    """`live` answers questions that are not recorded, and its replies are recorded; without it they are failed trials."""
 
     def __init__(self, written: Mapping[str, Any] | None = None, live: Tries | None = None) -> None:
         self._answers, self._live = Answers((_REPORTS, _LOSSES, _HELD), written, _PASSING), live
@@ -30,7 +30,7 @@ class Recording:
 
     @property
     def replayed(self) -> int:
-        """Of what was written before."""
+        """Replies taken from the recording."""
         return self._answers.replayed
 
     def attempt(self, ask: Ask) -> TrialReport:
@@ -66,7 +66,7 @@ class Recording:
 
 
 def shown(settings: Mapping[str, Any]) -> str:
-    """Settings in words: those that an arm can tell apart, where they are not the plain ones."""
+    """Settings as text: those that change a step, if not at the baseline's value."""
     plain, around = vars(Settings()), settings_of(SettingScope.AROUND_THE_STEP)
     told = {name: value for name, value in settings.items() if name not in around and plain.get(name) != value}
     return ", ".join(f"{name}={value}" for name, value in sorted(told.items())) or "plain"

@@ -1,4 +1,4 @@
-"""What is asked of a bench and what it answers: plain data, so that it can be sent, stored and replayed."""
+"""Questions to a bench and its replies: plain data, so that it can be sent, stored and replayed."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 OUT_OF_MEMORY, CRASHED, HUNG, SLOW, FAILED = "out of memory", "crashed", "hung", "too slow", "failed"
-CTRL_C = "Ctrl-C: "  # how the line begins that says what comes of it
+CTRL_C = "Ctrl-C: "  # prefix of the message after Ctrl-C
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Try `settings` beside `against`, where the search stands; `reference` is what both are proven by."""
+    """Try `settings` against `against`, the current settings; both are proven against `reference`, the baseline."""
 
     settings: Mapping[str, Any]
     against: Mapping[str, Any] | None
     reference: Mapping[str, Any]
-    measure_s: float = 2.0  # for timing, about
-    slowest_step_s: float | None = None  # a step that takes longer ends it
-    patience_s: float | None = None  # for all of it, beside the start of a process: then it is taken to hang
+    measure_s: float = 2.0  # approximate time for timing
+    slowest_step_s: float | None = None  # a slower step ends the trial
+    patience_s: float | None = None  # for the whole trial without the process start; then it counts as hung
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class TrialReport:
     failure: str = ""
     why: str = ""
     first_s: float | None = None  # building, compiling, capturing, the first step
-    steps_s: tuple[float, ...] = ()  # seconds a step, repeat by repeat
-    against_s: tuple[float, ...] = ()  # of the other arm, taken in turns with these; empty: not in turns
+    steps_s: tuple[float, ...] = ()  # seconds per step, one per repeat
+    against_s: tuple[float, ...] = ()  # of the other arm, timed in turns with these; empty: not in turns
     peak_bytes: int | None = None
-    check: Mapping[str, Any] | None = None  # of one step, against the reference
+    check: Mapping[str, Any] | None = None  # of one step, against the baseline
     took_s: float = 0.0
-    draws: bool = False  # the model draws random numbers: its repeats differ
+    draws: bool = False  # the model uses random numbers, so its repeats differ
 
     @property
     def ran(self) -> bool:
@@ -51,7 +51,7 @@ class TrialReport:
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """The most memory that a step on so many rows of the longest batch held, and how much there is."""
+    """Peak memory of a step on `rows` rows of the longest batch, and the memory available."""
 
     rows: int
     peak_bytes: int = 0
@@ -60,11 +60,11 @@ class PeakMemory:
     why: str = ""
 
 
-_MARGIN = 0.08  # of the room: other batches, fragments, what libraries take for themselves
+_MARGIN = 0.08  # of the memory, for other batches, fragmentation and libraries
 
 
 def fitting_rows(probes: Sequence[PeakMemory], batch: int) -> int:
-    """Rows at a time that fit, from two probes: memory is a + b * rows. The batch, or a half, a quarter, ... of it."""
+    """The largest micro-batch that fits, from two probes (memory is a + b * rows): the batch, or a half, a quarter, ..."""
     small, large = probes[0], probes[-1]
     a_row = (large.peak_bytes - small.peak_bytes) / max(1, large.rows - small.rows)
     fixed = small.peak_bytes - a_row * small.rows
@@ -76,7 +76,7 @@ def fitting_rows(probes: Sequence[PeakMemory], batch: int) -> int:
 
 @dataclass(frozen=True)
 class Losses:
-    """The loss of every step of an arm that trained from the start."""
+    """The loss of every step of an arm trained from the start."""
 
     settings: Mapping[str, Any]
     losses: tuple[float, ...] = ()
@@ -91,7 +91,7 @@ class Losses:
 
 
 class Tries(Protocol):
-    """Answers what is asked: a bench, a process that has one, or a recording."""
+    """Runs trials: a bench, a process with one, or a recording."""
 
     def attempt(self, ask: Ask) -> TrialReport: ...
 
