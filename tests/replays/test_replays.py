@@ -1,4 +1,4 @@
-"""Decisions on recorded machines: what benchmarks/record_knobs.py measured on real devices is replayed, nothing is measured."""
+"""Decisions replayed from measurements of real devices (benchmarks/record_knobs.py). Nothing is measured here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,13 @@ from flatout.recipe.build import build_job
 HERE = Path(__file__).parent
 BENCHMARKS = HERE.parent.parent / "benchmarks"
 RECORDED = sorted(path for path in HERE.glob("*.json") if not path.name.startswith("ceilings-"))
-UNLESS_SLOWER = ("activation_checkpointing", "loss_head", "fused_optimizer", "graph", "residual")  # good for more than is seen
+UNLESS_SLOWER = (
+    "activation_checkpointing",
+    "loss_head",
+    "fused_optimizer",
+    "graph",
+    "residual",
+)  # kept for a benefit that trials can't show
 KNOBS_BY_NAME = {knob.name: knob for knob in KNOBS}
 
 pytestmark = pytest.mark.skipif(not RECORDED, reason="no recording of a machine is here: benchmarks/record_knobs.py makes them")
@@ -55,7 +61,7 @@ def prediction(written: dict[str, Any]) -> Prediction:
 
 @pytest.fixture(autouse=True)
 def a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the knobs ask torch about, of a device that is not here."""
+    """Replaces torch's queries about a device that is not here."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr("flatout.objectives.token_loss._HAS_TRITON", True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "recorded")
@@ -96,14 +102,14 @@ def test_defaults_are_those_of_the_recorded_machine(path: Path) -> None:
     assert found == Settings(**recorded(path)["default"])
 
 
-def test_the_search_ends_where_it_ended(path: Path) -> None:
+def test_the_replayed_search_gives_the_recorded_result(path: Path) -> None:
     found, receipt = recorded(path), replay(path)
     kept = {f"{entry.name}={entry.value}" for entry in receipt.entries if entry.verdict == KEPT}
     assert kept == set(found["kept"])
     assert receipt.gain == pytest.approx(Receipt.from_dict(found["receipt"]).gain, rel=0.02)
 
 
-def test_nobody_is_left_slower_than_plain_or_with_what_was_not_proven(path: Path) -> None:
+def test_the_result_is_proven_and_not_slower_than_the_baseline(path: Path) -> None:
     receipt = replay(path)
     assert receipt.gain is not None and receipt.gain >= 1
     for entry in receipt.entries:
@@ -122,8 +128,8 @@ def test_every_knob_that_was_kept_can_be_switched_off(path: Path) -> None:
         assert name not in {entry.name for entry in receipt.entries}
 
 
-def test_what_is_not_the_same_is_not_kept_however_fast(path: Path) -> None:
-    """A bug is planted in each knob that was kept, one at a time: its gradients are wrong."""
+def test_a_different_result_is_rejected_however_fast(path: Path) -> None:
+    """Plants a bug in each kept knob, one at a time: wrong gradients."""
     for name, value in {(entry.name, entry.value) for entry in replay(path).entries if entry.verdict == KEPT}:
         spoilt = copy.deepcopy(recorded(path)["recording"])
         for words, report in spoilt["reports"].items():
@@ -134,7 +140,7 @@ def test_what_is_not_the_same_is_not_kept_however_fast(path: Path) -> None:
         assert any(e.name == name and e.verdict == REJECTED and "not the same" in e.why for e in receipt.entries)
 
 
-def test_what_learns_worse_is_taken_back(path: Path) -> None:
+def test_a_setting_with_a_worse_loss_is_dropped(path: Path) -> None:
     spoilt = copy.deepcopy(recorded(path)["recording"])
     lossy = [e for e in replay(path).entries if e.verdict == KEPT and KNOBS_BY_NAME[e.name].lossy]
     for words, losses in spoilt["losses"].items():
@@ -142,7 +148,7 @@ def test_what_learns_worse_is_taken_back(path: Path) -> None:
             losses["losses"] = [1.5 * loss for loss in losses["losses"]]
     receipt = replay(path, spoilt)
     tried = [e for e in receipt.entries if e.verdict != UNTRIED and any((e.name, e.value) == (o.name, o.value) for o in lossy)]
-    assert tried or not lossy  # without the first, others may be beside what nobody recorded
+    assert tried or not lossy  # without the first knob, later trials may not be recorded
     for entry in tried:
         assert entry.verdict == REJECTED and value_of(Settings(**receipt.settings), entry.name) != entry.value
 

@@ -1,4 +1,4 @@
-"""Compiled code of one autocast is never run in another's place."""
+"""Code compiled under one autocast dtype is never reused under another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Product(nn.Module):
 
 
 def kept_by_whether_autocast_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch before 2.13 keeps what it has compiled."""
+    """The compile cache behaves as in torch before 2.13."""
     if not autocasting._IS_TOLD_APART:
         return
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCacheDetails

@@ -1,4 +1,4 @@
-"""Gains of optimisations: measured once within a time limit, kept with the ceilings, and never made up."""
+"""Gains of optimisations: measured once within a time limit and stored with the ceilings."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def operations(group: str = CONVOLUTIONS) -> list[Operation]:
     return [one for one in count_step(step).operations if one.group == group]
 
 
-def test_a_gain_is_measured_once_and_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gain_is_measured_once_and_labelled_as_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     gains = Gains(limit_s=1.0, clock=clock)
     gain = gains.expected(CHANNELS_LAST, CPU, compared("a"))
@@ -72,12 +72,12 @@ def test_a_gain_is_measured_once_and_said_to_be(monkeypatch: pytest.MonkeyPatch)
     assert gains.expected(CHANNELS_LAST, CPU, compared("a")) == gain and clock.timed == 1 and gains.new == {"a": 2.0}
 
 
-def test_without_a_measurement_the_usual_gain_is_said_to_be_one() -> None:
+def test_without_a_measurement_the_usual_gain_is_labelled_as_such() -> None:
     gain = Gains().expected(CHANNELS_LAST, CPU, compared("unknown"))
     assert gain is not None and not gain.measured and gain.factor == CHANNELS_LAST.usual["cpu"]
     assert "not measured here" in gain.words
     assert Gains().expected(CHANNELS_LAST, torch.device("cuda"), None, "bfloat16") == Gain(1.9, measured=False)
-    assert Gains().expected(OWN_CONVOLUTIONS, CPU, compared("unknown")) is None  # nobody knows: no gain is made up
+    assert Gains().expected(OWN_CONVOLUTIONS, CPU, compared("unknown")) is None  # unknown
     assert Gains().expected(CHANNELS_LAST, torch.device("mps"), None) is None
 
 
@@ -87,15 +87,15 @@ def test_measuring_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -
     for name in "abcdefgh":
         gains.measured(compared(name, pairs=20), CPU)
     assert clock.now_s <= 2.0 + measuring.ONE_GAIN_S + clock.each_s and 1 <= len(gains.new) < 8
-    assert gains.measured(compared("h"), CPU) is None  # not measured, and not called unmeasurable either
+    assert gains.measured(compared("h"), CPU) is None  # not measured, but not marked as unmeasurable
 
 
-def test_what_is_known_costs_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_gains_cost_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     assert Gains({"a": 1.5}, 1.0, clock).measured(compared("a"), CPU) == 1.5 and not clock.timed
 
 
-def test_a_machine_that_can_not_do_it_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_optimisation_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(device: torch.device, numbers: torch.Generator) -> Any:
         raise RuntimeError("no such kernel")
 
@@ -105,16 +105,16 @@ def test_a_machine_that_can_not_do_it_is_not_asked_again(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("seconds", [[[2.0, 1.0], [1.0, 1.0]], [[1.0, 1.0], [1.0, 3.0]]])
-def test_a_machine_that_is_too_busy_to_tell_keeps_nothing(monkeypatch: pytest.MonkeyPatch, seconds: Any) -> None:
+def test_a_measurement_on_a_busy_machine_is_discarded(monkeypatch: pytest.MonkeyPatch, seconds: Any) -> None:
     clock = Clock(monkeypatch)
     clock.seconds = seconds
     gains = Gains(limit_s=1.0, clock=clock)
     assert gains.measured(compared("a"), CPU) is None and not gains.new
     clock.seconds = [[2.0, 2.0], [1.0, 1.0]]
-    assert gains.measured(compared("a"), CPU) is None and clock.timed == 1  # what was said of it once stays so
+    assert gains.measured(compared("a"), CPU) is None and clock.timed == 1  # the same result within one process
 
 
-def test_short_memory_is_no_reason_never_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_memory_shortage_it_is_measured_another_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     gains = Gains(limit_s=1.0, clock=clock)
     assert gains.measured(GainComparison("a", [Pair(1e18, 1.0, lambda device, numbers: (int, int))]), CPU) is None
@@ -133,7 +133,7 @@ def test_gains_are_kept_with_the_ceilings(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert not (tmp_path / "nothing was measured here").exists()
 
 
-def test_ceilings_that_were_kept_before_there_were_gains_still_serve(tmp_path: Path) -> None:
+def test_ceilings_of_older_versions_without_gains_can_be_used(tmp_path: Path) -> None:
     cache, key = CeilingsCache(tmp_path), fingerprint(read_facts())
     cache.save(key, CPU, True, BARE, ())
     (path,) = tmp_path.glob("*.json")
@@ -166,7 +166,7 @@ def test_a_hand_over_is_measured_once_for_batches_of_about_a_size(monkeypatch: p
     assert Gains().hand_over_s(3e6) == USUAL_HAND_OVER_S and len(asked) == 1
 
 
-def test_where_no_worker_can_be_asked_or_each_answers_otherwise_the_usual_hand_over_counts(
+def test_without_a_stable_measurement_the_usual_hand_over_time_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def unavailable(size_bytes: float) -> list[float]:
@@ -181,7 +181,7 @@ def test_where_no_worker_can_be_asked_or_each_answers_otherwise_the_usual_hand_o
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
-def test_a_real_worker_hands_over_and_nothing_of_it_stays() -> None:
+def test_a_real_worker_is_measured_and_ended() -> None:
     state, children = torch.random.get_rng_state(), len(multiprocessing.active_children())
     seconds = hand_over_seconds(1e4)
     assert len(seconds) >= 4 and min(seconds) > 0
@@ -190,7 +190,7 @@ def test_a_real_worker_hands_over_and_nothing_of_it_stays() -> None:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Threads that wait for each other take long where other tests hold the cores."""
+    """One thread: with other tests on the cores, threads would wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -198,7 +198,7 @@ def one_thread() -> Iterator[None]:
 
 
 def steady(monkeypatch: pytest.MonkeyPatch) -> Gains:
-    """Tests run beside others: how far two halves agree is no matter here."""
+    """Other tests run at the same time, so the halves of a measurement need not agree."""
     monkeypatch.setattr(measuring, "_AGREES", math.inf)
     return Gains(limit_s=60.0)
 
@@ -235,11 +235,11 @@ def test_only_a_few_operators_and_small_parts_of_large_ones_are_compared() -> No
     assert max(pair.needed_bytes for pair in one.pairs) < 50e6 and all(pair.weight > 1 for pair in one.pairs)
 
 
-def test_nothing_to_compare_is_no_comparison() -> None:
+def test_no_comparison_without_operators() -> None:
     assert channels_last(CPU, operations(PRODUCTS)) is None and channels_last(CPU, []) is None
     assert fused_update(CPU, "AdamW", (), torch.float32, lambda weights, fused: int) is None
 
 
-def test_a_gain_counts_for_the_part_of_a_step_that_it_is_about() -> None:
+def test_a_gain_applies_only_to_its_part_of_a_step() -> None:
     assert Gain(2.0, measured=True).of_step(0.5) == pytest.approx(4 / 3)
     assert Gain(2.0, measured=True).of_step(0.0) == 1.0 and Gain(2.0, measured=True).of_step(1.0) == pytest.approx(2.0)

@@ -1,4 +1,4 @@
-"""Every knob of flatout's own passes the suite that others' knobs inherit, and so does one that a user writes."""
+"""Every built-in knob passes the conformance suite, and so does a user's knob."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def recipe(*knobs: Any, **given: Any) -> fo.Recipe:
     return fo.Recipe(**asked, knobs=knobs)
 
 
-def test_a_recipe_brings_a_knob_and_pins_it(tmp_path: Path) -> None:
+def test_a_recipe_can_add_a_knob_and_pin_it(tmp_path: Path) -> None:
     run = fo.run(recipe(TanhGelu(), settings={"tanh_gelu": True, "device": "cpu"}), runs=tmp_path, cache=None)
     assert run.plan.settings.own == {"tanh_gelu": True}
     plain = fo.run(recipe(TanhGelu(), settings={"device": "cpu"}), runs=tmp_path, cache=None)
@@ -128,11 +128,11 @@ def test_a_knob_whose_code_has_changed_makes_another_run() -> None:
 @pytest.mark.parametrize(
     ("written", "meant"), [("on", True), ("off", False), (True, True), ("3", 3), ("0.5", 0.5), ("fast", "fast")]
 )
-def test_a_pin_from_the_command_line_is_what_it_means(written: Any, meant: Any) -> None:
+def test_a_pin_from_the_command_line_has_the_right_type(written: Any, meant: Any) -> None:
     assert parse_pins({"mine": written}, ["mine"]) == ({"mine": meant}, [])
 
 
-def test_off_on_the_command_line_knows_knobs_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_on_the_command_line_accepts_knobs_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parent)
     written = tmp_path / "mine.yaml"
     written.write_text("data: digits\nmodel: mlp\nbatch: 32\nlr: 1e-3\nbudget: 2 steps\nknobs: ['test_knobs:TanhGelu']\n")
@@ -141,7 +141,7 @@ def test_off_on_the_command_line_knows_knobs_of_the_recipe(tmp_path: Path, monke
         read_asked(written, [], [], ["tanh_gellu"])
 
 
-def test_a_knob_that_lacks_something_is_refused_with_all_of_it() -> None:
+def test_an_incomplete_knob_is_rejected_with_all_missing_parts() -> None:
     class Half:
         name = "half"
 
@@ -157,7 +157,7 @@ def test_a_knob_can_not_take_the_name_of_a_setting() -> None:
         recipe(Taken())
 
 
-def test_a_misspelt_pin_is_still_found() -> None:
+def test_a_misspelt_pin_is_an_error() -> None:
     with pytest.raises(RecipeError, match="tanh_gellu"):
         recipe(TanhGelu(), settings={"tanh_gellu": True})
 

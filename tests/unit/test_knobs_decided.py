@@ -1,4 +1,4 @@
-"""Knobs that are decided from what is known: what they take, the reason in words, and that each can be switched off."""
+"""Settings decided without trials: their values, their reasons, and that each can be switched off."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def planned_for(pins: dict[str, Any] | None = None, **given: Any) -> Plan:
 
 
 @pytest.mark.parametrize("knob", DECIDED, ids=lambda knob: knob.name)
-def test_each_can_be_switched_off_and_the_run_goes_through(knob: Decided, tmp_path: Path) -> None:
+def test_each_setting_can_be_switched_off(knob: Decided, tmp_path: Path) -> None:
     assert is_setting(knob.name) and off_value(knob.name) == knob.off
     assert parse_pins({knob.name: str(knob.off)}) == ({knob.name: knob.off}, [])
     assert value_of(planned_for({knob.name: knob.off}).settings, knob.name) == knob.off
@@ -84,11 +84,11 @@ def test_checkpoints_only_at_the_start_and_at_the_end(tmp_path: Path) -> None:
     assert run.folder.checkpoints().steps() == [0, 40]
 
 
-# ---- what is read ahead ----
+# ---- reading ahead ----
 
 
 class Slow(Source):
-    """Numbers, and how many were asked for until now."""
+    """Rows of numbers that count how many were read."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -111,7 +111,7 @@ class Slow(Source):
 
 
 def settled(source: Slow, rows: int) -> int:
-    """Rows that were begun once those were, and nobody begins more."""
+    """Rows read in total, once at least `rows` were read and reading has stopped."""
     began_s = time.monotonic()
     while source.begun < rows and time.monotonic() - began_s < 20:
         time.sleep(0.001)
@@ -170,7 +170,7 @@ def why(knob: Decided, s: Situation, tier: str) -> str:
     return choice.why
 
 
-def test_what_is_read_ahead_is_said_in_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_ahead_is_explained_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReadingBudget, "here", lambda: ReadingBudget(cores=8, memory_bytes=10**10))
     assert why(reader_threads, read_from(Slow(), "cuda"), "streamed").startswith("starts with 7 on 8 cores; more if")
     assert why(reader_threads, read_from(Slow()), "streamed").startswith("starts with 8, one per core")
@@ -201,14 +201,14 @@ def evaluated(monkeypatch: pytest.MonkeyPatch, ceilings: Ceilings | None, free: 
     return choice
 
 
-def test_a_launch_bound_evaluation_takes_more_at_once_but_not_more_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_bound_evaluation_uses_larger_batches_up_to_the_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = len(build_job(recipe()).data.validation or ())
     found = evaluated(monkeypatch, gpu(1e-5))
     assert found.value % 16 == 0 and rows / 2 < found.value <= rows
     assert "as fast as 16, which is launch-bound" in found.why and "of 80 GB free" in found.why
 
 
-def test_memory_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_limits_the_evaluation_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     most = evaluated(monkeypatch, gpu(1e-5)).value
     short = evaluated(monkeypatch, gpu(1e-5), free=1e6)
     assert 16 < short.value < most
@@ -216,14 +216,14 @@ def test_memory_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert none.value == 0 and none.why.startswith("same as training: twice as many would use")
 
 
-def test_where_nothing_is_gained_it_is_as_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gain_the_evaluation_batch_is_the_training_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     found = evaluated(monkeypatch, gpu(1e-12))
     assert found.value == 0 and "too little" in found.why
     assert evaluated(monkeypatch, None).why.endswith("run: flatout probe")
     assert "only 359 rows" in evaluated(monkeypatch, gpu(1e-5), batch=300).why
 
 
-def test_rows_that_are_read_as_they_come_keep_the_training_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_are_not_resident_keep_the_training_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     s = replace(situation_of(build_job(recipe()), {"device": "cpu"}, gpu(1e-5)), device=torch.device("cuda"))
     (choice,) = evaluation_batch.default(s, {"tier": "pinned"})
     assert isinstance(choice, Choice) and choice.value == 0 and "limits the speed" in choice.why
@@ -232,13 +232,13 @@ def test_rows_that_are_read_as_they_come_keep_the_training_batch(monkeypatch: py
     assert isinstance(choice, Choice) and (choice.value, choice.why) == (0, "nothing is evaluated")
 
 
-def test_what_is_held_is_what_is_still_to_be_read() -> None:
+def test_peak_memory_counts_only_values_still_needed() -> None:
     def step(reads: dict[int, int], writes: dict[int, int]) -> Operation:
         return Operation("op", "other", torch.float32, 0, tuple(reads.items()), tuple(writes.items()))
 
     chain = [step({0: 5}, {1: 10}), step({1: 10}, {2: 20}), step({2: 20}, {3: 30}), step({3: 30}, {4: 1})]
-    assert most_held(chain) == 50  # the third reads 20 and writes 30; what came before is gone
-    assert most_held([*chain, step({1: 10}, {5: 1})]) == 60  # a skip over it all is kept
+    assert most_held(chain) == 50  # the third reads 20 and writes 30; earlier values are freed
+    assert most_held([*chain, step({1: 10}, {5: 1})]) == 60  # a skip connection is kept
     assert most_held([]) == 0
 
 
@@ -255,7 +255,7 @@ def test_metrics_are_the_same_for_any_evaluation_batch(tmp_path: Path) -> None:
 # ---- log points ----
 
 
-def test_log_points_are_told_in_steps() -> None:
+def test_log_points_are_explained_in_steps() -> None:
     s = situation_of(build_job(recipe(budget="1000000 steps")), {"device": "cpu"}, made_up())
     (choice,) = log_every.default(s, {"tier": "resident", "fused_optimizer": False})
     assert isinstance(choice, Choice) and choice.value == 0
@@ -264,7 +264,7 @@ def test_log_points_are_told_in_steps() -> None:
     assert isinstance(unknown, Choice) and unknown.why.startswith("about twice a second;")
 
 
-def test_a_run_that_is_over_before_its_first_log_point_is_told_so() -> None:
+def test_a_run_shorter_than_a_log_interval_is_explained() -> None:
     s = situation_of(build_job(recipe(budget="6 steps")), {"device": "cpu"}, made_up())
     (choice,) = log_every.default(s, {"tier": "resident", "fused_optimizer": False})
     assert isinstance(choice, Choice) and "and at the end" in choice.why
@@ -272,6 +272,6 @@ def test_a_run_that_is_over_before_its_first_log_point_is_told_so() -> None:
 
 
 @pytest.mark.parametrize("written", ["1e3", "1000", 1000, 1000.0, "1000.0"])
-def test_a_whole_number_may_be_written_as_anywhere_in_a_recipe(written: object) -> None:
+def test_integers_may_have_any_recipe_format(written: object) -> None:
     values, problems = parse_pins({"log_every": written})
     assert (values, problems) == ({"log_every": 1000}, []) and isinstance(values["log_every"], int)

@@ -1,4 +1,4 @@
-"""Layouts of many devices: memory and work that add up by hand, what can't be and why, and runs that others published."""
+"""Layouts of many devices: memory and work checked by hand, reasons for impossible layouts, and published runs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def llama() -> Shape:
     return shape_of_transformer(described("llama-3.1-8b"), 8192)
 
 
-# what is counted
+# counting
 
 
 def test_a_model_on_the_meta_device_is_counted_block_by_block(stack: Shape) -> None:
@@ -98,8 +98,8 @@ def test_a_model_on_the_meta_device_is_counted_block_by_block(stack: Shape) -> N
     assert stack.parameters == sum(p.numel() for p in Stack().parameters())
 
 
-def test_like_blocks_are_one_object(stack: Shape) -> None:
-    assert len({id(block) for block in stack.blocks}) <= 2  # the first has no gradient to hand on
+def test_equal_blocks_are_one_object(stack: Shape) -> None:
+    assert len({id(block) for block in stack.blocks}) <= 2  # the first passes on no gradient
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("llama-3.1-8b", 8_030_261_248), ("llama-3.1-70b", 70_553_706_496)])
@@ -214,7 +214,7 @@ def test_a_pipeline_idles_less_with_more_micro_batches_and_with_chunks(llama: Sh
     assert few == pytest.approx(3 / 8, rel=0.01)
 
 
-def test_slow_links_are_waited_for(llama: Shape) -> None:
+def test_slow_links_cost_time(llama: Shape) -> None:
     def waited(between: str) -> float:
         cluster = Cluster.of("h100", between=between)
         return times_of(llama, ParallelLayout(shard=64), 64, cluster.kind, cluster.network).communication_share
@@ -231,7 +231,7 @@ def test_more_work_takes_longer_and_none_is_free(stack: Shape, llama: Shape) -> 
 
 
 def test_groups_lie_on_nodes_as_torch_lays_them() -> None:
-    """Against torch's own mesh of 64 ranks that don't exist."""
+    """Compared with torch's own mesh of 64 imaginary ranks."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     layout = ParallelLayout(pipeline=2, data=2, shard=4, tensor=4)
@@ -249,10 +249,10 @@ def test_groups_lie_on_nodes_as_torch_lays_them() -> None:
         dist.destroy_process_group()
 
 
-# what can't be
+# impossible layouts
 
 
-def test_layouts_that_do_not_divide_are_rejected_in_words(stack: Shape, llama: Shape) -> None:
+def test_impossible_layouts_are_rejected_with_a_reason(stack: Shape, llama: Shape) -> None:
     assert problem(llama, ParallelLayout(tensor=16), 64, 16) == "8 key and value heads are not divisible by tensor=16"
     assert "7 pipeline stages, but the model has only 6 blocks" in str(problem(stack, ParallelLayout(pipeline=7), 64, 8))
     assert "12 pipeline stages" in str(problem(stack, ParallelLayout(pipeline=6, chunks=2, schedule="interleaved"), 64, 8))
@@ -276,7 +276,7 @@ def test_layouts_that_do_not_divide_are_rejected_in_words(stack: Shape, llama: S
         (lambda: find_layouts(counted(), TrainingLoad(8), Cluster.of("h100"), 0), "at least 1 device, got 0"),
     ],
 )
-def test_what_is_asked_wrongly_is_answered_with_what_was_meant(call: Any, words: str) -> None:
+def test_mistyped_names_get_suggestions(call: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words.replace("?", r"\?")):
         call()
 
@@ -306,7 +306,7 @@ def test_a_node_with_slow_links_prefers_fewer_exchanges(llama: Shape) -> None:
     assert slow.fitting[0].layout.tensor == 1
 
 
-# the page
+# the screen
 
 
 def test_the_page_has_layouts_and_reasons(llama: Shape) -> None:
@@ -347,7 +347,7 @@ def test_a_job_is_explained_with_its_own_model_and_loss() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_published_runs_are_foretold_within_the_bars(row: Row) -> None:
+def test_published_runs_are_predicted_within_the_limits(row: Row) -> None:
     found = foretell(row)
     assert found.per_device == pytest.approx(row.rate, rel=RATE_BAR)
     if row.memory_gib is not None:
@@ -361,7 +361,7 @@ def test_constants_are_fitted_on_the_named_rows_alone() -> None:
         assert foretell(row).per_device == pytest.approx(row.rate, rel=0.005)
 
 
-def test_an_estimate_is_what_its_parts_say(llama: Shape) -> None:
+def test_rates_follow_from_the_estimated_step_time(llama: Shape) -> None:
     cluster, layout = Cluster.of("h100"), ParallelLayout(shard=8, micro_batch=2, recompute="full")
     found = estimate(llama, layout, TrainingLoad(16), cluster)
     assert found.rate == 16 * 8192 / found.times.step_s

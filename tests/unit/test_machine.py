@@ -1,4 +1,4 @@
-"""Devices, facts, meters, the null world and the vendor's library behind its face."""
+"""Devices, facts, meters, a world of one process, and NVML."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def gpu_box(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("cpu_box")
-def test_a_cpu_box_offers_its_cpu_and_refuses_the_rest() -> None:
+def test_without_a_gpu_only_the_cpu_can_be_chosen() -> None:
     assert pick_device() == pick_device("cpu") == pick_device(CPU) == CPU
     assert device_name(CPU)
     with pytest.raises(MachineError, match=r"'cuda:1' .* no accelerator.* set device to 'auto' or 'cpu'"):
@@ -50,7 +50,7 @@ def test_a_cpu_box_offers_its_cpu_and_refuses_the_rest() -> None:
 
 
 @pytest.mark.usefixtures("gpu_box")
-def test_a_gpu_box_offers_the_gpus_it_has() -> None:
+def test_only_existing_gpus_can_be_chosen() -> None:
     assert pick_device() == pick_device("cuda") == torch.device("cuda:0")
     assert pick_device("cuda:1") == torch.device("cuda:1")
     assert pick_device("cpu") == CPU
@@ -70,7 +70,7 @@ def test_one_process_is_a_world() -> None:
 # facts
 
 
-def test_facts_of_this_machine_are_whole_and_json() -> None:
+def test_facts_of_this_machine_are_complete_and_json() -> None:
     facts = read_facts()
     assert facts.cpu.model and 1 <= facts.cpu.usable_cores <= facts.cpu.logical_cores
     assert 0 < facts.memory_available_bytes <= facts.memory_total_bytes
@@ -78,7 +78,7 @@ def test_facts_of_this_machine_are_whole_and_json() -> None:
     assert json.loads(json.dumps(facts.to_dict()))["torch"] == torch.__version__
 
 
-def test_fingerprint_follows_what_ceilings_depend_on_and_nothing_else() -> None:
+def test_fingerprint_depends_only_on_what_ceilings_depend_on() -> None:
     facts = read_facts()
     assert fingerprint(facts) == fingerprint(replace(facts, memory_available_bytes=1, swap_used_bytes=5, libraries={}))
     assert fingerprint(facts) != fingerprint(replace(facts, torch_threads=facts.torch_threads + 1))
@@ -108,7 +108,7 @@ def test_container_limits_are_read_in_both_versions(tmp_path: Path) -> None:
 
 
 class FakeNvml:
-    """Two GPUs, of which the first can't tell its energy."""
+    """Two GPUs; the first can't report its energy."""
 
     class NVMLError(Exception):
         pass
@@ -145,20 +145,20 @@ def test_gpus_are_matched_by_uuid_when_only_some_are_visible() -> None:
     hidden, visible = gpus.facts()
     assert (hidden.device, visible.device) == (None, "cuda:0")
     assert gpus.driver == "580.95" and visible.capability == "9.0"
-    assert visible.throttle_reasons == ("hardware thermal slowdown",)  # resting is not throttling
+    assert visible.throttle_reasons == ("hardware thermal slowdown",)  # idle is not throttling
     assert visible.pcie_width is None  # not supported: unknown
     meters = Meters(torch.device("cuda:0"), gpus)
     assert meters.read() == MeterReading(123.4, 5.0, 41.0, 1501.0, 0.5, 10**8)
     assert meters.why_unavailable == ""
 
 
-def test_what_a_gpu_does_not_tell_is_none_and_named() -> None:
+def test_an_unreadable_gpu_meter_is_none_and_named() -> None:
     meters = Meters(torch.device("cuda:0"), NvmlGpus(FakeNvml(), lambda: {"GPU-0": "cuda:0"}))
     assert meters.read().energy_j is None and meters.read().power_w == 123.4
     assert "energy_j" in meters.why_unavailable and "cuda:0" in meters.why_unavailable
 
 
-def test_without_nvml_everything_is_unavailable_for_a_reason() -> None:
+def test_without_nvml_everything_is_unavailable_with_a_reason() -> None:
     meters = Meters(torch.device("cuda:0"), NoGpus("no driver answers"))
     assert meters.read() == MeterReading() and meters.why_unavailable == "no driver answers"
     assert "mps" in Meters(torch.device("mps")).why_unavailable
@@ -181,7 +181,7 @@ def test_host_energy_keeps_counting_when_the_counter_wraps(tmp_path: Path) -> No
     assert meters.why_unavailable == "" and second.memory_used_bytes
 
 
-def test_host_energy_that_cannot_be_read_is_none_and_said(tmp_path: Path) -> None:
+def test_unreadable_host_energy_is_none_with_a_reason(tmp_path: Path) -> None:
     absent = Meters(CPU, powercap=tmp_path)
     assert absent.read().energy_j is None and absent.read().power_w is None and "no energy counter" in absent.why_unavailable
     write(tmp_path / "intel-rapl:0/max_energy_range_uj", "1000")

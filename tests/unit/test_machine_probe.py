@@ -60,18 +60,18 @@ SICK = {
 
 
 @pytest.mark.parametrize("name", SICK)
-def test_each_sick_machine_gets_its_one_advice(name: str) -> None:
+def test_each_problem_gets_its_advice(name: str) -> None:
     (advice,) = advise(*SICK[name])
     assert advice.name == name and advice.what and advice.cost and advice.remedy
 
 
-def test_a_healthy_machine_is_left_alone() -> None:
+def test_a_healthy_machine_gets_no_advice() -> None:
     assert advise(HEALTHY, ON_GPU) == advise(HEALTHY, ON_CPU) == []
-    unknown = GpuFacts(name="a GPU", uuid="GPU-2", device="cuda:0")  # a virtual machine that tells nothing
+    unknown = GpuFacts(name="a GPU", uuid="GPU-2", device="cuda:0")  # a virtual machine that reports nothing
     assert advise(replace(HEALTHY, gpus=(unknown,), shm_bytes=None, open_files_limit=None, driver=None), ON_GPU) == []
 
 
-def test_advice_says_how_much_a_link_loses() -> None:
+def test_advice_on_a_slow_link_has_its_cost() -> None:
     (advice,) = advise(with_gpu(pcie_generation=4, pcie_width=8), ON_GPU)
     assert "PCIe 4 x8" in advice.what and "PCIe 5 x16" in advice.what and "25%" in advice.cost
 
@@ -82,7 +82,7 @@ def test_ceilings_survive_json() -> None:
         assert Ceilings.from_dict(json.loads(json.dumps(ceilings.to_dict()))) == ceilings
 
 
-def test_ceilings_from_before_kernels_were_measured_are_read() -> None:
+def test_ceilings_of_older_versions_can_be_read() -> None:
     older = {name: value for name, value in ON_GPU.to_dict().items() if name not in ("operator_s", "kernel_s", "operators")}
     assert Ceilings.from_dict(older) == ON_GPU
 
@@ -91,7 +91,7 @@ def test_ceilings_from_before_kernels_were_measured_are_read() -> None:
 
 
 class Measurer:
-    """Stands for measure_ceilings and counts its calls."""
+    """Replaces measure_ceilings and counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -124,7 +124,7 @@ def test_operators_are_timed_when_a_model_has_them(measurer: Measurer, tmp_path:
     few = probe(CPU, tmp_path, quick=True, operations=lambda ceilings: relu).ceilings
     assert len(few.operators) == 1
     more = probe(CPU, tmp_path, quick=True, operations=lambda ceilings: (*relu, *tanh)).ceilings
-    assert len(more.operators) == 2 and few.operators.items() < more.operators.items()  # kept as they were timed
+    assert len(more.operators) == 2 and few.operators.items() < more.operators.items()  # earlier times are kept
     again = probe(CPU, tmp_path, quick=True, operations=lambda ceilings: tanh)
     assert again.cached and again.ceilings == more and measurer.calls == 1
 
@@ -146,14 +146,14 @@ def test_a_full_measurement_serves_a_quick_probe_and_not_the_reverse(measurer: M
     assert measurer.calls == 2
 
 
-def test_a_resting_link_is_not_called_slow(measurer: Measurer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_link_is_not_reported_as_slow(measurer: Measurer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     probe(CPU, tmp_path)
     monkeypatch.setattr(probing, "read_facts", lambda: with_gpu(pcie_generation=1, clock_mhz=345))
     again = probe(CPU, tmp_path)
     assert again.cached and again.facts.gpus[0].pcie_generation == 5 and not again.advice
 
 
-def test_a_damaged_cache_is_said_and_measured_again(measurer: Measurer, tmp_path: Path) -> None:
+def test_a_damaged_cache_is_reported_and_measured_again(measurer: Measurer, tmp_path: Path) -> None:
     probe(CPU, tmp_path)
     (entry,) = tmp_path.iterdir()
     entry.write_text('{"format": 1, "quick": false, "ceil')
@@ -170,7 +170,7 @@ def test_ceilings_kept_in_an_older_format_are_measured_again(measurer: Measurer,
     assert not again.cached and again.notes == () and measurer.calls == 2
 
 
-def test_a_folder_that_cannot_be_written_is_said_and_not_fatal(measurer: Measurer, tmp_path: Path) -> None:
+def test_a_read_only_cache_folder_is_reported_and_not_fatal(measurer: Measurer, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     probed = probe(CPU, tmp_path / "file" / "cache")
     assert not probed.cached and "can't be written" in probed.notes[0]
@@ -178,7 +178,7 @@ def test_a_folder_that_cannot_be_written_is_said_and_not_fatal(measurer: Measure
     assert probe(CPU, None).notes == ()
 
 
-def test_a_cpu_is_measured_quickly_and_reads_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quick_probe_of_a_cpu_and_its_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
     state = torch.random.get_rng_state()
     two = World()

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 class FakeClock:
-    """Says what the test says; every reading moves it on by `tick_s`."""
+    """A fake clock; every reading moves it on by `tick_s`."""
 
     def __init__(self, tick_s: float = 0.0) -> None:
         self.now_s = 100.0
@@ -43,7 +43,7 @@ def test_intervals_of_many_values(n: int) -> None:
     assert compare(values, [2 * value for value in values]).better is True
 
 
-def test_stopwatch_tells_the_time_of_its_block_and_so_far() -> None:
+def test_stopwatch_measures_its_block_and_shows_the_time_so_far() -> None:
     clock = FakeClock()
     with Stopwatch(CPU, clock) as watch:
         clock.now_s += 2.0
@@ -71,7 +71,7 @@ def test_interval_of_the_median_is_the_binomial_one() -> None:
     assert summarize([7.0]).median == summarize([7.0]).low == 7.0
 
 
-def test_interval_of_the_median_covers_it_as_often_as_it_says() -> None:
+def test_95_percent_interval_of_the_median_covers_it_95_percent_of_the_time() -> None:
     draw = np.random.default_rng(0)
     summaries = [summarize(draw.lognormal(0.0, 1.0, 15)) for _ in range(1000)]  # skewed; its median is 1
     covered = sum(summary.low <= 1.0 <= summary.high for summary in summaries) / len(summaries)
@@ -79,7 +79,7 @@ def test_interval_of_the_median_covers_it_as_often_as_it_says() -> None:
 
 
 def noisy_times(seed: int, n: int = 30, center: float = 1.0) -> list[float]:
-    """Timings as they are: 3% of noise, and now and then an outlier that is far too slow."""
+    """Realistic timings: 3% noise, and now and then a very slow outlier."""
     draw = np.random.default_rng(seed)
     outliers = np.where(draw.random(n) < 0.1, 1.5, 1.0)
     return list(center * draw.lognormal(0.0, 0.03, n) * outliers)
@@ -92,7 +92,7 @@ def test_compare_finds_a_planted_difference_of_five_percent() -> None:
     assert all(verdict.low <= verdict.ratio <= verdict.high for verdict in verdicts)
 
 
-def test_compare_says_none_for_equal_arms() -> None:
+def test_compare_finds_no_difference_between_equal_samples() -> None:
     verdicts = [compare(noisy_times(2 * seed), noisy_times(2 * seed + 1)).better for seed in range(100)]
     assert sum(verdict is not None for verdict in verdicts) <= 8  # 5% by design
     same = noisy_times(0)
@@ -107,11 +107,11 @@ def test_compare_knows_which_way_is_better_and_by_how_much() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_few_repeats_are_no_evidence_however_far_apart(n: int) -> None:
+def test_few_repeats_are_never_enough_evidence(n: int) -> None:
     assert compare([1.0 + i / 100 for i in range(n)], [9.0 + i / 100 for i in range(n)]).better is None
 
 
-def test_pairs_find_what_the_drift_between_them_hides() -> None:
+def test_paired_comparison_is_not_affected_by_drift() -> None:
     drift = np.random.default_rng(0).lognormal(0.0, 0.5, 30)
     a, b = list(drift * np.asarray(noisy_times(3, center=0.95))), list(drift * np.asarray(noisy_times(4)))
     assert compare(a, b).better is None
@@ -124,7 +124,7 @@ def test_a_verdict_does_not_change_when_computed_again() -> None:
 
 
 @pytest.mark.parametrize("values", [[], [1.0, float("nan")], [0.0, 1.0], [-1.0]])
-def test_compare_refuses_what_has_no_ratio(values: list[float]) -> None:
+def test_compare_rejects_values_without_a_ratio(values: list[float]) -> None:
     with pytest.raises(UsageError, match="a must be"):
         compare(values, [1.0, 2.0])
     with pytest.raises(UsageError, match="same length"):
@@ -163,21 +163,21 @@ def test_ledger_splits_a_row_without_losing_time() -> None:
         ledger.split("forward", {"backwards": 0.5})
 
 
-def test_a_resumed_ledger_goes_on_where_the_first_stopped() -> None:
+def test_a_resumed_ledger_continues_the_earlier_one() -> None:
     clock = FakeClock()
     first = Ledger(clock)
     clock.now_s += 4.0
     first.lap("data")
     second = Ledger(clock)
     second.add(first.to_dict())
-    clock.now_s += 100.0  # between the runs: nobody's
+    clock.now_s += 100.0  # between the runs: not charged
     second.start()
     clock.now_s += 2.0
     second.lap("data")
     assert second.totals()["data"] == second.wall_s == 6.0
 
 
-def test_ledger_names_the_row_that_was_meant() -> None:
+def test_an_unknown_ledger_row_gets_a_suggestion() -> None:
     with pytest.raises(UsageError, match="did you mean 'evaluation'"):
         Ledger().lap("evaluate")
 
@@ -188,7 +188,7 @@ def test_a_lap_is_cheap() -> None:
     assert best_s < 2e-6  # 170 ns alone on a core; the bound allows for a busy one
 
 
-def test_ledger_reads_as_a_small_table() -> None:
+def test_ledger_as_a_table() -> None:
     clock = FakeClock()
     ledger = Ledger(clock)
     clock.now_s += 1.5
@@ -217,14 +217,14 @@ def test_counts_of_a_product() -> None:
     assert counts.bytes == 4 * (8 * 64 + 64 * 32 + 8 * 32)
 
 
-def test_views_allocations_and_expanded_parts_move_nothing() -> None:
+def test_views_allocations_and_expanded_dimensions_move_no_bytes() -> None:
     x = torch.ones(16, 16)
     assert count_step(lambda: x.t().reshape(2, 8, 16)[0].expand(3, 8, 16)).bytes == 0
     assert count_step(lambda: torch.empty_like(x)).bytes == 0
     assert count_step(lambda: torch.ones(1, 4).expand(100, 4) + torch.ones(100, 4)).bytes == 4 * (4 + 400 + 4 + 400 + 400)
 
 
-def test_in_place_and_fused_operators_write_what_they_change() -> None:
+def test_in_place_and_fused_operators_count_their_writes() -> None:
     x = torch.ones(100)
     assert count_step(lambda: x.mul_(2)).bytes == 2 * 400
     model = torch.nn.Linear(64, 32)
@@ -235,12 +235,12 @@ def test_in_place_and_fused_operators_write_what_they_change() -> None:
     assert 7 * weight_bytes <= count_step(optimizer.step).bytes <= 9 * weight_bytes  # reads w, g, m, v; writes at least w, m, v
 
 
-def test_a_lookup_reads_only_the_rows_it_names() -> None:
+def test_an_embedding_lookup_reads_only_its_rows() -> None:
     table, rows = torch.ones(10_000, 8), torch.arange(4)
     assert count_step(lambda: table.index_select(0, rows)).bytes == 2 * 4 * 8 * 4 + 4 * 8
 
 
-def test_fake_meta_and_real_tensors_count_alike() -> None:
+def test_fake_meta_and_real_tensors_give_equal_counts() -> None:
     def counted(device: str) -> object:
         model, x = torch.nn.Linear(64, 32, device=device), torch.ones(8, 64, device=device)
         return count_step(lambda: model(x).sum().backward())

@@ -1,4 +1,4 @@
-"""The proof: planted bugs are caught and named, honest ways to the same step pass; paired losses with their power."""
+"""The proof: planted bugs are caught and named, correct variants of the same step pass; paired losses with their power."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def mlp() -> nn.Module:
 
 
 def convnet() -> nn.Module:
-    """The biases in front of batch norm have a true gradient of zero."""
+    """The biases before batch norm have a true gradient of zero."""
     layers: list[nn.Module] = []
     for inputs, outputs in ((1, 8), (8, 16)):
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(), nn.MaxPool2d(2)]
@@ -114,7 +114,7 @@ class How:
     prepare: Callable[[nn.Module], nn.Module] = lambda model: model  # may wrap it, or change it in place
     parts: int = 1
     clip: float | None = None
-    spoil: Callable[[nn.Module], None] = lambda model: None  # between backward and the update
+    spoil: Callable[[nn.Module], None] = lambda model: None  # called between backward and the update
 
 
 REFERENCE = How()
@@ -172,7 +172,7 @@ def compare(kind: str, how: How, precision: str = "fp32", *, reference: How = RE
     return check_step(take_step(start, given, reference), take_step(start, given, how), precision)
 
 
-# planted bugs: each is caught, and the words name it
+# planted bugs: each is caught, and the message names it
 
 
 def doubled(model: nn.Module) -> None:
@@ -182,7 +182,7 @@ def doubled(model: nn.Module) -> None:
 
 
 def bias_skipped(model: nn.Module, batch: Batch) -> tuple[Tensor, float]:
-    """The last bias is added as a constant, so nothing reaches it."""
+    """The last bias is added as a constant, so it gets no gradient."""
     assert isinstance(model, nn.Sequential) and isinstance(model[3], nn.Linear)
     logits = F.linear(model[2](model[1](model[0](batch[0]))), model[3].weight, model[3].bias.detach())
     return F.cross_entropy(logits, batch[1]), float(len(batch[1]))
@@ -274,7 +274,7 @@ def test_decay_on_norms_is_called_weight_decay() -> None:
 
 
 def test_a_doubled_gradient_shows_in_the_norm_when_clipping_hides_it() -> None:
-    """Under Adam neither loss nor update sees it, and after clipping the gradients are alike too."""
+    """Under Adam neither loss nor update shows it, and after clipping the gradients are equal too."""
     check = compare("mlp", How(spoil=doubled, clip=0.1), "bf16", reference=How(clip=0.1))
     assert not check.passed and "gradient norm before clipping is 2 times" in check.why
     assert "points elsewhere" not in check.why and "update" not in check.why
@@ -287,7 +287,7 @@ def test_stale_buffers_are_seen_without_the_state_before() -> None:
     assert not check.passed and "the buffer" in check.why
 
 
-# honest ways to the same step
+# correct variants of the same step
 
 
 def narrow() -> AbstractContextManager[Any]:
@@ -304,7 +304,7 @@ def test_the_reference_agrees_with_itself() -> None:
 def test_mixed_precision_passes_as_itself_and_fails_as_fp32(kind: str) -> None:
     check = compare(kind, How(context=narrow), "bf16")
     assert check.passed, check.why
-    assert 0.99 < float(check.figures["worst_cosine"]) < 1  # what was measured is told, also where it is small
+    assert 0.99 < float(check.figures["worst_cosine"]) < 1  # small differences are reported too
     if kind == "convnet":
         assert not compare(kind, How(context=narrow), "fp32").passed
 
@@ -322,7 +322,7 @@ def test_compiled_mixed_precision_passes() -> None:
     counters.clear()
     start, given = trained("mlp"), batches("mlp", 1)  # forward alone would be one more graph to compile
     compiled = take_step(start, given, How(prepare=torch.compile, context=narrow))  # type: ignore[arg-type]
-    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]  # else eager would be held against eager
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]  # else eager would be compared with eager
     check = check_step(take_step(start, given), compiled, "bf16")
     assert check.passed, check.why
 
@@ -364,14 +364,14 @@ def checkpointed(model: nn.Module) -> nn.Module:
         "clip",
     ],
 )
-def test_honest_variants_pass(kind: str, how: How) -> None:
+def test_correct_variants_pass(kind: str, how: How) -> None:
     check = compare(kind, how, reference=How(clip=how.clip))
     assert check.passed, check.why
     assert "one step agrees within fp32" in check.why
 
 
-def test_tiny_learning_rates_are_no_evidence() -> None:
-    """At the first step of a warm-up nothing moves, and a frozen group would look alike."""
+def test_tiny_learning_rates_are_not_enough_evidence() -> None:
+    """At the first step of a warm-up nothing changes, so a frozen group would look the same."""
     check = compare("mlp", How(), reference=How(optimizer=still, plain=still))
     assert not check.passed and check.why.startswith("not enough evidence: no update is larger than the rounding")
 
@@ -390,7 +390,7 @@ def plain() -> StepSnapshot:
 
 @pytest.mark.parametrize(("by", "passes"), [(1.0, True), (30.0, False)])
 def test_a_bias_may_be_off_by_as_much_as_its_weight(by: float, passes: bool, plain: StepSnapshot) -> None:
-    """In front of batch norm its true gradient is zero, and what it is off by has any direction and length."""
+    """Before batch norm its true gradient is zero, so its error has random direction and length."""
     draw = torch.Generator().manual_seed(0)
     gradients = {name: gradient.clone() for name, gradient in plain.gradients.items() if gradient is not None}
     size = 0.005 * gradients["0.weight"].square().mean().sqrt()
@@ -421,7 +421,9 @@ def test_a_bias_may_be_off_by_as_much_as_its_weight(by: float, passes: bool, pla
     ],
     ids=["loss", "gradient", "update", "buffer", "missing", "shape", "counter", "fewer losses", "norm"],
 )
-def test_broken_steps_fail_in_words(plain: StepSnapshot, change: Callable[[StepSnapshot], dict[str, Any]], named: str) -> None:
+def test_broken_steps_fail_with_a_reason(
+    plain: StepSnapshot, change: Callable[[StepSnapshot], dict[str, Any]], named: str
+) -> None:
     check = check_step(plain, replace(plain, **change(plain)), "bf16")
     assert not check.passed and named in check.why
 
@@ -431,18 +433,18 @@ def test_a_gradient_where_the_reference_has_none(plain: StepSnapshot) -> None:
     assert "9.bias has a gradient" in check_step(reference, plain, "fp32").why
 
 
-def test_masks_with_infinities_are_no_fault(plain: StepSnapshot) -> None:
+def test_infinities_in_masks_are_allowed(plain: StepSnapshot) -> None:
     masked = replace(plain, buffers={**plain.buffers, "mask": torch.full((4, 4), float("-inf")).triu(1)})
     assert check_step(masked, masked, "fp32").passed
 
 
-def test_a_broken_reference_is_no_evidence(plain: StepSnapshot) -> None:
+def test_a_broken_baseline_is_not_enough_evidence(plain: StepSnapshot) -> None:
     broken = replace(plain, losses=(float("inf"),))
     assert check_step(broken, plain, "fp32").why.startswith("not enough evidence: the baseline is broken")
 
 
 def shaken(snapshot: StepSnapshot, by: float, seed: int) -> StepSnapshot:
-    """A step of a model that is not deterministic: each gradient is off by this share of its length."""
+    """A step of a nondeterministic model: each gradient is off by this share of its length."""
     draw = torch.Generator().manual_seed(seed)
 
     def shake(g: Tensor) -> Tensor:
@@ -460,12 +462,12 @@ def test_the_noise_of_the_reference_widens_the_limits(plain: StepSnapshot) -> No
     assert "times as long" in check_step(plain, doubled_too, "fp32", again).why
 
 
-def test_a_reference_that_differs_from_itself_too_much_is_no_evidence(plain: StepSnapshot) -> None:
+def test_a_noisy_baseline_is_not_enough_evidence(plain: StepSnapshot) -> None:
     check = check_step(plain, shaken(plain, 1.5, seed=2), "fp32", shaken(plain, 1.5, seed=1))
     assert not check.passed and check.why.startswith("not enough evidence: two runs of the baseline differ too much")
 
 
-def test_an_unknown_precision_names_those_that_are_known(plain: StepSnapshot) -> None:
+def test_an_unknown_precision_lists_the_known_ones(plain: StepSnapshot) -> None:
     with pytest.raises(UsageError, match="bf16"):
         check_step(plain, plain, "bf61")
     assert set(LIMITS) == {"fp32", "tf32", "bf16", "fp16", "fp8"}
@@ -475,7 +477,7 @@ def test_an_unknown_precision_names_those_that_are_known(plain: StepSnapshot) ->
 
 
 def arms(n: int, noise: float, seed: int, repeats: int = 3, carried: float = 0.3) -> tuple[list[list[float]], list[float]]:
-    """Equal arms around a falling loss near 2; a share of each step's noise is carried over to the next."""
+    """Equal runs around a falling loss near 2; a share of each step's noise carries over to the next."""
     draw = np.random.default_rng(seed)
     off = draw.normal(0.0, noise, (repeats + 1, n))
     for step in range(1, n):
@@ -484,7 +486,7 @@ def arms(n: int, noise: float, seed: int, repeats: int = 3, carried: float = 0.3
     return losses[1:].tolist(), losses[0].tolist()
 
 
-def test_equal_arms_pass_and_say_how() -> None:
+def test_equal_runs_pass_with_their_figures() -> None:
     reference, candidate = arms(60, 0.02, seed=1)
     check = check_losses(reference, candidate)
     assert check.passed and check.n == 60 and check.power > 0.95 and "non-inferiority" in check.test
@@ -503,23 +505,23 @@ def test_equal_arms_pass_and_say_how() -> None:
         ([0.06, 0.06] + [-0.004] * 38, "loss is better by 0.04%, at most 0.25% worse (95%); margin"),
     ],
 )
-def test_how_two_arms_agree_is_said_in_words(candidate: list[float], words: str) -> None:
+def test_the_verdict_says_how_much_two_runs_differ(candidate: list[float], words: str) -> None:
     assert words in check_losses([[2.0] * 40, [2.0] * 40], [2.0 + off for off in candidate]).why
 
 
-def test_a_better_arm_passes() -> None:
+def test_a_better_run_passes() -> None:
     reference, candidate = arms(60, 0.02, seed=2)
     assert check_losses(reference, [0.9 * loss for loss in candidate]).passed
 
 
-def test_an_arm_three_percent_worse_fails() -> None:
+def test_a_run_three_percent_worse_fails() -> None:
     for seed in range(20):
         reference, candidate = arms(60, 0.02, seed)
         check = check_losses(reference, [1.03 * loss for loss in candidate])
         assert not check.passed and "worse by" in check.why and "not enough evidence" not in check.why
 
 
-def test_an_arm_worse_by_the_margin_passes_in_one_of_twenty_at_most() -> None:
+def test_a_run_worse_by_the_margin_passes_at_most_1_time_in_20() -> None:
     passed = 0
     for seed in range(400):
         reference, candidate = arms(60, 0.03, seed)
@@ -529,7 +531,7 @@ def test_an_arm_worse_by_the_margin_passes_in_one_of_twenty_at_most() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.03, 0.045, 0.06, 0.09])
-def test_power_is_honest(noise: float) -> None:
+def test_power_matches_simulation(noise: float) -> None:
     checks = [check_losses(*arms(60, noise, seed, carried=0.0)) for seed in range(400)]
     below = np.mean([check.figures["upper_bound"] < check.margin for check in checks])
     assert below == pytest.approx(np.mean([check.power for check in checks]), abs=0.06)
@@ -566,7 +568,7 @@ def test_repeats_that_differ_widen_the_margin() -> None:
     ],
     ids=["not finite", "explodes", "drifts"],
 )
-def test_arms_that_come_apart_fail(spoil: Callable[[float, int], float], named: str) -> None:
+def test_diverging_runs_fail(spoil: Callable[[float, int], float], named: str) -> None:
     reference, candidate = arms(60, 0.005, seed=6)
     check: PairedCheck = check_losses(reference, [spoil(loss, step) for step, loss in enumerate(candidate)])
     assert not check.passed and named in check.why
@@ -578,7 +580,7 @@ def test_equal_losses_to_the_last_digit_pass() -> None:
     assert check.passed and check.power == 1.0
 
 
-def test_arms_of_other_lengths_are_refused() -> None:
+def test_runs_of_different_lengths_are_rejected() -> None:
     with pytest.raises(UsageError, match="as long as the candidate"):
         check_losses([[1.0] * 20, [1.0] * 19], [1.0] * 20)
     with pytest.raises(UsageError, match="one repeat"):

@@ -1,4 +1,4 @@
-"""The one search, with a client that knows neither settings nor scripts: pieces of a model that may be left out."""
+"""The shared search, with a minimal client: a set of optional pieces."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Piece:
 
 
 class Pieces:
-    """Leaves out one piece after the other. `gains`: of each, alone. `worse`: by how much a state's losses are."""
+    """Tries one piece after another. `gains`: speed-up of each. `worse`: by how much a state's losses are worse."""
 
     def __init__(self, gains: dict[str, float], **planted: Any) -> None:
         self.gains, self.planted, self.asked = gains, planted, list[State]()
@@ -144,7 +144,7 @@ def verdicts(receipt: Receipt) -> dict[str, str]:
     return {entry.name: entry.verdict for entry in receipt.entries}
 
 
-def test_each_gain_is_tried_from_where_the_last_one_left_off() -> None:
+def test_each_change_is_tried_on_top_of_those_kept_before() -> None:
     state, receipt, client = searched({"a": 1.5, "b": 0.9, "c": 1.2})
     assert state == {"a", "c"} and verdicts(receipt) == {"a": KEPT, "b": REJECTED, "c": KEPT}
     assert client.asked == [set(), {"a"}, {"a", "b"}, {"a", "c"}]
@@ -152,7 +152,7 @@ def test_each_gain_is_tried_from_where_the_last_one_left_off() -> None:
     assert receipt.stopped == "all were tried"
 
 
-def test_what_fails_or_computes_something_else_is_rejected_and_the_search_goes_on() -> None:
+def test_failed_and_different_trials_are_rejected_and_the_search_continues() -> None:
     state, receipt, client = searched({"a": 2.0, "b": 2.0, "c": 1.2}, broken={"a"}, wrong={"b"})
     assert state == {"c"} and [entry.why for entry in receipt.entries[:2]] == [
         "crashed: without a",
@@ -161,45 +161,45 @@ def test_what_fails_or_computes_something_else_is_rejected_and_the_search_goes_o
     assert [one.rejection for name in "ab" for one in client.record.of(name, True)] == [Rejection.FAILED, Rejection.DIFFERENT]
 
 
-def test_what_learns_worse_is_not_kept_and_nothing_is_timed_again_for_it() -> None:
+def test_a_change_with_a_worse_loss_is_rejected_without_timing_again() -> None:
     state, receipt, client = searched({"a": 2.0, "b": 1.2}, worse=lambda state: 0.1 * ("a" in state))
     assert state == {"b"} and "the loss is worse" in receipt.entries[0].why
     assert client.asked == [set(), {"a"}, {"b"}]
 
 
-def test_what_was_kept_without_a_proof_of_its_own_goes_where_the_next_proof_finds_it() -> None:
+def test_an_unproven_change_is_dropped_if_the_next_proof_fails() -> None:
     state, receipt, _ = searched({"a": 1.5, "b": 1.5, "c": 1.2}, exact={"a"}, worse=lambda state: 0.1 * ("a" in state))
     assert state == {"c"} and receipt.entries[0].why.startswith("not proven")
     assert verdicts(receipt) == {"a": REJECTED, "b": REJECTED, "c": KEPT}
 
 
 @pytest.mark.parametrize(("other", "state"), [(1.5, {"a", "b"}), (0.8, set())])
-def test_what_is_kept_for_the_sake_of_another_goes_with_it(other: float, state: set[str]) -> None:
+def test_a_change_kept_to_help_another_is_dropped_with_it(other: float, state: set[str]) -> None:
     found, receipt, _ = searched({"a": 1.0, "b": other}, needs={"a": ("b",)})
     assert found == state and set(verdicts(receipt).values()) == {KEPT if state else REJECTED}
     assert (receipt.paired is not None) is bool(state)
 
 
-def test_what_can_not_be_proven_without_it_keeps_it() -> None:
+def test_a_useless_change_stays_if_the_rest_can_not_be_proven_without_it() -> None:
     needs = {"a": ("c",)}
     state, receipt, _ = searched({"a": 1.0, "b": 1.5, "c": 0.9}, needs=needs, worse=lambda s: 0.1 * (s == {"b"}))
     assert state == {"a", "b"} and verdicts(receipt) == {"a": KEPT, "b": KEPT, "c": REJECTED}
 
 
 @pytest.mark.parametrize(("factor", "must_gain", "stays"), [(1.1, False, False), (1.0, False, True), (1.0, True, False)])
-def test_nobody_is_left_slower_than_where_they_started(factor: float, must_gain: bool, stays: bool) -> None:
+def test_the_result_is_never_slower_than_the_baseline(factor: float, must_gain: bool, stays: bool) -> None:
     whole = Trial(tuple(0.01 * factor * (1 + noise) for noise in NOISE))
     state, receipt, _ = searched({"a": 1.5}, together=whole, must_gain=must_gain)
     assert (state == {"a"}) is stays and (receipt.gain == 1) >= (not stays)
 
 
-def test_ctrl_c_ends_it_with_what_was_proven_and_tells_what_was_not_tried() -> None:
+def test_ctrl_c_keeps_proven_changes_and_lists_untried_ones() -> None:
     state, receipt, client = searched({"a": 1.5, "b": 1.5, "c": 1.5}, ctrl_c=3)
     assert state == {"a"} and verdicts(receipt) == {"a": KEPT, "c": UNTRIED} and client.lines == ["interrupted"]
     assert receipt.stopped.startswith("interrupted")
 
 
-def test_ctrl_c_while_something_is_taken_back_leaves_it_where_it_was() -> None:
+def test_ctrl_c_while_dropping_a_change_leaves_the_record_unchanged() -> None:
     state, receipt, _ = searched({"a": 1.0, "b": 1.5}, needs={"a": ("c",)}, ctrl_c=4)
     assert state == {"a", "b"} and set(verdicts(receipt).values()) == {KEPT}
 
@@ -209,7 +209,7 @@ def test_ctrl_c_before_the_baseline_changes_nothing() -> None:
     assert state is None and receipt.step_s is None and receipt.stopped.startswith("interrupted before")
 
 
-def test_a_client_may_end_by_ctrl_c() -> None:
+def test_a_client_may_raise_on_ctrl_c() -> None:
     with pytest.raises(KeyboardInterrupt):
         searched({"a": 1.5}, ctrl_c=2, ends_by_ctrl_c=True)
 
@@ -219,14 +219,14 @@ def test_without_a_baseline_nothing_is_tried() -> None:
     assert state is None and client.asked == [set()] and receipt.stopped == "no baseline: crashed" and receipt.gain is None
 
 
-def test_when_the_time_is_over_the_rest_is_said_to_be_untried() -> None:
+def test_when_the_time_is_over_the_rest_is_listed_as_untried() -> None:
     ticks = iter(range(0, 1000, 10))
     limit = TimeLimit(15.0, lambda: float(next(ticks)))
     state, receipt, _ = searched({"a": 1.5, "b": 1.5}, time_limit=limit)
     assert state == {"a"} and verdicts(receipt) == {"a": KEPT, "b": UNTRIED} and receipt.stopped == "no time"
 
 
-def test_a_trial_is_compared_with_what_was_timed_by_turns_with_it() -> None:
+def test_a_trial_is_compared_with_the_times_taken_in_turns_with_it() -> None:
     slow_minute = Trial(tuple(0.02 * (1 + n) for n in NOISE), check=FINE, against_s=tuple(0.03 * (1 - n) for n in NOISE))
     before = Trial(tuple(0.015 * (1 + n) for n in NOISE))
     found = judge(slow_minute, times_of(slow_minute, before), margin=0.01)
@@ -245,7 +245,7 @@ def test_a_trial_tried_again_may_replace_the_first_one() -> None:
     assert latest is not None and latest.rejection is Rejection.SLOWER and record.latest("c", 1) is None
 
 
-def test_losses_that_noise_hides_get_as_many_steps_as_it_asks_for_and_as_there_is_time_for() -> None:
+def test_noisy_losses_get_as_many_steps_as_needed_if_there_is_time() -> None:
     def verdict(steps: int) -> LossVerdict:
         draw = random.Random(0)
         return compare_losses([[2.0] * steps], [2.0 + draw.gauss(0, 0.12) for _ in range(steps)])
@@ -267,7 +267,7 @@ def test_too_few_losses_are_not_enough_evidence() -> None:
     assert not found["passed"] and found["why"].startswith("not enough evidence: 7 paired steps")
 
 
-def test_answers_replay_and_failures_of_the_moment_do_not() -> None:
+def test_answers_replay_but_temporary_failures_do_not() -> None:
     first = Answers(("times",), None, ("crashed",))
     first.asked("times", {"failure": "", "took_s": 40.0}, "a")
     first.asked("times", {"failure": "crashed", "took_s": 1.0}, "b")

@@ -1,4 +1,4 @@
-"""Knobs that trade time for memory: offered only where memory is short, on a GPU; and the allocator, put back as it was."""
+"""Knobs that trade time for memory: offered only if memory is short, on a GPU; and the allocator, restored afterwards."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TestOptimizerOffload(KnobConformance):
 
 @pytest.fixture
 def outside(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The settings of a GPU's allocator, each time they were set; the last ones hold."""
+    """Every setting of the GPU's allocator, in order; the last one is active."""
     found = [""]
     monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: found[-1], raising=False)
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", found.append, raising=False)
@@ -130,13 +130,13 @@ def test_by_default_and_on_a_cpu_the_allocator_is_not_touched(outside: list[str]
     assert outside == [""]
 
 
-def test_on_a_cpu_an_allocator_of_gpus_is_refused() -> None:
+def test_a_gpu_allocator_is_rejected_on_a_cpu() -> None:
     (problem,) = conflicts(Settings(device="cpu", allocator="expandable"))
     assert problem == "allocator=expandable needs a CUDA device; the run is on cpu: --off allocator"
     assert conflicts(Settings(device="cuda:0", allocator="expandable")) == []
 
 
-def test_torch_that_can_not_tell_its_settings_is_asked_for_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocator_settings_are_read_from_a_snapshot_on_older_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings", raising=False)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     told = {"allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "garbage_collection_threshold:0.8"}}
@@ -144,7 +144,7 @@ def test_torch_that_can_not_tell_its_settings_is_asked_for_a_snapshot(monkeypatc
     assert surroundings.allocator_settings(CUDA) == "garbage_collection_threshold:0.8"
 
 
-def test_a_run_has_its_allocator_from_its_assembly_to_its_end(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_allocator_is_set_during_the_whole_run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[str] = []
 
     @contextmanager
@@ -187,7 +187,7 @@ class Attends(nn.Module):
         return self.head(self.dropout(self.attend(*parts)).flatten(1))
 
 
-def test_the_reason_of_attention_tells_whether_there_is_any() -> None:
+def test_the_reason_says_whether_the_model_uses_attention() -> None:
     def why(model: Any, s: Situation | None = None) -> str:
         (choice,) = attention.default(s or situation(model), {})
         assert isinstance(choice, Choice) and choice.value == "auto"
@@ -199,7 +199,7 @@ def test_the_reason_of_attention_tells_whether_there_is_any() -> None:
     assert why("mlp", unknown) == "torch chooses the kernel"
 
 
-def test_a_short_run_has_a_kernel_for_attention_that_needs_no_building() -> None:
+def test_a_short_run_uses_an_attention_kernel_without_a_build() -> None:
     s = replace(situation(Attends), device=torch.device("cuda"))
     long = replace(s, job=replace(s.job, budget=Budget.parse("3 hours")))
 
@@ -224,7 +224,7 @@ def test_flex_is_tried_last_and_only_compiled() -> None:
     assert "flex" not in values(attention, situation(lambda: Attends(0.1)), compiled)
 
 
-def test_fp8_is_nobodys_idea_but_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp8_is_only_used_if_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     s = situation()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert all(decision.value != "fp8" for decision in precision.default(s, {}) if isinstance(decision, Choice))
@@ -232,6 +232,6 @@ def test_fp8_is_nobodys_idea_but_the_users(monkeypatch: pytest.MonkeyPatch) -> N
         assert "fp8" not in values(precision, s, replace(ON_CUDA, precision=now))
 
 
-def test_memory_of_the_host_that_runs_out_is_known() -> None:
+def test_host_out_of_memory_errors_are_recognised() -> None:
     assert is_out_of_memory(RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"))
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))

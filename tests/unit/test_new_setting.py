@@ -1,4 +1,4 @@
-"""Adding a setting is one field of Settings and one file: nothing else has to know of it."""
+"""Adding a setting takes one field of Settings and one file, nothing else."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ RECIPE = "{data: digits, model: mlp, batch: 32, lr: 1e-3, budget: 3 steps, setti
 
 
 def flatout_with(folder: Path) -> None:
-    """flatout as it is, by links, but for the new file and the one field."""
+    """A linked copy of flatout with the new file and field."""
     package = folder / "flatout"
     (package / "plan" / "knobs").mkdir(parents=True)
     (package / "engine").mkdir()
@@ -75,7 +75,7 @@ def flatout_with(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One process for all: most of its time it imports torch."""
+    """One process for all checks, as importing torch takes most of the time."""
     folder = tmp_path_factory.mktemp("new_setting")
     flatout_with(folder / "source")
     (folder / "plain.yaml").write_text(RECIPE.replace(", denormals: %s", ""))
@@ -91,37 +91,37 @@ def row(answer: Any) -> Any:
     return next(row for row in json.loads(answer["out"])["settings"] if row["name"] == "denormals")
 
 
-def test_explain_has_it_with_its_reason(told: Any) -> None:
+def test_explain_shows_the_new_setting_with_its_reason(told: Any) -> None:
     found = row(told["explain"])
     assert (found["value"], found["why"], found["source"]) == ("kept", "exact by default", "default")
 
 
-def test_it_is_pinned_on_the_command_line_and_switched_off(told: Any) -> None:
+def test_the_new_setting_can_be_pinned_and_switched_off(told: Any) -> None:
     assert "denormals flushed pinned by you" in " ".join(told["set"]["out"].split())
     assert (row(told["off"])["value"], row(told["off"])["source"]) == ("kept", "pinned")
 
 
-def test_mistakes_are_told(told: Any) -> None:
+def test_mistakes_are_reported(told: Any) -> None:
     assert "settings.denormals: expected one of kept, flushed, got 'fushed'" in told["bad value"]["err"]
     assert "settings.denormal: no such setting; did you mean 'denormals'?" in told["bad name"]["err"]
     assert told["bad value"]["code"] == told["bad name"]["code"] == 2
 
 
-def test_its_conflict_is_told(told: Any) -> None:
+def test_its_conflict_is_reported(told: Any) -> None:
     assert "denormals=flushed needs precision=fp32; it is bf16: --off denormals" in told["conflict"]["err"]
     assert told["conflict"]["code"] == 2
 
 
-def test_a_recipe_pins_it_and_the_run_has_it(told: Any) -> None:
+def test_a_recipe_can_pin_it(told: Any) -> None:
     assert told["pins"] == {"device": "cpu", "denormals": "flushed"}
     assert told["run"]["code"] == 0, told["run"]["err"]
     assert told["run has"] == told["stored"] == "flushed"
 
 
-def test_a_plan_from_before_it_has_its_default(told: Any) -> None:
+def test_an_older_plan_gets_its_default(told: Any) -> None:
     assert told["older plan has"] == told["default"] == "kept"
 
 
-def test_the_search_can_turn_it(told: Any) -> None:
+def test_the_search_can_change_it(told: Any) -> None:
     assert told["passed"] == sorted(name for name in dir(KnobConformance) if name.startswith("test_"))
     assert "denormals" not in {knob.name for knob in KNOBS}, "the flatout of these tests is as it was"

@@ -1,4 +1,4 @@
-"""Our own objectives keep all that `Objective` promises: see flatout.testing.objectives."""
+"""All built-in objectives pass the conformance suite in flatout.testing.objectives."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ class TestFunctionOfOnesOwn(OfRows):
 
 
 class OfMeans(OfRows):
-    """Like many a first attempt."""
+    """A common mistake: returns the mean."""
 
     objective = replace(build(lambda model, batch: (F.cross_entropy(model(batch["x"]), batch["y"]), 1.0)))
 
 
-def test_a_mean_is_found() -> None:
+def test_an_objective_that_returns_a_mean_fails() -> None:
     with pytest.raises(AssertionError, match="weights"):
         OfMeans().test_parts_of_a_batch_add_up_to_the_whole()
     with pytest.raises(AssertionError):

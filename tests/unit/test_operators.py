@@ -1,4 +1,4 @@
-"""Operators called again on numbers of the same layout: what is timed, what is left alone, and that nothing stays behind."""
+"""Operators timed on random values of the same layout: which are timed, which are skipped, and that no state changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def seconds_of(found: dict[str, float | None], one: Operation) -> float | None:
 
 
 def step_of_everything() -> None:
-    """Products, convolutions, attention, norms, pooling, indices, a loss, both ways; an update."""
+    """Products, convolutions, attention, norms, pooling, indices, a loss, forward and backward; an update."""
     torch.manual_seed(0)
     words = nn.Embedding(50, 16)
     conv, norm, head = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Linear(16, 5)
@@ -63,7 +63,7 @@ def test_more_work_takes_longer() -> None:
     assert (seconds_of(found, large) or 0) > 5 * (seconds_of(found, small) or math.inf)
 
 
-def test_nothing_stays_behind() -> None:
+def test_timing_leaves_no_state_behind() -> None:
     operations = count_step(step_of_everything).operations
     state, switched = torch.random.get_rng_state(), torch.is_grad_enabled()
     timed(operations)
@@ -71,7 +71,7 @@ def test_nothing_stays_behind() -> None:
 
 
 def test_an_index_never_points_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that is asked for a row that isn't there is lost for the process."""
+    """An index out of range would make the device unusable in this process."""
 
     def both_ways() -> None:
         table = torch.randn(3, 400, requires_grad=True)
@@ -94,8 +94,8 @@ def test_an_index_never_points_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     assert highest and max(highest) < 3  # rows of the table, forward and back
 
 
-def test_what_gets_integers_that_are_no_index_is_left_alone() -> None:
-    """Where sequences begin, or a seed in memory of the host: not any number will do."""
+def test_operators_with_integers_that_are_not_indices_are_skipped() -> None:
+    """Sequence offsets, or a seed in host memory: random integers would be invalid."""
     (bag,) = count_step(
         lambda: F.embedding_bag(torch.zeros(6, dtype=torch.int64), torch.randn(4, 8), torch.tensor([0, 2, 6]))
     ).operations[-1:]
@@ -111,22 +111,22 @@ def test_what_gets_integers_that_are_no_index_is_left_alone() -> None:
     ],
     ids=["mask", "assertion", "solver"],
 )
-def test_what_a_random_mask_would_break_or_no_graph_can_hold_is_left_alone(step: Any) -> None:
+def test_operators_that_random_masks_or_graphs_would_break_are_skipped(step: Any) -> None:
     one = count_step(step).operations[-1]
     assert seconds_of(timed([one]), one) is None
 
 
-def test_random_numbers_of_the_user_are_not_drawn_from() -> None:
+def test_random_generators_of_the_user_are_not_advanced() -> None:
     numbers = torch.Generator().manual_seed(7)
     operations = count_step(lambda: torch.empty(16).normal_(generator=numbers)).operations
     before = numbers.get_state()
     found = timed(operations)
     assert torch.equal(numbers.get_state(), before) and None not in found.values()
     again = count_step(lambda: torch.empty(16).normal_(generator=torch.Generator())).operations
-    assert {one.key for one in again} == set(found)  # its address is no part of the work
+    assert {one.key for one in again} == set(found)  # memory addresses are not part of the key
 
 
-def test_what_looks_at_its_numbers_is_left_alone() -> None:
+def test_operators_that_depend_on_values_are_skipped() -> None:
     looks = count_step(lambda: torch.ones(4).nonzero()).operations
     assert [seconds_of(timed(looks), one) for one in looks if "nonzero" in one.name] == [None]
     own = torch.library.custom_op("test_operators::own", lambda x: x.clone(), mutates_args=(), schema="(Tensor x) -> Tensor")
@@ -134,7 +134,7 @@ def test_what_looks_at_its_numbers_is_left_alone() -> None:
     assert foreign and seconds_of(timed(foreign), foreign[0]) is None
 
 
-def test_what_fails_or_is_too_large_is_none_and_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_or_too_large_operators_are_none_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     (relu,) = count_step(torch.ones(8).relu).operations
     calls: list[Call] = []
 
@@ -150,8 +150,8 @@ def test_what_fails_or_is_too_large_is_none_and_not_asked_again(monkeypatch: pyt
     assert seconds_of(timed([relu], ceilings=slow), relu) is None and len(calls) == 1
 
 
-def test_what_memory_is_short_for_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a table that few rows are picked from, all is made."""
+def test_operators_that_lacked_memory_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a lookup of a few rows, the whole table is allocated."""
     table, rows = torch.randn(1000, 8), torch.zeros(2, dtype=torch.int64)
     (pick,) = count_step(lambda: F.embedding(rows, table)).operations
     assert pick.bytes < 200 and pick.call is not None
@@ -183,12 +183,12 @@ def test_a_slow_operator_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(called) == 1 and (seconds_of(found, relu) or 0) > 0.1
 
 
-def test_time_is_up() -> None:
+def test_timing_stops_at_the_time_limit() -> None:
     operations = count_step(step_of_everything).operations
     assert timed(operations, limit_s=-1.0) == {}
 
 
-def test_calls_that_do_the_same_work_have_one_key() -> None:
+def test_calls_with_the_same_work_have_the_same_key() -> None:
     def key(size: int, dtype: torch.dtype) -> str:
         (one,) = count_step(torch.ones(size, dtype=dtype).relu).operations
         return one.key

@@ -1,4 +1,4 @@
-"""The work of a step by group, and what it should take: counted by hand where that can be done, and moving the right way."""
+"""The work of a step by group, and its predicted time: checked by hand if possible, else by the direction of changes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ GPU = Ceilings(
 
 
 class Blocks(nn.Module):
-    """Every group has something to do."""
+    """A job with work in every group."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def test_an_mlp_counted_by_hand() -> None:
     counts = work_of(job_of(), Settings()).counts
     products = by_group(counts, PRODUCTS)
     forward = 2 * ROWS * (WIDTH * HIDDEN + HIDDEN * CLASSES)
-    # back, each weight needs a product, and so does each input that has a gradient: all but the data
+    # in the backward, each weight needs a product, and so does each input with a gradient: all but the data
     assert sum(one.flops for one in products) == 2 * forward + 2 * ROWS * HIDDEN * CLASSES == counts.flops
     assert sum(one.backward for one in products) == 3 and len(products) == 5
     ways = by_group(counts, ELEMENTWISE)
@@ -119,7 +119,7 @@ def test_mixed_precision_halves_the_bytes_of_products_and_adds_casts() -> None:
     assert plain.flops == half.flops
 
 
-def test_recomputing_and_parts_of_a_batch() -> None:
+def test_recomputing_and_micro_batches_are_counted() -> None:
     job = rich_job()
     whole, again = (work_of(job, Settings(activation_checkpointing=on)) for on in (False, True))
     assert again.counts.flops > 1.1 * whole.counts.flops
@@ -128,7 +128,7 @@ def test_recomputing_and_parts_of_a_batch() -> None:
     assert parts.counts.flops * parts.parts == pytest.approx(whole.counts.flops)
 
 
-def test_tracing_leaves_the_model_as_it_was_and_happens_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_does_not_change_the_model_and_happens_once(monkeypatch: pytest.MonkeyPatch) -> None:
     job = rich_job()
     job.model.eval()
     before = {name: value.clone() for name, value in job.model.state_dict().items()}
@@ -149,16 +149,16 @@ def test_tracing_leaves_the_model_as_it_was_and_happens_once(monkeypatch: pytest
     assert job.model(torch.zeros(1, 1, 6, 6)).shape == (1, CLASSES)
 
 
-def test_a_compiler_saves_what_is_read_again_at_once() -> None:
+def test_fusing_saves_bytes_that_are_read_again_at_once() -> None:
     x = torch.ones(100)
     chain = count_step(lambda: (x + 1).mul(2).relu()).operations
     (one,) = fuse(chain)
     assert sum(part.bytes for part in chain) == 3 * 2 * 400 and one.bytes == 2 * 400
     cut = count_step(lambda: torch.relu(torch.relu(torch.ones(8, 8)) @ torch.ones(8, 8)) + 1).operations
-    assert len(fuse(cut)) == 3  # a product is no part of a chain
+    assert len(fuse(cut)) == 3  # a product is never fused into a chain
 
 
-def test_what_is_needed_later_is_still_written() -> None:
+def test_fusing_still_writes_values_needed_later() -> None:
     x, w = torch.ones(8, 8), torch.ones(8, 8)
 
     def kept() -> None:
@@ -186,20 +186,20 @@ def test_on_a_cpu_the_groups_add_up_to_the_step() -> None:
     assert sum(group.seconds for group in found.groups) == pytest.approx(found.step_s)
 
 
-def test_a_graph_takes_the_calls_away() -> None:
+def test_a_graph_removes_the_launch_cost() -> None:
     job = job_of()
     called, replayed = (predict(job, Settings(device="cuda:0", graph=on), GPU) for on in (False, True))
     assert called.bound == LAUNCH and called.shares[LAUNCH] == 1
     assert replayed.step_s is not None and called.step_s is not None and replayed.step_s < called.step_s / 2
 
 
-def test_a_graph_closes_the_gaps_between_kernels_where_launching_is_no_bottleneck() -> None:
+def test_a_graph_closes_gaps_between_kernels_if_not_launch_bound() -> None:
     ceilings = replace(GPU, launch_s=measured(5e-6), kernel_s=measured(1e-6))
     job = job_of({"mlp": {"hidden": [8192, 8192]}}, (8192,), batch=8192)
     called, replayed = (predict(job, Settings(device="cuda:0", graph=on), ceilings) for on in (False, True))
     assert called.bound == replayed.bound == COMPUTE and called.step_s is not None and replayed.step_s is not None
     kernels = sum(group.operators for group in called.groups)
-    assert 2e-6 * kernels < called.step_s - replayed.step_s <= 2.6e-6 * kernels  # a graph looks up its rate beside
+    assert 2e-6 * kernels < called.step_s - replayed.step_s <= 2.6e-6 * kernels  # a graph also looks up its learning rate
     s = Situation(job, torch.device("cuda:0"), {}, ceilings, called)
     (candidate,) = graph.candidates(s, Settings(device="cuda:0"))
     assert candidate.unless_slower and not candidate.compiles_anew
@@ -208,8 +208,8 @@ def test_a_graph_closes_the_gaps_between_kernels_where_launching_is_no_bottlenec
 
 
 @pytest.mark.parametrize(("launch_s", "chosen"), [(1e-5, True), (5e-7, True), (1e-7, False)])
-def test_a_graph_is_taken_where_calling_takes_nearly_as_long_as_the_step(launch_s: float, chosen: bool) -> None:
-    """In the format that is chosen, not in float32: what is faster there is called as slowly."""
+def test_a_graph_is_chosen_if_launching_takes_nearly_as_long_as_the_step(launch_s: float, chosen: bool) -> None:
+    """In the chosen format, not in float32: faster kernels have the same launch cost."""
     job = replace(wide_job(), budget=Budget.parse("1000 steps"))
     ceilings = replace(GPU, launch_s=measured(launch_s), kernel_s=measured(1e-8))
     s = Situation(job, torch.device("cuda:0"), {}, ceilings, predict(job, Settings(device="cuda:0"), ceilings))
@@ -224,7 +224,7 @@ def wide_job() -> Job:
     return job_of({"mlp": {"hidden": [2048, 2048]}}, (1024,), batch=512)
 
 
-def test_faster_formats_are_faster_where_products_bound() -> None:
+def test_faster_formats_help_if_products_are_the_bottleneck() -> None:
     job = wide_job()
     for ceilings, device in ((CPU, "cpu"), (GPU, "cuda:0")):
         plain, half = (
@@ -244,7 +244,7 @@ def test_compiling_moves_fewer_bytes_in_fewer_operators() -> None:
     assert sum(g.flops for g in compiled.groups) == sum(g.flops for g in eager.groups)
 
 
-def test_layout_update_and_parts_have_their_price() -> None:
+def test_layout_update_and_micro_batches_cost_time() -> None:
     job = rich_job()
 
     def step_s(**settings: Any) -> float:
@@ -257,7 +257,7 @@ def test_layout_update_and_parts_have_their_price() -> None:
     assert step_s(activation_checkpointing=True) > plain
 
 
-def test_the_link_and_the_source_bound_where_they_are_slowest() -> None:
+def test_a_slow_link_or_source_is_the_bottleneck() -> None:
     job = job_of(batch=4096)
     settings = Settings(device="cuda:0", graph=True, tier="pinned")
     slow_link = replace(GPU, host_to_device_pinned_bytes_per_s=measured(1e6))
@@ -268,7 +268,7 @@ def test_the_link_and_the_source_bound_where_they_are_slowest() -> None:
     assert read.bound == INPUT and read.step_s == pytest.approx(4.096)
 
 
-def test_a_machine_that_was_asked_for_more_is_taken_at_its_word() -> None:
+def test_measured_operator_and_kernel_overheads_are_used() -> None:
     job = rich_job()
     slow_calls = predict(job, Settings(), replace(CPU, operator_s=measured(1e-3)))
     assert slow_calls.bound == LAUNCH and (slow_calls.step_s or 0) > 1e-3 * work_of(job, Settings()).counts.operators
@@ -282,14 +282,14 @@ def timed(ceilings: Ceilings, job: Job, settings: Settings, seconds: Callable[[O
 
 
 @pytest.mark.parametrize("group", [PRODUCTS, CONVOLUTIONS, ATTENTION, NORMALISATION, ELEMENTWISE, UPDATE])
-def test_a_slow_operator_is_where_the_time_goes(group: str) -> None:
+def test_a_slow_operator_dominates_the_prediction(group: str) -> None:
     job = rich_job()
     slow = timed(CPU, job, Settings(), lambda one: 1.0 if one.group == group else 1e-5)
     found = max(predict(job, Settings(), slow).groups, key=lambda one: one.seconds)
     assert found.name == group and found.seconds > 1
 
 
-def test_a_step_takes_what_its_operators_were_timed_to_take() -> None:
+def test_a_step_takes_the_measured_time_of_its_operators() -> None:
     job = rich_job()
     for settings, ceilings in ((Settings(), CPU), (Settings(device="cuda:0", graph=True), GPU)):
         timed_s = sum(1e-3 for one in work_of(job, settings).operations if one.key)
@@ -297,19 +297,19 @@ def test_a_step_takes_what_its_operators_were_timed_to_take() -> None:
         assert found.step_s == pytest.approx(timed_s, rel=0.05)
 
 
-def test_what_could_not_be_timed_is_predicted_from_the_ceilings() -> None:
+def test_untimed_operators_are_predicted_from_the_ceilings() -> None:
     job = rich_job()
     assert predict(job, Settings(), timed(CPU, job, Settings(), lambda one: None)) == predict(job, Settings(), CPU)
 
 
-def test_a_format_that_is_slow_here_is_predicted_to_lose() -> None:
+def test_a_slow_format_is_predicted_to_be_slower() -> None:
     job = rich_job()
     plain, half = Settings(), Settings(precision="bf16")
     slow = timed(CPU, job, half, lambda one: 1.0 if one.dtype == torch.bfloat16 else None)
     assert (predict(job, half, slow).step_s or 0) > 10 * (predict(job, plain, slow).step_s or 0)
 
 
-def test_products_in_tf32_do_not_take_what_those_in_float32_took() -> None:
+def test_tf32_products_do_not_use_float32_times() -> None:
     job = wide_job()
     plain, tf32 = (Settings(device="cuda:0", graph=True, precision=name) for name in ("fp32", "tf32"))
     slow = timed(GPU, job, plain, lambda one: 1.0)
@@ -317,13 +317,13 @@ def test_products_in_tf32_do_not_take_what_those_in_float32_took() -> None:
     assert one_by_one[PRODUCTS] < 1e-2 and one_by_one[ELEMENTWISE] > 1
 
 
-def test_slow_arithmetic_stays_where_a_compiler_saves_the_bytes() -> None:
+def test_fusing_saves_bytes_but_not_slow_arithmetic() -> None:
     job, compiled = rich_job(), Settings(device="cuda:0", compile="on", graph=True)
     slow = timed(GPU, job, compiled, lambda one: 1.0 if "gelu" in one.name else None)
     assert (predict(job, compiled, slow).step_s or 0) > 1
 
 
-def test_a_model_that_looks_at_its_data_has_no_prediction_and_says_so() -> None:
+def test_a_model_that_depends_on_values_has_no_prediction_but_a_reason() -> None:
     class Looks(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -342,12 +342,12 @@ def test_a_model_that_looks_at_its_data_has_no_prediction_and_says_so() -> None:
 # stored
 
 
-def test_a_stored_prediction_comes_back() -> None:
+def test_a_stored_prediction_can_be_read() -> None:
     found = predict(rich_job(), Settings(), CPU)
     assert Prediction(**json.loads(json.dumps(asdict(found)))) == found
 
 
-def test_a_prediction_of_an_older_run_comes_back() -> None:
+def test_a_prediction_of_an_older_run_can_be_read() -> None:
     old = {"step_s": 0.5, "flops_per_sample": 1e6, "ceiling_flops": 1e11, "bound": "compute", "share": 0.1, "reason": ""}
     found = Prediction(**old)  # type: ignore[arg-type]
     assert found.rate(10) == 20 and found.groups == () and found.shares == {}

@@ -1,4 +1,4 @@
-"""What a promise costs: measured beside the settings that came out, said in words, and never kept."""
+"""The cost of a guarantee: measured with the final settings, reported, and never applied."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def priced(machine: Machine, device: str = "cuda", most_s: float = 9.0, first_s:
 
 
 @pytest.mark.parametrize("by_turns", [True, False])
-def test_on_a_gpu_it_is_what_deterministic_kernels_would_cost(by_turns: bool) -> None:
+def test_on_a_gpu_the_price_is_the_cost_of_deterministic_kernels(by_turns: bool) -> None:
     machine = Machine(1.25, by_turns=by_turns)
     (entry,) = priced(machine)
     assert (entry.name, entry.value, entry.instead_of, entry.verdict) == ("deterministic", True, False, REJECTED)
@@ -73,46 +73,46 @@ def test_on_a_gpu_it_is_what_deterministic_kernels_would_cost(by_turns: bool) ->
     assert ask.settings["precision"] == "bf16", "the settings that came out, not the plain ones"
 
 
-def test_on_a_cpu_it_is_what_the_promise_costs() -> None:
+def test_on_a_cpu_the_price_is_the_cost_of_staying_deterministic() -> None:
     (entry,) = priced(Machine(1.25), "cpu")
     assert (entry.value, entry.instead_of, entry.verdict) == (False, True, REJECTED)
     assert entry.why.startswith("deterministic kernels take 1.25x the time") and "--off deterministic" in entry.why
     assert entry.measured == pytest.approx(1.25, rel=0.01)
 
 
-def test_within_the_noise_it_says_so() -> None:
+def test_a_price_within_the_noise_is_marked() -> None:
     (entry,) = priced(Machine(1.001))
     assert "within the noise" in entry.why
 
 
-def test_a_model_that_has_no_deterministic_kernel_is_told() -> None:
+def test_a_missing_deterministic_kernel_is_the_reason() -> None:
     why = "RuntimeError: cumsum_cuda_kernel does not have a deterministic implementation"
     (entry,) = priced(Machine(failure=FAILED, why=why))
     assert entry.verdict == REJECTED and entry.why == f"failed: {why}" and entry.measured is None
 
 
-def test_what_deterministic_products_need_is_told() -> None:
+def test_the_missing_environment_variable_is_the_reason() -> None:
     why = "RuntimeError: Deterministic behavior was enabled ... you must set CUBLAS_WORKSPACE_CONFIG=:4096:8 or ..."
     (entry,) = priced(Machine(failure=FAILED, why=why))
     assert entry.why.startswith("not measured: set CUBLAS_WORKSPACE_CONFIG=:4096:8")
 
 
-def test_what_computes_something_else_is_told() -> None:
+def test_a_different_result_is_reported() -> None:
     (entry,) = priced(Machine(check={"passed": False, "why": "gradient of head.bias: norm 2.00x", "figures": {}}))
     assert entry.why.startswith("not the same: gradient of head.bias")
 
 
-def test_nothing_is_spent_where_it_is_not_cheap_pinned_or_not_recorded() -> None:
+def test_no_price_if_expensive_pinned_or_not_recorded() -> None:
     for given in ({"first_s": 30.0}, {"most_s": 1.0}, {"deterministic": False}):
         machine = Machine(1.25)
         assert priced(machine, **given) == [] and not machine.asked
     assert priced(Machine(failure=NOT_RECORDED, why="")) == []
 
 
-def test_interrupted_there_is_no_price() -> None:
+def test_no_price_after_ctrl_c() -> None:
     assert priced(Machine(interrupted=True)) == []
 
 
-def test_cheap_is_little_of_the_planning_and_of_the_run() -> None:
+def test_cheap_is_a_small_share_of_planning_and_run() -> None:
     assert cheap_s(300.0, 1e5) == pytest.approx(9.0)
     assert cheap_s(300.0, 100.0) == pytest.approx(1.0)

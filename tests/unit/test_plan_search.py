@@ -1,4 +1,4 @@
-"""The search on measurements that are made up: what it tries, keeps, takes back, and when it stops."""
+"""The search on made-up measurements: what it tries, keeps and drops, and when it stops."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Times = Callable[[Mapping[str, Any]], float]
 
 
 class Turn:
-    """A knob of two values, made for a test."""
+    """A knob with two values, for tests."""
 
     def __init__(self, name: str, value: Any, factor: float, off: Any = False, **given: Any) -> None:
         self.name, self.off, self._value, self._factor = name, off, value, factor
@@ -49,7 +49,7 @@ class Turn:
 
 
 class Machine:
-    """Answers as a bench would: seconds from a function of the settings, a little noise, and what is planted."""
+    """A fake bench: seconds from a function of the settings, a little noise, and planted failures."""
 
     def __init__(self, times: Times, **planted: Any) -> None:
         self.times, self.asked, self.trained = times, [], []
@@ -99,7 +99,7 @@ def search(machine: Any, knobs: list[Knob], steps: float = 1e5, **given: Any) ->
         (HUNG, "4 samples at a time could not be run: hung: 80 GB are not enough"),
     ],
 )
-def test_a_batch_that_could_not_be_looked_at_is_said(failure: str, words: str) -> None:
+def test_a_batch_that_does_not_fit_or_run_is_the_reason(failure: str, words: str) -> None:
     class Small(Machine):
         def held(self, settings: Mapping[str, Any], rows: int) -> PeakMemory:
             return PeakMemory(rows, 0, 0, failure, "80 GB are not enough")
@@ -119,7 +119,7 @@ FUSED, LAST = Turn("fused_optimizer", True, 1.3), Turn("channels_last", True, 1.
 
 
 def times(**factors: float) -> Times:
-    """Settings that are on divide the step's time by their factor."""
+    """Each setting that is on divides the step's time by its factor."""
     return lambda settings: STEP_S / math.prod(f for name, f in factors.items() if settings[name] not in (False, "off", "fp32"))
 
 
@@ -138,43 +138,45 @@ def test_the_most_promising_is_tried_first() -> None:
     assert [ask.settings["fused_optimizer"] for ask in machine.asked] == [False, True, False]
 
 
-def test_what_pays_back_sooner_is_tried_first_so_that_the_compiler_comes_late() -> None:
+def test_options_that_repay_sooner_come_first_so_compile_comes_late() -> None:
     compiled = Turn("compile", "on", 1.5, "off", cost_s=40.0)
     receipt = search(Machine(times(fused_optimizer=1.3, compile=1.5)), [compiled, FUSED], steps=2e4)
     assert [entry.name for entry in receipt.entries] == ["fused_optimizer", "compile"]
 
 
-def test_analyzing_what_gains_too_little_does_not_end_the_search_for_the_rest() -> None:
+def test_with_analyze_a_small_gain_does_not_end_the_search() -> None:
     compiled = Turn("compile", "on", 1.02, "off", cost_s=40.0)
     receipt = search(Machine(times(compile=1.5)), [Turn("channels_last", True, 1.005), compiled], steps=2e4, analyze=True)
     assert verdicts(receipt) == {("compile", "on"): KEPT, ("channels_last", True): UNTRIED}
 
 
-def test_analyzing_tries_all_that_a_run_would_try() -> None:
+def test_analyze_tries_everything_that_a_run_would_try() -> None:
     little = Turn("channels_last", True, 1.005)
     for analyze in (False, True):
         assert verdicts(search(Machine(times()), [little], steps=1e6, analyze=analyze)) == {("channels_last", True): REJECTED}
 
 
-def test_what_is_within_the_noise_is_not_kept_unless_it_is_good_for_something_else() -> None:
+def test_a_gain_within_the_noise_is_kept_only_for_another_benefit() -> None:
     machine = Machine(times(fused_optimizer=1.001))
     assert "no gain above the noise" in search(machine, [FUSED]).entries[0].why
     kept = search(machine, [Turn("fused_optimizer", True, 1.3, unless_slower=True)])
     assert kept.settings["fused_optimizer"] is True
 
 
-def test_what_a_trial_can_not_see_is_not_weighed_against_what_it_costs_once() -> None:
+def test_a_benefit_that_trials_can_not_show_is_not_compared_with_its_cost() -> None:
     little = Turn("channels_last", True, 1.01, cost_s=3.0, unless_slower=True)
     for seen in (1.001, 0.999):
         assert search(Machine(times(channels_last=seen)), [little]).settings["channels_last"] is True
-    assert "once" not in search(Machine(times(channels_last=1.003)), [little]).entries[0].why  # nothing to set its cost against
+    assert (
+        "at start" not in search(Machine(times(channels_last=1.003)), [little]).entries[0].why
+    )  # no gain to compare its cost with
     slower = search(Machine(times(channels_last=0.9)), [little])
     assert slower.settings["channels_last"] is False and "slower" in slower.entries[0].why
 
 
 @pytest.mark.parametrize("compiled", [1.5, 0.8])
-def test_what_was_kept_for_the_sake_of_another_goes_where_that_one_is_not_kept(compiled: float) -> None:
-    """It changes the arithmetic: without a gain it has no place."""
+def test_a_setting_kept_to_help_another_is_dropped_if_that_is_rejected(compiled: float) -> None:
+    """It changes the arithmetic, so without a gain it is not kept."""
     first = Turn("precision", "bf16", 1.3, "fp32", lossy=True, unless_slower=True, meets=("compile",))
     machine = Machine(times(compile=compiled))
     receipt = search(machine, [first, Turn("compile", "on", 1.1, "off", cost_s=40.0)])
@@ -186,9 +188,9 @@ def test_what_was_kept_for_the_sake_of_another_goes_where_that_one_is_not_kept(c
         assert machine.asked[-1].settings["precision"] == "fp32"
 
 
-def test_on_a_device_nobody_is_left_slower_by_what_could_not_be_seen_one_by_one() -> None:
+def test_on_a_device_all_kept_settings_together_are_not_slower() -> None:
     class OnADevice(Machine):
-        """One arm after the other."""
+        """Runs one arm after another."""
 
         def attempt(self, ask: Ask) -> TrialReport:
             return replace(super().attempt(ask), against_s=())
@@ -210,16 +212,16 @@ def test_on_a_device_nobody_is_left_slower_by_what_could_not_be_seen_one_by_one(
 
 
 @pytest.mark.parametrize("why", ["interrupted", "not proven"])
-def test_what_can_not_be_taken_back_is_not_said_to_be(why: str) -> None:
+def test_a_setting_that_can_not_be_dropped_is_not_reported_as_dropped(why: str) -> None:
     first = Turn("precision", "bf16", 1.3, "fp32", lossy=True, unless_slower=True, meets=("compile",))
 
     def worse(settings: Mapping[str, Any]) -> float:
-        """Only what follows from the two of them learns as well."""
+        """Only both settings together give an equal loss."""
         return 0.05 * (settings["channels_last"] and settings["precision"] == "fp32" and why == "not proven")
 
     machine = Machine(times(channels_last=1.2), losses_of=worse)
     if why == "interrupted":
-        machine.interrupt_at = 4  # the plain step, precision, channels_last; then precision is to be taken back
+        machine.interrupt_at = 4  # baseline, precision, channels_last; then precision would be dropped
     last = Turn("channels_last", True, 1.2, lossy=True)
     receipt = search(machine, [first, last])
     assert receipt.settings["precision"] == "bf16" and verdicts(receipt)["precision", "bf16"] == KEPT
@@ -227,7 +229,7 @@ def test_what_can_not_be_taken_back_is_not_said_to_be(why: str) -> None:
 
 
 @pytest.mark.parametrize(("anew", "verdict"), [(True, UNTRIED), (False, KEPT)])
-def test_what_is_not_compiled_anew_is_tried_where_another_compilation_would_not_pay(anew: bool, verdict: str) -> None:
+def test_settings_that_need_no_new_compile_are_tried_if_a_new_compile_would_not_pay(anew: bool, verdict: str) -> None:
     class SlowToCompile(Machine):
         def attempt(self, ask: Ask) -> TrialReport:
             return replace(super().attempt(ask), first_s=40.0 if ask.settings["compile"] == "on" else 0.5)
@@ -243,21 +245,21 @@ def test_what_is_not_compiled_anew_is_tried_where_another_compilation_would_not_
     assert not [entry for entry in receipt.entries if entry.name == "channels_last" and "once" in entry.why]
 
 
-def test_what_computes_something_else_is_rejected_whatever_its_speed() -> None:
+def test_a_different_result_is_rejected_whatever_its_speed() -> None:
     wrong = {("channels_last", True): {"check": {"passed": False, "why": "gradient of head.bias: norm 2.00x", "figures": {}}}}
     receipt = search(Machine(times(channels_last=3.0), reports=wrong), [LAST])
     assert receipt.settings["channels_last"] is False and "head.bias: norm 2.00x" in receipt.entries[0].why
 
 
 @pytest.mark.parametrize("failure", [OUT_OF_MEMORY, CRASHED])
-def test_a_trial_that_dies_is_a_rejection_and_the_search_goes_on(failure: str) -> None:
+def test_a_crashed_trial_is_rejected_and_the_search_continues(failure: str) -> None:
     dead = {("fused_optimizer", True): {"failure": failure, "why": "killed by SIGKILL"}}
     receipt = search(Machine(times(channels_last=1.2), reports=dead), [FUSED, LAST])
     assert verdicts(receipt) == {("fused_optimizer", True): REJECTED, ("channels_last", True): KEPT}
     assert receipt.entries[0].why == f"{failure}: killed by SIGKILL"
 
 
-def test_what_does_not_learn_as_well_is_taken_back() -> None:
+def test_a_setting_with_a_worse_loss_is_dropped() -> None:
     lossy = Turn("precision", "bf16", 2.0, off="fp32", lossy=True)
     machine = Machine(
         times(precision=2.0, channels_last=1.2), losses_of=lambda settings: 0.05 * (settings["precision"] == "bf16")
@@ -269,7 +271,7 @@ def test_what_does_not_learn_as_well_is_taken_back() -> None:
 
 
 class Noisy(Machine):
-    """In bf16 it learns as well, but no two of its steps agree."""
+    """In bf16 the loss is as good on average, but noisy in every step."""
 
     last = 10_000  # it has no more batches than that
     spread, drift, seed = 0.12, 0.0, 0
@@ -287,7 +289,7 @@ class Noisy(Machine):
         return Losses(dict(settings), tuple(learned.tolist()))
 
 
-def test_losses_that_noise_hides_are_told_on_as_many_more_batches_as_that_takes() -> None:
+def test_noisy_losses_get_as_many_more_batches_as_needed() -> None:
     lossy = Turn("precision", "bf16", 2.0, off="fp32", lossy=True)
     machine = Noisy(times(precision=2.0, channels_last=1.2))
     receipt = search(machine, [lossy, LAST])
@@ -298,8 +300,8 @@ def test_losses_that_noise_hides_are_told_on_as_many_more_batches_as_that_takes(
         assert [one["after"] for one in machine.trained if (one["precision"], one["channels_last"]) == settings] == [*parts]
 
 
-def test_what_gains_later_is_proven_for_the_sake_of_that_gain() -> None:
-    """No trial shows a gain yet, so that by what was seen no further step would pay."""
+def test_a_setting_that_gains_later_is_proven_for_that_gain() -> None:
+    """No trial shows a gain yet, so from the measured times more training would not be worth it."""
     first = Turn("precision", "bf16", 1.3, off="fp32", lossy=True, unless_slower=True, meets=("compile",))
     machine = Noisy(times(compile=1.5))
     receipt = search(machine, [first, Turn("compile", "on", 1.1, "off", cost_s=40.0)])
@@ -307,7 +309,7 @@ def test_what_gains_later_is_proven_for_the_sake_of_that_gain() -> None:
     assert {one["after"] for one in machine.trained if one["compile"] == "off"} > {0}
 
 
-def test_what_is_worse_at_the_end_of_each_part_is_found_though_the_whole_would_pass() -> None:
+def test_a_loss_that_is_worse_at_the_end_of_each_part_is_found() -> None:
     machine = Noisy(times(precision=2.0))
     machine.spread, machine.drift, machine.seed = 0.06, 0.026, 21  # 1.3% in the second half, half of that in the whole
     receipt = search(machine, [Turn("precision", "bf16", 2.0, off="fp32", lossy=True)])
@@ -315,9 +317,7 @@ def test_what_is_worse_at_the_end_of_each_part_is_found_though_the_whole_would_p
 
 
 @pytest.mark.parametrize("why", ["no time", "would not pay", "not recorded"])
-def test_no_more_is_trained_where_that_takes_too_long_or_would_not_pay_or_can_not_be_had(
-    why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_training_if_too_long_not_worth_it_or_not_recorded(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flatout.plan.side_by_side._MOST_PARTS", 100)
     gain = 1.05 if why == "would not pay" else 2.0
     machine = Noisy(times(precision=gain))
@@ -336,19 +336,19 @@ def test_the_receipt_states_the_test_its_margin_n_and_power() -> None:
     assert Receipt.from_dict(receipt.to_dict()) == receipt
 
 
-def test_a_pinned_knob_is_never_turned() -> None:
+def test_a_pinned_setting_is_never_changed() -> None:
     machine = Machine(times(channels_last=5.0, fused_optimizer=1.2))
     receipt = search(machine, [LAST, FUSED], pins={"channels_last": False})
     assert all(ask.settings["channels_last"] is False for ask in machine.asked) and receipt.settings["fused_optimizer"] is True
 
 
-def test_a_short_run_waits_for_no_trial() -> None:
+def test_a_short_run_makes_no_trials() -> None:
     machine = Machine(times(channels_last=1.2))
     receipt = search(machine, [LAST], steps=100)
     assert not machine.asked and receipt.step_s is None and "would cost" in receipt.stopped
 
 
-def test_what_costs_once_must_pay_in_the_steps_left() -> None:
+def test_a_one_off_cost_must_be_repaid_in_the_remaining_steps() -> None:
     costly = Turn("compile", "on", 1.5, off="off", cost_s=30.0)
     machine = Machine(times(compile=1.5))
     paid = search(machine, [costly], steps=1e5)
@@ -357,7 +357,7 @@ def test_what_costs_once_must_pay_in_the_steps_left() -> None:
     assert verdicts(unpaid)[("compile", "on")] == UNTRIED and unpaid.settings["compile"] == "off"
 
 
-def test_in_vain_alone_and_tried_again_beside_what_it_meets() -> None:
+def test_a_rejected_setting_is_tried_again_after_a_related_one_is_kept() -> None:
     def together(settings: Mapping[str, Any]) -> float:
         factor = 1.5 if settings["channels_last"] else 1.0
         return STEP_S / (factor * (1.4 if settings["channels_last"] and settings["fused_optimizer"] else 1.0))
@@ -369,7 +369,7 @@ def test_in_vain_alone_and_tried_again_beside_what_it_meets() -> None:
     ]  # fmt: skip
 
 
-def test_interrupted_it_goes_on_with_what_is_proven() -> None:
+def test_ctrl_c_continues_with_the_proven_settings() -> None:
     lossy = Turn("precision", "bf16", 2.0, off="fp32", lossy=True)
     machine = Machine(times(precision=2.0, channels_last=1.2), interrupt_at=3)
     lines: list[str] = []
@@ -379,7 +379,7 @@ def test_interrupted_it_goes_on_with_what_is_proven() -> None:
     assert "Ctrl-C: trials stopped; training starts now" in lines[-1]
 
 
-def test_interrupted_what_was_not_tried_yet_is_as_by_default() -> None:
+def test_after_ctrl_c_untried_settings_keep_their_defaults() -> None:
     machine = Machine(times(fused_optimizer=1.2, channels_last=1.3), interrupt_at=3)
     start = Settings(fused_optimizer=True, channels_last=True)
     fused, last = Turn("fused_optimizer", True, 1.1), Turn("channels_last", True, 1.3)
@@ -389,14 +389,14 @@ def test_interrupted_what_was_not_tried_yet_is_as_by_default() -> None:
     assert "default: no time left" in receipt.entries[-1].why
 
 
-def test_what_would_be_taken_untried_is_tried_even_if_its_trial_does_not_pay() -> None:
+def test_defaults_are_always_tried() -> None:
     machine = Machine(times(fused_optimizer=0.8, precision=3.0))
     big = Turn("precision", "bf16", 3.0, off="fp32")
     receipt = KnobSearch(situation(), Settings(fused_optimizer=True), [FUSED, big], machine, SearchTerms(2000)).run()
     assert receipt.settings["fused_optimizer"] is False and receipt.settings["precision"] == "bf16"
 
 
-def test_interrupted_before_anything_is_proven_nothing_is_changed() -> None:
+def test_ctrl_c_before_any_proof_changes_nothing() -> None:
     lines: list[str] = []
     receipt = search(Machine(times(channels_last=1.2), interrupt_at=1), [LAST], say=lines.append, analyze=True)
     assert receipt.step_s is None and "interrupted" in receipt.stopped
@@ -409,7 +409,7 @@ def test_a_clock_that_jumps_back_neither_ends_nor_extends_the_search_forever() -
     assert receipt.settings["channels_last"] is True and receipt.took_s == 0.0
 
 
-def test_the_time_for_planning_is_kept() -> None:
+def test_the_time_limit_for_planning_holds() -> None:
     clock = iter(range(0, 100_000, 100))
     receipt = search(Machine(times(channels_last=1.2)), [LAST, FUSED], clock=lambda: float(next(clock)), limit_s=150)
     assert "planning time used" in receipt.stopped and len([e for e in receipt.entries if e.verdict == UNTRIED]) == 1
@@ -426,7 +426,7 @@ def test_a_recording_replays_every_decision() -> None:
     assert replace(again, took_s=0) == replace(first, took_s=0) and len(machine.asked) == asked
 
 
-def test_a_search_that_ran_out_of_time_ends_there_again_when_it_is_replayed() -> None:
+def test_a_replayed_search_runs_out_of_time_at_the_same_point() -> None:
     class Slow(Machine):
         now_s = 0.0
 
@@ -443,14 +443,14 @@ def test_a_search_that_ran_out_of_time_ends_there_again_when_it_is_replayed() ->
     assert verdicts(receipt) == {("fused_optimizer", True): KEPT, ("channels_last", True): UNTRIED}
 
 
-def test_what_does_not_fit_into_the_time_that_is_left_keeps_nothing_else_from_its_trial() -> None:
+def test_a_trial_too_long_for_the_time_left_does_not_block_others() -> None:
     compiled = Turn("compile", "on", 50.0, "off", cost_s=400.0)
     receipt = search(Machine(times(fused_optimizer=1.3)), [compiled, FUSED], steps=1e6, limit_s=300.0)
     assert verdicts(receipt) == {("fused_optimizer", True): KEPT, ("compile", "on"): UNTRIED}
     assert "of 5 min 00 s planning time used; the next trial (compile on) needs 6 min 42 s" in receipt.stopped
 
 
-def test_what_was_measured_before_serves_a_run_that_is_too_short_for_trials() -> None:
+def test_earlier_measurements_serve_a_run_too_short_for_trials() -> None:
     machine = Machine(times(fused_optimizer=1.3))
     long = Recording(None, machine)
     search(long, [FUSED])
@@ -459,7 +459,7 @@ def test_what_was_measured_before_serves_a_run_that_is_too_short_for_trials() ->
     assert "would cost" in search(machine, [FUSED], steps=10).stopped
 
 
-def test_a_model_that_differs_from_itself_gets_no_trial() -> None:
+def test_a_model_with_different_repeats_gets_no_trials() -> None:
     doubt = {
         ("fused_optimizer", False): {
             "check": {"passed": False, "why": "not enough evidence: it differs from itself", "figures": {}}
@@ -470,7 +470,7 @@ def test_a_model_that_differs_from_itself_gets_no_trial() -> None:
     assert receipt.settings["fused_optimizer"] is False and "differs from itself" in receipt.stopped and len(machine.asked) == 1
 
 
-def test_a_promise_has_a_price_where_it_is_cheap_to_know() -> None:
+def test_a_guarantee_gets_a_price_if_cheap_to_measure() -> None:
     def slower(settings: Mapping[str, Any]) -> float:
         return STEP_S * (1.25 if settings["deterministic"] else 1.0) / (1.2 if settings["channels_last"] else 1.0)
 

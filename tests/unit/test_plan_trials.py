@@ -1,4 +1,4 @@
-"""Trials for real: arms on a CPU, bugs that are planted into them, and processes that die, hang or are killed."""
+"""Real trials on a CPU: arms, planted bugs, and processes that crash, hang or are killed."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def ask(settings: Settings, against: Settings | None = None, reference: Settings
     ],
     ids=["fused", "channels last", "bf16", "checkpointing"],
 )
-def test_an_honest_arm_agrees_with_the_plain_step(settings: Settings) -> None:
+def test_a_correct_arm_agrees_with_the_baseline(settings: Settings) -> None:
     report = bench_of(Mixed).attempt(ask(settings, PLAIN))
     assert report.failure == "" and report.check is not None and report.check["passed"], report.check
     assert len(report.steps_s) == len(report.against_s) >= 7 and all(second > 0 for second in report.steps_s)
 
 
-def test_micro_batches_agree_where_rows_do_not_meet() -> None:
+def test_micro_batches_agree_if_rows_do_not_interact() -> None:
     report = bench_of(lambda: Mixed(batch_norm=False)).attempt(ask(HALVES, PLAIN))
     assert report.check is not None and report.check["passed"], report.check
 
@@ -170,7 +170,7 @@ def test_a_planted_bug_is_caught(
     assert told in report.check["why"], report.check["why"]
 
 
-# ---- models that are difficult ----
+# ---- difficult models ----
 
 
 class Noisy(Mixed):
@@ -188,17 +188,17 @@ class Looking(Mixed):
         return super().forward(x if float(x.mean()) > 0 else -x)
 
 
-def test_a_model_that_draws_its_own_numbers_proves_nothing() -> None:
+def test_a_model_with_its_own_random_numbers_can_not_be_proven() -> None:
     report = bench_of(Noisy).attempt(ask(PLAIN))
     assert report.check is not None and not report.check["passed"] and "not enough evidence" in report.check["why"]
 
 
-def test_a_model_that_changes_its_input_is_told_of() -> None:
+def test_a_model_that_changes_its_input_is_reported() -> None:
     report = bench_of(Destroying).attempt(ask(PLAIN))
     assert report.failure == FAILED and "changes its input" in report.why
 
 
-def test_a_model_that_looks_at_its_data_is_tried_like_any_other() -> None:
+def test_a_model_that_depends_on_values_can_be_tried() -> None:
     report = bench_of(Looking).attempt(ask(FUSED, PLAIN))
     assert report.check is not None and report.check["passed"]
 
@@ -210,8 +210,8 @@ def test_an_arm_that_is_much_slower_ends_after_its_first_steps(monkeypatch: pyte
     assert report.failure == SLOW and not report.steps_s
 
 
-def test_steps_that_nobody_has_to_wait_for_are_never_too_slow() -> None:
-    """A busy machine makes a step of microseconds look like anything."""
+def test_very_short_steps_are_never_too_slow() -> None:
+    """On a busy machine a step of microseconds can take any time."""
     report = bench_of(Mixed).attempt(ask(FUSED, PLAIN, slowest_step_s=1e-9))
     assert not report.failure and report.steps_s
 
@@ -292,24 +292,24 @@ def test_one_process_serves_trial_after_trial(process: TrialProcess) -> None:
     assert one.ran and one.steps_s == other.steps_s
 
 
-def test_a_process_that_began_ahead_answers_the_first_question(process: TrialProcess) -> None:
+def test_a_process_started_early_answers_the_first_question(process: TrialProcess) -> None:
     process.begin()
     began = process._running
-    process.begin()  # there is one already
+    process.begin()  # already started: no effect
     assert process._running is began
     process._limit_s = 60.0
-    assert process.attempt(ask(PLAIN, patience_s=0.001)).ran  # it has to start: that is no part of the trial's time
+    assert process.attempt(ask(PLAIN, patience_s=0.001)).ran  # the start of the process is not part of the time limit
     assert process._running is began
     assert process.attempt(ask(replace(PLAIN, precision="tf32"), patience_s=0.5)).failure == HUNG
 
 
-def test_a_crash_is_a_report_and_the_next_trial_goes_on(process: TrialProcess) -> None:
+def test_a_crash_gives_a_report_and_the_next_trial_runs(process: TrialProcess) -> None:
     report = process.attempt(ask(replace(PLAIN, precision="fp16")))
     assert report.failure == CRASHED and "a compiler fell over" in report.why and "code 1" in report.why
     assert process.attempt(ask(PLAIN)).ran
 
 
-def test_a_device_that_answers_no_more_costs_the_next_trial_a_process_and_nothing_else(process: TrialProcess) -> None:
+def test_after_a_lost_device_the_next_trial_gets_a_new_process(process: TrialProcess) -> None:
     lost = process.attempt(ask(replace(PLAIN, precision="bf16")))
     after, again = (process.attempt(ask(PLAIN)) for _ in range(2))
     assert after.ran and after.steps_s == again.steps_s != lost.steps_s
@@ -322,20 +322,20 @@ def test_a_device_that_answers_no_more_costs_the_next_trial_a_process_and_nothin
         ("int4", "the trial ended with code 3"),
     ],
 )
-def test_half_an_answer_and_one_that_is_none_are_told(process: TrialProcess, precision: str, words: str) -> None:
+def test_incomplete_and_invalid_replies_are_reported(process: TrialProcess, precision: str, words: str) -> None:
     asked = ask(PLAIN)
     report = process.attempt(replace(asked, settings={**asked.settings, "precision": precision}))
     assert (report.failure, report.why) == (CRASHED, words)
     assert process.attempt(ask(PLAIN)).ran
 
 
-def test_a_hang_ends_with_its_time(process: TrialProcess) -> None:
+def test_a_hang_ends_at_its_time_limit(process: TrialProcess) -> None:
     report = process.attempt(ask(replace(PLAIN, precision="tf32")))
     assert report.failure == HUNG and "1 s" in report.why
     assert process.attempt(ask(PLAIN)).ran
 
 
-def test_a_trial_that_should_be_short_is_waited_for_no_longer(process: TrialProcess) -> None:
+def test_a_short_trial_has_a_short_time_limit(process: TrialProcess) -> None:
     process.attempt(ask(PLAIN))  # it has started
     process._limit_s = 60.0
     report = process.attempt(ask(replace(PLAIN, precision="tf32"), patience_s=0.5))
@@ -355,7 +355,7 @@ def test_a_trial_that_is_killed_from_outside_is_a_rejection(process: TrialProces
 # ---- recordings ----
 
 
-def test_measurements_of_other_versions_are_not_used_and_that_is_said(tmp_path: Path) -> None:
+def test_measurements_of_other_versions_are_not_used_and_reported(tmp_path: Path) -> None:
     recording = Recording(None, _Answers())
     recording.attempt(ask(FUSED))
     Trove(tmp_path, "key", {"torch": "2.11", "flatout": "1"}).write(recording.to_dict())
@@ -376,14 +376,14 @@ def test_a_crash_is_tried_again_by_the_next_run() -> None:
     assert Recording(recording.to_dict(), _Answers()).attempt(ask(FUSED)).ran
 
 
-def test_a_damaged_file_of_measurements_is_made_again(tmp_path: Path) -> None:
+def test_a_damaged_file_of_measurements_is_measured_again(tmp_path: Path) -> None:
     (tmp_path / "trials").mkdir()
     (tmp_path / "trials" / "key.json").write_text('{"format": 1, ')
     trove = Trove(tmp_path, "key", {})
     assert trove.kept is None and "measuring again" in trove.note
 
 
-def test_what_no_step_depends_on_is_not_asked_twice() -> None:
+def test_settings_that_do_not_change_a_step_share_one_trial() -> None:
     assert shown(replace(FUSED, log_every=7, tier="mapped").to_dict()) == shown(FUSED.to_dict())
     assert "precision=bf16" in shown(replace(FUSED, precision="bf16").to_dict())
 

@@ -1,4 +1,4 @@
-"""A recipe's plan with trials before it: what earlier ones serve for, and what is checked first."""
+"""A recipe's plan with trials: how earlier trials are reused, and what is checked first."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ def plan(cache: Path, budget: str, said: list[str]) -> Receipt:
     return receipt
 
 
-def test_trials_serve_later_runs_however_short_and_the_receipt_says_when_they_were_made(
-    tmp_path: Path, machine: Machine
-) -> None:
+def test_trials_serve_later_runs_and_the_receipt_has_their_date(tmp_path: Path, machine: Machine) -> None:
     said: list[str] = []
     first = plan(tmp_path, "20000000 steps", said)
     tried = len(machine.asked)
@@ -60,7 +58,7 @@ def test_trials_serve_later_runs_however_short_and_the_receipt_says_when_they_we
 
 
 class Capped(nn.Module):
-    """Its forward does more than its head does to what `hidden` gives."""
+    """Its forward does more than apply the head to the output of `hidden`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +79,7 @@ class Plain(Capped):
         return logits
 
 
-def test_a_loss_in_parts_that_is_another_loss_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+def test_a_chunked_loss_with_another_value_is_rejected_before_training(tmp_path: Path) -> None:
     def run(model: type[nn.Module]) -> Any:
         data = fo.data.text("module:json", encoding="bytes", window=16)
         asked: Any = {"objective": "next_token", "batch": 8, "lr": 1e-3, "budget": "2 steps"}

@@ -1,4 +1,4 @@
-"""Where a model stands against the roofs: the table, and a picture that any reader of SVG takes."""
+"""The roofline of a model: the table, and a valid SVG picture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUPS = (
 PREDICTION = Prediction(0.02, 1e9, 8e14, COMPUTE, 0.5, ceiling_bytes_per_s=4e12, groups=GROUPS)
 
 
-def test_the_table_is_ordered_by_time_and_folds_what_is_nothing() -> None:
+def test_the_table_is_sorted_by_time_and_folds_small_groups() -> None:
     text = to_text(Doc((table(PREDICTION),))).splitlines()
     assert [line.split("  ")[0] for line in text[1:4]] == ["matrix products", "element by element", "loss"]
     assert "50%" in text[1] and "600" in text[1] and text[1].endswith("compute") and "none" in text[2]
@@ -51,14 +51,14 @@ def test_larger_dots_take_longer() -> None:
     assert radii == sorted(radii, reverse=True) and radii[0] > 2 * radii[-1]
 
 
-def test_odd_figures_make_no_odd_picture() -> None:
+def test_extreme_figures_give_a_valid_picture() -> None:
     tiny = OperatorGroup("<b>", 1.0, 1e12, 1, 100.0, MEMORY)
     for groups in ((tiny,), (OperatorGroup("nothing", 0.0, 0.0, 1, 0.0, LAUNCH),), GROUPS * 4):
         ElementTree.fromstring(draw(Prediction(1.0, None, 1e9, ceiling_bytes_per_s=1e10, groups=groups)))
     assert "<b>" not in draw(Prediction(1.0, None, 1e9, ceiling_bytes_per_s=1e10, groups=(tiny,)))
 
 
-def test_nothing_is_shown_of_what_is_not_known() -> None:
+def test_without_a_prediction_nothing_is_shown() -> None:
     assert roofline(Prediction(reason="not probed")) == []
     assert [type(node) for node in roofline(Prediction(0.02, groups=GROUPS))] == [TextLine, Table]
     assert [type(node) for node in roofline(PREDICTION)] == [TextLine, Table, Picture]

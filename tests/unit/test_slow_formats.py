@@ -1,4 +1,4 @@
-"""A CPU without bf16 instructions: how slow it is in words, and no C++ stack on anybody's terminal."""
+"""A CPU without bf16 instructions: its slowness is reported, without a C++ stack on the terminal."""
 
 from __future__ import annotations
 

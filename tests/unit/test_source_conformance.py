@@ -1,4 +1,4 @@
-"""Our own sources keep all that `Source` promises: see flatout.testing.sources."""
+"""All built-in sources pass the conformance suite in flatout.testing.sources."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class TestStatefulIterable(StreamConformance):
 
 
 class Wrong(Source):
-    """Gives whole numbers where its schema says real ones, and says that its rows are of one block of three."""
+    """Returns integers although its schema says floats, and its blocks do not add up to its length."""
 
     @property
     def schema(self) -> dict[str, Column]:
@@ -181,7 +181,7 @@ class Broken(SourceConformance):
 
 
 @pytest.mark.parametrize("broken", ["test_rows_are_what_the_schema_says", "test_its_blocks_sum_to_its_length"])
-def test_a_source_that_breaks_its_word_is_found(broken: str) -> None:
+def test_a_source_that_breaks_a_rule_fails(broken: str) -> None:
     check: Any = getattr(Broken(), broken)
     with pytest.raises(AssertionError):
         check()

@@ -1,4 +1,4 @@
-"""Knobs expect what was measured on this machine for this job, and the usual gain where nothing was."""
+"""Knobs expect the gain measured on this machine for this job, else the usual gain."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def recipe(**given: Any) -> fo.Recipe:
 
 
 def situation(job: Job, factor: float | None = None) -> Situation:
-    """`factor`: what every comparison of this job was measured to gain."""
+    """`factor`: the measured gain of every comparison of this job."""
     gains = {} if factor is None else {one.key: factor for one in comparisons_of(job, CPU, ("fp32",))}
     return situation_of(job, {"device": "cpu"}, replace(made_up(), gains=gains))
 
@@ -59,14 +59,14 @@ def test_a_measured_gain_counts_for_its_part_of_the_step(factor: float) -> None:
         assert factor_of(knob, s) == pytest.approx(expected)
 
 
-def test_gains_of_other_work_say_nothing() -> None:
+def test_gains_of_other_work_are_not_used() -> None:
     s = situation(build_job(recipe()), 3.0)
     other = replace(s, job=build_job(recipe(batch=16, optimizer="sgd")))
     assert factor_of(channels_last, other) == CHANNELS_LAST.usual_of_step["cpu"]
     assert factor_of(fused_optimizer, other) == FUSED_OPTIMIZER.usual_of_step["cpu"]
 
 
-def test_what_a_job_has_not_is_not_compared() -> None:
+def test_only_operators_of_the_job_are_compared() -> None:
     flat = build_job(recipe(model=lambda: nn.Linear(64, 10), optimizer=lambda groups, lr: torch.optim.SGD(groups, lr)))
     assert not list(comparisons_of(flat, CPU, ("fp32",)))
     assert len(list(comparisons_of(build_job(recipe()), CPU, ("fp32",)))) == 2
@@ -75,7 +75,7 @@ def test_what_a_job_has_not_is_not_compared() -> None:
 @pytest.mark.parametrize(
     ("budget", "analyze", "measured"), [("100 steps", False, 0), ("1e9 steps", False, 2), ("100 steps", True, 2)]
 )
-def test_gains_are_measured_where_trials_are_and_nowhere_else(
+def test_gains_are_measured_only_with_trials(
     monkeypatch: pytest.MonkeyPatch, budget: str, analyze: bool, measured: int
 ) -> None:
     asked: list[Any] = []

@@ -1,4 +1,4 @@
-"""The time left that a run shows, against the time that it then took: on streams of events of many shapes."""
+"""The displayed time left compared with the real time left, on many kinds of event streams."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ RECORDED = Path(__file__).parent.parent / "replays" / "compiled_run_events.jsonl
 
 @dataclass
 class Script:
-    """A run that emits what the loop emits, when the loop does, on a clock that only moves as told here."""
+    """A simulated run that emits the loop's events on a fake clock."""
 
     steps: int = 20_000
     step_s: Callable[[int], float] = lambda step: 0.006
     compile_s: float = 0.0
-    budget_s: float | None = None  # in the place of `steps`
+    budget_s: float | None = None  # instead of `steps`
     evaluate_every: int | None = None  # in steps
     evaluation_s: Callable[[int], float] = lambda count: 0.0
     evaluation_rows: int = 0
@@ -89,7 +89,7 @@ class Script:
 
 
 def shown(events: Iterable[Event]) -> list[tuple[float, float, float]]:
-    """At each log point that shows a time left: the share of the budget that is done, the time left, the truth."""
+    """At each log point that shows a time left: the share of the budget done, the time left, the real time left."""
     events = list(events)
     ended_s = events[-1]["t"]
     left, found = TimeLeft(), []
@@ -101,7 +101,7 @@ def shown(events: Iterable[Event]) -> list[tuple[float, float, float]]:
 
 
 def worst(events: Iterable[Event], *between: tuple[float, float]) -> float:
-    """The largest error of the time left, as a share of the truth, within these shares of the budget."""
+    """The largest relative error of the time left within these shares of the budget."""
     errors = [abs(said - truth) / truth for at, said, truth in shown(events) if any(a <= at <= b for a, b in between)]
     assert errors, "no time left was shown"
     return max(errors)
@@ -111,7 +111,7 @@ FROM_5_TO_95 = (0.05, 0.95)
 
 
 def warming_up(step: int) -> float:
-    """Caches, clocks and allocators: the first hundred steps take up to three times as long."""
+    """Warm-up of caches, clocks and allocators: the first hundred steps take up to three times as long."""
     return 0.006 * (1 + 2 * max(0.0, 1 - step / 100))
 
 
@@ -148,8 +148,8 @@ def test_time_left_is_within_a_tenth_after_5_percent_of_a_run(shape: str) -> Non
     assert worst(SHAPES[shape].events(), FROM_5_TO_95) < 0.10
 
 
-def test_compiling_is_never_taken_for_the_speed_of_steps() -> None:
-    """From the first figure that is shown at all."""
+def test_compiling_does_not_count_as_step_speed() -> None:
+    """From the first time left that is shown."""
     assert worst(Script(compile_s=40.0).events(), (0.0, 0.95)) < 0.10
 
 
@@ -159,13 +159,13 @@ def test_evaluations_that_cost_more_than_training_are_counted_once_timed() -> No
 
 
 @pytest.mark.parametrize("factor", [3.0, 0.5])
-def test_a_change_of_speed_midway_is_followed(factor: float) -> None:
-    """Nobody can know of it before; a short while after it the time left is right again."""
+def test_the_estimate_follows_a_change_of_speed(factor: float) -> None:
+    """The change can't be known in advance; soon after it the time left is right again."""
     script = Script(compile_s=20.0, step_s=lambda step: 0.006 * (factor if step >= 10_000 else 1.0))
     assert worst(script.events(), (0.65, 0.95)) < 0.10
 
 
-def test_a_recorded_compiled_run_showed_the_truth() -> None:
+def test_the_estimate_is_right_for_a_recorded_compiled_run() -> None:
     """Of a small network on two cores shared with other work: steps were up to three times as slow as others.
 
     It compiled for 33 s of its 120. Taking that for speed said 10 min left at 6%, seven times the truth.
@@ -175,7 +175,7 @@ def test_a_recorded_compiled_run_showed_the_truth() -> None:
     assert worst(events, (0.05, 0.9)) < 0.25
 
 
-def test_nothing_is_shown_before_a_step_was_timed_nor_after_the_end() -> None:
+def test_no_estimate_before_the_first_timed_step_or_after_the_end() -> None:
     left = TimeLeft()
     assert left.seconds is None
     events = list(Script(compile_s=5.0, log_every=1).events())

@@ -1,4 +1,4 @@
-"""Traces that are kept between runs: read instead of made, and made again where they can't be used."""
+"""Traces stored between runs: read instead of traced, and traced again if they can't be used."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def job_keeping(folder: Path, key: str = "mlp") -> Job:
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was traced, as often as it was."""
+    """Names of the traces made, in order."""
     asked: list[str] = []
     trace, update = work.trace, work._traced_update
     monkeypatch.setattr(work, "trace", lambda *given: asked.append("both ways") or trace(*given))  # type: ignore[func-returns-value]
@@ -44,7 +44,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def test_the_same_work_is_read_back(tmp_path: Path, traced: list[str]) -> None:
+def test_a_stored_trace_equals_the_original(tmp_path: Path, traced: list[str]) -> None:
     for settings in (Settings(), Settings(precision="bf16", micro_batch=4)):
         first, second = (work_of(job_keeping(tmp_path), settings) for _ in range(2))
         assert first == second and first.counts.flops > 0
@@ -52,7 +52,7 @@ def test_the_same_work_is_read_back(tmp_path: Path, traced: list[str]) -> None:
     assert traced == ["both ways", "update", "both ways"]
 
 
-def test_what_is_to_be_called_is_traced_again(tmp_path: Path, traced: list[str]) -> None:
+def test_operations_to_call_are_traced_again(tmp_path: Path, traced: list[str]) -> None:
     work_of(job_keeping(tmp_path), Settings())
     again = work_of(job_keeping(tmp_path), Settings(), to_call=True)
     assert all(one.call is not None for one in again.operations if one.key) and len(traced) == 4
@@ -67,7 +67,7 @@ def test_a_damaged_file_is_traced_again(tmp_path: Path, traced: list[str], damag
         path.write_bytes(damage)
     assert work_of(job_keeping(tmp_path), Settings()) == first and len(traced) == 4
     work_of(job_keeping(tmp_path), Settings())
-    assert len(traced) == 4  # and mended
+    assert len(traced) == 4  # and repaired
 
 
 def test_another_step_or_version_is_not_read(tmp_path: Path, traced: list[str]) -> None:
@@ -76,7 +76,7 @@ def test_another_step_or_version_is_not_read(tmp_path: Path, traced: list[str]) 
     assert len(traced) == 4
 
 
-def test_the_oldest_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_traces_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "_MOST", 3)
     operations = work_of(job_keeping(tmp_path / "other"), Settings()).operations
     for second, form in enumerate("abcde"):
@@ -97,7 +97,7 @@ def planned(asked: fo.Recipe, cache: Path) -> Plan:
     return checked_plan(asked, build_job(asked), cache, limit_s=0)[0]
 
 
-def test_a_second_plan_traces_nothing_and_foretells_the_same(tmp_path: Path, traced: list[str]) -> None:
+def test_a_second_plan_traces_nothing_and_predicts_the_same(tmp_path: Path, traced: list[str]) -> None:
     first = planned(recipe(), tmp_path)
     done = len(traced)
     again = planned(recipe(), tmp_path)
@@ -116,7 +116,7 @@ def test_a_second_plan_traces_nothing_and_foretells_the_same(tmp_path: Path, tra
     ],
     ids=["classes", "frozen", "dropout"],
 )
-def test_a_model_that_is_written_alike_and_built_otherwise_is_another(tmp_path: Path, traced: list[str], made: Any) -> None:
+def test_models_with_equal_code_but_different_structure_are_distinguished(tmp_path: Path, traced: list[str], made: Any) -> None:
     plans = []
     for other in (False, True):
         before = len(traced)
@@ -137,7 +137,7 @@ def frozen(on: bool) -> nn.Module:
     return model
 
 
-def test_a_form_that_can_not_be_traced_keeps_no_other_from_being_timed(tmp_path: Path) -> None:
+def test_an_untraceable_variant_does_not_block_timing_others(tmp_path: Path) -> None:
     class OnlyExact(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -154,7 +154,7 @@ def test_a_form_that_can_not_be_traced_keeps_no_other_from_being_timed(tmp_path:
     assert json.loads(kept.read_text())["ceilings"]["operators"]
 
 
-def test_operators_are_timed_again_where_that_was_lost(tmp_path: Path, traced: list[str]) -> None:
+def test_operators_are_timed_again_if_their_times_were_lost(tmp_path: Path, traced: list[str]) -> None:
     planned(recipe(), tmp_path)
     (kept,) = tmp_path.glob("ceilings-*.json")
     kept.unlink()
@@ -165,7 +165,7 @@ def test_operators_are_timed_again_where_that_was_lost(tmp_path: Path, traced: l
 
 
 @pytest.mark.parametrize(("steps", "timed"), [(9, False), (10**9, True)])
-def test_a_run_that_is_soon_over_begins_without_timing(tmp_path: Path, steps: int, timed: bool) -> None:
+def test_a_short_run_starts_without_timing_operators(tmp_path: Path, steps: int, timed: bool) -> None:
     asked = recipe(budget=f"{steps} steps")
     checked_plan(asked, build_job(asked), tmp_path, limit_s=1e-6)
     (kept,) = tmp_path.glob("ceilings-*.json")
