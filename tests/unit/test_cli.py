@@ -39,7 +39,7 @@ def test_kinds_of_data_load_when_they_are_used() -> None:
     """What every import of flatout pays for has none of the code of a kind that it may never see."""
     program = "import sys, flatout as fo\nfo.Recipe, fo.run, fo.data\nprint(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    assert "flatout.runs.verbs" in loaded
+    assert "flatout.runs.train" in loaded
     kinds = ("tables.scan", "tables.table", "photos.images", "photos.listing", "datasets.dataset", "serving.loader")
     assert [name for name in kinds if f"flatout.data.{name}" in loaded] == []
 

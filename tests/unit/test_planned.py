@@ -87,5 +87,5 @@ def test_a_chunked_loss_with_another_value_is_rejected_before_training(tmp_path:
         return fo.run(recipe, runs=tmp_path, cache=None)
 
     assert run(Plain).result["status"] == "finished"
-    with pytest.raises(UsageError, match=r"Capped to be head\(hidden\(...\)\), and it is not: the loss is .* by its forward"):
+    with pytest.raises(UsageError, match=r"Capped to be head\(hidden\(...\)\), and it is not: the loss is .* from forward"):
         run(Capped)

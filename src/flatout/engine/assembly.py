@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -27,7 +27,6 @@ from flatout.engine.job import Job
 from flatout.engine.offload import HostOptimizer
 from flatout.engine.one_process import Exchange, Together
 from flatout.engine.optimizers import build_optimizer, decay_groups
-from flatout.engine.parallel.local import LocalUpdates
 from flatout.engine.passes import Gradients, OwnGradients, Passes
 from flatout.engine.progress import BudgetMeter, Progress, budget_of
 from flatout.engine.recompute import recompute_blocks
@@ -40,6 +39,9 @@ from flatout.models.head import pad_vocabulary
 from flatout.models.residual import narrow_residual
 from flatout.objectives.objective import is_shared
 from flatout.world.world import World
+
+if TYPE_CHECKING:
+    from flatout.engine.parallel.local import LocalUpdates
 
 
 @dataclass

@@ -7,7 +7,7 @@ Its tensors are stored once.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,15 @@ from flatout.base.kinds import check_kinds
 from flatout.data.order.keyed import keyed
 from flatout.engine.ema import Average
 from flatout.engine.offload import HostOptimizer
-from flatout.engine.parallel.local import LocalUpdates
 from flatout.engine.precision import LossScale
 from flatout.engine.progress import Progress
 from flatout.engine.surroundings import read_random_state, reseed, restore_random_state, seed_of
 from flatout.engine.update import trained_by
 from flatout.store.tensors import local_part
 from flatout.world.world import World
+
+if TYPE_CHECKING:
+    from flatout.engine.parallel.local import LocalUpdates
 
 
 class TrainState:

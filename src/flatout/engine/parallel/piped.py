@@ -37,7 +37,7 @@ class Piped(Exchange):
         settings: Settings,
         rows: int,
         columns: dict[str, Column],
-        beside: Callable[[], AbstractContextManager[Any]],
+        within: Callable[[], AbstractContextManager[Any]],
         plan: Mapping[str, str] | None = None,
     ) -> None:
         """`rows` and `columns` of a batch of this process, to time the layers. `plan`: how tensors are split."""
@@ -64,7 +64,7 @@ class Piped(Exchange):
         self._averaged_over = world.data_size if is_spread else 1
         self.pipeline = Pipeline(
             model, objective.loss, objective.inputs.call, group, device, schedule=settings.pipeline, micro_batches=pieces,
-            costs=costs, data_group=world.mesh.get_group("data") if "data" in names and not is_spread else None, beside=beside,
+            costs=costs, data_group=world.mesh.get_group("data") if "data" in names and not is_spread else None, within=within,
             # not resharded: weights are gathered once for all micro-batches, not for each of them
             edge=edge, spread=(lambda stage: spread(stage, shard_mesh(world), settings, reshard=False)) if is_spread else None,
         )  # fmt: skip

@@ -40,14 +40,14 @@ class ChainStage(nn.Module):
     """Some pieces of a chain. Its modules belong to this process's part of the model."""
 
     def __init__(
-        self, chain: Chain, part: nn.Module, pieces: range, beside: Callable[[], AbstractContextManager[Any]], edge: Edge | None
+        self, chain: Chain, part: nn.Module, pieces: range, within: Callable[[], AbstractContextManager[Any]], edge: Edge | None
     ) -> None:
         super().__init__()
         self.pieces, self.part = pieces, part
-        self._chain, self._beside, self._edge = chain, beside, edge
+        self._chain, self._within, self._edge = chain, within, edge
 
     def forward(self, stream: Tensor, **side: Tensor) -> Tensor:
-        with self._beside():
+        with self._within():
             if self._edge is None:
                 return self._chain.run(self.part, self.pieces, stream, side)
             entered = self._edge.enter(stream) if self.pieces.start else stream
@@ -69,7 +69,7 @@ class Pipeline:
         micro_batches: int = 0,
         costs: Sequence[float] | None = None,
         data_group: dist.ProcessGroup | None = None,
-        beside: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        within: Callable[[], AbstractContextManager[Any]] = nullcontext,
         edge: Edge | None = None,
         spread: Callable[[nn.Module], object] | None = None,
     ) -> None:
@@ -77,7 +77,7 @@ class Pipeline:
 
         `call` calls a model with the columns of a batch that are its inputs. `micro_batches`: 0 is twice the number of
         processes. `costs`: of each piece, measured by one process for all; equal if not given. `data_group`: processes with
-        the same stages and other rows. `beside`: a context for forward and loss, such as autocast. `edge`: of a model split by
+        the same stages and other rows. `within`: a context for forward and loss, such as autocast. `edge`: of a model split by
         tensor parallelism. `spread` shards the weights of a stage over processes with the same stage and other rows; gradients
         are then the mean over these, and there is no data group.
         """
@@ -91,10 +91,10 @@ class Pipeline:
         self.tied = _tied(chain, self._pieces, size)
         self._inputs_of = list(inspect.signature(model.forward).parameters)
         chain = replace(chain, model=self.model)  # without a reference to the other stages
-        self._loss, self._call, self._beside = loss, call, beside
+        self._loss, self._call, self._within = loss, call, within
         self._group, self._data_group, self._device, self._schedule = group, data_group, device, schedule
         self._modules = {
-            stage: ChainStage(chain, only(self.model, own), self._pieces[stage], beside, edge) for stage, own in names.items()
+            stage: ChainStage(chain, only(self.model, own), self._pieces[stage], within, edge) for stage, own in names.items()
         }
         if spread is not None:
             for module in self._modules.values():
@@ -179,7 +179,7 @@ class Pipeline:
         if not _rows(part):
             self._found[index] = output.detach().new_zeros(()), 0.0
             return output.sum() * 0.0
-        with self._beside():
+        with self._within():
             loss_sum, weight = self._loss(output[: _rows(part)], part)
         self._found[index] = loss_sum.detach(), weight
         return loss_sum * self._factor

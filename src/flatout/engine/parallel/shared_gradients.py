@@ -51,9 +51,9 @@ class SharedGradients:
                 a_row = 1.0 if isinstance(weight, Tensor) else weight * self._world.context_size / part_rows
                 learned = loss_sum * (averaged_over / (rows * a_row) if counts else 0.0)
                 if last:
-                    beside, all_summed = exchange.send(totals)
-                    if beside is not None:
-                        learned = learned + (beside if passes.scale is None else beside / passes.scale.scale)
+                    extra, all_summed = exchange.send(totals)
+                    if extra is not None:
+                        learned = learned + (extra if passes.scale is None else extra / passes.scale.scale)
                     self.phases.mark("forward")
                     exchange.at("backward")
                 passes.backward(learned)

@@ -50,6 +50,6 @@ def _in_stages(
     from flatout.engine.parallel.piped import Piped, PipedGradients
 
     rows, columns = job.data.typical_batch(world.largest_share(job.batch))
-    beside = partial(autocast, settings.precision, torch.device(settings.device))
-    exchange = Piped(world, model, job.objective, settings, rows, columns, beside, job.tensor_plan)
+    within = partial(autocast, settings.precision, torch.device(settings.device))
+    exchange = Piped(world, model, job.objective, settings, rows, columns, within, job.tensor_plan)
     return exchange.pipeline.model, loss, exchange, partial(PipedGradients, exchange=exchange, world=world), None
