@@ -24,6 +24,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from flatout.base.errors import DataError, UsageError
 from flatout.data import Data, arrays, digits
+from flatout.data.feeds import feed as feeds
 from flatout.data.feeds.ahead import THREAD_NAME, Ahead
 from flatout.data.feeds.feed import feed_options
 from flatout.data.feeds.loader import Loader, loader
@@ -461,6 +462,18 @@ def test_a_cache_stays_within_its_budget_and_is_compressed_as_asked(tmp_path: Pa
     bytes_after("packed", cache_compression="zstd")
     with pytest.raises(UsageError, match="unknown compression 'zip'"):
         loader(_scattered(), 20, device="cpu", tier="mapped", cache=tmp_path / "x", cache_compression="zip")
+
+
+def test_rows_that_do_not_fit_on_the_device_come_from_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = list(loader(_numbers(), 64, device="cpu", tier="resident"))
+
+    def full(*given: Any) -> None:
+        raise torch.OutOfMemoryError("Tried to allocate 80.00 GiB")
+
+    monkeypatch.setattr(feeds, "ResidentFeed", full)
+    with loader(_numbers(), 64, device="cpu", tier="resident") as served:
+        assert all(_same(a, b) for a, b in zip(served, expected, strict=True))
+        assert len(served.degraded) == 1 and "80.00 GiB" in served.degraded[0]
 
 
 # other kinds of data
