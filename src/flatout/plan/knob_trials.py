@@ -87,8 +87,8 @@ class KnobTrials:
         return None
 
     def _measured(self, settings: Settings, against: Settings | None = None) -> TrialReport:
-        beside = None if against is None else against.to_dict()
-        return self._tries.attempt(Ask(settings.to_dict(), beside, self.reference.to_dict(), MEASURE_S))
+        current = None if against is None else against.to_dict()
+        return self._tries.attempt(Ask(settings.to_dict(), current, self.reference.to_dict(), MEASURE_S))
 
     def attempt(self, option: KnobOption, standing: SettingsStanding) -> KnobAttempt | None:
         self._say(f"trying {option.named}: {show_gain(option.predicted)} predicted")

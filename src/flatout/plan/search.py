@@ -114,7 +114,7 @@ class KnobSearch:
         if saves_s <= 0:
             return "predicted to be no faster here"
         if self._terms.analyze and option.predicted > 1 + MARGIN:
-            return f"no time left to try it: a trial costs {costs}"
+            return f"no time left: a trial costs {costs}"
         return f"a trial would cost {costs} and save about {show_seconds(saves_s)}"
 
     def _with_defaults(self, settings: Settings) -> Settings:

@@ -26,10 +26,10 @@ class Situation:
     ceilings: Ceilings | None
     plain: Prediction  # for the run with every knob off
     cache: Path | None = None  # folder for decoded and prepared rows
-    foretold: Mapping[str, Prediction] = field(default_factory=dict)  # of another machine, by settings as text
+    recorded: Mapping[str, Prediction] = field(default_factory=dict)  # of another machine, by settings as text
 
     def predicted(self, settings: Settings) -> Prediction:
-        return self.foretold.get(shown(settings.to_dict())) or predict(self.job, settings, self.ceilings)
+        return self.recorded.get(shown(settings.to_dict())) or predict(self.job, settings, self.ceilings)
 
     @property
     def epochs(self) -> float | None:

@@ -62,7 +62,8 @@ def _tried(choice: Choice, receipt: Receipt, cumulative: Mapping[str, tuple[floa
     if tried:
         return Choice(choice.name, value, f"tried {show_value(tried[-1].value)}: {tried[-1].why}", source)
     if entries:
-        return Choice(choice.name, value, entries[-1].why, source)
+        untried, why = entries[-1].value, entries[-1].why
+        return Choice(choice.name, value, why if untried == value else f"{show_value(untried)} not tried: {why}", source)
     return choice if value == choice.value else Choice(choice.name, value, "nothing else applies here", source)
 
 

@@ -27,7 +27,7 @@ _PAYS_STEPS = 200
 _COST_S = 3.0
 _NEARLY = 0.5  # the host may be slower than when it was measured, and a graph costs little
 _AT_ONCE = "one launch per step, without gaps between kernels"
-_BESIDE = "one launch per step: decoding threads would delay a loop that launches each kernel"
+_DECODING = "one launch per step: decoding threads would delay a loop that launches each kernel"
 
 
 def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
@@ -35,8 +35,8 @@ def default(s: Situation, values: Mapping[str, Any]) -> Decisions:
         yield Choice(name, False, refused)
     elif s.total_steps is not None and s.total_steps < _PAYS_STEPS:
         yield Choice(name, False, f"{s.total_steps} steps are too few to repay the capture")
-    elif _is_decoded_beside(s, str(values["tier"])):
-        yield Choice(name, True, _BESIDE)
+    elif _decodes_during_training(s, str(values["tier"])):
+        yield Choice(name, True, _DECODING)
     else:
         yield _by_launches(s.predicted(with_values(Settings(device=str(s.device)), values)))
 
@@ -52,10 +52,10 @@ def _by_launches(step: Prediction) -> Choice:
 
 def candidates(s: Situation, now: Settings) -> Iterator[Candidate]:
     if not now.graph and _refused(s) is None:
-        beside = _is_decoded_beside(s, now.tier)
+        decodes = _decodes_during_training(s, now.tier)
         has_room = not now.micro_batch  # else memory is short: a graph needs extra memory and excludes offloading
-        why = _BESIDE if beside else _AT_ONCE
-        yield Candidate(True, why, None, _COST_S, unless_slower=beside or has_room, compiles_anew=False)
+        why = _DECODING if decodes else _AT_ONCE
+        yield Candidate(True, why, None, _COST_S, unless_slower=decodes or has_room, compiles_anew=False)
 
 
 def _refused(s: Situation) -> str | None:
@@ -70,7 +70,7 @@ def _refused(s: Situation) -> str | None:
     return None
 
 
-def _is_decoded_beside(s: Situation, tier: str) -> bool:
+def _decodes_during_training(s: Situation, tier: str) -> bool:
     """Whether threads decode rows during training."""
     train = s.job.data.train
     if train.piece_rows is None:

@@ -35,13 +35,13 @@ class Recording:
 
     def attempt(self, ask: Ask) -> TrialReport:
         alone = shown(ask.settings)
-        beside = f"{alone} beside {shown(ask.against or {})}"
-        if (known := self._answers.known(_REPORTS, beside, alone)) is not None:
+        in_turns = f"{alone} beside {shown(ask.against or {})}"  # a key of stored recordings: never change
+        if (known := self._answers.known(_REPORTS, in_turns, alone)) is not None:
             return TrialReport.from_dict(known)
         if self._live is None:
             return TrialReport(dict(ask.settings), NOT_RECORDED)
         report = self._live.attempt(ask)
-        self._answers.asked(_REPORTS, report.to_dict(), beside if report.against_s else alone)
+        self._answers.asked(_REPORTS, report.to_dict(), in_turns if report.against_s else alone)
         return report
 
     def losses(self, settings: Mapping[str, Any], steps: int, seed: int, after: int = 0) -> Losses:
