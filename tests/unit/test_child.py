@@ -65,7 +65,15 @@ def test_the_exit_code_and_the_last_line_are_kept() -> None:
     with Child(python("import sys; print('first', flush=True); sys.exit('it fell over')")) as child:
         assert child.wait(60) == 1
     assert child.how_it_ended() == "ended with code 1: it fell over"
-    assert set(child.printed().splitlines()) == {"first", "it fell over"}
+    assert child.printed().splitlines() == ["first", "it fell over"]
+
+
+def test_an_error_counts_more_than_output_that_is_flushed_after_it() -> None:
+    code = "import os; print('loss 0.5'); os.write(2, b'RuntimeError: no memory\\n'); raise SystemExit(3)"
+    with Child(python(code)) as child:
+        assert child.wait(60) == 3
+    assert child.how_it_ended() == "ended with code 3: RuntimeError: no memory"
+    assert child.printed().splitlines() == ["loss 0.5", "RuntimeError: no memory"]
 
 
 def test_the_signal_is_named() -> None:
@@ -79,7 +87,7 @@ def test_one_that_does_not_end_in_time_is_told_with_its_last_line() -> None:
     with Child(python("import time; print('waits', flush=True); time.sleep(600)")) as child:
         until(child.printed)
         assert child.wait(0.05) is None
-        assert child.how_it_ended() == "gave no answer within 50 ms: waits"
+        assert child.how_it_ended() == "did not answer within 50 ms: waits"
         pid = child.pid
     assert not lives(pid) and child.wait() == -signal.SIGKILL
 
@@ -273,7 +281,7 @@ def test_messages_come_whole(pipe: tuple[Messages, int]) -> None:
     assert messages.receive(None) == {"b": 2}
     os.write(write_to, b'{"half": ')
     os.close(write_to)
-    with pytest.raises(EOFError, match=r"""closed within a message: '\{"half": '"""):
+    with pytest.raises(EOFError, match=r"""closed in the middle of a message: '\{"half": '"""):
         messages.receive(1)
 
 

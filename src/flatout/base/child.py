@@ -1,7 +1,7 @@
-"""One supervised child: a command whose processes all end when it does, when it is ended, or when this process is gone.
+"""One supervised child process: all processes it started end when it ends, when it is killed, or when this process dies.
 
-Between the two stands a keeper (see `keeper`), which is there for as long as the child is. What the child prints can be kept in
-a file that has no name, so that nothing is left behind however this process ends.
+A keeper process (see `keeper`) runs between the two for as long as the child runs. The child's output can be kept in unnamed
+temporary files, which the system removes however this process ends.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _END_S = 30.0
 
 
 class Printed(Enum):
-    """What becomes of what a child prints."""
+    """Where a child's output goes."""
 
-    KEPT = "kept"  # for `printed` and `how_it_ended`
-    SHOWN = "shown"  # where this process prints
+    KEPT = "kept"  # can be read with `printed` and `how_it_ended`
+    SHOWN = "shown"  # to this process's own stdout or stderr
     DROPPED = "dropped"
 
 
 class Child:
-    """`given` is its stdin. `passed` descriptors are its own: whoever starts it closes theirs.
+    """`given` is the child's stdin. The child inherits the `passed` descriptors; the caller closes its own copies.
 
-    In the foreground it shares the terminal, Ctrl-C and stdin with this process, and what it leaves running on purpose stays.
-    Else it has a session of its own: Ctrl-C is for this process, which ends it in its own time.
+    A foreground child shares the terminal, Ctrl-C and stdin with this process, and its background processes outlive it.
+    Any other child has its own session: Ctrl-C reaches only this process, which then ends the child.
     """
 
     def __init__(
@@ -57,7 +57,12 @@ class Child:
         self._limit_s = 0.0
         self._printed = ""
         self._waiting = threading.Lock()
-        self._file: IO[bytes] | None = tempfile.TemporaryFile() if Printed.KEPT in (output, errors) else None  # noqa: SIM115
+        # Two files: stdout is often buffered and flushed at exit, after the error that explains the exit was written to stderr.
+        self._files: dict[str, IO[bytes]] = {
+            name: tempfile.TemporaryFile()
+            for name, printed in (("stdout", output), ("stderr", errors))
+            if printed is Printed.KEPT
+        }
         self._line, theirs = socket.socketpair()
         self._messages = Messages(self._line.fileno())
         with theirs, ExitStack() as until_started:
@@ -70,15 +75,15 @@ class Child:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-S", "-P", keeper.__file__, *how, *command],
                 stdin=stdin,
-                stdout=self._target(output),
-                stderr=self._target(errors),
+                stdout=self._target("stdout", output),
+                stderr=self._target("stderr", errors),
                 pass_fds=(theirs.fileno(), *passed),
                 env=environment,
                 start_new_session=not foreground,
             )
 
-    def _target(self, printed: Printed) -> IO[bytes] | int | None:
-        return {Printed.KEPT: self._file, Printed.SHOWN: None, Printed.DROPPED: subprocess.DEVNULL}[printed]
+    def _target(self, name: str, printed: Printed) -> IO[bytes] | int | None:
+        return {Printed.KEPT: self._files.get(name), Printed.SHOWN: None, Printed.DROPPED: subprocess.DEVNULL}[printed]
 
     def __enter__(self) -> Child:
         return self
@@ -88,14 +93,14 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the command. Waits until it is started, some milliseconds. EOFError: its keeper was killed before that."""
+        """Process id of the command. Waits some milliseconds until it is started. EOFError: its keeper was killed first."""
         with self._waiting:
             while self._pid is None:
                 self._note(None)
             return self._pid
 
     def wait(self, limit_s: float | None = None) -> int | None:
-        """Its exit code, negative for a signal; None: it has not ended in time."""
+        """The exit code, negative for a signal; None if the child is still running after `limit_s`."""
         self._limit_s = limit_s or 0.0
         ends_s = None if limit_s is None else time.monotonic() + limit_s
         with self._waiting:
@@ -105,33 +110,36 @@ class Child:
             except TimeoutError:
                 return None
             except EOFError:
-                self._over(-signal.SIGKILL)  # its keeper was killed, and it with it
+                self._over(-signal.SIGKILL)  # its keeper was killed, which kills the child too
             return self._code
 
     def signal(self, which: int) -> None:
-        """From any thread. The command alone gets it, if it has not ended."""
+        """Send a signal to the command alone, if it still runs. Any thread may call this."""
         with suppress(OSError):
             self._line.send(bytes([which]))
 
     def end(self) -> None:
-        """Kill it, with all its processes, and wait until they are gone. Nothing happens if it has ended."""
+        """Kill the child and all processes it started, and wait until they are gone. Does nothing if it has ended."""
         with self._waiting:
             if self._code is not None:
                 return
             with suppress(OSError):
                 self._line.shutdown(socket.SHUT_WR)
-            with suppress(TimeoutError, EOFError):  # a process that waits for a device ends later, and its keeper with it
+            with suppress(TimeoutError, EOFError):  # a process blocked on a device ends later, with its keeper
                 while self._code is None:
                     self._note(_END_S)
             if self._code is None:
                 self._over(-signal.SIGKILL)
 
     def printed(self) -> str:
-        """The end of what was kept."""
-        return self._printed if self._file is None else read_end(self._file.fileno())
+        """The last part of the kept output: stdout, then stderr."""
+        if not self._files:
+            return self._printed
+        ends = [read_end(file.fileno()) for file in self._files.values()]
+        return "".join(end if end.endswith("\n") else f"{end}\n" for end in ends if end)
 
     def how_it_ended(self) -> str:
-        """Goes on from its name: "ended with code 3: ValueError: no rows"."""
+        """To append to the child's name: "ended with code 3: ValueError: no rows". Prefers the last line of stderr."""
         return exit_words(self._code, self.printed(), self._limit_s)
 
     def _note(self, limit_s: float | None) -> None:
@@ -145,7 +153,6 @@ class Child:
         with suppress(subprocess.TimeoutExpired):
             self._keeper.wait(_END_S)
         self._line.close()
-        if self._file is not None:
-            self._printed = read_end(self._file.fileno())
-            self._file.close()
-            self._file = None
+        self._printed, files, self._files = self.printed(), self._files, {}
+        for file in files.values():
+            file.close()

@@ -1,4 +1,4 @@
-"""How a process ended, in words: its exit code or signal, and the last line that it printed."""
+"""How a process ended, as text: its exit code or signal, and the last line it printed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _LONGEST_LINE = 300
 
 
 def exit_words(code: int | None, printed: str = "", limit_s: float = 0.0) -> str:
-    """Goes on from the process's name: "ended with code 3: ValueError: no rows". No code: nothing came in time."""
+    """To append to a process's name: "ended with code 3: ValueError: no rows". `code` None means a timeout after `limit_s`."""
     if code is None:
-        said = f"gave no answer within {show_seconds(limit_s)}"
+        said = f"did not answer within {show_seconds(limit_s)}"
     elif code < 0:
         said = f"was killed by {signal_name(-code)}"
     else:
@@ -37,13 +37,13 @@ def last_line(printed: str) -> str:
 
 
 def read_end(descriptor: int) -> str:
-    """Of a file that a process printed to. Its position, which that process may share, stays as it is."""
+    """The last part of a file a process prints to. Keeps the file position, which that process may share."""
     size = os.fstat(descriptor).st_size
     return os.pread(descriptor, _KEPT_BYTES, max(0, size - _KEPT_BYTES)).decode(errors="replace")
 
 
 def printed_to(path: Path) -> str:
-    """The end of what was printed to this file; empty where there is none."""
+    """The last part of this file; empty if it does not exist."""
     try:
         with path.open("rb") as file:
             return read_end(file.fileno())

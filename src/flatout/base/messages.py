@@ -1,4 +1,4 @@
-"""Messages between processes: lines of JSON, over pipes or sockets that nothing else writes to."""
+"""Messages between processes: JSON lines over pipes or sockets used for nothing else."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _SHOWN = 100
 
 
 class BadMessage(ValueError):
-    """Something came that is no message. Says what."""
+    """Received something that is not a message; the error quotes it."""
 
 
 class Messages:
-    """What comes from another process."""
+    """Messages received from another process."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._buffer = b""
 
     def receive(self, limit_s: float | None) -> dict[str, Any]:
-        """The next one. TimeoutError: none came in time. EOFError: none will come, since the other process closed its end."""
+        """The next message. TimeoutError: none came in time. EOFError: the other process closed its end."""
         ends_s = None if limit_s is None else time.monotonic() + limit_s
         while b"\n" not in self._buffer:
             left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
             if not readable([self._descriptor], left_s):
-                raise TimeoutError("no message came in time")
+                raise TimeoutError("no message arrived in time")
             self._buffer += self._more()
         line, _, self._buffer = self._buffer.partition(b"\n")
         try:
@@ -47,7 +47,7 @@ class Messages:
         except ConnectionError:
             piece = b""
         if not piece:
-            within = f" within a message: {_shown(self._buffer)}" if self._buffer else ""
+            within = f" in the middle of a message: {_shown(self._buffer)}" if self._buffer else ""
             raise EOFError(f"the pipe was closed{within}")
         return piece
 
@@ -57,7 +57,7 @@ def _shown(line: bytes) -> str:
 
 
 class Questions:
-    """Two pipes to a process that answers: it reads from `asked_from` and writes to `answered_to`."""
+    """Two pipes to a process that answers questions: it reads from `asked_from` and writes to `answered_to`."""
 
     def __init__(self) -> None:
         self.asked_from, self._asks = os.pipe()
@@ -65,7 +65,7 @@ class Questions:
         self._messages = Messages(self._answers)
 
     def hand_over(self) -> None:
-        """Once the other process has its ends: it alone holds them, so that it shows when it has gone."""
+        """Close our copies once the other process has its ends, so that we notice when it is gone."""
         os.close(self.asked_from)
         os.close(self.answered_to)
 
@@ -74,7 +74,7 @@ class Questions:
         os.close(self._answers)
 
     def ask(self, question: Mapping[str, Any]) -> None:
-        """EOFError where nobody is there to be asked."""
+        """Raises EOFError if the other process is gone."""
         try:
             os.write(self._asks, json.dumps(question).encode() + b"\n")
         except BrokenPipeError:
