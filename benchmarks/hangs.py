@@ -36,8 +36,8 @@ FAULTS = {
 }
 SIGNS = {
     "stop": "is stopped (SIGSTOP",
-    "slow data": "most of it in data",
-    "slow forward": "most of it in forward",
+    "slow data": "difference is in data",
+    "slow forward": "difference is in forward",
 }  # no line to name
 
 

@@ -111,8 +111,8 @@ def test_a_straggler_is_told_once_with_its_cost(said: Said) -> None:
     assert slow["odd"] == [1] and slow["rank"] == 0
     assert (
         "rank 1 works" in slow["told"]
-        and "most of it in data" in slow["told"]
-        and "All wait for it: a step takes" in slow["told"]
+        and "difference is in data" in slow["told"]
+        and "All ranks wait for it: a step takes" in slow["told"]
     )
 
 

@@ -113,7 +113,7 @@ def test_processes_that_differ_all_stop_and_say_in_what(tmp_path: Path) -> None:
     found = together(2, "differing.py", str(tmp_path))
     assert [one.code for one in found] == [2, 2]
     for one in found:
-        assert "rank 1 has another recipe than rank 0" in one.err and '"lr": 0.25' in one.err
+        assert "rank 1 has a different recipe than rank 0" in one.err and '"lr": 0.25' in one.err
     assert not list(tmp_path.iterdir())
 
 

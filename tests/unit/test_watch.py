@@ -174,31 +174,34 @@ def test_the_same_line_in_another_step_is_another_place() -> None:
 def test_where_all_wait_in_one_place_no_rank_is_blamed() -> None:
     verdict = judge([at(rank, ALL_REDUCE) for rank in range(4)])
     assert verdict.odd == () and verdict.reason == "all wait"
-    assert "No rank is elsewhere, so it is the network" in Hang(verdict, 4, 22.0).words()
+    assert "All wait at the same place, so the cause is the network" in Hang(verdict, 4, 22.0).words()
 
 
 def test_halves_that_wait_for_different_things_are_told_as_such() -> None:
     told = words(at(0, ALL_REDUCE), at(1, ALL_REDUCE), at(2, GATHER_OBJECT), at(3, GATHER_OBJECT))
     assert told == (
-        "for 22 s ranks have been waiting for different things: ranks 0, 1 wait in all_reduce (engine/step.py:240), step 118; "
+        "ranks have been waiting for different things for 22 s: ranks 0, 1 wait in all_reduce (engine/step.py:240), step 118; "
         "ranks 2, 3 wait in all_gather_object (me/metrics.py:12), step 118"
     )
 
 
 def test_where_nobody_waits_nobody_is_said_to() -> None:
     told = words(at(0, LOADER, "data"), at(1, LOADER, "data"))
-    assert told == "nobody has moved for 22 s, and none waits for another: ranks 0, 1 are at data/loader.py:88, step 118"
+    assert told == "no rank has moved for 22 s, and none waits for another: ranks 0, 1 are at data/loader.py:88, step 118"
 
 
 @pytest.mark.parametrize(
     ("sight", "expected"),
     [
-        (at(2, None, condition="gone"), "is gone: process 4713 on node7 is no more"),
-        (at(2, None, condition="stopped"), "is stopped (SIGSTOP or a debugger), process 4713 on node7: last heard 21 s ago"),
-        (at(2, None, condition="silent"), "has been silent for 21 s, last heard at step 118 in step"),
+        (at(2, None, condition="gone"), "is gone: process 4713 on node7 no longer exists"),
+        (
+            at(2, None, condition="stopped"),
+            "is stopped (SIGSTOP or a debugger), process 4713 on node7: last heartbeat 21 s ago",
+        ),
+        (at(2, None, condition="silent"), "has been silent for 21 s, last heartbeat at step 118 in step"),
         (at(2, SLEEPER, condition="silent"), "has been stuck in data/loader.py:90 next() `time.sleep(60)` for 21 s"),
-        (at(2, None, condition="ended"), "has ended normally, after step 118"),
-        (Sight(2, "absent"), "has not come yet"),
+        (at(2, None, condition="ended"), "ended normally after step 118"),
+        (Sight(2, "absent"), "has not joined yet"),
     ],
 )
 def test_who_cannot_answer_is_odd(sight: Sight, expected: str) -> None:
@@ -327,7 +330,7 @@ def test_a_rank_of_which_nobody_can_tell_is_lost_in_the_end() -> None:
     for step in range(1, 5):
         desk.beat(step=step, clock_s=0.5 * step)
     news = [one for n in range(40) for one in desk.beat(silent=(2,), step=4, clock_s=2.0, phase_s=0.5 * n, stacks={})]
-    assert [one.kind for one in news] == ["lost"] and "no process on node8 can say" in news[0].words()
+    assert [one.kind for one in news] == ["lost"] and "no process on node8 can report" in news[0].words()
 
 
 def test_the_lowest_rank_that_answers_leads() -> None:
@@ -377,7 +380,7 @@ def test_a_rank_that_is_always_slower_is_a_straggler_with_its_cost() -> None:
     assert found is not None and found.ranks == (1,) and found.phase == "forward"
     assert found.cost_s == pytest.approx(0.03, abs=0.003)
     assert found.slower == pytest.approx(0.03 / 0.07, rel=0.1)
-    assert "rank 1 works 80 ms a step, the others of 4 50 ms; most of it in forward" in found.words()
+    assert "80 ms per step for its own work, the other 3 ranks 50 ms; most of the difference is in forward" in found.words()
 
 
 def test_two_stragglers_are_found_together_and_of_two_ranks_one() -> None:

@@ -63,7 +63,7 @@ def test_the_first_host_of_slurms_list(written: str, host: str) -> None:
     ("environment", "words"),
     [
         ({"RANK": "1", "WORLD_SIZE": "2"}, "MASTER_ADDR is not"),
-        ({**TORCHRUN, "RANK": "eight"}, "RANK is to be a whole number, got 'eight'"),
+        ({**TORCHRUN, "RANK": "eight"}, "RANK must be a whole number, got 'eight'"),
         ({**TORCHRUN, "RANK": "8"}, "this is rank 8 of 8"),
         ({**KUBEFLOW, "PET_NPROC_PER_NODE": "4"}, "torchrun -m flatout run"),
         ({**OPEN_MPI, "MASTER_ADDR": ""} | {"OMPI_COMM_WORLD_SIZE": "x"}, "OMPI_COMM_WORLD_SIZE"),
@@ -84,7 +84,7 @@ def test_a_port_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         taken.bind(("::", 0))
         taken.listen()
         launched(monkeypatch, RANK=0, MASTER_PORT=taken.getsockname()[1])
-        with pytest.raises(MachineError, match="is in use, where the processes were to meet: give another one"):
+        with pytest.raises(MachineError, match="is in use: choose another one"):
             join(torch.device("cpu"), timeout_s=2)
 
 
@@ -92,7 +92,7 @@ def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     torch_: Any = dist
     store = torch_.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     launched(monkeypatch, RANK=0, MASTER_PORT=store.port, TORCHELASTIC_USE_AGENT_STORE=True)
-    with pytest.raises(MachineError, match=r"1 of 2 processes came to localhost:.* rank 1 did not"):
+    with pytest.raises(MachineError, match=r"1 of 2 processes joined at localhost:.* rank 1 did not"):
         join(torch.device("cpu"), timeout_s=1)
 
 
@@ -101,7 +101,7 @@ def test_nobody_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     launched(monkeypatch, RANK=1, MASTER_PORT=port)
-    with pytest.raises(MachineError, match="rank 1 of 2 found nobody at localhost"):
+    with pytest.raises(MachineError, match="rank 1 of 2 could not connect to localhost"):
         join(torch.device("cpu"), timeout_s=1)
 
 

@@ -1,1 +1,1 @@
-"""The processes of a run: how they meet, agree, exchange, and who watches over them."""
+"""The processes of a run: how they connect, agree, exchange data and are watched."""

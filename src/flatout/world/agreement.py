@@ -1,4 +1,4 @@
-"""Several processes, one answer: what the first makes, what each makes by itself, and what has to be the same for all."""
+"""Agreement between processes: rank 0 decides for all, all do the same step, or all must have the same values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Found = TypeVar("Found")
 
 
 def by_first(world: World, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What the first process makes, told to all; where it fails, all of them do, for that reason."""
+    """Rank 0 calls `make` and sends the result to all; if it fails, all ranks raise its error."""
     if world.size == 1:
         return make()
     made: dict[str, Any] = {}
@@ -34,7 +34,7 @@ def by_first(world: World, make: Callable[[], dict[str, Any]]) -> dict[str, Any]
 
 
 def on_all(world: World, make: Callable[[], Found]) -> Found:
-    """What each makes by itself; where one fails, all of them do, and say which and why."""
+    """Every rank calls `make`; if one fails, all ranks raise an error that names the rank and the reason."""
     made: list[Found] = []
     failure: BaseException | None = None
     try:
@@ -51,22 +51,22 @@ def on_all(world: World, make: Callable[[], Found]) -> Found:
 
 
 def check_same(world: World, mine: dict[str, str], code: Callable[[], str]) -> None:
-    """Everybody has the same recipe, data and versions, or all stop with what differs. Of code, a hash is compared first."""
+    """All ranks must have the same recipe, data, code (by hash) and versions; otherwise all stop with the difference."""
     said = world.gather(mine)
     for rank, theirs in enumerate(said):
         for name, value in theirs.items():
             if value != said[0][name]:
                 texts = world.gather(code()) if name == "code" else [one[name] for one in said]
                 raise UsageError(
-                    f"rank {rank} has another {name} than rank 0: {_difference(texts[0], texts[rank])}. All processes of a run "
-                    "start from the same recipe, code, data and versions: bring them into line"
+                    f"rank {rank} has a different {name} than rank 0: {_difference(texts[0], texts[rank])}. All "
+                    "processes of a run must start from the same recipe, code, data and versions"
                 )
 
 
 def _difference(first: str, other: str) -> str:
-    """Of texts, the lines that differ."""
+    """The lines that differ."""
     if first == other:
-        return "not its text, but values that it uses, such as the weights of a model that was given"
+        return "the text is the same, but values that it uses differ, such as the weights of a given model"
     if "\n" not in first:
         return f"{other}, not {first}"
     lines = difflib.unified_diff(first.splitlines(), other.splitlines(), lineterm="", n=0)

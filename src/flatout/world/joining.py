@@ -1,7 +1,7 @@
-"""How a process finds the others: torchrun's variables, Slurm's, Kubeflow's or Open MPI's, or a group that is there already.
+"""How a process finds the others: from variables of torchrun, Slurm, Kubeflow or Open MPI, or an existing process group.
 
-The store that they meet at is prefixed by torchrun's count of restarts: ranks that were started again would otherwise dial the
-addresses that the dead ones left there.
+Keys in the store are prefixed with torchrun's restart count. Otherwise restarted ranks would connect to the addresses that the
+dead ranks left there.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from flatout.base.errors import MachineError, UsageError
 from flatout.base.units import show_seconds
 from flatout.world.world import ProcessWorld, World
 
-_torch: Any = dist  # which declares only some of its names
+_torch: Any = dist  # torch declares only some of its names
 
 JOIN_TIMEOUT_S = 300.0
-EXCHANGE_TIMEOUT_S = 1800.0  # how long one exchange may take: one process plans while the others wait
-_meetings = itertools.count()  # a process may train several times, with the same others each time
-_OF_THIS_WORLD = ("TORCHELASTIC_", "GROUP_", "ROLE_")  # variables of torchrun that say more of it than a place
+EXCHANGE_TIMEOUT_S = 1800.0  # limit for one exchange: the other processes wait while one plans
+_meetings = itertools.count()  # a process may train several times with the same other processes
+_OF_THIS_WORLD = ("TORCHELASTIC_", "GROUP_", "ROLE_")  # torchrun variables that describe more than a process's place
 _BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
 
 
 @dataclass(frozen=True)
 class ProcessPlace:
-    """Where a launcher has put this process."""
+    """The rank and address that a launcher gave this process."""
 
     rank: int
     size: int
@@ -42,11 +42,11 @@ class ProcessPlace:
     address: str
     port: int
     restarts: int = 0
-    hosted: bool = False  # the launcher keeps the store at that address; otherwise rank 0 does
+    hosted: bool = False  # the launcher runs the store at that address; otherwise rank 0 does
 
 
 def join(device: torch.device, timeout_s: float = JOIN_TIMEOUT_S) -> World:
-    """The world that this process belongs to, once all of it is there; one of its own, where nothing says otherwise."""
+    """Wait until all processes of this world have joined. Without a launcher the world is this process alone."""
     if dist.is_available() and dist.is_initialized():
         local = os.environ.get("LOCAL_RANK", "0"), os.environ.get("LOCAL_WORLD_SIZE", "1")
         return ProcessWorld(device, int(local[0]), int(local[1]), _torch.distributed_c10d._get_default_store(), ours=False)
@@ -58,14 +58,14 @@ def join(device: torch.device, timeout_s: float = JOIN_TIMEOUT_S) -> World:
     timeout = timedelta(seconds=max(timeout_s, EXCHANGE_TIMEOUT_S))
     backend = _BACKENDS.get(device.type, "gloo")
     index: Any = {"device_id": device} if device.type == "cuda" else {}
-    if "OMP_NUM_THREADS" not in os.environ:  # else the processes of a host would all take all of its cores
+    if "OMP_NUM_THREADS" not in os.environ:  # otherwise every process of a host would use all its cores
         torch.set_num_threads(max(1, torch.get_num_threads() // place.local_size))
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout, **index)
     return ProcessWorld(device, place.local_rank, place.local_size, store, ours=True)
 
 
 def _own_device(device: torch.device, place: ProcessPlace) -> torch.device:
-    """Of the devices of a host, the one that is this process's; torch's engines look at the current one."""
+    """The device of this host that belongs to this process. It becomes torch's current device."""
     if device.type == "cpu":
         return device
     index = place.local_rank % max(1, torch.accelerator.device_count())
@@ -74,17 +74,17 @@ def _own_device(device: torch.device, place: ProcessPlace) -> torch.device:
 
 
 def own_place() -> ProcessPlace | None:
-    """Where a launcher has put this process; None: none has started it."""
+    """Rank and address given by the launcher; None if no launcher started this process."""
     return read_place(os.environ)
 
 
 def is_launched() -> bool:
-    """Whether a launcher has started this process, be it alone."""
+    """Whether a launcher started this process, even if it is the only one."""
     return own_place() is not None
 
 
 def environment_beside(world: World, address: str, port: int) -> dict[str, str]:
-    """For a process that takes this one's place in a world beside this one, which meets there, at its first process."""
+    """Environment for a process with this process's rank in a second world, which meets at this address on rank 0."""
     told = {
         "RANK": world.rank, "WORLD_SIZE": world.size, "LOCAL_RANK": world.local_rank, "LOCAL_WORLD_SIZE": world.local_size,
         "MASTER_ADDR": address, "MASTER_PORT": port,
@@ -94,17 +94,17 @@ def environment_beside(world: World, address: str, port: int) -> dict[str, str]:
 
 
 def is_first() -> bool:
-    """Whether this process speaks for all: known from what started it, before it has met the others."""
+    """Whether this is rank 0, known from the launcher's variables before the processes have connected."""
     place = read_place(os.environ)
     return place is None or place.rank == 0
 
 
 def read_place(environment: Mapping[str, str]) -> ProcessPlace | None:
-    """None: no launcher has started this process."""
+    """None if no launcher started this process."""
     for reader in (_of_torchrun, _of_kubeflow, _of_slurm, _of_open_mpi):
         if (place := reader(environment)) is not None:
             if not 0 <= place.rank < place.size:
-                raise UsageError(f"a rank is from 0 to the world's size - 1, and this is rank {place.rank} of {place.size}")
+                raise UsageError(f"expected a rank between 0 and the world size - 1, this is rank {place.rank} of {place.size}")
             return place
     return None
 
@@ -116,15 +116,15 @@ def _meet(place: ProcessPlace, timeout_s: float) -> Any:
         plain = _torch.TCPStore(
             place.address, place.port, is_master=hosts, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
         )
-    except (RuntimeError, OSError) as error:  # torch's own errors are both
+    except (RuntimeError, OSError) as error:  # torch raises both
         if hosts and ("EADDRINUSE" in str(error) or "already in use" in str(error).lower()):
             raise MachineError(
-                f"port {place.port} of {place.address} is in use, where the processes were to meet: give another one "
-                "(MASTER_PORT, or --master-port to torchrun)"
+                f"port {place.port} on {place.address}, where the processes should meet, is in use: choose another one "
+                "(MASTER_PORT, or --master-port for torchrun)"
             ) from error
         raise MachineError(
-            f"rank {place.rank} of {place.size} found nobody at {where} within {show_seconds(timeout_s)}: is rank 0 "
-            "running, and can this machine reach it there?"
+            f"rank {place.rank} of {place.size} could not connect to {where} within {show_seconds(timeout_s)}: is rank 0 "
+            "running, and can this machine reach it?"
         ) from error
     store = _torch.PrefixStore(f"flatout/{place.restarts}/{next(_meetings)}", plain)
     store.set_timeout(timedelta(seconds=timeout_s))
@@ -135,18 +135,18 @@ def _meet(place: ProcessPlace, timeout_s: float) -> Any:
         missing = [str(rank) for rank in range(place.size) if not store.check([f"here/{rank}"])]
         who = f"rank{'' if len(missing) == 1 else 's'} {', '.join(missing)}"
         raise MachineError(
-            f"{place.size - len(missing)} of {place.size} processes came to {where} within {show_seconds(timeout_s)}, {who} "
-            "did not: look at what they printed, or start fewer"
+            f"{place.size - len(missing)} of {place.size} processes joined at {where} within {show_seconds(timeout_s)}, {who} "
+            "did not: look at their output, or start fewer processes"
         ) from error
     return store
 
 
 def _of_torchrun(environment: Mapping[str, str]) -> ProcessPlace | None:
-    """Also who sets torch's variables by hand, or has an older operator of Kubeflow set them: those know no local rank."""
+    """Also for variables set by hand or by an old Kubeflow operator, which set no local rank."""
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None
     if "MASTER_ADDR" not in environment and int(environment["WORLD_SIZE"] or 1) > 1:
-        raise UsageError("RANK and WORLD_SIZE are set, and MASTER_ADDR is not: start with torchrun, or set where to meet")
+        raise UsageError("RANK and WORLD_SIZE are set but MASTER_ADDR is not: start with torchrun, or set MASTER_ADDR")
     return ProcessPlace(
         rank=_number(environment, "RANK"),
         size=_number(environment, "WORLD_SIZE"),
@@ -165,7 +165,7 @@ def _of_kubeflow(environment: Mapping[str, str]) -> ProcessPlace | None:
     processes = environment.get("PET_NPROC_PER_NODE", "1")
     if processes not in ("1", "auto", "cpu", "gpu"):
         raise UsageError(
-            f"PET_NPROC_PER_NODE is {processes}: several processes on a node are started by torchrun, "
+            f"PET_NPROC_PER_NODE is {processes}: start several processes on a node with torchrun, "
             "`torchrun -m flatout run ...`, which reads these variables"
         )
     return ProcessPlace(
@@ -179,7 +179,7 @@ def _of_kubeflow(environment: Mapping[str, str]) -> ProcessPlace | None:
 
 
 def _of_slurm(environment: Mapping[str, str]) -> ProcessPlace | None:
-    """Only of tasks that srun has started: a batch script has the same variables, and is one process."""
+    """Only for tasks started by srun: a batch script has the same variables but is a single process."""
     if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
         return None
     job = environment.get("SLURM_JOB_ID", "0")
@@ -206,7 +206,7 @@ def _of_open_mpi(environment: Mapping[str, str]) -> ProcessPlace | None:
         return None
     size = _number(environment, "OMPI_COMM_WORLD_SIZE", 1)
     if "MASTER_ADDR" not in environment and size > 1:
-        raise UsageError("say where to meet: mpirun -x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=29500 ...")
+        raise UsageError("the address of rank 0 is not set: mpirun -x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=29500 ...")
     return ProcessPlace(
         rank=_number(environment, "OMPI_COMM_WORLD_RANK"),
         size=size,
@@ -220,5 +220,5 @@ def _of_open_mpi(environment: Mapping[str, str]) -> ProcessPlace | None:
 def _number(environment: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
     written = environment.get(name, "" if otherwise is None else str(otherwise))
     if not written.strip().isdigit():
-        raise UsageError(f"the environment variable {name} is to be a whole number, got {written!r}")
+        raise UsageError(f"the environment variable {name} must be a whole number, got {written!r}")
     return int(written)

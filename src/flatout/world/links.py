@@ -1,4 +1,4 @@
-"""What the processes of a run can send each other, measured: within a machine, and between machines."""
+"""Measured communication speed between processes: within a machine and between machines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SMALL_REPEATS = 20
 
 @dataclass(frozen=True)
 class LinkRate:
-    """Of one process: bytes a second that it sends and receives in a ring sum of many values, and what a sum of one takes."""
+    """Per process: bytes per second sent and received in a ring all-reduce, and the time to all-reduce one value."""
 
     bytes_per_s: float
     latency_s: float
@@ -28,19 +28,19 @@ class LinkRate:
 
 @dataclass(frozen=True)
 class Links:
-    near: LinkRate  # in one machine
-    far: LinkRate  # across machines; the same where there is one
+    near: LinkRate  # within a machine
+    far: LinkRate  # between machines; the same as `near` if there is only one
 
 
 def measure_links(world: World, device: torch.device) -> Links:
-    """Every process of the world calls it, before the world is laid out."""
+    """Every process must call this, before `lay_out`."""
     import torch.distributed as dist
 
     far = _ring(device, world.size, None)
-    uneven = len(set(world.gather(world.local_size))) > 1  # machines with more processes than others have no common group
+    uneven = len(set(world.gather(world.local_size))) > 1  # no common group size if machines have different process counts
     if uneven or world.local_size in (1, world.size):
         return Links(far, far)
-    group, _ = dist.new_subgroups(group_size=world.local_size)  # launchers number the processes machine by machine
+    group, _ = dist.new_subgroups(group_size=world.local_size)  # launchers number ranks machine by machine
     return Links(_ring(device, world.local_size, group), far)
 
 
@@ -54,7 +54,7 @@ def _ring(device: torch.device, size: int, group: Any) -> LinkRate:
 
 
 def ring_bytes_per_s(sum_: Callable[[Tensor], object], size: int, device: torch.device) -> list[float]:
-    """What each of `size` processes sends, and receives, in a ring sum. The repeats are fixed: all must do equally many."""
+    """Bytes per second that each of `size` processes sends and receives. Repeats are fixed: all must do the same number."""
     values = torch.zeros(_VALUES, device=device)
     sent_bytes = 2 * (size - 1) / size * values.numel() * values.element_size()
     return [sent_bytes / s for s in time_repeats(lambda: sum_(values), _REPEATS, _WARMUP, device)]

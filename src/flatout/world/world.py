@@ -1,7 +1,7 @@
-"""The processes that train together, as one object: which of them this is, and what they tell each other.
+"""The processes that train together, as one object: the rank of this process, and exchanges between them.
 
-`World()` is one process by itself: rank 0 of 1, and every exchange gives back what it was given. So nobody has to ask whether
-there are others.
+`World()` is a single process: rank 0 of 1, and every exchange returns its input. So callers need not ask whether there are
+other processes.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from torch import Tensor
 
 Thing = TypeVar("Thing")
 
-AXES = ("pipeline", "data", "shard", "context", "tensor")  # outermost first: ranks of one tensor group are neighbours
-DATA_AXES = ("data", "shard")  # along these, each rank has rows of its own
+AXES = ("pipeline", "data", "shard", "context", "tensor")  # outermost first: ranks of a tensor group are neighbours
+DATA_AXES = ("data", "shard")  # along these, each rank has different rows
 WHOLE_AXES = ("data", "context")  # along these, each rank has all weights
 
 
 class World:
-    """`gather` and `from_first` take what JSON can hold."""
+    """`gather` and `from_first` take values that JSON can hold."""
 
     rank = 0
     size = 1
-    local_rank = 0  # on its host
+    local_rank = 0  # on this host
     local_size = 1
-    data_rank = 0  # among those that get different rows
+    data_rank = 0  # among ranks with different rows
     data_size = 1
-    context_rank = 0  # among those that get the same rows, and each a part of every sequence in them
+    context_rank = 0  # among ranks with the same rows, each with a part of every sequence
     context_size = 1
-    counts = True  # of those that get the same rows and have the same of the model's output, one does
-    mesh: Any = None  # a DeviceMesh, once laid out
-    data_group: Any = None  # torch's group of those that get different tokens; None: all
-    store: Any = None  # torch's, where they met
+    counts = True  # one of the ranks with the same rows and the same model output counts them in metrics
+    mesh: Any = None  # a DeviceMesh after `lay_out`
+    data_group: Any = None  # torch's group of ranks with different tokens; None: all ranks
+    store: Any = None  # torch's store where the processes met
 
     @property
     def is_first(self) -> bool:
-        """The one that writes and speaks for all."""
+        """Rank 0, which writes files and prints for all."""
         return self.rank == 0
 
     @property
     def is_split(self) -> bool:
-        """Whether each process has only a part of the weights."""
+        """Whether each process has only part of the weights."""
         return self.mesh is not None and any(name not in WHOLE_AXES for name in self.mesh.mesh_dim_names)
 
     @property
     def is_split_within(self) -> bool:
-        """Whether processes exchange in the middle of a forward, and not only the weights for it."""
+        """Whether processes exchange activations within a forward pass, not only weights before it."""
         return self.mesh is not None and any(name in ("tensor", "pipeline", "context") for name in self.mesh.mesh_dim_names)
 
     @property
     def meets_in_forward(self) -> bool:
-        """Whether a forward of one waits for the others."""
+        """Whether the forward pass of one rank waits for others."""
         return self.is_split or self.is_split_within
 
     @property
@@ -64,7 +64,7 @@ class World:
 
     @property
     def token_rank(self) -> int:
-        """Among those that get different tokens: other rows, or another part of the same ones."""
+        """Rank among those with different tokens: other rows, or another part of the same rows."""
         return self.data_rank * self.context_size + self.context_rank
 
     @property
@@ -72,17 +72,17 @@ class World:
         return self.data_size * self.context_size
 
     def share(self, rows: int) -> tuple[int, int]:
-        """Which rows of a batch are this process's: all processes' shares are as equal as can be, and in order."""
+        """The range of a batch's rows that belongs to this process. Shares are in order and as equal as possible."""
         return rows * self.data_rank // self.data_size, rows * (self.data_rank + 1) // self.data_size
 
     def largest_share(self, rows: int) -> int:
         return -(-rows // self.data_size)
 
     def stretches(self, length: int) -> list[tuple[int, int]]:
-        """Which positions of a sequence are this process's, in order.
+        """The positions of a sequence that belong to this process, in order.
 
-        One stretch from the front and its mirror image from the back: a token attends to all before it, and so each process
-        has as much to do. `length` is to be a multiple of `length_step`.
+        One range from the front and its mirror image from the back: a token attends to all tokens before it, so this gives
+        every process the same amount of work. `length` must be a multiple of `length_step`.
         """
         if self.context_size == 1:
             return [(0, length)]
@@ -91,31 +91,31 @@ class World:
 
     @property
     def length_step(self) -> int:
-        """What the length of a sequence has to be a multiple of."""
+        """A sequence length must be a multiple of this."""
         return 1 if self.context_size == 1 else 2 * self.context_size
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Over those that get different tokens, in place."""
+        """Sum over ranks with different tokens, in place."""
         self.begin_sum(tensor)()
         return tensor
 
     def begin_sum(self, tensor: Tensor) -> Callable[[], object]:
-        """The same beside what comes next; it is done when what this returns was called."""
+        """Start `sum_` in the background; call the returned function to wait for it."""
         return lambda: None
 
     def any(self, flag: bool) -> bool:
         return bool(self.highest(int(flag)))
 
     def highest(self, number: int) -> int:
-        """Of all."""
+        """The maximum over all ranks."""
         return number
 
     def gather(self, thing: Thing) -> list[Thing]:
-        """Everybody's, by rank."""
+        """The values of all ranks, in rank order."""
         return [thing]
 
     def gather_tensors(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """Everybody's, by rank and on the host. Names, types and shapes may differ."""
+        """The tensors of all ranks, in rank order, on the host. Names, types and shapes may differ."""
         return [dict(tensors)]
 
     def from_first(self, thing: Thing) -> Thing:
@@ -125,17 +125,17 @@ class World:
         pass
 
     def lay_out(self, axes: Mapping[str, int]) -> None:
-        """Put the processes on a mesh of these axes, whose sizes multiply to the size of the world."""
+        """Arrange the processes in a mesh with these axes, whose sizes multiply to the world size."""
 
     def close(self) -> None:
         pass
 
 
 class ProcessWorld(World):
-    """Over torch's default process group, which talks through Gloo where tensors are on the host."""
+    """Uses torch's default process group, which uses Gloo for tensors on the host."""
 
     def __init__(self, device: torch.device, local_rank: int, local_size: int, store: Any, *, ours: bool) -> None:
-        """`ours`: nobody else made the group, and nobody else ends it."""
+        """`ours`: flatout created the process group and destroys it."""
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.local_rank, self.local_size = local_rank, local_size
         self.data_rank, self.data_size = self.rank, self.size
@@ -217,12 +217,12 @@ def _written(dtype: torch.dtype) -> str:
 
 
 def _unpacked(described: list[Any], piece: Tensor) -> dict[str, Tensor]:
-    """Tensors by name, out of the bytes of all of them end to end."""
+    """Tensors by name, from their concatenated bytes."""
     found, begin = {}, 0
     for name, kind, shape in described:
         dtype: torch.dtype = getattr(torch, kind)
         end = begin + math.prod(shape) * dtype.itemsize
-        found[name] = piece[begin:end].clone().view(dtype).view(shape)  # a copy: a view needs its bytes to be aligned
+        found[name] = piece[begin:end].clone().view(dtype).view(shape)  # a copy, because a view needs aligned bytes
         begin = end
     return found
 

@@ -1,7 +1,7 @@
-"""The watch over the processes of a run: who hangs and where, who is slow, who failed, who is gone. See `watch.py`.
+"""Watches the processes of a run: who hangs and where, who is slow, who failed, who is gone. See `watch.py`.
 
-Nothing here is a collective: all of it goes over a side store, from a thread, and works while the main thread hangs in one.
-One process has nobody to watch: `watch.py` is not imported here, so that such a run starts sooner.
+Nothing here uses collectives: all messages go through a side store, from a thread, so they work while the main thread hangs.
+A single process has nobody to watch: `watch.py` is not imported here, so that such a run starts faster.
 """
 
 from flatout.world.watch.news import Failed, Hang, Lost, Moving, News, StoreLost, Straggler

@@ -1,4 +1,4 @@
-"""What an error says, and whether it is likely the echo of another rank's end: an exchange that broke, as engines word it."""
+"""Error text, and whether an error is probably a consequence of another rank's failure: a broken exchange."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def from_exchange(error: BaseException) -> bool:
 
 
 def in_words(error: BaseException) -> tuple[str, str]:
-    """Its last line and its traceback, which one that was written for people does not need."""
+    """The error's last line and its traceback; the traceback is empty for errors written for users."""
     if isinstance(error, FlatoutError):
         return str(error), ""
     return "".join(traceback.format_exception_only(error)).strip(), "".join(traceback.format_exception(error))

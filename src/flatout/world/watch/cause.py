@@ -1,6 +1,6 @@
-"""What ended the run: one key of the store, and the first to write it wins, so that all leave for the same reason.
+"""The first cause that ended the run: one key in the store. The first writer wins, so that all ranks report the same reason.
 
-A rank that fails or dies is soon followed by others whose exchanges break, or who left because of it. Those are echoes.
+After a rank fails or dies, others soon fail because their exchanges break. Those later errors are only consequences.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CAUSE_KEY = "cause"
 
 
 def publish_cause(wire: Wire, cause: Failed | Lost) -> Failed | Lost:
-    """The first cause: this one, or what another rank wrote before."""
+    """The first cause: this one, or the one that another rank wrote before."""
     return read_cause(wire.first(CAUSE_KEY, json.dumps({"kind": cause.kind, **asdict(cause)}).encode()))
 
 

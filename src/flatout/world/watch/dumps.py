@@ -1,8 +1,8 @@
-"""Stacks of a process whose Python is stuck: C code that keeps the interpreter's lock leaves no thread able to answer.
+"""Stacks of a process whose Python is blocked: C code that holds the interpreter lock lets no Python thread answer.
 
-`faulthandler`'s own thread needs no lock. It is put off at every heartbeat; where none comes, it writes all stacks into a
-piece of memory that has no name, which another process of the same user and host can read. Nothing is left on disk.
-There is one such timer in a process: whoever uses `faulthandler.dump_traceback_later` for themselves sets `stacks=False`.
+`faulthandler`'s timer thread needs no lock. Every heartbeat postpones the timer; without heartbeats it writes all stacks to
+unnamed shared memory, which another process of the same user and host can read. Nothing is left on disk.
+A process has only one such timer: to use `faulthandler.dump_traceback_later` yourself, set `stacks=False`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Dumps:
     def put_off(self) -> None:
         if self.file is None:
             return
-        if os.fstat(self.file).st_size:  # Python was stuck for a while and is no more
+        if os.fstat(self.file).st_size:  # Python was blocked for a while and runs again
             os.ftruncate(self.file, 0)
             os.lseek(self.file, 0, os.SEEK_SET)
         faulthandler.dump_traceback_later(self._after_s, file=self.file)
@@ -46,7 +46,7 @@ class NoDumps:
 
 
 def read_dump(process: ProcessIdentity, file: int | None, thread: int) -> Stack | None:
-    """What another process of this host wrote when it was stuck; None where it wrote nothing, or it can't be read."""
+    """The stacks that a blocked process on this host wrote; None if there are none or they can't be read."""
     if file is None:
         return None
     with suppress(OSError, ValueError), open(f"/proc/{process.pid}/fd/{file}", encoding="utf-8", errors="replace") as dump:

@@ -1,7 +1,6 @@
-"""Asking all ranks where they are, and answering. A question is a key of the store, an answer another.
+"""Ask all ranks where they are, and answer. A question is one key in the store, an answer another.
 
-Whoever shares a host with a rank that is silent answers for it as well: what its process is doing, and the stack that it has
-written by itself, if it has.
+A process on the same host as a silent rank also answers for that rank: its process state, and the stack dump it wrote, if any.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from flatout.world.watch.stacks import Stack, stack_of
 
 @dataclass(frozen=True)
 class Question:
-    name: str  # another for each question, whoever asks
+    name: str  # unique for every question
     silent: tuple[Record, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -32,7 +31,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """What a process knows of another one of its host."""
+    """What a process knows about another process on its host."""
 
     state: State
     stack: Stack | None
@@ -69,7 +68,7 @@ def _stack(rows: list[Any] | None) -> Stack | None:
 
 
 def answer(question: Mapping[str, Any], mine: Record) -> Answer:
-    """To a question as it was read, by the rank whose present record is `mine`."""
+    """Answer a question for the rank whose current record is `mine`."""
     neighbours = {}
     for asked in question["silent"]:
         process = ProcessIdentity(**asked["process"])

@@ -1,7 +1,7 @@
-"""How long nobody may move before it is called a hang.
+"""How long no rank may move before it counts as a hang.
 
-Told within half a minute where steps are short; five usual steps where they are long. Some phases take long by nature: they
-have limits of their own, and once one of them has ended well, twice as long as that is not strange either.
+Half a minute for short steps, five usual steps for long ones. Some phases are slow by nature: they have their own limits, and
+after such a phase has ended normally once, twice its duration is allowed.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from statistics import median
 from flatout.world.watch.records import Record
 
 LEAST_S = 10.0
-UNKNOWN_S = 20.0  # before any step is done: kernels and data are loaded in the first one
+UNKNOWN_S = 20.0  # before the first step is done: it loads kernels and data
 USUAL_STEPS = 5
 PATIENT_S = {"evaluation": 20.0, "checkpoint": 20.0, "setup": 300.0, "compile": 600.0}
 _KEPT = 50
 
 
 class StepTimeLimits:
-    """Learns from the records of all ranks. `fixed_s` replaces what is learned of steps."""
+    """Learns from the records of all ranks. `fixed_s` replaces the learned step limit."""
 
     def __init__(self, fixed_s: float | None = None) -> None:
         self._fixed_s = fixed_s
@@ -33,7 +33,7 @@ class StepTimeLimits:
         if before is None or before.count == record.count:
             return
         steps = record.at_step[0] - before.at_step[0]
-        if steps > 0 and before.at_step[0] > 0:  # the first step is like no other
+        if steps > 0 and before.at_step[0] > 0:  # the first step is not typical
             self._steps_s.append((record.at_step[1] - before.at_step[1]) / steps)
         if before.phase in PATIENT_S:
             self._longest_s[before.phase] = max(self._longest_s.get(before.phase, 0.0), before.phase_s)
@@ -43,7 +43,7 @@ class StepTimeLimits:
         return median(self._steps_s) if self._steps_s else None
 
     def limit_s(self, phases: set[str]) -> float:
-        """While ranks are in these phases."""
+        """The limit while ranks are in these phases."""
         usual_s = self.usual_step_s
         learned_s = UNKNOWN_S if usual_s is None else max(LEAST_S, USUAL_STEPS * usual_s)
         least_s = learned_s if self._fixed_s is None else self._fixed_s

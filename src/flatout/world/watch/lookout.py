@@ -1,6 +1,6 @@
-"""What the leading rank does at every heartbeat: looks who is gone, who hangs, who is slow. Everything but the store.
+"""The leading rank's check at every heartbeat: who is gone, who hangs, who is slow. Does not access the store.
 
-It asks its question, waits a few heartbeats for answers, and tells each thing once.
+It asks a question, waits a few heartbeats for answers, and reports each finding once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flatout.world.watch.stacks import Stack
 from flatout.world.watch.stragglers import Stragglers
 from flatout.world.watch.verdict import Condition, Sight, judge
 
-ANSWER_S = 3.0  # a thread that runs at all answers within two heartbeats
+ANSWER_S = 3.0  # a running thread answers within two heartbeats
 
 
 class Lookout:
@@ -29,8 +29,8 @@ class Lookout:
         self.question: Question | None = None
         self._asked_s = 0.0
         self._answers: dict[int, Answer] = {}
-        self._told_s: float | None = None  # when the ranks had last moved, as the hang was told
-        self._asked_of: set[int] = set()  # silent ranks that were asked about
+        self._told_s: float | None = None  # when the ranks last moved before the reported hang
+        self._asked_of: set[int] = set()  # silent ranks that a question was asked about
 
     def learn(self, record: Record) -> None:
         self._limits.learn(record)
@@ -62,7 +62,7 @@ class Lookout:
         self._asked_of |= about
 
     def _weigh(self, conditions: dict[int, Condition], now_s: float) -> None:
-        """What processes say of the silent ones of their host."""
+        """Use what processes report about silent ranks on their host."""
         translate: dict[str, Condition] = {"gone": "gone", "stopped": "stopped", "running": "silent"}
         for answer in self._answers.values():
             for rank, known in answer.neighbours.items():
@@ -88,9 +88,9 @@ class Lookout:
             seen = self._roster.seen[rank]
             process, silent_s = seen.record.process, seen.silent_for(now_s)
             if condition == "gone":
-                why = f"process {process.pid} on {process.host} is no more"
+                why = f"process {process.pid} on {process.host} no longer exists"
             elif condition == "silent" and not self._known(rank) and silent_s > self._lost_s:
-                why = f"not heard for {show_seconds(silent_s)}, and no process on {process.host} can say what became of it"
+                why = f"no heartbeat for {show_seconds(silent_s)}, and no process on {process.host} can report its state"
             else:
                 continue
             self.lost[rank] = Lost(rank, why, seen.record.step, seen.record.phase)
@@ -98,7 +98,7 @@ class Lookout:
         return news
 
     def _known(self, rank: int) -> bool:
-        """Whether somebody has looked at its process."""
+        """Whether a process on its host reported its state."""
         return self._roster.is_local(rank) or self._roster.was_told(rank)
 
     # ---- who hangs ----
@@ -106,7 +106,7 @@ class Lookout:
     def _hang(self, conditions: dict[int, Condition], now_s: float) -> list[News]:
         there = [rank for rank, condition in conditions.items() if condition not in ("ended", "absent")]
         seen = [self._roster.seen[rank] for rank in there if rank in self._roster.seen]
-        if not seen or self.lost:  # a lost rank is why nobody moves, and has been told
+        if not seen or self.lost:  # a lost rank explains why nobody moves, and was reported
             self.question = None
             return []
         moved_s = max(one.moved_s for one in seen)
@@ -129,9 +129,9 @@ class Lookout:
         return [Hang(judge(sights), self._roster.size, now_s - moved_s)]
 
     def _phases(self, conditions: dict[int, Condition], seen: list[RankSeen]) -> set[str]:
-        """In which ranks may be now. One that fell silent may have left the phase that it last told of, if others are ahead."""
+        """Phases that ranks may be in now. A silent rank may have left its last reported phase if others are ahead."""
         if "stopped" in conditions.values():
-            return set()  # no phase takes long by nature any more
+            return set()  # no slow phase excuses this any longer
         ahead = max(one.record.step for one in seen)
         return {one.record.phase for one in seen if conditions[one.record.rank] == "answers" or one.record.step == ahead}
 

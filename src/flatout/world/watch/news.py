@@ -1,4 +1,4 @@
-"""What the watch has to say. `words()` is for people, `to_dict()` for events; `mine` is whether this rank tells the people."""
+"""Messages of the watch. `words()` is for people, `to_dict()` for events; `mine` means that this rank prints it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flatout.world.watch.verdict import Sight, Verdict
 
 @dataclass(frozen=True)
 class Hang:
-    """Nobody has moved for `for_s` seconds."""
+    """No rank has moved for `for_s` seconds."""
 
     kind: ClassVar[str] = "hang"
     verdict: Verdict
@@ -22,20 +22,20 @@ class Hang:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The odd ones out; empty where no rank is to blame."""
+        """The ranks that cause the hang; empty if no rank is to blame."""
         return tuple(sight.rank for sight in self.verdict.odd)
 
     def words(self) -> str:
         odd, others, reason = self.verdict.odd, self.verdict.others, self.verdict.reason
         if reason == "all wait":
             return (
-                f"all {self.size} ranks have been waiting for {show_seconds(self.for_s)}: {_together(others)}. No rank is "
-                "elsewhere, so it is the network, a device, or a collective of another thread"
+                f"all {self.size} ranks have been waiting for {show_seconds(self.for_s)}: {_together(others)}. All wait at the "
+                "same place, so the cause is the network, a device, or a collective in another thread"
             )
         if not odd:
-            return f"nobody has moved for {show_seconds(self.for_s)}, and none waits for another: {_together(others)}"
+            return f"no rank has moved for {show_seconds(self.for_s)}, and none waits for another: {_together(others)}"
         if reason == "split":
-            return f"for {show_seconds(self.for_s)} ranks have been waiting for different things: {_together(odd)}"
+            return f"ranks have been waiting for different things for {show_seconds(self.for_s)}: {_together(odd)}"
         told = "; ".join(_alone(sight, self.size) for sight in odd)
         return f"{told}; {_together(others, for_it=reason != 'none waits')}" if others else told
 
@@ -51,14 +51,14 @@ class Hang:
 
 @dataclass(frozen=True)
 class Moving:
-    """What was called a hang is over."""
+    """A reported hang is over."""
 
     kind: ClassVar[str] = "moving"
     after_s: float
     mine: bool = True
 
     def words(self) -> str:
-        return f"the ranks move again, after {show_seconds(self.after_s)}"
+        return f"the ranks move again after {show_seconds(self.after_s)}"
 
     def to_dict(self) -> dict[str, Any]:
         return {"seconds": round(self.after_s, 1), "words": self.words()}
@@ -66,14 +66,14 @@ class Moving:
 
 @dataclass(frozen=True)
 class Straggler:
-    """Ranks whose own work takes longer than that of others, so that all wait for them in every step."""
+    """Ranks whose own work takes longer than that of the others, so that all wait for them in every step."""
 
     kind: ClassVar[str] = "straggler"
-    own_s: dict[int, float]  # of each straggler, a step
-    usual_s: float  # the median of the others
-    phase: str  # where most of the difference is
+    own_s: dict[int, float]  # seconds of own work per step, by straggler
+    usual_s: float  # median of the other ranks
+    phase: str  # the phase with most of the difference
     step_s: float
-    cost_s: float  # of each step, that everybody would save
+    cost_s: float  # seconds per step that all ranks would save
     size: int
     mine: bool = True
 
@@ -83,14 +83,15 @@ class Straggler:
 
     @property
     def slower(self) -> float:
-        """0.3: the whole run takes 30% longer than it would."""
+        """0.3: the whole run takes 30% longer than without the straggler."""
         return self.cost_s / max(self.step_s - self.cost_s, 1e-9)
 
     def words(self) -> str:
-        slow = " and ".join(f"rank {rank} works {show_seconds(self.own_s[rank])} a step" for rank in self.ranks)
+        slow = " and ".join(f"rank {rank} takes {show_seconds(self.own_s[rank])} per step" for rank in self.ranks)
         return (
-            f"{slow}, the others of {self.size} {show_seconds(self.usual_s)}; most of it in {self.phase}. "
-            f"All wait for it: a step takes {show_seconds(self.step_s)} instead of {show_seconds(self.step_s - self.cost_s)}"
+            f"{slow} for its own work, the other {self.size - len(self.ranks)} ranks {show_seconds(self.usual_s)}; most of the "
+            f"difference is in {self.phase}. All ranks wait for it: a step takes {show_seconds(self.step_s)} instead of "
+            f"{show_seconds(self.step_s - self.cost_s)}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,16 +108,16 @@ class Straggler:
 
 @dataclass(frozen=True)
 class Failed:
-    """An exception on one rank, the first one: all stop with its traceback."""
+    """The first exception on any rank: all ranks stop with its traceback."""
 
     kind: ClassVar[str] = "failed"
     rank: int
-    error: str  # its last line
-    traceback: str  # "" of an error whose words say all
+    error: str  # last line of the error
+    traceback: str  # "" for an error written for users
     mine: bool = True
 
     def words(self) -> str:
-        return f"rank {self.rank} failed, so all stop: {self.error}\n{self.traceback}".rstrip()
+        return f"rank {self.rank} failed, so all ranks stop: {self.error}\n{self.traceback}".rstrip()
 
     def short(self) -> str:
         return f"rank {self.rank}: {self.error}"
@@ -127,7 +128,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Lost:
-    """A rank that has vanished without a goodbye."""
+    """A rank that disappeared without saying goodbye."""
 
     kind: ClassVar[str] = "lost"
     rank: int
@@ -137,7 +138,7 @@ class Lost:
     mine: bool = True
 
     def words(self) -> str:
-        return f"rank {self.rank} is lost: {self.why}; it was last heard of at step {self.step}, in {self.phase}"
+        return f"rank {self.rank} is lost: {self.why}; its last heartbeat was at step {self.step}, in {self.phase}"
 
     def short(self) -> str:
         return self.words()
@@ -148,7 +149,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class StoreLost:
-    """The store does not answer any more: from here on nothing is known of other ranks."""
+    """The store no longer answers: this rank knows nothing about the others from now on."""
 
     kind: ClassVar[str] = "store_lost"
     where: str
@@ -156,7 +157,7 @@ class StoreLost:
     mine: bool = True
 
     def words(self) -> str:
-        return f"the store {self.where} is gone: {self.why}. Nothing is known of other ranks any more"
+        return f"the store {self.where} is gone: {self.why}. The state of other ranks is unknown from now on"
 
     def short(self) -> str:
         return self.words()
@@ -168,7 +169,7 @@ class StoreLost:
 News = Hang | Moving | Straggler | Failed | Lost | StoreLost
 
 
-# ---- the words of a hang ----
+# ---- text of a hang ----
 
 
 def list_ranks(ranks: Iterable[int]) -> str:
@@ -177,23 +178,23 @@ def list_ranks(ranks: Iterable[int]) -> str:
 
 
 def _alone(sight: Sight, size: int) -> str:
-    """The odd one out: "rank 2 of 4 has been in data/loader.py:88 next() for 21 s (data), at step 118"."""
+    """One rank that causes the hang: "rank 2 of 4 has been in data/loader.py:88 next() for 21 s (data), at step 118"."""
     who, for_s, then = f"rank {sight.rank} of {size}", show_seconds(sight.for_s), f"step {sight.step} in {sight.phase}"
     process = f"process {sight.pid} on {sight.host}"
     match sight.condition:
         case "absent":
-            return f"{who} has not come yet"
+            return f"{who} has not joined yet"
         case "ended":
-            return f"{who} has ended normally, after step {sight.step}"
+            return f"{who} ended normally after step {sight.step}"
         case "gone":
-            return f"{who} is gone: {process} is no more, last heard {for_s} ago at {then}"
+            return f"{who} is gone: {process} no longer exists; last heartbeat {for_s} ago at {then}"
         case "stopped":
             stopped = f"{who} is stopped (SIGSTOP or a debugger), {process}"
-            return f"{stopped}: last heard {for_s} ago at {then}; its stack can't be had"
+            return f"{stopped}: last heartbeat {for_s} ago at {then}; its stack can't be read"
         case "silent" if sight.stack is None:
-            return f"{who} has been silent for {for_s}, last heard at {then}, {process}; its stack could not be had"
+            return f"{who} has been silent for {for_s}, last heartbeat at {then}, {process}; its stack could not be read"
         case "silent":
-            return f"{who} has been stuck in {_line(sight)} for {for_s}, last heard at {then}: {process} keeps Python's lock"
+            return f"{who} has been stuck in {_line(sight)} for {for_s}, last heartbeat at {then}: {process} holds the GIL"
     waits = f", waiting in {sight.waits_in}" if sight.waits_in else ""
     return f"{who} has been in {_line(sight)} for {for_s} ({sight.phase}), at step {sight.step}{waits}"
 
@@ -201,7 +202,7 @@ def _alone(sight: Sight, size: int) -> str:
 def _line(sight: Sight) -> str:
     own = sight.stack.own if sight.stack is not None else None
     if own is None:
-        return f"{sight.phase} (its stack could not be had)"
+        return f"{sight.phase} (its stack could not be read)"
     called = sight.stack.called if sight.stack is not None else ()
     inside = f", inside {called[0].function}() of {called[0].place}" if called and not sight.waits_in else ""
     text = f" `{own.text}`" if own.text else ""
@@ -209,7 +210,7 @@ def _line(sight: Sight) -> str:
 
 
 def _together(sights: Sequence[Sight], *, for_it: bool = False) -> str:
-    """Those who are at one place in one clause: "ranks 0, 1, 3 wait for it in all_reduce (engine/step.py:240)"."""
+    """Ranks at the same place in one clause: "ranks 0, 1, 3 wait for it in all_reduce (engine/step.py:240)"."""
     groups: dict[tuple[str, str, int], list[Sight]] = {}
     for sight in sights:
         groups.setdefault(sight.whereabouts, []).append(sight)
@@ -224,7 +225,7 @@ def _together(sights: Sequence[Sight], *, for_it: bool = False) -> str:
     return "; ".join(clauses)
 
 
-_SHOWN = 40  # frames of a stack in an event
+_SHOWN = 40  # stack frames in an event
 
 
 def _sight(sight: Sight) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The watch of a run that has one process, so that no loop must ask whether there are others."""
+"""The watch of a run with one process, so that the loop need not ask whether there are others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from flatout.world.watch.news import Failed, Lost, StoreLost
 
 
 class NoWatch:
-    """One process has nobody to watch."""
+    """Does nothing: a single process has nobody to watch."""
 
     rank, size, trouble = 0, 1, ""
     cause: Failed | Lost | StoreLost | None = None

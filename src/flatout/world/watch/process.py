@@ -1,4 +1,4 @@
-"""What the system knows of a process on this host: whether it is there, stopped, or gone."""
+"""State of a process on this host: running, stopped, or gone."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ State = Literal["running", "stopped", "gone", "unknown"]
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """`place` is where its number means something: one host's name may be that of several containers."""
+    """`place` says where the process id is valid: several containers may have the same host name."""
 
     pid: int
-    born: float  # numbers are used again; a number and a time of birth are not
+    born: float  # process ids are reused; the pair of id and start time is unique
     host: str
     place: str
 
@@ -32,7 +32,7 @@ def this_process() -> ProcessIdentity:
 
 
 def state_of(process: ProcessIdentity, here: ProcessIdentity) -> State:
-    """ "unknown" for one on another host: only a process there can tell."""
+    """ "unknown" for a process on another host: only a process there can tell."""
     if process.place != here.place:
         return "unknown"
     try:

@@ -1,7 +1,7 @@
-"""What a rank says of itself at every heartbeat, and what a reader remembers of it.
+"""The record that a rank publishes at every heartbeat, and what a reader remembers about it.
 
-Clocks of hosts differ. An age is counted on the reader's own clock, from when it saw a record change; seconds inside of a
-record are differences on its writer's clock.
+Clocks of hosts differ. Ages are measured on the reader's clock, from when it saw a record change; seconds inside a record are
+differences on the writer's clock.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from flatout.world.watch.pulse import Pulse
 class Record:
     rank: int
     process: ProcessIdentity
-    serial: int  # of this heartbeat
+    serial: int  # number of this heartbeat
     step: int
     phase: str
-    phase_s: float  # in this phase so far
-    step_s: float  # in this step so far
-    count: int  # of marks: with `step`, whether the loop moves
-    at_step: tuple[int, float, dict[str, float]]  # step, its writer's clock and seconds by phase, as the step began
+    phase_s: float  # seconds in this phase so far
+    step_s: float  # seconds in this step so far
+    count: int  # number of marks; with `step` it shows whether the loop moves
+    at_step: tuple[int, float, dict[str, float]]  # step, writer's clock and seconds by phase when the step began
     thread: int
     dump_file: int | None
-    alike: str = ""  # ranks of one word do the same work: only these are compared
-    ended: bool = False  # said goodbye
+    alike: str = ""  # only ranks with the same value do the same work and are compared
+    ended: bool = False  # the rank said goodbye
     time: float = field(default_factory=time.time)  # for people; never compared
 
     def to_bytes(self) -> bytes:
@@ -65,11 +65,11 @@ def record_of(
 
 @dataclass
 class RankSeen:
-    """A rank as one reader has seen it."""
+    """What one reader has seen of a rank."""
 
     record: Record
-    heard_s: float  # when its record last changed, on the reader's clock
-    moved_s: float  # when its loop last moved
+    heard_s: float  # when the record last changed, on the reader's clock
+    moved_s: float  # when the rank's loop last moved
 
     @classmethod
     def first(cls, record: Record, now_s: float) -> RankSeen:

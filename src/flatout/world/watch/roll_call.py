@@ -1,4 +1,4 @@
-"""Who is there now. What was last heard of a rank may be older than its death; what it says after being called is not."""
+"""Which ranks are alive now. An old record may be older than the rank's death; a record that changes after the call is not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flatout.world.watch.records import Record
 
 
 class RollCall:
-    """`began_s` is None while none is held. Present is whose record changed after it was first read for this call."""
+    """`began_s` is None while no call is active. A rank is present if its record changed after it was first read."""
 
     def __init__(self, began_s: float | None = None) -> None:
         self.began_s = began_s

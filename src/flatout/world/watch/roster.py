@@ -1,6 +1,6 @@
-"""All ranks as one of them has seen them: in what condition each is, and who of them leads.
+"""What one rank knows about all ranks: the condition of each, and which one leads.
 
-The lowest rank that answers leads: it reads everybody's record and decides. The others read those of the ranks before it, so
+The lowest rank that answers leads: it reads every record and decides. Each other rank reads only the records of lower ranks, so
 with many ranks a heartbeat is one write and a few reads.
 """
 
@@ -19,7 +19,7 @@ class Roster:
         self.seen: dict[int, RankSeen] = {}
         self._here, self._late_s, self._silent_s = here, late_s, silent_s
         self._gone: set[int] = set()
-        self._told: dict[int, Condition] = {}  # of ranks on other hosts, by a process there
+        self._told: dict[int, Condition] = {}  # conditions of ranks on other hosts, reported by a process there
 
     def see(self, record: Record, now_s: float) -> None:
         seen = self.seen.get(record.rank)
@@ -51,7 +51,7 @@ class Roster:
         state = state_of(seen.record.process, self._here)
         if state == "stopped":
             return state
-        if late_s <= self._silent_s or state == "gone":  # its last word may not have been read yet
+        if late_s <= self._silent_s or state == "gone":  # its last record may not have been read yet
             return "answers"
         return "silent" if state == "running" else self._told.get(rank, "silent")
 
@@ -62,14 +62,14 @@ class Roster:
         return rank in self.seen and self.seen[rank].record.process.place == self._here.place
 
     def was_told(self, rank: int) -> bool:
-        """Whether a process of its host has said something of it since it fell silent."""
+        """Whether a process on its host has reported about it since it became silent."""
         return rank in self._told
 
     def notice_gone(self, ranks: Iterable[int], now_s: float, *, late_or_not: bool = False) -> None:
-        """Whose process on this host is no more. To be called before the records of these ranks are read.
+        """Note ranks whose process on this host no longer exists. Call this before reading their records.
 
-        A rank that ends well says so before its process ends. Looked at the other way around, one that says its last word
-        between the reading and the look would be taken for lost.
+        A rank that ends normally says so before its process ends. With the opposite order, a rank that says goodbye between
+        reading and checking would be counted as lost.
         """
         for rank in ranks:
             to_look_at = rank in self.seen if late_or_not else self.is_late(rank, now_s)
@@ -77,14 +77,14 @@ class Roster:
                 self._gone.add(rank)
 
     def lost(self) -> list[int]:
-        """Whose process is no more, and whose last record does not say that it was done."""
+        """Ranks whose process no longer exists and whose last record does not say that they were done."""
         return [rank for rank in sorted(self._gone) if not self.seen[rank].record.ended]
 
     def leader(self, now_s: float, but: int | None = None) -> int:
         return next(rank for rank in range(self.size) if rank != but and (rank == self.rank or self._may_lead(rank, now_s)))
 
     def _may_lead(self, rank: int, now_s: float) -> bool:
-        return self.condition(rank, now_s) in ("answers", "absent")  # one that has not come yet will
+        return self.condition(rank, now_s) in ("answers", "absent")  # an absent rank will still join
 
     def to_read(self, now_s: float) -> range:
         leader = self.leader(now_s)

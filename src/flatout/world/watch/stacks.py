@@ -1,4 +1,4 @@
-"""The stack of the thread that trains, and what can be read off it: which line of whose code, waiting in which collective."""
+"""The stack of the training thread: which line of whose code it is in, and in which collective it waits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 
 Kind = Literal["own", "distributed", "torch", "python", "library"]
 
-DEPTH = 200  # an import inside of an import is deep
+DEPTH = 200  # nested imports are deep
 _TORCH = str(Path(torch.__file__).parent)
 _FLATOUT = str(Path(__file__).parents[2])
 _LIBRARIES = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
@@ -32,12 +32,12 @@ class StackFrame:
     file: str
     line: int
     function: str
-    text: str  # the source line; "" where it can't be read
+    text: str  # the source line; "" if it can't be read
     kind: Kind
 
     @property
     def place(self) -> str:
-        """ "data/loader.py:88": two parts of the path tell files apart and still fit into a sentence."""
+        """ "data/loader.py:88": two parts of the path identify the file and keep messages short."""
         return f"{'/'.join(Path(self.file).parts[-2:])}:{self.line}"
 
 
@@ -49,32 +49,32 @@ class Stack:
 
     @property
     def own(self) -> StackFrame | None:
-        """The innermost line of the user's or flatout's code; where there is none, the innermost line."""
+        """The innermost line of the user's or flatout's code; without one, the innermost line."""
         return next((frame for frame in self.frames if frame.kind == "own"), self.frames[0] if self.frames else None)
 
     @property
     def called(self) -> tuple[StackFrame, ...]:
-        """What that line called, innermost first."""
+        """The frames that this line called, innermost first."""
         own = self.own
         return () if own is None else self.frames[: self.frames.index(own)]
 
     @property
     def waits_in(self) -> str:
-        """The collective, or the wait for a device or for gradients, that its own code has called; "" where it is elsewhere.
+        """The collective, or the wait for a device or gradients, that user code is in; "" if it is not waiting.
 
-        A wait that begins in C++ leaves no frame: then the source line tells.
+        A wait inside C++ has no Python frame: then the source line is used.
         """
         called, own = self.called, self.own
         names = [frame.function for frame in called if frame.kind == "distributed" and frame.file.endswith(_COLLECTIVES)]
         public = [name for name in names if not name.startswith("_")]
         if public:
-            return public[-1]  # all_gather_object, which called all_gather
+            return public[-1]  # all_gather_object rather than the all_gather inside it
         if called:
             inner = called[0]
             if inner.kind == "distributed":
                 return inner.function
             if inner.function == "_engine_run_backward":
-                return "backward"  # the engine exchanges gradients there
+                return "backward"  # gradients are exchanged there
             if inner.kind == "torch" and (inner.file.endswith("parallel/distributed.py") or inner.function in _DEVICE_WAITS):
                 return inner.function
             return ""
@@ -94,7 +94,7 @@ _DEVICE_WAITS = ("synchronize", "wait", "wait_event", "wait_stream")
 
 @cache
 def kind_of(file: str) -> Kind:
-    if file.startswith(_FLATOUT):  # first: it may itself be installed among the libraries
+    if file.startswith(_FLATOUT):  # first: flatout may itself be installed among the libraries
         return "distributed" if file.startswith(f"{_FLATOUT}/machine/world") else "own"
     if file.startswith(f"{_TORCH}/distributed/"):
         return "distributed"
@@ -106,7 +106,7 @@ def kind_of(file: str) -> Kind:
 
 
 def stack_of(thread: int) -> Stack | None:
-    """Of a thread of this process, as it is now."""
+    """The current stack of a thread of this process."""
     frame = sys._current_frames().get(thread)
     return None if frame is None else Stack(tuple(_frames(frame)))
 
@@ -125,7 +125,7 @@ def _frame(file: str, line: int, function: str) -> StackFrame:
 
 
 def parse_dump(text: str, thread: int) -> Stack | None:
-    """One thread's stack out of what `faulthandler` wrote; of the last dump, where there are several."""
+    """One thread's stack from `faulthandler`'s output; from the last dump if there are several."""
     found: list[StackFrame] | None = None
     reading = False
     for row in text.splitlines():

@@ -1,10 +1,10 @@
-"""Who is persistently slower at their own work than others are at the same.
+"""Find ranks whose own work is persistently slower than the same work on other ranks.
 
-Everybody's steps take equally long, since all wait for the slowest: so it is seconds outside of waiting that are compared, in
-blocks of about a second, and a rank must be behind in nearly all of the last blocks. A slow moment is nobody's fault.
+All ranks have equal step times, since all wait for the slowest. So seconds outside of waiting are compared, in blocks of about
+a second, and a rank must be behind in nearly all of the last blocks. A single slow moment does not count.
 
-Where weights are split, a forward is work and waiting in one. A rank that is late with its data then makes all others as slow
-in theirs: so where nobody is behind in both together, those who are behind in their data are.
+With split weights a forward pass mixes work and waiting: a rank whose data is late makes the forward of all others as slow. So
+if no rank is behind in both together, ranks that are behind in data alone are reported.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from flatout.world.watch.records import Record
 
 BLOCKS = 8
 BLOCK_S = 1.0
-BEHIND = 1.15  # times the median of the others, in a block
-SLOWER = 1.2  # in the median of all blocks
-MOSTLY = 0.8  # of the blocks
-WORTH = 0.05  # of a step; less is not worth telling
+BEHIND = 1.15  # times the median of the other ranks, in a block
+SLOWER = 1.2  # times the median over all blocks
+MOSTLY = 0.8  # share of blocks in which the rank must be behind
+WORTH = 0.05  # share of a step; smaller losses are not reported
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds a step."""
+    """Seconds per step."""
 
     step_s: float
     phases_s: Mapping[str, float]
@@ -38,7 +38,7 @@ class StepTimes:
 
 
 class RankPace:
-    """The last blocks of one rank, out of its records."""
+    """The last blocks of one rank, computed from its records."""
 
     def __init__(self) -> None:
         self.blocks: deque[StepTimes] = deque(maxlen=BLOCKS)
@@ -46,7 +46,7 @@ class RankPace:
 
     def learn(self, record: Record) -> None:
         step, clock_s, spent_s = record.at_step
-        if self._began is None or step < self._began[0]:  # a rollback
+        if self._began is None or step < self._began[0]:  # first record, or a rollback
             self._began = record.at_step
         steps, seconds = step - self._began[0], clock_s - self._began[1]
         if steps >= 1 and seconds >= BLOCK_S:
@@ -57,7 +57,7 @@ class RankPace:
 
 
 def find_stragglers(paces: Mapping[int, Sequence[StepTimes]], size: int) -> Straggler | None:
-    """Among ranks that do the same work; None while there is not enough to tell, or nobody is."""
+    """Compare ranks that do the same work; None if there is too little data or no straggler."""
     full = {rank: blocks for rank, blocks in paces.items() if len(blocks) == BLOCKS}
     if len(full) < max(2, len(paces)):
         return None
@@ -90,7 +90,7 @@ def _is_behind(rank: int, own_s: Mapping[int, Sequence[float]], usual_s: Mapping
 
 
 def _where(phases: frozenset[str], paces: Mapping[int, Sequence[StepTimes]], slow: set[int]) -> str:
-    """The phase in which most of the difference is."""
+    """The phase with most of the difference."""
 
     def usual_s(ranks: set[int], phase: str) -> float:
         return median(block.phases_s.get(phase, 0.0) for rank in ranks for block in paces[rank])
@@ -99,13 +99,13 @@ def _where(phases: frozenset[str], paces: Mapping[int, Sequence[StepTimes]], slo
 
 
 class Stragglers:
-    """Tells each finding once: again only for other ranks, or when it costs twice as much."""
+    """Reports each finding once, and again only for other ranks or if the cost doubles."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._paces: dict[int, RankPace] = {}
         self._alike: dict[int, str] = {}
-        self._told: dict[int, float] = {}  # rank to the cost that was told
+        self._told: dict[int, float] = {}  # reported cost by rank
 
     def learn(self, record: Record) -> None:
         self._paces.setdefault(record.rank, RankPace()).learn(record)

@@ -1,7 +1,7 @@
-"""Who is the odd one out when nobody moves. Decided from what is known of each rank, and from nothing else.
+"""Which rank causes a hang, decided only from what is known about each rank.
 
-Whoever can't answer is odd: gone, stopped, silent. So is whoever is not waiting while others wait, or has ended while they do.
-Else it is whoever waits for something else than most do. Where all wait in one place no rank is to blame.
+A rank that can't answer (gone, stopped, silent) is the cause. So is a rank that is not waiting or has ended while others wait.
+Otherwise it is a rank that waits for something different than most. If all wait at the same place, no rank is to blame.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Condition = Literal["answers", "silent", "stopped", "gone", "ended", "absent"]
 
 @dataclass(frozen=True)
 class Sight:
-    """One rank as it is known at the time of the verdict."""
+    """What is known about one rank when the hang is judged."""
 
     rank: int
     condition: Condition
     step: int = 0
     phase: str = ""
-    for_s: float = 0.0  # in this phase; for one that does not answer, since it was last heard
+    for_s: float = 0.0  # seconds in this phase; for a rank that does not answer, since its last heartbeat
     host: str = ""
     pid: int = 0
     stack: Stack | None = None
@@ -36,7 +36,7 @@ class Sight:
 
     @property
     def whereabouts(self) -> tuple[str, str, int]:
-        """Ranks of which these are equal are at the same point of the same program."""
+        """Ranks for which this is equal are at the same point of the program."""
         own = None if self.stack is None else self.stack.own
         return self.waits_in, own.place if own else self.phase, self.step
 

@@ -1,11 +1,11 @@
-"""The watch of one rank: a thread that publishes where the loop is, hears of the others, and calls back with news.
+"""The watch of one rank: a thread that publishes where the loop is, reads the other ranks' records, and reports news.
 
-The loop marks where it is, `beat(step, phase)`: two or three hundred nanoseconds, no lock and no store. For the hang this is
-enough. For stragglers the marks must part a rank's own work ("data", "forward", "compute", "optimizer") from waiting for others
-("exchange", or any other word); where a phase is both, `waited(seconds)` takes the waiting out of it.
+The loop marks its position with `beat(step, phase)`: two or three hundred nanoseconds, no lock, no store access. This is enough
+to detect hangs. To detect stragglers, marks must separate a rank's own work ("data", "forward", "compute", "optimizer") from
+waiting for others ("exchange", or any other name); if a phase mixes both, `waited(seconds)` subtracts the waiting.
 
-`on_news` is called in the watch's thread, which runs on while the main thread hangs: it may print and `os._exit`. Hangs and
-stragglers are told on the leading rank alone; failures, lost ranks and a lost store on every rank, since each must act.
+`on_news` is called in the watch's thread, which runs while the main thread hangs: it may print and `os._exit`. Only the
+leading rank reports hangs and stragglers; every rank reports failures, lost ranks and a lost store, since each must act.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from flatout.world.watch.roster import Roster
 from flatout.world.watch.wire import StoreGone, Wire
 
 INTERVAL_S = 0.5
-SILENT_S = 5.0  # no heartbeat for so long: a busy machine delays one by a second or two
-DUMP_S = 4.0  # before that, so that there is a stack to be read when it is called silent
-LOST_S = 10.0  # for a rank on another host of which nobody can tell
-LATE = 2.5  # heartbeats: from then on its process is looked at
-STORE_GRACE_S = 2.0  # ranks that end take their store along a moment before the others have said goodbye
+SILENT_S = 5.0  # without a heartbeat; a busy machine can delay one by a second or two
+DUMP_S = 4.0  # shorter, so that a stack can be read when the rank counts as silent
+LOST_S = 10.0  # for a rank on another host whose state no process can report
+LATE = 2.5  # heartbeats; after this its process is checked
+STORE_GRACE_S = 2.0  # the rank that hosts the store may end just before the others have said goodbye
 STORE_ANSWER_S = 10.0
-ROLL_CALL_S = 2.5  # a living rank's record changes several times in it
+ROLL_CALL_S = 2.5  # a living rank's record changes several times within this
 _ROLL_CALL_INTERVAL_S = 0.1
 _END_S = 3.0
-_JOIN_S = 15.0  # a thread that an ending interpreter finds inside of the store takes the process down with SIGABRT
+_JOIN_S = 15.0  # a thread inside a store call when the interpreter exits would abort the process (SIGABRT)
 
-_watches = itertools.count()  # a process may train several times, with the same others and the same store
+_watches = itertools.count()  # a process may train several times with the same ranks and the same store
 
 OnNews = Callable[[News], None]
 
 
 class RankWatch:
-    """Made by the thread that trains, on every rank; `close` or `goodbye` it in the end.
+    """Created by the training thread on every rank; call `close` or `goodbye` at the end.
 
-    `alike` is a word for what a rank does (its pipeline stage): only ranks of the same word are compared for speed. `hang_s`
-    replaces the limit that adapts to the steps. `stacks=False` leaves `faulthandler`'s timer to others.
+    `alike` names what a rank does (its pipeline stage): only ranks with the same value are compared for speed. `hang_s`
+    replaces the limit that adapts to the steps. `stacks=False` does not use `faulthandler`'s timer.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class RankWatch:
         self._dumps = Dumps(DUMP_S) if stacks else NoDumps()
         self._serial, self._answered, self._board = 0, "", b""
         self._lost: dict[int, Lost] = {}
-        self._failure: Failed | None = None  # this rank's own, on its way
+        self._failure: Failed | None = None  # of this rank, not yet published
         self._failure_from_exchange = self._heard_failure = False
-        self._cause: Failed | Lost | StoreLost | None = None  # the first thing that went wrong anywhere
+        self._cause: Failed | Lost | StoreLost | None = None  # the first failure on any rank
         self._roll = RollCall()
         self._closing = self._ending = self._store_lost = False
         self._wake, self._settled, self._closed = threading.Event(), threading.Condition(), threading.Event()
@@ -94,14 +94,14 @@ class RankWatch:
         self._guard = threading.Thread(target=self._guard_store, name="flatout-watch-guard", daemon=True)
         self._thread.start()
         self._guard.start()
-        atexit.register(self.close)  # a thread inside of the store must not outlive the interpreter
+        atexit.register(self.close)  # a thread inside a store call must not outlive the interpreter
 
     # ---- for the main thread ----
 
     def fail(self, error: BaseException) -> Failed | Lost | StoreLost:
-        """Publish what ended this rank; the answer is what ended the run, which may have been another rank.
+        """Publish this rank's error; returns what ended the run, which may be another rank's failure.
 
-        An exchange that breaks is mostly somebody else's end: then others are looked at first, for up to 2.5 s.
+        A broken exchange is usually a consequence of another rank's end: the others are checked first, for up to 2.5 s.
         """
         own = Failed(self.rank, *in_words(error))
         with self._settled:
@@ -114,9 +114,9 @@ class RankWatch:
             return self._cause or own
 
     def missing(self, within_s: float = ROLL_CALL_S) -> tuple[int, ...]:
-        """Ranks that a collective would wait for in vain: a roll call now, answered within two heartbeats where all are well.
+        """Ranks that a collective would wait for forever, found by a roll call. It takes two heartbeats if all are alive.
 
-        For the way out after SIGTERM: an agent sends it a tenth of a second after a worker's death, before any silence shows.
+        Used after SIGTERM: an agent sends it 0.1 s after a worker's death, before the worker counts as silent.
         """
         others = frozenset(range(self.size)) - {self.rank}
         with self._settled:
@@ -127,16 +127,16 @@ class RankWatch:
             return tuple(sorted(self._lost.keys() or others - present))
 
     def lost(self) -> tuple[int, ...]:
-        """Ranks known to be gone; asks nobody, so a death of a moment ago is not among them."""
+        """Ranks known to be gone, without asking; a rank that died a moment ago may be missing."""
         return tuple(sorted(self._lost))
 
     @property
     def cause(self) -> Failed | Lost | StoreLost | None:
-        """The first thing that this rank learned to have gone wrong anywhere: whoever leaves, leaves because of it."""
+        """The first failure on any rank that this rank knows of. It is the reason with which every rank ends."""
         return self._cause
 
     def goodbye(self) -> None:
-        """A normal end: nobody is to miss this rank."""
+        """A normal end: the other ranks must not report this rank as lost."""
         self._ending = True
         self.close()
 
@@ -168,16 +168,16 @@ class RankWatch:
                 if time.monotonic() - failing_since_s > STORE_GRACE_S:
                     self._lose_store(str(gone))
                     return
-            except Exception:  # a fault of the watch must not end a run; it is kept, for an event
+            except Exception:  # an error in the watch must not end the run; it is kept for an event
                 self.trouble = traceback.format_exc()
             self._wake.wait(self._interval_s if self._roll.began_s is None else _ROLL_CALL_INTERVAL_S)
             self._wake.clear()
         if self._ending:
-            with suppress(StoreGone):  # whoever had it has gone already, and so has whoever would have read this
+            with suppress(StoreGone):  # the rank that hosted it has ended, and nobody is left to read this
                 self._wire.set(f"beat/{self.rank}", self._record(ended=True).to_bytes())
 
     def _turn(self) -> None:
-        """One heartbeat: say where this rank is, hear what there is, and decide if it is this rank's turn to."""
+        """One heartbeat: publish this rank's position, read the others, and decide if this rank leads."""
         mine = self._record()
         self._wire.set(f"beat/{self.rank}", mine.to_bytes())
         now_s = time.monotonic()
@@ -216,7 +216,7 @@ class RankWatch:
         called_s = self._roll.began_s
         if self._failure_from_exchange and called_s is not None:
             if now_s - called_s < ROLL_CALL_S:
-                return  # whose end it was may still show
+                return  # another rank's end may still become visible
             absent = set(range(self.size)) - self._roll.present - {self.rank}
             for rank in sorted(absent & self._roster.seen.keys()):
                 record = self._roster.seen[rank].record
@@ -247,7 +247,7 @@ class RankWatch:
         seen = self._roster.seen
         for rank in self._roster.lost():
             record = seen[rank].record
-            why = f"process {record.process.pid} on {record.process.host} is no more"
+            why = f"process {record.process.pid} on {record.process.host} no longer exists"
             self._lose(Lost(rank, why, record.step, record.phase))
         with self._settled:
             self._roll.hear(one.record for rank, one in seen.items() if rank not in self._lost)
@@ -255,7 +255,7 @@ class RankWatch:
 
     def _lose(self, lost: Lost) -> None:
         if lost.rank not in self._lost and lost.rank != self.rank:
-            self._hear_cause(publish_cause(self._wire, lost))  # first: whoever is told may leave at once
+            self._hear_cause(publish_cause(self._wire, lost))  # first: an observer may leave at once
             self._note_lost(lost)
 
     def _note_lost(self, lost: Lost) -> None:
@@ -268,7 +268,7 @@ class RankWatch:
     def _speaks(self, but: int | None = None) -> bool:
         return self._roster.leader(time.monotonic(), but) == self.rank
 
-    # ---- what the leader writes, and everybody reads ----
+    # ---- what the leader writes and all ranks read ----
 
     def _lead(self, now_s: float) -> None:
         asked = self._lookout.question
@@ -296,7 +296,7 @@ class RankWatch:
             self._board = board
             self._wire.set("board", board)
             if question is not None:
-                self._wake.set()  # this rank answers too, and need not wait for its next heartbeat
+                self._wake.set()  # this rank answers at once, without waiting for its next heartbeat
 
     def _read_board(self, data: bytes | None, mine: Record) -> None:
         if data is None:
@@ -312,7 +312,7 @@ class RankWatch:
     # ---- the store itself ----
 
     def _guard_store(self) -> None:
-        """A call to a store whose process is stopped never returns: another thread must notice."""
+        """A call to a store whose process is stopped never returns, so this is checked from another thread."""
         while not self._closed.wait(1.0):
             since_s = self._wire.busy_since_s
             if since_s is not None and time.monotonic() - since_s > STORE_ANSWER_S:
@@ -325,10 +325,10 @@ class RankWatch:
         if self._closing or self._store_lost:
             return
         now_s = time.monotonic()
-        self._roster.notice_gone(self._roster.seen, now_s, late_or_not=True)  # there is nothing to be read any more
+        self._roster.notice_gone(self._roster.seen, now_s, late_or_not=True)  # records can no longer be read
         conditions = {rank: self._roster.condition(rank, now_s) for rank in sorted(self._roster.seen)}
         if conditions.get(0) == "ended":
-            return  # the run is over, and its first rank has taken the store along
+            return  # the run is over, and the rank that hosted the store has ended
         conditions |= dict.fromkeys(self._roster.lost(), "gone")
         odd = "".join(f"; rank {rank} is {what}" for rank, what in conditions.items() if what in ("gone", "stopped"))
         news = StoreLost(self._wire.where, why + odd, mine=self._speaks())

@@ -1,4 +1,4 @@
-"""The side store: a connection of its own, used by one thread, which is made anew when it breaks."""
+"""The side store: a separate connection, used by one thread, reconnected when it breaks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _TIMEOUT_S = 5.0
 
 
 class StoreGone(Exception):
-    """It does not answer, or refuses; the text says how."""
+    """The store does not answer or refuses; the message says how."""
 
 
 class Wire:
-    """`busy_since_s`: since when one call has not returned. A store whose process is stopped answers never, and does not fail
-    either, whatever its timeout says; so somebody else must look at this."""
+    """`busy_since_s`: since when a call has not returned. A store whose process is stopped neither answers nor fails, whatever
+    its timeout is, so another thread must check this."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._address = address_of(store)
@@ -39,11 +39,11 @@ class Wire:
         self._do(lambda store: store.set(key, value.decode()))
 
     def first(self, key: str, value: bytes) -> bytes:
-        """Set it, unless it is set already; what is there afterwards."""
+        """Set the key unless it is set; returns the value that is stored afterwards."""
         return self._do(lambda store: bytes(store.compare_set(key, "", value.decode())))
 
     def read(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """Of these keys, those that are there. Asking for one that is not would wait for it."""
+        """The values of those keys that exist. Reading a missing key would wait for it."""
         return self._do(lambda store: self._read(store, keys))
 
     def _read(self, store: Store, keys: Sequence[str]) -> dict[str, bytes]:
@@ -67,7 +67,7 @@ class Wire:
             self.busy_since_s = None
 
     def _connect_again(self) -> None:
-        if self._address is not None:  # a plain connection says at once whether anybody listens, and writes no warnings
+        if self._address is not None:  # a plain connection fails at once if nobody listens, and prints no warnings
             socket.create_connection(self._address, timeout=_TIMEOUT_S).close()
         self._store = self._store.clone()  # type: ignore[attr-defined]
         self._store.set_timeout(timedelta(seconds=_TIMEOUT_S))
