@@ -106,7 +106,7 @@ def test_stopped_gone_on_and_a_node_killed_it_learns_what_one_process_does(clust
     assert stopped.value.exit_code == 143
 
     run = trained(cluster, recipe, runs, "killed", kill)
-    assert any("started again, from the last checkpoint" in line for line in said)
+    assert any("restart from the last checkpoint" in line for line in said)
     assert [path.name for path in runs.iterdir()] == ["mlp-1"]  # one run, and nothing of Ray's is left there
     assert [event["processes"] for event in kinds(run, "planned")] == [2, 2, 2]
     after_stop, after_kill = (event["step"] for event in kinds(run, "resumed"))
@@ -119,7 +119,7 @@ def test_stopped_gone_on_and_a_node_killed_it_learns_what_one_process_does(clust
 def test_a_worker_that_does_not_see_the_runs_says_so_once(cluster: Any, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(recipe.parent)
     said: list[str] = []
-    with pytest.raises(TrainingError, match=r"the worker on node .* does not see /proc/self/cwd/runs") as failed:
+    with pytest.raises(TrainingError, match=r"the worker on node .* can't see /proc/self/cwd/runs") as failed:
         launch(
             partial(ray_work.train, str(recipe), "runs", "never"),
             WorkerCount(1, 1),
@@ -133,24 +133,24 @@ def test_a_worker_that_does_not_see_the_runs_says_so_once(cluster: Any, recipe: 
 
 @needs_ray
 def test_nobody_at_that_address(recipe: Path) -> None:
-    with pytest.raises(MachineError, match=r"no Ray cluster was found at 127\.0\.0\.1:1"):
+    with pytest.raises(MachineError, match=r"no Ray cluster found at 127\.0\.0\.1:1"):
         launch(partial(ray_work.train, "", "", "never"), WorkerCount(1, 1), recipe.parent, address="127.0.0.1:1")
 
 
 def test_ray_client_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"ray://head:10001, a Ray Client, .* http://host:8265"):
+    with pytest.raises(UsageError, match=r"ray://head:10001, a Ray Client address, .* http://host:8265"):
         launch(partial(ray_work.train, "", "", "never"), WorkerCount(2, 2), tmp_path, address="ray://head:10001")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_job_needs_a_place_that_the_cluster_sees(recipe: Path) -> None:
-    with pytest.raises(UsageError, match=r"--runs is a place that all nodes of the cluster see, .* got runs"):
+    with pytest.raises(UsageError, match=r"--runs must be a folder that all nodes of the cluster share, .* got runs"):
         submit("http://127.0.0.1:1", recipe, [], Path("runs"), print)
 
 
 @needs_ray
 def test_nobody_takes_jobs_there(recipe: Path) -> None:
-    with pytest.raises(MachineError, match=r"nobody takes jobs at http://127\.0\.0\.1:1"):
+    with pytest.raises(MachineError, match=r"can't submit jobs at http://127\.0\.0\.1:1"):
         submit("http://127.0.0.1:1", recipe, [], recipe.parent / "runs", print)
 
 

@@ -358,10 +358,10 @@ def test_a_node_that_is_asked_to_stop() -> None:
 
 BAD = {
     "no image": (["gpt.yaml", "--runs-claim", "runs"], "--image is missing"),
-    "an image that is none": (["gpt.yaml", "--runs-claim", "runs", "--image", "Not An Image"], "no name of an image"),
-    "no place for runs": (["gpt.yaml", *IMAGE], "must outlive the pods"),
-    "two places": ([*BASE, "--storage", "1Gi"], "give one of them"),
-    "a class without a claim": ([*BASE, "--storage-class", "nfs"], "give --storage with it"),
+    "an image that is none": (["gpt.yaml", "--runs-claim", "runs", "--image", "Not An Image"], "--image: 'Not An Image'"),
+    "no place for runs": (["gpt.yaml", *IMAGE], "--runs-claim.*--storage 100Gi"),
+    "two places": ([*BASE, "--storage", "1Gi"], "--runs-claim"),
+    "a class without a claim": ([*BASE, "--storage-class", "nfs"], "add --storage"),
     "a name that is no label": ([*BASE, "--name", "My_Job"], "try --name my-job"),
     "a long name": ([*BASE, "--name", "a" * 41], "at most 40"),
     "a namespace that is no label": ([*BASE, "--namespace", "a.b"], "--namespace: 'a.b'"),
@@ -369,26 +369,26 @@ BAD = {
     "no nodes": ([*BASE, "--nodes", "0"], "at least 1 node"),
     "nodes in words": ([*BASE, "--nodes", "many"], "a range such as 2:8, got 'many'"),
     "a range the wrong way": ([*BASE, "--nodes", "4:1"], "did you mean 1:4?"),
-    "a range of a TrainJob": ([*BASE, "--nodes", "1:4"], "a TrainJob has a fixed number of nodes, got 1:4; give --nodes 4"),
-    "a range in a queue": ([*BASE, "--kind", "rayjob", "--nodes", "1:4", "--queue", "q"], "Kueue admits a fixed number"),
-    "no devices": ([*BASE, "--devices", "0"], "--devices: at least 1"),
+    "a range of a TrainJob": ([*BASE, "--nodes", "1:4"], "a TrainJob has a fixed number of nodes, got 1:4; use --nodes 4"),
+    "a range in a queue": ([*BASE, "--kind", "rayjob", "--nodes", "1:4", "--queue", "q"], "Kueue needs a fixed number"),
+    "no devices": ([*BASE, "--devices", "0"], "--devices: each node needs at least 1"),
     "an unknown kind": ([*BASE, "--kind", "trainjobs"], "did you mean 'trainjob'?"),
     "an unknown cloud": ([*BASE, "--spot", "gks"], "did you mean 'gke'?"),
     "a cloud by its maker": ([*BASE, "--spot", "aws"], "did you mean 'eks'?"),
     "a size in words": ([*BASE, "--memory", "64 GB"], "such as 64Gi, got '64 GB'"),
-    "cores in words": ([*BASE, "--cpus", "many"], "--cpus is a number"),
+    "cores in words": ([*BASE, "--cpus", "many"], "--cpus must be a number"),
     "a resource that is none": ([*BASE, "--resource", "gpu"], "such as nvidia.com/gpu, or none; got 'gpu'"),
-    "a label without a value": ([*BASE, "--node-label", "gpu"], "--node-label takes key=value"),
+    "a label without a value": ([*BASE, "--node-label", "gpu"], "--node-label must be key=value"),
     "a time without a unit": ([*BASE, "--grace", "30"], "--grace: expected a duration"),
-    "no time": ([*BASE, "--save-time", "0 s"], "--save-time: expected more than nothing"),
-    "no recipe": (["none.yaml", *IMAGE, "--runs-claim", "runs"], "there is no recipe at none.yaml"),
+    "no time": ([*BASE, "--save-time", "0 s"], "--save-time: expected a duration greater than 0"),
+    "no recipe": (["none.yaml", *IMAGE, "--runs-claim", "runs"], "none.yaml"),
     "a bad recipe": ([*BASE, "modle=mlp"], "modle"),
-    "a file that is not there": ([*BASE, "--with", "mine.py"], "--with: there is no file mine.py"),
-    "a file twice": ([*BASE, "--with", "gpt.yaml"], "would be there twice"),
-    "a folder that is not there": ([*BASE, "--out", "none/job.yaml"], "--out: there is no folder"),
+    "a file that is not there": ([*BASE, "--with", "mine.py"], "--with: .*mine.py"),
+    "a file twice": ([*BASE, "--with", "gpt.yaml"], "--with: two files are named gpt.yaml"),
+    "a folder that is not there": ([*BASE, "--out", "none/job.yaml"], "--out: folder not found"),
     "a folder for a file": ([*BASE, "--out", "."], "is a folder"),
     "a save of unknown length": (
-        ["gpt.yaml", *IMAGE, "--runs-claim", "runs", "--spot", "gke"], "which is not known: data.*give --save-time"
+        ["gpt.yaml", *IMAGE, "--runs-claim", "runs", "--spot", "gke"], "which is unknown: data.*give --save-time"
     ),
 }  # fmt: skip
 
@@ -420,7 +420,7 @@ def test_a_recipe_in_python_is_checked_and_not_run(written: Any, place: Path) ->
     found = by_kind(written("mine.py", *IMAGE, "--runs-claim", "runs"))
     assert found["ConfigMap"]["data"] == {"mine.py": "raise RuntimeError\n"}
     (place / "mine.py").write_text("recipe = (\n")
-    with pytest.raises(UsageError, match="is not Python"):
+    with pytest.raises(UsageError, match="is not valid Python"):
         written("mine.py", *IMAGE, "--runs-claim", "runs")
 
 

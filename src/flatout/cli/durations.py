@@ -1,4 +1,4 @@
-"""Durations as options of a command."""
+"""Durations in command-line options."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def seconds_of(option: str, text: str) -> float:
     except UsageError as error:
         raise UsageError(f"{option}: {error}") from error
     if seconds <= 0:
-        raise UsageError(f"{option}: expected more than nothing, got {text!r}")
+        raise UsageError(f"{option}: expected a duration greater than 0, got {text!r}")
     return seconds
 
 
 def seconds_if(option: str, text: str | None) -> float | None:
-    """None where it was not given."""
+    """None if the option was not given."""
     return None if text is None else seconds_of(option, text)

@@ -1,4 +1,4 @@
-"""fleet manifest, fleet node: what a cluster is handed, and what its machines run."""
+"""fleet manifest and fleet node: write cluster jobs, and the command that their machines run."""
 
 from __future__ import annotations
 
@@ -14,56 +14,55 @@ from flatout.cli.output import print_json
 from flatout.cli.places import cache_folder
 from flatout.cli.training import Json, Offs, Overrides, RecipePath, Sets
 
-app = typer.Typer(help="Many machines: what a cluster is handed.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Train on many machines: write jobs for a cluster.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("manifest")
 def manifest(
     recipe: RecipePath,
     overrides: Overrides = None,
-    image: Annotated[str, typer.Option("--image", help="What the pods run; flatout is installed in it.")] = "",
+    image: Annotated[str, typer.Option("--image", help="Container image of the pods, with flatout installed.")] = "",
     kind: Annotated[str, typer.Option("--kind", help="trainjob (Kubeflow Trainer) or rayjob (KubeRay).")] = "trainjob",
-    name: Annotated[str | None, typer.Option("--name", help="Of the job; else that of the recipe.")] = None,
-    namespace: Annotated[str | None, typer.Option("--namespace", help="Where it goes; else where kubectl points.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the job. Default: the recipe's name.")] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", help="Namespace. Default: kubectl's current one.")] = None,
     nodes: Annotated[str, typer.Option("--nodes", help="Machines: 4, or 2:8 for a rayjob that grows and shrinks.")] = "1",
-    devices: Annotated[int, typer.Option("--devices", help="Devices, and so processes, on each of them.")] = 1,
+    devices: Annotated[int, typer.Option("--devices", help="Devices per machine, with one process each.")] = 1,
     resource: Annotated[
-        str, typer.Option("--resource", help="What a node calls its devices, such as amd.com/gpu; none: its cores.")
+        str, typer.Option("--resource", help="Kubernetes resource of the devices, such as amd.com/gpu; none: CPU only.")
     ] = "nvidia.com/gpu",
-    cpus: Annotated[str | None, typer.Option("--cpus", help="Cores that a node must have free at least.")] = None,
-    memory: Annotated[str | None, typer.Option("--memory", help="Memory that it must have free at least, as 64Gi.")] = None,
+    cpus: Annotated[str | None, typer.Option("--cpus", help="Minimum number of free cores per machine.")] = None,
+    memory: Annotated[str | None, typer.Option("--memory", help="Minimum free memory per machine, such as 64Gi.")] = None,
     node_labels: Annotated[
-        list[str] | None, typer.Option("--node-label", help="key=value that a node must have. May be repeated.")
+        list[str] | None, typer.Option("--node-label", help="key=value that a machine must have. May be repeated.")
     ] = None,
-    runs_claim: Annotated[
-        str | None, typer.Option("--runs-claim", help="The volume claim that holds the runs, where there is one.")
-    ] = None,
+    runs_claim: Annotated[str | None, typer.Option("--runs-claim", help="Existing volume claim for the runs.")] = None,
     storage: Annotated[
-        str | None, typer.Option("--storage", help="Ask for a new claim of this size for them, as 100Gi.")
+        str | None, typer.Option("--storage", help="Request a new volume claim of this size for the runs, such as 100Gi.")
     ] = None,
-    storage_class: Annotated[str | None, typer.Option("--storage-class", help="Of the new claim.")] = None,
-    data_claim: Annotated[str | None, typer.Option("--data-claim", help="A volume claim to be found at /data.")] = None,
+    storage_class: Annotated[str | None, typer.Option("--storage-class", help="Storage class of the new claim.")] = None,
+    data_claim: Annotated[str | None, typer.Option("--data-claim", help="Volume claim to mount at /data.")] = None,
     along: Annotated[
-        list[Path] | None, typer.Option("--with", help="A file that the recipe needs beside it. May be repeated.")
+        list[Path] | None, typer.Option("--with", help="Another file that the recipe needs. May be repeated.")
     ] = None,
-    spot: Annotated[str | None, typer.Option("--spot", help="Train on spot nodes of gke, eks or aks.")] = None,
+    spot: Annotated[str | None, typer.Option("--spot", help="Train on spot machines of gke, eks or aks.")] = None,
     lost_every: Annotated[
-        str | None, typer.Option("--lost-every", help="How long one node lasts on average; a spot node: 24 h.")
+        str | None, typer.Option("--lost-every", help="Average time until one machine is lost. Default for spot: 24 h.")
     ] = None,
     save_time: Annotated[
-        str | None, typer.Option("--save-time", help="What a save takes, such as '20 s'; else predicted from the model.")
+        str | None,
+        typer.Option("--save-time", help="How long a save takes, such as '20 s'. Default: predicted."),
     ] = None,
     grace: Annotated[
-        str | None, typer.Option("--grace", help="Between SIGTERM and SIGKILL, such as '2 min'; else by what a save takes.")
+        str | None, typer.Option("--grace", help="Time from SIGTERM to SIGKILL, such as '2 min'. Default: from --save-time.")
     ] = None,
-    restarts: Annotated[int, typer.Option("--restarts", help="After failures; lost nodes are not counted.")] = 5,
-    queue: Annotated[str | None, typer.Option("--queue", help="A queue of Kueue that admits the job.")] = None,
+    restarts: Annotated[int, typer.Option("--restarts", help="Restarts after failures; lost machines do not count.")] = 5,
+    queue: Annotated[str | None, typer.Option("--queue", help="Kueue queue that admits the job.")] = None,
     sets: Sets = None,
     offs: Offs = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The file to write; else it is printed.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write. Default: print it.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a recipe as a job for Kubernetes: a TrainJob or a RayJob, and all that belongs to it."""
+    """Write a Kubernetes job for a recipe: a TrainJob or a RayJob, with everything it needs."""
     from flatout.base.tree import to_data, to_text
     from flatout.fleet import interruptions as lost
     from flatout.fleet import manifest as writing
@@ -79,7 +78,7 @@ def manifest(
     save = predicted_save(recipe, overrides or (), cache_folder()) if given is None else SaveTime(given, "as given")
     if cloud is not None and save.seconds is None:
         raise UsageError(
-            f"--spot: how often to save follows from what a save takes, which is {save.why}: give --save-time '20 s'"
+            f"--spot: how often to save depends on how long a save takes, which is {save.why}: give --save-time '20 s'"
         )
     usual = lost.NODE_LOST_EVERY_S if cloud is None else lost.SPOT_NODE_LOST_EVERY_S
     job = ClusterJob(
@@ -128,7 +127,7 @@ _AS_IT_IS = {"ignore_unknown_options": True, "allow_interspersed_args": False, "
 def node(
     arguments: Annotated[list[str], typer.Argument(help="As for torchrun: -m flatout run recipe.yaml", show_default=False)],
 ) -> None:
-    """What a machine of a TrainJob runs: torchrun, which leaves with 143 where a run was stopped and has saved."""
+    """The command that machines of a TrainJob run: torchrun, which exits with 143 if the run was stopped and has saved."""
     from flatout.fleet.node import launch
 
     raise typer.Exit(launch(arguments))
@@ -138,7 +137,7 @@ def _labels(written: list[str] | None) -> list[tuple[str, str]]:
     pairs = [one.partition("=") for one in written or []]
     for key, equals, value in pairs:
         if not equals:
-            raise UsageError(f"--node-label takes key=value, got {key + equals + value!r}")
+            raise UsageError(f"--node-label must be key=value, got {key + equals + value!r}")
     return [(key, value) for key, _, value in pairs]
 
 
@@ -148,9 +147,9 @@ def _repeated(flag: str, values: list[str] | None) -> list[str]:
 
 def _write(path: Path, text: str) -> None:
     if not path.resolve().parent.is_dir():
-        raise UsageError(f"--out: there is no folder {path.resolve().parent}")
+        raise UsageError(f"--out: folder not found: {path.resolve().parent}")
     if path.is_dir():
-        raise UsageError(f"--out is a file to write, and {path} is a folder")
+        raise UsageError(f"--out must be a file, but {path} is a folder")
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

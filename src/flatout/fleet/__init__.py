@@ -1,1 +1,1 @@
-"""Many machines: what a cluster is handed, and what its machines run."""
+"""Training on many machines: Kubernetes manifests, Ray, and local processes."""

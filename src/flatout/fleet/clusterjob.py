@@ -1,4 +1,4 @@
-"""What is asked of a cluster, checked before anything is written: all that is wrong is said at once."""
+"""The description of a cluster job, checked before anything is written. All problems are reported at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flatout.base.errors import UsageError, did_you_mean
 from flatout.fleet.interruptions import Interruptions
 
 KINDS = {"trainjob": "TrainJob", "rayjob": "RayJob"}
-MOST_IN_A_NAME = 40  # pods, hosts and clusters are named after the job, with endings of their own, and end at 63
+MOST_IN_A_NAME = 40  # pods, hosts and clusters are named after the job plus a suffix, at most 63 characters in all
 MOST_BYTES = 2**20 - 2**16  # a ConfigMap holds 1 MiB
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -24,7 +24,7 @@ _FILE = re.compile(r"[-._a-zA-Z0-9]+")
 
 @dataclass(frozen=True)
 class Nodes:
-    """How many machines: as many as `most`, or where the kind of job allows for it as few as `least` for a while."""
+    """Number of machines: `most`, or as few as `least` for a while if the kind of job allows it."""
 
     least: int
     most: int
@@ -33,12 +33,12 @@ class Nodes:
     def parse(cls, text: str) -> Nodes:
         match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
         if match is None:
-            raise UsageError(f"--nodes is a number such as 4, or a range such as 2:8, got {text!r}")
+            raise UsageError(f"--nodes must be a number such as 4 or a range such as 2:8, got {text!r}")
         least, most = int(match[1]), int(match[2] or match[1])
         if least < 1:
-            raise UsageError(f"--nodes: at least 1 node is needed to train, got {text!r}")
+            raise UsageError(f"--nodes: training needs at least 1 node, got {text!r}")
         if least > most:
-            raise UsageError(f"--nodes is LEAST:MOST, got {text!r}; did you mean {most}:{least}?")
+            raise UsageError(f"--nodes must be LEAST:MOST, got {text!r}; did you mean {most}:{least}?")
         return cls(least, most)
 
     @property
@@ -51,7 +51,7 @@ class Nodes:
 
 @dataclass(frozen=True)
 class ClusterJob:
-    """`files`: the recipe first, then what it needs beside it. `storage` asks for a new claim, `runs_claim` names one."""
+    """`files`: the recipe first, then other files it needs. `storage` requests a new volume claim, `runs_claim` names one."""
 
     kind: str
     name: str
@@ -70,7 +70,7 @@ class ClusterJob:
     namespace: str | None = None
     queue: str | None = None
     node_labels: Mapping[str, str] = field(default_factory=dict)
-    arguments: tuple[str, ...] = ()  # for `flatout run`, behind the recipe
+    arguments: tuple[str, ...] = ()  # for `flatout run`, after the recipe
     restarts: int = 5
 
     def __post_init__(self) -> None:
@@ -87,12 +87,12 @@ class ClusterJob:
 
     @property
     def workers(self) -> int:
-        """Processes that train, where all nodes are there."""
+        """Training processes when all nodes are available."""
         return self.nodes.most * self.devices
 
     @property
     def cores(self) -> str:
-        """What is asked for at least: three for a GPU fit the smallest machines that have one."""
+        """The minimum that is requested: three cores per GPU fit the smallest machines that have one."""
         return self.cpus or str(self.devices * (3 if self.resource else 1))
 
     @property
@@ -101,7 +101,7 @@ class ClusterJob:
 
 
 def suggested_name(stem: str) -> str:
-    """A recipe's own name as a cluster takes it."""
+    """The recipe's name, changed to a valid name in a cluster."""
     plain = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:MOST_IN_A_NAME].rstrip("-")
     return plain if plain[:1].isalpha() else f"run-{plain}".rstrip("-")
 
@@ -109,53 +109,51 @@ def suggested_name(stem: str) -> str:
 def _problems(job: ClusterJob) -> list[str]:
     found = [*_of_names(job), *_of_amounts(job)]
     if job.kind not in KINDS:
-        found.append(f"--kind: no kind {job.kind!r}; {did_you_mean(job.kind.lower(), KINDS)}")
+        found.append(f"--kind: unknown kind {job.kind!r}; {did_you_mean(job.kind.lower(), KINDS)}")
     if not job.image.strip():
-        found.append(
-            "--image is missing: what the pods run, with flatout installed, such as --image registry.example.org/gpt:1"
-        )
+        found.append("--image is missing: an image with flatout installed, such as --image registry.example.org/gpt:1")
     elif not _IMAGE.fullmatch(job.image):
-        found.append(f"--image: {job.image!r} is no name of an image, such as registry.example.org/team/gpt:1")
+        found.append(f"--image: {job.image!r} is not an image name such as registry.example.org/team/gpt:1")
     if job.runs_claim is None and job.storage is None:
         found.append(
-            "where the runs are kept must outlive the pods: --runs-claim names a claim that is there, "
-            "--storage 100Gi asks for a new one"
+            "runs must be stored outside the pods: name an existing volume claim with --runs-claim, "
+            "or request a new one with --storage 100Gi"
         )
     if job.runs_claim is not None and job.storage is not None:
-        found.append("--runs-claim names a claim that is there and --storage asks for a new one: give one of them")
+        found.append("--runs-claim names an existing claim and --storage requests a new one: give only one of them")
     if job.storage_class is not None and job.storage is None:
-        found.append("--storage-class is for a new claim: give --storage with it")
+        found.append("--storage-class applies to a new claim: add --storage")
     if job.kind == "trainjob" and job.nodes.varies:
         found.append(
             f"--nodes: a TrainJob has a fixed number of nodes, got {job.nodes.least}:{job.nodes.most}; "
-            f"give --nodes {job.nodes.most}, or --kind rayjob, whose cluster grows and shrinks"
+            f"use --nodes {job.nodes.most}, or --kind rayjob, whose cluster grows and shrinks"
         )
     if job.queue is not None and job.nodes.varies:
-        found.append("--queue: Kueue admits a fixed number of nodes; give one number to --nodes")
+        found.append("--queue: Kueue needs a fixed number of nodes; give --nodes a single number")
     size = sum(len(text.encode()) for text in job.files.values())
     if size > MOST_BYTES:
-        found.append(f"the recipe and its files have {size:,} bytes, and a ConfigMap holds 1 MiB: put them into the image")
+        found.append(f"the recipe and its files have {size:,} bytes, but a ConfigMap holds 1 MiB: put them into the image")
     return found
 
 
 def _of_names(job: ClusterJob) -> list[str]:
     found = []
     if not _LABEL.fullmatch(job.name) or len(job.name) > MOST_IN_A_NAME:
-        rule = f"small letters, digits and '-', a letter first, at most {MOST_IN_A_NAME}"
-        found.append(f"--name: {job.name!r} is no DNS label ({rule}); try --name {suggested_name(job.name)}")
+        rule = f"lower-case letters, digits and '-', a letter first, at most {MOST_IN_A_NAME} characters"
+        found.append(f"--name: {job.name!r} is not a valid name ({rule}); try --name {suggested_name(job.name)}")
     if job.namespace is not None and (not _LABEL.fullmatch(job.namespace) or len(job.namespace) > 63):
-        found.append(f"--namespace: {job.namespace!r} is no DNS label (small letters, digits and '-')")
+        found.append(f"--namespace: {job.namespace!r} is not a valid name (lower-case letters, digits and '-')")
     for option, name in (
         ("--runs-claim", job.runs_claim), ("--data-claim", job.data_claim), ("--queue", job.queue),
         ("--storage-class", job.storage_class),
     ):  # fmt: skip
         if name is not None and (not _SUBDOMAIN.fullmatch(name) or len(name) > 253):
-            found.append(f"{option}: {name!r} is no name of an object in a cluster (small letters, digits, '-' and '.')")
+            found.append(f"{option}: {name!r} is not a valid name in a cluster (lower-case letters, digits, '-' and '.')")
     for key, value in job.node_labels.items():
         if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
-            found.append(f"--node-label: {key}={value} is no label of a node")
+            found.append(f"--node-label: {key}={value} is not a valid node label")
     found += [
-        f"{name}: a file's name in a ConfigMap has letters, digits, '-', '_' and '.'"
+        f"{name}: a file name in a ConfigMap can only have letters, digits, '-', '_' and '.'"
         for name in job.files
         if not _FILE.fullmatch(name)
     ]
@@ -165,14 +163,14 @@ def _of_names(job: ClusterJob) -> list[str]:
 def _of_amounts(job: ClusterJob) -> list[str]:
     found = []
     if job.devices < 1:
-        found.append(f"--devices: at least 1 a node is needed to train, got {job.devices}")
+        found.append(f"--devices: each node needs at least 1, got {job.devices}")
     if job.restarts < 0:
         found.append(f"--restarts: expected 0 or more, got {job.restarts}")
     if job.resource is not None and not (_KEY.fullmatch(job.resource) and "/" in job.resource):
-        found.append(f"--resource is what a node calls its devices, such as nvidia.com/gpu, or none; got {job.resource!r}")
+        found.append(f"--resource must be a resource name of a node, such as nvidia.com/gpu, or none; got {job.resource!r}")
     if job.cpus is not None and not _CORES.fullmatch(job.cpus):
-        found.append(f"--cpus is a number such as 16, got {job.cpus!r}")
+        found.append(f"--cpus must be a number such as 16, got {job.cpus!r}")
     for option, amount in (("--memory", job.memory), ("--storage", job.storage)):
         if amount is not None and not _QUANTITY.fullmatch(amount):
-            found.append(f"{option} is a size as Kubernetes writes it, such as 64Gi, got {amount!r}")
+            found.append(f"{option} must be a Kubernetes size such as 64Gi, got {amount!r}")
     return found

@@ -1,4 +1,4 @@
-"""How often to save and how long to wait for a save, when nodes are lost now and then."""
+"""How often to save, and how long a stop may take, when nodes are lost from time to time."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from flatout.fleet.spot import Cloud
 
-SPOT_NODE_LOST_EVERY_S = 24 * 3600.0  # taken where nobody knows: it differs by a hundred between kinds of nodes and weeks
-# Llama 3 on 16,384 GPUs met 419 unexpected interruptions in 54 days (arXiv 2407.21783, 3.3.4): a node of 8 in 6,300 hours
+SPOT_NODE_LOST_EVERY_S = 24 * 3600.0  # used if unknown; real values differ a hundredfold between node types and weeks
+# Llama 3 on 16,384 GPUs had 419 unexpected interruptions in 54 days (arXiv 2407.21783, 3.3.4): one per 6,300 h and 8-GPU node
 NODE_LOST_EVERY_S = 6300 * 3600.0
-_SHORTEST_S, _LONGEST_S = 10.0, 3600.0  # between two saves, as a run itself has it
-_LEAVING_S = 15.0  # the step that is under way, and the processes' own end
-_SHORTEST_GRACE_S = 30  # what Kubernetes gives a pod that asks for nothing
+_SHORTEST_S, _LONGEST_S = 10.0, 3600.0  # between two saves; the same limits as in a run
+_LEAVING_S = 15.0  # for the current step and the exit of the processes
+_SHORTEST_GRACE_S = 30  # Kubernetes' default
 
 
 def daly_interval_s(save_s: float, lost_every_s: float) -> float:
-    """Between the starts of two saves (Daly 2006; its first term is Young's): least time into saves and lost work together."""
+    """Time between the starts of two saves that minimises saving plus lost work (Daly 2006; its first term is Young's)."""
     if save_s >= 2 * lost_every_s:
         return lost_every_s
     ratio = save_s / (2 * lost_every_s)
@@ -24,13 +24,13 @@ def daly_interval_s(save_s: float, lost_every_s: float) -> float:
 
 
 def grace_seconds(save_s: float) -> int:
-    """A save that is under way when the signal comes, then the one that it asks for, then leaving; in fives."""
+    """Time for a save in progress, then the save that the signal asks for, then the exit; rounded up to 5 s."""
     return max(_SHORTEST_GRACE_S, 5 * math.ceil((2 * save_s + _LEAVING_S) / 5))
 
 
 @dataclass(frozen=True)
 class Interruptions:
-    """`save_s` None: nobody knows what a save takes."""
+    """`save_s` None: the duration of a save is unknown."""
 
     save_s: float | None
     save_why: str
@@ -41,7 +41,7 @@ class Interruptions:
 
     @property
     def lost_every_s(self) -> float:
-        """The run stops whenever one of its nodes does."""
+        """The run stops whenever one of its nodes is lost."""
         return self.node_lost_every_s / self.nodes
 
     @property
@@ -52,7 +52,7 @@ class Interruptions:
 
     @property
     def lost_share(self) -> float | None:
-        """Of the time: saves, as if the loop waited for all of each, and half an interval for every lost node."""
+        """Share of time lost: saves, as if training waited for each, and half an interval per lost node."""
         if self.save_s is None or self.interval_s is None:
             return None
         return min(1.0, self.save_s / self.interval_s + self.interval_s / (2 * self.lost_every_s))
@@ -65,7 +65,7 @@ class Interruptions:
 
     @property
     def notice_s(self) -> float:
-        """What a run really has between SIGTERM and its end: a lost spot node does not wait for a grace period."""
+        """The actual time between SIGTERM and the end: a lost spot node does not wait for the grace period."""
         return float(self.grace_s) if self.cloud is None else min(float(self.grace_s), self.cloud.notice_s)
 
     @property

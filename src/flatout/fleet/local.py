@@ -1,7 +1,7 @@
-"""Several processes on this machine, started by torchrun, and started again when one of them is killed.
+"""Start several processes on this machine with torchrun, and restart them if one is killed.
 
-torchrun by itself would start again after every failure, a mistake in the recipe too. Here only a process that something else
-ended is a reason: the others leave with it, and the same command goes on from the last checkpoint.
+torchrun alone would restart after every failure, even after a mistake in the recipe. Here only a process killed from outside
+causes a restart: the others end with it, and the same command resumes from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from flatout.base.errors import MachineError, UsageError
 from flatout.fleet.node import SAVED_AND_LEFT, exit_codes
 
 RESTARTS = 10
-_BY_TORCHRUN = -signal.SIGTERM  # what it sends to those that are left
+_BY_TORCHRUN = -signal.SIGTERM  # torchrun sends it to the remaining processes
 
 
 def run_here(devices: int, arguments: Sequence[str], say: Callable[[str], None], restarts: int = RESTARTS) -> int:
-    """`python -m flatout` with these arguments in as many processes; the code to leave with."""
+    """Run `python -m flatout` with these arguments in `devices` processes; returns the exit code."""
     check_devices(devices)
-    with tempfile.TemporaryDirectory(prefix="flatout-run-") as logs:  # torchrun would make one, and leave it after a signal
+    with tempfile.TemporaryDirectory(prefix="flatout-run-") as logs:  # torchrun would leave its own behind after a signal
         return _started(devices, ["--log-dir", logs], arguments, say, restarts)
 
 
@@ -34,7 +34,7 @@ def _started(devices: int, options: Sequence[str], arguments: Sequence[str], say
         if not killed or not left:
             break
         name = signal.Signals(-killed[0]).name
-        say(f"a process was ended by {name}: all {devices} start again from the last checkpoint ({left} more times)")
+        say(f"a process was killed by {name}: all {devices} restart from the last checkpoint ({left} more restarts allowed)")
     if all(code in (SAVED_AND_LEFT, _BY_TORCHRUN) for code in codes):
         return SAVED_AND_LEFT
     return next((code for code in codes if 0 < code != SAVED_AND_LEFT), 1)
@@ -42,9 +42,9 @@ def _started(devices: int, options: Sequence[str], arguments: Sequence[str], say
 
 def check_devices(devices: int) -> None:
     if devices < 1:
-        raise UsageError(f"--devices is 1 or more, got {devices}")
+        raise UsageError(f"--devices must be 1 or more, got {devices}")
     import torch
 
     here = torch.accelerator.device_count() if torch.accelerator.is_available() else None
     if here is not None and devices > here:
-        raise MachineError(f"--devices {devices}: this machine has {here} accelerators; ask for no more than that")
+        raise MachineError(f"--devices {devices}: this machine has only {here} accelerators")

@@ -1,4 +1,4 @@
-"""The objects of a job as one YAML file, with what was worked out for it above them."""
+"""All objects of a job in one YAML file, with a report as a comment at the top."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flatout.fleet.clusterjob import KINDS, ClusterJob
 
 
 def objects(job: ClusterJob) -> list[dict[str, Any]]:
-    """In the order in which they need each other."""
+    """In the order in which they depend on each other."""
     first = [pods.config_map(job)] + ([] if job.storage is None else [pods.claim(job)])
     if job.kind == "trainjob":
         return [*first, trainjob.training_runtime(job), trainjob.train_job(job)]
@@ -21,23 +21,23 @@ def objects(job: ClusterJob) -> list[dict[str, Any]]:
 
 
 def manifest(job: ClusterJob) -> str:
-    """For `kubectl apply`; the same job gives the same text."""
+    """Text for `kubectl apply`; the same job always gives the same text."""
     notes = "".join(f"# {line}".rstrip() + "\n" for line in to_text(report(job)).splitlines())
     return notes + "".join("---\n" + _dumped(one) for one in objects(job))
 
 
 def report(job: ClusterJob) -> Doc:
     lost = job.interruptions
-    devices = "processes on its cores" if job.resource is None else job.resource
+    devices = "CPU processes" if job.resource is None else job.resource
     what = (
         f"{job.name}: a {KINDS[job.kind]} of {job.nodes} node{'s' if job.nodes.most > 1 else ''}, {job.devices} {devices} each"
     )
     rows = [_row("save", "a save takes", lost.save_s, lost.save_why)]
     node = "node" if lost.cloud is None else lost.cloud.words
-    each = f"a {node} is lost once in {show_seconds(lost.node_lost_every_s)}, and there are {lost.nodes}"
+    each = f"one {node} is lost every {show_seconds(lost.node_lost_every_s)}, with {lost.nodes} nodes"
     rows.append(_row("lost_every", "a stop every", lost.lost_every_s, each))
     if lost.interval_s is not None:
-        why = "least into saves and lost work together (Daly); the run takes its own measured saves for it"
+        why = "minimises saving plus lost work (Daly); the run adapts it to its measured saves"
         rows.append(_row("checkpoint_every", "a checkpoint every", lost.interval_s, why))
     rows.append(_row("grace", "grace period", float(lost.grace_s), _grace_why(job)))
     if lost.lost_share is not None:
@@ -45,9 +45,9 @@ def report(job: ClusterJob) -> Doc:
         rows.append(
             {
                 "key": "lost_share",
-                "what": "share lost",
+                "what": "time lost",
                 "value": share,
-                "why": "to saves and work done twice, starting again not counted",
+                "why": "to saves and repeated work, without restart time",
             }
         )
     nodes: list[Node] = [
@@ -79,43 +79,37 @@ def _grace_why(job: ClusterJob) -> str:
     if lost.asked_grace_s is not None:
         return "as given"
     if lost.save_s is None:
-        return "what Kubernetes gives; --save-time says what is needed"
-    return "a save under way, the last one, and 15 s to leave"
+        return "Kubernetes' default; set --save-time to compute it"
+    return "a save in progress, the last save, and 15 s to exit"
 
 
 def _notes(job: ClusterJob) -> list[str]:
     lost, found = job.interruptions, []
     if job.kind == "trainjob":
-        found.append("JobSet, on which a TrainJob stands, makes the headless Service by which its nodes find each other")
-        found.append(
-            "a TrainJob has a fixed number of nodes, so nothing scales it; --kind rayjob with a range has an autoscaler"
-        )
+        found.append("JobSet, which a TrainJob uses, creates the headless Service through which its nodes find each other")
+        found.append("a TrainJob has a fixed number of nodes and does not scale; --kind rayjob with a range has an autoscaler")
     else:
         found.append(f"the dashboard: kubectl port-forward service/{job.name}-dashboard {rayjob.DASHBOARD}")
         if job.nodes.varies:
             found.append(
-                f"the run asks for {job.workers} processes, as many as the most nodes hold: the cluster grows up to them"
+                f"the run requests {job.workers} processes, for the largest number of nodes: the cluster grows up to it"
             )
         if lost.cloud is not None:
-            found.append(
-                "Ray's workers do not save when their node goes: what is lost then is what came since the last checkpoint"
-            )
+            found.append("Ray's workers do not save when their node is lost: work since the last checkpoint is lost")
     if lost.cloud is not None:
         found.append(f"{lost.cloud.name}: {lost.cloud.notice_why}")
     if not lost.save_fits:
         within = (
             "the grace period" if lost.cloud is None or lost.grace_s <= lost.cloud.notice_s else "the notice of a spot node"
         )
-        found.append(
-            f"a save does not fit into {within} of {show_seconds(lost.notice_s)}: up to one interval is lost each time"
-        )
+        found.append(f"a save does not fit into {within} of {show_seconds(lost.notice_s)}: each loss costs up to one interval")
     if ":" not in job.image.rpartition("/")[2]:
-        found.append(f"the image {job.image} has no tag and no digest: after a restart it may be another one")
+        found.append(f"the image {job.image} has no tag or digest: after a restart it may be a different one")
     return found
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts of several lines as such: a person can read the recipe in it."""
+    """Writes multi-line text in block style, so that the recipe stays readable."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

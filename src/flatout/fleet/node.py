@@ -1,7 +1,7 @@
-"""torchrun, with an exit code that tells a stop that was asked for from a failure.
+"""torchrun with an exit code that distinguishes a requested stop from a failure.
 
-torchrun itself leaves with 1 whatever happened. A cluster that counts failures has to know: 143 says that the run was asked to
-stop and has saved, here or on another machine, and that the same command goes on from there.
+torchrun always exits with 1. A cluster that counts failures needs to know the difference: 143 means that the run was asked to
+stop and has saved, here or on another machine, and that the same command resumes it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ SAVED_AND_LEFT = 143
 
 
 def launch(arguments: Sequence[str]) -> int:
-    """Runs torchrun with these arguments, and with PET_ variables where there are some; the code to leave with."""
+    """Run torchrun with these arguments and any PET_ variables; returns the exit code."""
     codes = exit_codes(arguments)
     if all(code == SAVED_AND_LEFT for code in codes):
         return SAVED_AND_LEFT if codes else 0
@@ -20,7 +20,7 @@ def launch(arguments: Sequence[str]) -> int:
 
 
 def exit_codes(arguments: Sequence[str]) -> list[int]:
-    """Of the processes that failed, below 0 where a signal ended one; none, where all went well."""
+    """Exit codes of the processes that failed, negative for a signal; empty if all succeeded."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

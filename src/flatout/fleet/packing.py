@@ -1,4 +1,4 @@
-"""A recipe as a pod will find it: its text and the files that go along, and what of it would not be there."""
+"""A recipe as a pod will see it: its text and other files, and references to files that would be missing there."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from flatout.recipe.schema import Recipe
 
 
 def pack(path: Path, overrides: Sequence[str] = (), along: Sequence[Path] = ()) -> dict[str, str]:
-    """File names and texts, the recipe first. Its keys are checked; its data may be where only the cluster sees it."""
+    """File names and contents, the recipe first. Checks its keys; its data may exist only in the cluster."""
     if not path.is_file():
-        raise UsageError(f"there is no recipe at {path}; `flatout demo` shows one that runs")
+        raise UsageError(f"recipe not found: {path}; `flatout demo` shows a working one")
     if path.suffix not in (".yaml", ".yml", ".py"):
-        raise UsageError(f"a recipe is a .yaml or a .py file, got {path.name}")
+        raise UsageError(f"a recipe must be a .yaml or .py file, got {path.name}")
     files = {path.name: _text(path)}
     if path.suffix == ".py":
         _check_python(path, files[path.name])
@@ -25,21 +25,21 @@ def pack(path: Path, overrides: Sequence[str] = (), along: Sequence[Path] = ()) 
         _check_yaml(path, overrides)
     for other in along:
         if not other.is_file():
-            raise UsageError(f"--with: there is no file {other}")
+            raise UsageError(f"--with: file not found: {other}")
         if other.name in files:
-            raise UsageError(f"--with: {other.name} would be there twice: in a pod all files lie in one folder")
+            raise UsageError(f"--with: two files are named {other.name}, but in a pod all files are in one folder")
         files[other.name] = _text(other)
     return files
 
 
 def predicted_save(path: Path, overrides: Sequence[str] = (), cache: Path | None = None) -> SaveTime:
-    """As far as it can be known here: a recipe in Python would have to be run, and data may be elsewhere."""
+    """Predicted if possible here: a Python recipe would have to be run, and the data may be elsewhere."""
     if path.suffix == ".py":
-        return SaveTime(None, "not known: a recipe in Python is not run to find out")
+        return SaveTime(None, "unknown: Python recipes are not run to find out")
     try:
         recipe = read_recipe(path, overrides)
     except FlatoutError as error:
-        return SaveTime(None, f"not known: {str(error).splitlines()[-1].strip(' -')}")
+        return SaveTime(None, f"unknown: {str(error).splitlines()[-1].strip(' -')}")
     return predict_save(recipe, cache)
 
 
@@ -47,7 +47,7 @@ def _check_python(path: Path, text: str) -> None:
     try:
         compile(text, str(path), "exec")
     except SyntaxError as error:
-        raise UsageError(f"{path} is not Python: {error.msg} (line {error.lineno})") from error
+        raise UsageError(f"{path} is not valid Python: {error.msg} (line {error.lineno})") from error
 
 
 def _check_yaml(path: Path, overrides: Sequence[str]) -> None:
@@ -57,15 +57,15 @@ def _check_yaml(path: Path, overrides: Sequence[str]) -> None:
         places = "\n".join(f"  - {place}: {value}" for place, value in left)
         place, value = left[0]
         raise UsageError(
-            f"{path.name} names files beside it, and a pod has the recipe alone:\n{places}\n"
-            f"put them on a volume and say where they are there: {place}=/data/{Path(value).name} --data-claim NAME"
+            f"{path.name} names local files, but a pod only gets the recipe:\n{places}\n"
+            f"put them on a volume and give their path there: {place}=/data/{Path(value).name} --data-claim NAME"
         )
 
 
 def _left_behind(recipe: Recipe) -> Iterator[tuple[str, str]]:
     for key in ("data", "init_from"):
         for place, value in _texts(getattr(recipe, key), key):
-            is_kind = place == "data"  # `data: digits` names no file
+            is_kind = place == "data"  # `data: digits` is not a file name
             if not is_kind and not Path(value).is_absolute() and _is_beside(recipe.folder, value):
                 yield place, value
 
@@ -84,7 +84,7 @@ def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
 def _is_beside(folder: Path, value: str) -> bool:
     try:
         return (folder / value).exists() or ("*" in value and any(folder.glob(value)))
-    except (OSError, ValueError, NotImplementedError):  # a query is no path, and may be longer than any
+    except (OSError, ValueError, NotImplementedError):  # a query is not a path and may be too long for one
         return False
 
 

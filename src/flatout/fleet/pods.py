@@ -1,4 +1,4 @@
-"""What all pods that train have in common, whoever starts them."""
+"""Settings that all training pods share, whichever job starts them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from flatout.fleet.clusterjob import ClusterJob
 
 RECIPE_FOLDER, RUNS_FOLDER, DATA_FOLDER = "/recipe", "/runs", "/data"
 LABEL = "flatout-job"
-_LOST_AFTER_S = 30  # Kubernetes waits 5 min for a node that is silent, while all others stand still
+_LOST_AFTER_S = 30  # Kubernetes waits 5 min for a silent node by default, while all other nodes stand still
 
 
 def meta(job: ClusterJob, name: str, **more: Any) -> dict[str, Any]:
-    """Of an object: everything of a job is found, and deleted, by one label."""
+    """Metadata of an object, with one label by which all objects of a job are found and deleted."""
     found: dict[str, Any] = {"name": name}
     if job.namespace is not None:
         found["namespace"] = job.namespace
@@ -24,7 +24,7 @@ def queue_labels(job: ClusterJob) -> dict[str, str]:
 
 
 def pod_meta(job: ClusterJob) -> dict[str, Any]:
-    """A node autoscaler that tidies up does not do it under a run; a cloud that takes its node back does not ask."""
+    """Keeps a node autoscaler from evicting the run. A cloud that reclaims a spot node does not ask."""
     annotations = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
     return {"labels": {LABEL: job.name}, "annotations": annotations}
 
@@ -34,7 +34,7 @@ def run_command(job: ClusterJob, *more: str) -> list[str]:
 
 
 def pinned(job: ClusterJob) -> list[str]:
-    """What the run works out how often to save from, together with the saves that it measures. What is asked for goes first."""
+    """Settings from which the run computes how often to save. Explicit --set arguments come first."""
     lost = job.interruptions
     settings = {"failure_every": f"{round(lost.lost_every_s)} s", "grace": f"{round(lost.notice_s)} s"}
     given = {argument.partition("=")[0] for argument in job.arguments}
@@ -42,7 +42,7 @@ def pinned(job: ClusterJob) -> list[str]:
 
 
 def resources(job: ClusterJob) -> dict[str, Any]:
-    """Devices are limits, as Kubernetes wants it. Of cores and memory only the least is asked for: the rest may be used."""
+    """Devices are limits, as Kubernetes requires. For cores and memory only a minimum is requested; the rest may be used."""
     if job.resource is None:
         return {"requests": {"cpu": job.cores, "memory": job.host_memory}}
     devices = {job.resource: str(job.devices)}
@@ -70,7 +70,7 @@ def mounts(job: ClusterJob) -> list[dict[str, Any]]:
 
 
 def placement(job: ClusterJob) -> dict[str, Any]:
-    """Where a pod that trains may go, how long it is waited for, and how soon a silent node is given up."""
+    """On which nodes a training pod may run, how long to wait for it, and how soon a silent node is given up."""
     cloud = job.interruptions.cloud
     tolerations: list[dict[str, Any]] = [] if cloud is None else cloud.tolerations()
     if job.resource is not None:
@@ -88,7 +88,7 @@ def config_map(job: ClusterJob) -> dict[str, Any]:
 
 
 def claim(job: ClusterJob) -> dict[str, Any]:
-    """One node alone can have a volume to itself; several write into the same folder."""
+    """A single node can use a volume exclusively; several nodes write to the same folder."""
     alone = job.kind == "trainjob" and job.nodes.most == 1
     spec: dict[str, Any] = {
         "accessModes": ["ReadWriteOnce" if alone else "ReadWriteMany"],

@@ -1,7 +1,7 @@
-"""A run on a Ray cluster. Ray Train places the workers and starts them again when one is lost; each trains as under torchrun.
+"""A run on a Ray cluster. Ray Train places the workers and restarts them if one is lost; each trains as under torchrun.
 
-Nothing is handed back and forth through Ray's own checkpoints: the run folder is on storage that all nodes share, and whoever
-is started again finds the unfinished run there, as the same command would.
+Ray's own checkpoints are not used: the run folder is on storage that all nodes share, and restarted workers find the unfinished
+run there, as the same command would.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ RESTARTS = 5
 _LOOK_S = 0.25
 _KNOCK_S = 10.0
 _MOST_WORDS = 200
-_GPU_BACKEND = "cpu:gloo,cuda:nccl"  # a world talks about what is on the host, too
-_FOLDER = ".ray"  # among the runs, while one is under way: Ray Train's own notes
+_GPU_BACKEND = "cpu:gloo,cuda:nccl"  # processes also exchange host tensors
+_FOLDER = ".ray"  # Ray Train's files, in the folder of runs while one is active
 
 
 @dataclass(frozen=True)
 class WorkerCount:
-    """As many as `most`; as few as `least` for a while, where the cluster has no more."""
+    """`most` workers, or as few as `least` for a while if the cluster has no more."""
 
     least: int
     most: int
@@ -43,12 +43,12 @@ class WorkerCount:
     def parse(cls, text: str) -> WorkerCount:
         match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
         if match is None:
-            raise UsageError(f"--workers is a number such as 8, or a range such as 2:8, got {text!r}")
+            raise UsageError(f"--workers must be a number such as 8 or a range such as 2:8, got {text!r}")
         least, most = int(match[1]), int(match[2] or match[1])
         if least < 1:
-            raise UsageError(f"--workers: at least 1 is needed to train, got {text!r}")
+            raise UsageError(f"--workers: training needs at least 1, got {text!r}")
         if least > most:
-            raise UsageError(f"--workers is LEAST:MOST, got {text!r}; did you mean {most}:{least}?")
+            raise UsageError(f"--workers must be LEAST:MOST, got {text!r}; did you mean {most}:{least}?")
         return cls(least, most)
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class WorkerCount:
 
 
 def is_job_url(address: str | None) -> bool:
-    """A cluster that is reached over its dashboard: the run is handed in there, see `ray_submit`."""
+    """Whether the address is a dashboard: then the run is submitted as a job, see `ray_submit`."""
     return address is not None and address.startswith(("http://", "https://"))
 
 
@@ -70,10 +70,10 @@ def launch(
     restarts: int = RESTARTS,
     observers: tuple[Observer, ...] = (),
 ) -> Path:
-    """Has every worker do `work`, which can be pickled, and gives back the run's folder. Ctrl-C and SIGTERM save first.
+    """Run `work`, which must be picklable, on every worker and return the run's folder. Ctrl-C and SIGTERM save first.
 
-    `address` is that of a cluster which this machine is a node of; None starts one on this machine, for this run. `gpus`: one
-    for each worker; None: where the cluster has any.
+    `address` is a cluster that this machine is a node of; None starts a local cluster for this run. `gpus`: one per worker;
+    None: if the cluster has any.
     """
 
     def say(line: str) -> None:
@@ -88,16 +88,16 @@ def launch(
         return _outcome(ray, fit, line, restarts)
 
 
-# ---- before it begins ----
+# ---- before it starts ----
 
 
 @contextmanager
 def _connected(address: str | None, workers: WorkerCount, say: Callable[[str], None]) -> Iterator[tuple[Any, bool]]:
-    """Ray, talking to the cluster, and whether that is our own. Whoever has connected it before keeps it so."""
+    """Ray connected to the cluster, and whether we started that cluster. An existing connection is kept."""
     if address is not None and address.startswith("ray://"):
         raise UsageError(
-            f"RAY_ADDRESS is {address}, a Ray Client, which Ray Train is not meant for: on a node of the cluster set it to "
-            "host:6379 or auto, from elsewhere to http://host:8265, and the run is handed in as a job"
+            f"RAY_ADDRESS is {address}, a Ray Client address, which Ray Train does not support: on a node of the cluster set "
+            "it to host:6379 or auto; elsewhere set it to http://host:8265 to submit the run as a job"
         )
     try:
         import ray
@@ -109,7 +109,7 @@ def _connected(address: str | None, workers: WorkerCount, say: Callable[[str], N
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
-        say("RAY_ADDRESS is not set: a Ray cluster on this machine, for this run alone")
+        say("RAY_ADDRESS is not set: starting a Ray cluster on this machine for this run")
         quiet |= {"address": "local", "num_cpus": max(_cores(), workers.most), "include_dashboard": False}
     else:
         quiet |= {"address": address}
@@ -118,13 +118,13 @@ def _connected(address: str | None, workers: WorkerCount, say: Callable[[str], N
         ray.init(**quiet)
     except ray.exceptions.AuthenticationError as error:
         raise MachineError(
-            f"the cluster at {address} asks for a token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH=the file that holds it"
+            f"the cluster at {address} requires a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=<file with the token>"
         ) from error
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise MachineError(
-            f"no Ray cluster was found at {address or 'this machine'}: {reason}. This machine has to be one of its nodes; from "
-            "elsewhere, RAY_ADDRESS=http://host:8265 hands the run in as a job"
+            f"no Ray cluster found at {address or 'this machine'}: {reason}. This machine must be one of its nodes; from "
+            "elsewhere, set RAY_ADDRESS=http://host:8265 to submit the run as a job"
         ) from error
     try:
         yield ray, address is None
@@ -133,7 +133,7 @@ def _connected(address: str | None, workers: WorkerCount, say: Callable[[str], N
 
 
 def _knock(address: str | None) -> None:
-    """Ray itself would try for minutes."""
+    """Check the connection first: Ray itself would retry for minutes."""
     host, colon, port = (address or "").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host, int(port)), _KNOCK_S).close()
@@ -147,12 +147,12 @@ def _cores() -> int:
 
 @contextmanager
 def _storage(runs: Path) -> Iterator[Path]:
-    """A folder among the runs, by which workers know whether they see them; it is gone afterwards."""
+    """A temporary folder next to the runs. Workers that can't see it do not share the storage."""
     place = runs.absolute() / _FOLDER / uuid.uuid4().hex[:12]
     try:
         place.mkdir(parents=True)
     except OSError as error:
-        raise StoreError(f"can't create a run in {runs}: {error.strerror}; choose another place with --runs") from error
+        raise StoreError(f"can't create a run in {runs}: {error.strerror}; choose another folder with --runs") from error
     try:
         yield place
     finally:
@@ -167,14 +167,14 @@ def _check_room(ray: Any, workers: WorkerCount, use_gpu: bool, own: bool, say: C
     say(f"{workers} workers, one {kind} each; the cluster has {there} on {len(ray.nodes())} nodes")
     if there >= workers.least:
         return
-    needed = f"{workers.least} workers need a {kind} each, and there {'is' if there == 1 else 'are'} {there}"
+    needed = f"{workers.least} workers need one {kind} each, the cluster has {there}"
     if own:
-        raise UsageError(f"{needed}: --workers {max(1, there)}, or --set device=cpu")
+        raise UsageError(f"{needed}: use --workers {max(1, there)}, or --set device=cpu")
     say(f"{needed}: waiting for more")
 
 
 def _line(ray: Any) -> Any:
-    """On this node: it is to be there for as long as the launcher is."""
+    """Placed on this node, so that it lives as long as the launcher."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -201,35 +201,35 @@ def _trainer(work: Work, workers: WorkerCount, line: Any, place: Path, use_gpu: 
 
 
 def _listener(line: Any) -> Any:
-    """In Ray Train's controller: says which workers failed, and ends what starting again would not mend."""
+    """Runs in Ray Train's controller: reports which workers failed, and ends runs that a restart would not fix."""
     import ray
     from ray.train import UserCallback
 
     class Listener(UserCallback):  # type: ignore[misc]
         def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
             if ray.get(line.ended.remote()) is not None:
-                raise RuntimeError("not to be started again")
-            line.say.remote(f"{_troubles(worker_exceptions)}; all are started again, from the last checkpoint")
+                raise RuntimeError("a restart would not help")
+            line.say.remote(f"{_troubles(worker_exceptions)}; all workers restart from the last checkpoint")
 
     return Listener()
 
 
 def _troubles(errors: Mapping[int, Exception]) -> str:
-    """Whoever is gone, where somebody is: the others fail because of it."""
+    """Lost workers first: the errors of the others are consequences."""
     from ray.exceptions import RayError
 
     lost = [str(rank) for rank, error in sorted(errors.items()) if isinstance(error, RayError)]
     if lost:
-        return f"worker{'' if len(lost) == 1 else 's'} {', '.join(lost)} lost, with the process or the node"
+        return f"worker{'' if len(lost) == 1 else 's'} {', '.join(lost)} lost (its process or node is gone)"
     rank, error = min(errors.items())
     return f"worker {rank}: {str(error).strip().splitlines()[-1][:_MOST_WORDS]}"
 
 
-# ---- while it goes on ----
+# ---- while it runs ----
 
 
 def _beside(call: Callable[[], Any]) -> Future[Any]:
-    """In a thread that nobody waits for at the end; this one is left for signals and for what is shown."""
+    """In a daemon thread; this thread handles signals and output."""
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -243,7 +243,7 @@ def _beside(call: Callable[[], Any]) -> Future[Any]:
 
 
 def _attend(ray: Any, fit: Future[Any], line: Any, observers: tuple[Observer, ...], say: Callable[[str], None]) -> None:
-    """Shows what comes over the line until it is over, and hands on the wish to stop."""
+    """Show events until the run is over, and pass on requests to stop."""
     placed = asked = False
     with watch_signals() as stop:
         over = threading.Event()
@@ -257,9 +257,9 @@ def _attend(ray: Any, fit: Future[Any], line: Any, observers: tuple[Observer, ..
             if stop and not asked and not last:
                 name = str(stop.signal_name)
                 if not placed:
-                    raise Stopped(name, EXIT_CODES[name], f"{name}: no worker had begun")
+                    raise Stopped(name, EXIT_CODES[name], f"{name}: no worker had started")
                 ray.get(line.stop.remote(name))
-                say("the workers are asked to save and to stop; Ctrl-C again leaves at once, with the last checkpoint")
+                say("asking the workers to save and stop; press Ctrl-C again to leave at once with the last checkpoint")
                 asked = True
 
 
@@ -281,8 +281,8 @@ def _outcome(ray: Any, fit: Future[Any], line: Any, restarts: int) -> Path:
         if (end := ray.get(line.ended.remote())) is not None:
             raise _error(end["words"], end["code"]) from None
         raise TrainingError(
-            f"started again {restarts} times, and failed again: {_last_words(failed)}\n"
-            "The same command goes on from the last checkpoint"
+            f"failed again after {restarts} restarts: {_last_words(failed)}\n"
+            "Run the same command to resume from the last checkpoint"
         ) from failed
     if (stopped := answer.get("stopped")) is not None:
         raise Stopped(stopped["signal"], stopped["code"], stopped["words"])

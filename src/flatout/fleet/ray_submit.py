@@ -1,6 +1,6 @@
-"""A run handed in at a Ray cluster's dashboard, from a machine that need not be a node of it.
+"""Submit a run at a Ray cluster's dashboard, from a machine that need not be one of its nodes.
 
-The folder of the recipe goes along, and the job runs the same command there, on the cluster that it is in.
+The recipe's folder is uploaded, and the job runs the same command inside the cluster.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from flatout.base.errors import MachineError, MissingExtra, UsageError
 from flatout.engine.signals import EXIT_CODES, watch_signals
 
 _LOOK_S = 0.5
-_STOP_S = "120"  # Ray would kill the job after 3 s, and its workers save first
+_STOP_S = "120"  # Ray's default is 3 s, too short for workers to save
 _LEFT_HERE = [".git", ".venv", "__pycache__", "runs"]
 
 
 def submit(url: str, recipe: Path, arguments: Sequence[str], runs: Path, write: Callable[[str], None]) -> int:
-    """Hands in `flatout run RECIPE ARGUMENTS --runs RUNS`, writes what it prints, and gives the code that it left with.
+    """Submit `flatout run RECIPE ARGUMENTS --runs RUNS`, write its output, and return its exit code.
 
-    Ctrl-C asks the job to stop, which saves; a second one leaves it to itself.
+    Ctrl-C asks the job to stop, which saves; a second Ctrl-C stops watching the job.
     """
     if not recipe.is_file():
-        raise UsageError(f"there is no recipe at {recipe}; `flatout demo` shows one that runs")
+        raise UsageError(f"recipe not found: {recipe}; `flatout demo` shows a working one")
     if not runs.is_absolute():
-        raise UsageError(f"--runs is a place that all nodes of the cluster see, such as --runs /shared/runs, got {runs}")
+        raise UsageError(f"--runs must be a folder that all nodes of the cluster share, such as /shared/runs, got {runs}")
     try:
         from ray.exceptions import AuthenticationError
         from ray.job_submission import JobSubmissionClient
@@ -38,10 +38,10 @@ def submit(url: str, recipe: Path, arguments: Sequence[str], runs: Path, write: 
         client = JobSubmissionClient(url)
     except AuthenticationError as error:
         raise MachineError(
-            f"{url} asks for a token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH=the file that holds the cluster's"
+            f"{url} requires a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=<file with the cluster's token>"
         ) from error
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise MachineError(f"nobody takes jobs at {url}: {_first_line(error)}; is it the cluster's dashboard?") from error
+        raise MachineError(f"can't submit jobs at {url}: {_first_line(error)}; is it the cluster's dashboard?") from error
     command = shlex.join(["python", "-m", "flatout", "run", recipe.name, *arguments, "--runs", str(runs)])
     try:
         job = client.submit_job(
@@ -54,8 +54,8 @@ def submit(url: str, recipe: Path, arguments: Sequence[str], runs: Path, write: 
         )
     except (RuntimeError, ValueError, OSError) as error:
         raise MachineError(
-            f"{url} did not take the job: {_first_line(error)}. The folder of the recipe goes along, "
-            f"{recipe.resolve().parent}: data is to be where the cluster sees it"
+            f"{url} rejected the job: {_first_line(error)}. The recipe's folder is uploaded with the job, "
+            f"{recipe.resolve().parent}: put large data where the cluster can read it"
         ) from error
     write(f"job {job} at {url}\n")
     return _follow(client, job, write)
@@ -71,8 +71,8 @@ def _follow(client: Any, job: str, write: Callable[[str], None]) -> int:
     def read() -> None:
         try:
             asyncio.run(copy())
-        except Exception as error:  # what is shown can't end the job
-            write(f"its output can't be followed any more ({_first_line(error)})\n")
+        except Exception as error:  # a failure to show output must not end the job
+            write(f"can't follow its output any longer ({_first_line(error)})\n")
         while not client.get_job_info(job).status.is_terminal():
             over.wait(_LOOK_S)
         over.set()
@@ -83,7 +83,7 @@ def _follow(client: Any, job: str, write: Callable[[str], None]) -> int:
         while not over.wait(_LOOK_S):
             if stop and not asked:
                 client.stop_job(job)
-                write(f"job {job} is asked to save and to stop; Ctrl-C again leaves it to itself\n")
+                write(f"asking job {job} to save and stop; press Ctrl-C again to stop watching it\n")
                 asked = True
     return _code(client.get_job_info(job), stop.signal_name)
 

@@ -1,7 +1,7 @@
-"""One worker of a run on Ray: what it does beside training, and how it and whoever launched it hear of each other.
+"""One worker of a run on Ray: its work besides training, and how it communicates with the launcher.
 
-Ray Train has the training in a thread that no signal reaches. So a wish to stop comes in words: from the launcher over the
-line, or from Ray, when a node is to be taken away.
+Ray Train runs training in a thread that no signal reaches. So requests to stop arrive as messages: from the launcher through
+the link, or from Ray when a node will be taken away.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 from flatout.base.errors import FlatoutError, PeerLost, RunBusy, Stopped, StoreError
 from flatout.base.events import Event, Observer
 
-Work = Callable[[tuple[Observer, ...], bool], Path]  # observers, and whether it was begun before, to the run's folder
+Work = Callable[[tuple[Observer, ...], bool], Path]  # (observers, was it started before) -> the run's folder
 
 _MOST_WORDS = 120
 _LISTEN_S = 1.0
-_DRAIN_S = 2.0  # all workers ask together, as Ray wants it
+_DRAIN_S = 2.0  # all workers ask at the same time, as Ray requires
 
 
 class RayLink:
-    """An actor beside the launcher: events of the first worker one way, the wish to stop the other. It outlives any worker."""
+    """An actor next to the launcher: passes events of worker 0 one way and stop requests the other. It outlives workers."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
@@ -39,13 +39,13 @@ class RayLink:
         self._events.append(event)
 
     def say(self, words: str) -> None:
-        """Once, however often."""
+        """The same text is shown only once."""
         if words != self._said:
             self._said = words
             self._events.append(notice(words))
 
     def news(self) -> list[Event]:
-        """Since it was last asked."""
+        """Events since the last call."""
         events, self._events = self._events, []
         return events
 
@@ -59,7 +59,7 @@ class RayLink:
         return self._stop
 
     def end(self, words: str, code: int) -> None:
-        """For a reason that starting again would not change. The first one counts: the others follow from it."""
+        """Record an error that a restart would not fix. Only the first one counts: the others are consequences."""
         self._end = self._end or {"words": words, "code": code}
 
     def ended(self) -> dict[str, Any] | None:
@@ -71,10 +71,10 @@ def notice(line: str) -> Event:
 
 
 def train_in_worker(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What Ray Train calls on every worker; the first one's answer is that of the run."""
+    """Ray Train calls this on every worker; worker 0 returns the result of the run."""
     import ray
 
-    from flatout.world.watch.blame import from_exchange  # torch, which the line has no use for
+    from flatout.world.watch.blame import from_exchange  # imports torch, which RayLink does not need
 
     line, work = config["line"], config["work"]
     rank = ray.train.get_context().get_world_rank()
@@ -89,33 +89,33 @@ def train_in_worker(config: Mapping[str, Any]) -> dict[str, Any]:
             except Stopped as stopped:
                 if heard.drained:
                     saved = str(stopped).partition(";")[0]
-                    raise RuntimeError(f"a node is taken away ({saved})") from None  # Ray counts no failure, and starts anew
+                    raise RuntimeError(f"a node is taken away ({saved})") from None  # Ray restarts without counting a failure
                 said = {"signal": stopped.signal_name, "code": stopped.exit_code, "words": str(stopped)}
                 return {"stopped": said}
     except (RunBusy, PeerLost):
-        raise  # those who were lost may need a moment to die
+        raise  # lost workers may need a moment to end
     except FlatoutError as error:
         ray.get(line.end.remote(str(error), error.exit_code))
         raise RuntimeError(str(error)) from error
     except Exception as error:
         if from_exchange(error):
-            raise RuntimeError(f"lost touch with another worker ({str(error)[:_MOST_WORDS]})") from error
+            raise RuntimeError(f"lost contact with another worker ({str(error)[:_MOST_WORDS]})") from error
         if not ray.get(line.begun.remote()):
             words = "".join(traceback.format_exception(error))
-            ray.get(line.end.remote(f"worker {rank} on {_host()} could not begin:\n{words}", 1))
+            ray.get(line.end.remote(f"worker {rank} on {_host()} could not start:\n{words}", 1))
         raise
     return {"folder": str(folder)}
 
 
 def check_seen(place: Path) -> None:
-    """The launcher has made this folder among the runs: who does not find it looks at another disk."""
+    """The launcher created this folder: a worker that does not find it uses a different disk."""
     if not place.is_dir():
         raise StoreError(
-            f"the worker on {_host()} does not see {place.parent.parent}, where the run is kept: all nodes of the cluster need "
-            "to have one file system there (NFS, a shared volume). Choose a place that all of them see with --runs"
+            f"the worker on {_host()} can't see {place.parent.parent}, where the run is stored: all nodes of the cluster must "
+            "share a file system (NFS, a shared volume). Choose a folder that all of them can see with --runs"
         )
     if not os.access(place, os.W_OK):
-        raise StoreError(f"the worker on {_host()} may not write to {place.parent.parent}: choose another place with --runs")
+        raise StoreError(f"the worker on {_host()} can't write to {place.parent.parent}: choose another folder with --runs")
 
 
 def _host() -> str:
@@ -125,7 +125,7 @@ def _host() -> str:
 
 
 def _use_cores() -> None:
-    """All that the node has, shared by its workers: Ray sets one thread for each core that was asked for, and one was."""
+    """Share all cores of the node among its workers: Ray sets one thread per requested core, and one was requested."""
     import ray
     import torch
 
@@ -136,13 +136,13 @@ def _use_cores() -> None:
 
 
 class Listening:
-    """While a worker trains: asks it to stop when the launcher wants that, or when Ray takes one of the nodes away."""
+    """While a worker trains: asks it to stop if the launcher wants that or Ray takes a node away."""
 
     def __init__(self, line: Any, first: bool) -> None:
         self.drained = False
         self._line = line
         self._over = threading.Event()
-        loops = [self._hear_ray, *([self._hear_launcher] if first else [])]  # what one worker knows, all know a moment later
+        loops = [self._hear_ray, *([self._hear_launcher] if first else [])]  # one worker passes it on to all others
         self._threads = [threading.Thread(target=loop, name="flatout-listening", daemon=True) for loop in loops]
 
     def __enter__(self) -> Listening:
@@ -158,17 +158,17 @@ class Listening:
 
         from flatout.engine.signals import ask_to_stop
 
-        with suppress(ray.exceptions.RayError):  # the launcher is gone, and so will this worker be
+        with suppress(ray.exceptions.RayError):  # the launcher is gone, and this worker will end too
             while not self._over.wait(_LISTEN_S):
                 if (name := ray.get(self._line.stopping.remote())) is not None:
-                    ask_to_stop(name)  # again and again: the run may not have come to where it listens
+                    ask_to_stop(name)  # repeated, because the run may not listen yet
 
     def _hear_ray(self) -> None:
         import ray
 
         from flatout.engine.signals import ask_to_stop
 
-        with suppress(Exception):  # workers that are torn down leave this exchange one by one
+        with suppress(Exception):  # workers leave this exchange one by one when they are shut down
             while not self._over.wait(_DRAIN_S):
                 if self.drained or ray.train.get_preemption_info() is not None:
                     self.drained = True

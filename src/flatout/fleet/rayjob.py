@@ -1,7 +1,7 @@
-"""A KubeRay RayJob with a cluster of its own, and a Service under a name that is known beforehand.
+"""A KubeRay RayJob with its own cluster, and a Service with a fixed name.
 
-The head holds the cluster together and trains nothing, so it never asks for a spot node: with it everything would be lost.
-Workers come and go; Ray Train places the processes and starts them again from the last checkpoint.
+The head coordinates the cluster and does not train. It never runs on a spot node, because losing it would lose everything.
+Workers come and go; Ray Train places the processes and restarts them from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ API = "ray.io/v1"
 DASHBOARD = 8265
 _PORTS = {"gcs-server": 6379, "dashboard": DASHBOARD, "client": 10001}
 _HEAD = {"cpu": "2", "memory": "8Gi"}
-_IDLE_S = 300  # a worker that stands idle between two attempts is not given back at once
+_IDLE_S = 300  # an idle worker between two attempts is not released at once
 
 
 def ray_job(job: ClusterJob) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def ray_job(job: ClusterJob) -> dict[str, Any]:
         "spec": {
             "entrypoint": shlex.join(run_command(job, "--on", "ray", "--workers", str(job.workers))),
             "submissionMode": "K8sJobMode",
-            "backoffLimit": job.restarts,  # each with a new cluster; the same command goes on where the last one was
+            "backoffLimit": job.restarts,  # each attempt has a new cluster; the same command resumes
             "shutdownAfterJobFinishes": True,
             "ttlSecondsAfterFinished": 600,
             "rayClusterSpec": {**_autoscaling(job), "headGroupSpec": _head(job), "workerGroupSpecs": [_workers(job)]},
@@ -36,7 +36,7 @@ def ray_job(job: ClusterJob) -> dict[str, Any]:
 
 
 def dashboard_service(job: ClusterJob) -> dict[str, Any]:
-    """The cluster's own one is named anew with every attempt."""
+    """KubeRay renames the cluster's own service with every attempt."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -50,7 +50,7 @@ def dashboard_service(job: ClusterJob) -> dict[str, Any]:
 
 
 def _autoscaling(job: ClusterJob) -> dict[str, Any]:
-    """Only for a range: with a fixed number the operator itself replaces what is lost."""
+    """Only for a range: with a fixed number the operator replaces lost workers."""
     if not job.nodes.varies:
         return {}
     options = {"version": "v2", "upscalingMode": "Default", "idleTimeoutSeconds": _IDLE_S}

@@ -1,4 +1,4 @@
-"""What a save of a recipe will take, before there is a run that has measured one."""
+"""Predict how long saving takes, before a run has measured it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from flatout.base.errors import FlatoutError
 from flatout.base.units import show_bytes, show_count
 from flatout.recipe.schema import Recipe
 
-WRITES_BYTES_PER_S = 200e6  # one writer on a shared network volume, of the slower kind
-_OWN_SECONDS = 1.0  # names, checksums and the renaming, whatever the size
-_COPIES = {"sgd": 1, "adam": 2, "adamw": 2}  # of each trained weight that an optimizer keeps
+WRITES_BYTES_PER_S = 200e6  # one writer on a slow shared network volume
+_OWN_SECONDS = 1.0  # names, checksums and renaming, independent of the size
+_COPIES = {"sgd": 1, "adam": 2, "adamw": 2}  # values that an optimizer keeps per trained weight
 
 
 @dataclass(frozen=True)
@@ -21,18 +21,18 @@ class SaveTime:
 
 
 def predict_save(recipe: Recipe, cache: Path | None = None) -> SaveTime:
-    """From the sizes of the model's weights and of what its optimizer keeps; no weight is made for it."""
+    """From the sizes of weights and optimizer state; no weights are allocated."""
     try:
         parameters, size = state_size(recipe, cache)
     except FlatoutError as error:
-        return SaveTime(None, f"not known: {str(error).splitlines()[0]}")
+        return SaveTime(None, f"unknown: {str(error).splitlines()[0]}")
     seconds = _OWN_SECONDS + size / WRITES_BYTES_PER_S
     rate = f"{show_bytes(WRITES_BYTES_PER_S)}/s"
     return SaveTime(seconds, f"{show_count(parameters)} parameters and their optimizer, {show_bytes(size)} at {rate}")
 
 
 def state_size(recipe: Recipe, cache: Path | None = None) -> tuple[int, int]:
-    """Parameters, and the bytes of a checkpoint; the data is read, since it says how large a model's ends are."""
+    """Number of parameters, and bytes of a checkpoint. Reads the data, which sets the sizes of the first and last layer."""
     from flatout.models.dataless import WeightsBudget
     from flatout.recipe.build import build_job
 

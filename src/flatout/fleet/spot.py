@@ -1,4 +1,4 @@
-"""Spot nodes of three clouds: how a pod asks for one, and how long before its end a node is told."""
+"""Spot nodes of three clouds: how a pod requests one, and how much notice it gets before the node is reclaimed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Cloud:
     name: str
     words: str
     node_labels: Mapping[str, str]
-    taint: tuple[str, str] | None  # key and value; None: its nodes carry none unless their owner says so
-    notice_s: float  # between the first SIGTERM in a pod and the end of its node, as far as the cloud promises any
+    taint: tuple[str, str] | None  # key and value; None: the cloud sets none by default
+    notice_s: float  # from the first SIGTERM in a pod to the end of its node, as promised by the cloud
     notice_why: str
 
     def tolerations(self) -> list[dict[str, Any]]:
@@ -32,16 +32,16 @@ CLOUDS = {
         {"cloud.google.com/gke-spot": "true"},
         ("cloud.google.com/gke-spot", "true"),
         15.0,
-        "a node is told 30 s ahead, and the kubelet keeps 15 s of them for system pods",
+        "a node gets 30 s notice, of which the kubelet reserves 15 s for system pods",
     ),
-    # no karpenter.sh/do-not-disrupt: with it a pod is not drained at the notice either, and ends with its node, unasked
+    # without karpenter.sh/do-not-disrupt: it would also prevent draining at the notice, so pods would end without a signal
     "eks": Cloud(
         "eks",
         "spot node of Karpenter on Amazon EKS",
         {"karpenter.sh/capacity-type": "spot"},
         None,
         120.0,
-        "a node is told 2 min ahead; Karpenter drains it then, if its interruption queue is set up",
+        "a node gets 2 min notice; Karpenter then drains it if its interruption queue is set up",
     ),
     "aks": Cloud(
         "aks",
@@ -49,7 +49,7 @@ CLOUDS = {
         {"kubernetes.azure.com/scalesetpriority": "spot"},
         ("kubernetes.azure.com/scalesetpriority", "spot"),
         30.0,
-        "a node is told 30 s ahead",
+        "a node gets 30 s notice",
     ),
 }  # fmt: skip
 _OTHER_NAMES = {
@@ -62,4 +62,4 @@ def pick_cloud(name: str) -> Cloud:
         return CLOUDS[name]
     meant = _OTHER_NAMES.get(name.lower())
     hint = f"did you mean {meant!r}?" if meant else did_you_mean(name.lower(), CLOUDS)
-    raise UsageError(f"--spot: no cloud {name!r}; {hint}")
+    raise UsageError(f"--spot: unknown cloud {name!r}; {hint}")

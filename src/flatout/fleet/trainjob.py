@@ -1,8 +1,8 @@
-"""A Kubeflow TrainJob (Trainer v2) and the runtime that it stands on.
+"""A Kubeflow TrainJob (Trainer v2) with its own runtime.
 
-The runtime is the job's own: how a lost pod is dealt with can be said there and nowhere else. A pod leaves with 143 when its
-run was asked to stop and has saved, and Kubernetes marks a pod that it takes away as a DisruptionTarget. Either fails the Job
-with the reason PodFailurePolicy, upon which all pods are made anew without counting it; anything else is counted.
+Each job has its own runtime because only there the handling of lost pods can be set. A pod exits with 143 if its run was asked
+to stop and has saved, and Kubernetes marks a pod that it evicts as a DisruptionTarget. Both fail the Job with the reason
+PodFailurePolicy, which recreates all pods without counting a failure; any other failure is counted.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from flatout.fleet.node import SAVED_AND_LEFT
 from flatout.fleet.pods import meta, mounts, placement, pod_meta, queue_labels, resources, run_command, volumes
 
 API = "trainer.kubeflow.org/v1alpha1"
-_NODE = "node"  # the job and the container into which the controller writes PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, ...
-_TO_LEAVE_S = 5  # for the launcher itself, behind its processes
+_NODE = "node"  # the job and container in which the controller sets PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, ...
+_TO_LEAVE_S = 5  # for the launcher to exit after its processes
 
 
 def training_runtime(job: ClusterJob) -> dict[str, Any]:
@@ -86,9 +86,12 @@ def _pod(job: ClusterJob) -> dict[str, Any]:
     container = {
         "name": _NODE,
         "image": job.image,
-        # torchrun kills its processes 30 s after a SIGTERM unless it is told how long a save may take
+        # torchrun kills its processes 30 s after a SIGTERM unless told how long a save may take
         "env": [{"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(waits)}],
         "volumeMounts": [*mounts(job), {"name": "shared-memory", "mountPath": "/dev/shm"}],
     }
-    shared = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}  # a container has 64 MB, too little for NCCL
+    shared = {
+        "name": "shared-memory",
+        "emptyDir": {"medium": "Memory"},
+    }  # the default of 64 MB is too little for NCCL
     return {"restartPolicy": "Never", **placement(job), "containers": [container], "volumes": [*volumes(job), shared]}
