@@ -1,6 +1,6 @@
 """Your own model: any torch.nn.Module. `flatout run examples/own_model.py` trains this one on the built-in digits.
 
-The name `recipe` is what flatout looks for: a Recipe, or a function that returns one.
+flatout looks for the name `recipe`: a Recipe, or a function that returns one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import flatout as fo
 
 
 class Residual(nn.Module):
-    """x plus a small change to it: deep stacks of these still train."""
+    """Adds a small change to x, so that deep stacks still train."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Residual(nn.Module):
 
 
 class MyNet(nn.Module):
-    """Called without arguments by flatout, so everything has a default."""
+    """flatout calls it without arguments, so all of them have defaults."""
 
     def __init__(self, width: int = 64, depth: int = 3) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-# Sourced by the other scripts: makes .venv and installs what is named, quickly when nothing changed.
-#   setup dev bench     the package (editable) with those extras, at the versions of constraints.txt
-# A virtual environment that is already active (or FLATOUT_PYTHON) is not used: what CI runs is what everybody runs.
+# Sourced by the other scripts: creates .venv and installs the named extras; fast if nothing changed.
+#   setup dev bench     the package (editable) with these extras, at the versions in constraints.txt
+# An active virtual environment (or FLATOUT_PYTHON) is ignored, so that everybody runs the same as CI.
 setup() {
     local extras stamp wanted
     extras=$(IFS=,; echo "$*")
