@@ -196,8 +196,8 @@ def test_a_head_that_is_any_linear_layer_will_do() -> None:
     [
         (Whole(), "next_token", "chunked", r"Whole lacks a method hidden\(\.\.\.\).*--off loss_head"),
         (Whole(), "next_token", "joined", r"loss_head=joined: Whole lacks a method hidden\(\.\.\.\).*--off loss_head"),
-        (nn.Linear(2, 2), "classify", "chunked", "is for next_token, and the objective is classify: --off loss_head"),
-        (small_gpt(), "next_token", "fused", "needs a CUDA device and Triton, and the run is on cpu: --off loss_head"),
+        (nn.Linear(2, 2), "classify", "chunked", "needs objective next_token, this is classify: --off loss_head"),
+        (small_gpt(), "next_token", "fused", "needs a CUDA device and Triton, but the run is on cpu: --off loss_head"),
     ],
 )
 def test_a_form_that_can_not_be_is_refused(model: nn.Module, objective: str, kind: str, words: str) -> None:
@@ -220,7 +220,7 @@ def test_a_formula_of_the_users_own_stays() -> None:
 
     model = small_gpt()
     assert Doubled().with_loss_head("plain", model, CPU)(model, batch())[0] == 2 * NextToken()(model, batch())[0]
-    with pytest.raises(UsageError, match="loss_head=chunked: Doubled computes its loss in its own way"):
+    with pytest.raises(UsageError, match="loss_head=chunked: Doubled computes its own loss"):
         Doubled().with_loss_head("chunked", model, CPU)
 
 

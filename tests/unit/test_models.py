@@ -134,7 +134,7 @@ def test_gpt_starts_with_the_deviations_of_gpt2() -> None:
 def test_gpt_takes_shorter_text_and_refuses_longer() -> None:
     model = small_gpt()
     assert model(tokens(length=5)).shape[:2] == (4, 5)
-    with pytest.raises(ModelError, match="window of 16 tokens and got 17"):
+    with pytest.raises(ModelError, match="window of 16 tokens but got 17"):
         model(tokens(length=17))
 
 
@@ -226,7 +226,7 @@ def test_an_imported_name_gets_its_options_and_the_shapes_it_asks_for() -> None:
         ({"mlp": {"activation": "rely"}}, UsageError, "did you mean 'relu'"),
         ("nowhere.at_all:Net", UsageError, "can't import 'nowhere.at_all'"),
         ("gpt", ModelError, "needs vocabulary, window.*text"),
-        (lambda: 3, ModelError, "must give a torch.nn.Module, got int"),
+        (lambda: 3, ModelError, "must return a torch.nn.Module, got int"),
         (nn.Linear, ModelError, r"needs in_features, out_features: pass lambda: Linear\(\.\.\.\)"),
         (lambda: nn.Linear(-1, 2), ModelError, "can't be built: RuntimeError"),
         ({"mlp": {"hidden": [0.5]}}, UsageError, r"hidden: expected a list of whole numbers or a whole number, got \[0.5\]"),

@@ -52,8 +52,8 @@ def test_every_mismatch_is_listed_at_once_with_the_remedy(tmp_path: Path) -> Non
     with pytest.raises(ModelError) as caught:
         load_weights(model, file)
     words = str(caught.value)
-    assert "the model has, the file has not: body.0.bias" in words
-    assert "the file has, the model has not: extra.weight" in words
+    assert "in the model but not in the file: body.0.bias" in words
+    assert "in the file but not in the model: extra.weight" in words
     assert "head.bias (model (2,), file (5,)), head.weight (model (2, 4), file (5, 4))" in words
     assert "skip: ['body.0.bias', 'extra.weight', 'head.bias', 'head.weight']" in words
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items()), "nothing may be half loaded"
@@ -103,7 +103,7 @@ def test_freeze_by_glob() -> None:
 @pytest.mark.parametrize(
     ("patterns", "words"),
     [
-        (["token.weight"], "freeze: no parameter is called 'token.weight'; did you mean 'tokens.weight'"),
+        (["token.weight"], "freeze: no parameter matches 'token.weight'; did you mean 'tokens.weight'"),
         (["backbone"], r"known: blocks\.\*, norm\.\*, positions\.\*, tokens\.\*"),
         (["*"], "leaves no parameter to train"),
     ],
@@ -124,9 +124,9 @@ def test_rates_name_every_parameter_and_the_last_pattern_wins() -> None:
         "head.bias": 1.0,
     }
     assert set(rates(model, {}).values()) == {1.0}
-    with pytest.raises(ModelError, match=r"rates: no parameter is called 'heads\.weight'; did you mean 'head\.weight'"):
+    with pytest.raises(ModelError, match=r"rates: no parameter matches 'heads\.weight'; did you mean 'head\.weight'"):
         rates(model, {"heads.weight": 2.0})
-    with pytest.raises(ModelError, match="more than 0, got 0; to hold it still, freeze it"):
+    with pytest.raises(ModelError, match="greater than 0, got 0; or freeze it"):
         rates(model, {"head.*": 0})
 
 

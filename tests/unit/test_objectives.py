@@ -156,10 +156,10 @@ def test_classify_works_pixel_by_pixel() -> None:
             torch.zeros(4, 7),
             INTEGERS,
             10,
-            "data has 10 classes and the model gives 7 columns: make its last layer 10",
+            "data has 10 classes but the model returns 7 columns: make its last layer 10",
         ),
-        ("classify", torch.zeros(4, 2), INTEGERS, None, "labels run from 0 to 2 and the model gives 2 columns.*3 wide"),
-        ("classify", torch.zeros(4, 3), INTEGERS - 1, None, "labels run from -1 to 1.*number the classes from 0"),
+        ("classify", torch.zeros(4, 2), INTEGERS, None, "labels are 0 to 2, but the model returns 2 columns.*3 wide"),
+        ("classify", torch.zeros(4, 3), INTEGERS - 1, None, "labels are -1 to 1.*number the classes from 0"),
         ("classify", torch.zeros(4, 3), REALS, None, "integer labels in 'y', got torch.float32: use objective: regress"),
         ("classify", torch.zeros(4), INTEGERS, None, r"shape \[rows, classes\] for labels \[4\], got \[4\]"),
         ("classify", torch.zeros(5, 3), INTEGERS, None, r"for labels \[4\], got \[5, 3\]"),
@@ -168,7 +168,7 @@ def test_classify_works_pixel_by_pixel() -> None:
             torch.zeros(4, 3),
             INTEGERS[:, None],
             None,
-            r"for labels \[4, 1\], got \[4, 3\].*one integer for each row",
+            r"for labels \[4, 1\], got \[4, 3\].*one integer per row",
         ),
         (
             "classify",
@@ -183,10 +183,10 @@ def test_classify_works_pixel_by_pixel() -> None:
             torch.zeros(4, 2),
             INTEGERS % 2,
             None,
-            r"one logit a row.*got \[4, 2\]: make the last layer 1 wide.*classify",
+            r"one logit per row.*got \[4, 2\]: make the last layer 1 wide.*classify",
         ),
-        ("binary", torch.zeros(4), INTEGERS, None, "0 and 1 in 'y', got 2: use objective: classify"),
-        ("binary", torch.zeros(4, 2), torch.ones(4, 2), None, r"one 0 or 1 a row in 'y', got \[4, 2\].*multilabel"),
+        ("binary", torch.zeros(4), INTEGERS, None, "0 and 1 in 'y', got 2: .*objective: classify"),
+        ("binary", torch.zeros(4, 2), torch.ones(4, 2), None, r"one 0 or 1 per row in 'y', got \[4, 2\].*multilabel"),
         ("multilabel", torch.zeros(4, 3), torch.ones(4, 2), None, r"for each label, \[4, 2\], got \[4, 3\].*2 wide"),
         ("multilabel", torch.zeros(4, 3), INTEGERS, None, r"\[rows, labels\], got \[4\]: use classify"),
         ("multilabel", torch.zeros(4, 2), torch.full((4, 2), 0.5), None, "0 and 1 in 'y', got 0.5"),
@@ -197,16 +197,16 @@ def test_classify_works_pixel_by_pixel() -> None:
             torch.zeros(2, 3, 50),
             torch.ones(2, 3).long(),
             65,
-            "65 tokens and the model gives 50 logits.*vocabulary: 65",
+            "65 tokens, the model returns 50 logits.*vocabulary: 65",
         ),
         (
             "next_token",
             torch.zeros(2, 3, 50),
             torch.full((2, 3), 64),
             None,
-            "run from 64 to 64 and the model gives 50.*vocabulary: 65",
+            "are 64 to 64, but the model returns 50.*vocabulary: 65",
         ),
-        ("next_token", torch.zeros(2, 3, 50), torch.full((2, 3), -1), None, "run from -1 to -1.*pass over with -100"),
+        ("next_token", torch.zeros(2, 3, 50), torch.full((2, 3), -1), None, "are -1 to -1.*ignore with -100"),
         (
             "next_token",
             torch.zeros(2, 50),
@@ -227,7 +227,7 @@ def test_what_does_not_fit_is_said(written: str, output: Any, target: Tensor, ou
 def test_what_fits_passes_and_missing_targets_are_said(name: str) -> None:
     objective, (model, batch) = build(name), parts_for(name)
     objective.check(objective.forward(model, batch), batch)
-    with pytest.raises(DataError, match=f"{name} needs targets in a column 'y'; the data has x"):
+    with pytest.raises(DataError, match=f"{name} needs targets in a column 'y'; the data has only x"):
         objective.check(model(batch["x"]), {"x": batch["x"]})
 
 
@@ -253,7 +253,7 @@ def test_the_width_of_the_last_layer() -> None:
     assert build("regress").outputs_for(target_shape=(3,)) == 3
     assert build("next_token").outputs_for(vocabulary=65) == 65
     assert build(pinball).outputs_for(classes=4) == 4
-    for name, words in (("classify", "no classes"), ("multilabel", "one number a row"), ("next_token", "vocabulary")):
+    for name, words in (("classify", "no classes"), ("multilabel", "one number per row"), ("next_token", "vocabulary")):
         with pytest.raises(DataError, match=words):
             build(name).outputs_for()
 
@@ -303,10 +303,10 @@ def test_logits_are_taken_from_what_transformers_return(wrap: Callable[[Tensor],
 
 
 def test_wrong_inputs_are_said() -> None:
-    with pytest.raises(DataError, match="column 'imgae', which the data has not; did you mean 'image'"):
+    with pytest.raises(DataError, match="column 'imgae' that the data does not have; did you mean 'image'"):
         build("classify", "imgae").forward(nn.Identity(), {"image": REALS, "y": INTEGERS})
     for written in (3, [], [1], {}, {"a": 1}, ""):
-        with pytest.raises(UsageError, match=r"inputs are a column 'x'"):
+        with pytest.raises(UsageError, match=r"inputs must be a column 'x'"):
             Inputs.parse(written)
 
 
@@ -318,9 +318,9 @@ def test_wrong_inputs_are_said() -> None:
     [
         ("clasify", "unknown objective 'clasify'; did you mean 'classify'"),
         ({"classify": {"smoothing": 0.1}}, "no option 'smoothing'; did you mean 'label_smoothing'"),
-        ({"classify": {"label_smoothing": 1.5}}, "label_smoothing is a share from 0 to below 1, got 1.5"),
+        ({"classify": {"label_smoothing": 1.5}}, "label_smoothing must be .* below 1, got 1.5"),
         ({"regress": "mean"}, "unknown regress error 'mean'"),
-        ({"regress": {"spread": 0}}, "spread is more than 0, got 0"),
+        ({"regress": {"spread": 0}}, "spread must be greater than 0, got 0"),
         ({"regress": {"centre": "abc"}}, "centre: expected a number, got 'abc'"),
         (f"{__name__}:REALS", "must be a function .* got Tensor"),
         (f"{__name__}:nothing", "has no 'nothing'"),
@@ -355,7 +355,7 @@ def test_a_custom_objective_trains_and_reports_its_loss() -> None:
         ((1.5, 3), "one real number, got float"),
         ((torch.tensor(1.0), "3"), "weight must be a number.*got str"),
         ((torch.tensor(1.0), torch.ones(3)), r"weight must be a number.*got a tensor \[3\]"),
-        ((torch.tensor(1.0), 0), "weight must be more than 0, got 0"),
+        ((torch.tensor(1.0), 0), "weight must be greater than 0, got 0"),
     ],
 )
 def test_what_a_custom_objective_may_not_return(returned: object, words: str) -> None:

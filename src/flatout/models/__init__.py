@@ -1,1 +1,1 @@
-"""Models that come with flatout, and how any other model is built, described, loaded and frozen."""
+"""flatout's built-in models, and how any other model is built, described, loaded and frozen."""

@@ -1,4 +1,4 @@
-"""The repeated blocks of a model, such as the layers of a transformer, and which of them are alike."""
+"""The repeated blocks of a model, such as the layers of a transformer, and which of them are equal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The largest list of like modules; failing that the parts of the largest list; else the model is one block."""
+    """The largest list of equal modules, else the parts of the largest list, else the whole model as one block."""
     best: list[nn.Module] = []
     for module in model.modules():
         if isinstance(module, nn.ModuleList | nn.Sequential):
@@ -25,7 +25,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def form_of_value(value: Any, *, numbers: bool = True) -> object:
-    """Equal for values that a block does the same work with. `numbers` that differ count as a difference."""
+    """Equal for values with which a block does the same work. With `numbers`, different numbers count as different."""
     match value:
         case Tensor():
             kind = type(value).__name__, value.dtype, str(value.device), value.requires_grad
@@ -46,16 +46,16 @@ def form_of_value(value: Any, *, numbers: bool = True) -> object:
 
 
 def form_of(block: nn.Module, *, numbers: bool = True) -> object:
-    """Equal for blocks that do the same work: modules of the same types with equal attributes and tensors of equal shapes.
+    """Equal for blocks that do the same work: the same module types, with equal attributes and equal tensor shapes.
 
-    An attribute that can't be compared is equal to itself alone. Without `numbers` blocks are equal that differ in these, such
-    as the index of a layer or a rate of dropout: whether they do the same work, nobody can tell from that.
+    An attribute that can't be compared equals only itself. Without `numbers`, blocks that differ only in numbers, such as a
+    layer index or a dropout rate, are equal, although they may do different work.
     """
     return tuple((name, type(module), _attributes(module, numbers)) for name, module in block.named_modules())
 
 
 def differing_numbers(block: nn.Module, others: Sequence[nn.Module]) -> dict[str, set[str]]:
-    """By the names of its modules: attributes of `block` that are others in a block which is equal but for its numbers."""
+    """By module name: number attributes of `block` that differ in one of the other blocks."""
     found: dict[str, set[str]] = {}
     for other in others:
         for (name, module), (_, alike) in zip(block.named_modules(), other.named_modules(), strict=True):

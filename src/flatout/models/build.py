@@ -1,4 +1,4 @@
-"""From what a recipe asks for to an nn.Module: a built-in name, `package.module:Name`, a callable, or a module as it is."""
+"""Build an nn.Module from a recipe's model: a built-in name, `package.module:Name`, a callable, or a module."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {"mlp": mlp, "convnet": convn
 
 
 def build(model: Model, shapes: Shapes, seed: int, budget: WeightsBudget | None = None) -> nn.Module:
-    """The same seed gives the same weights; the caller's random numbers and the caller's module are left as they were.
+    """The same seed gives the same weights. The caller's random state and the caller's module are not changed.
 
-    `budget`: to look at the model and not to train it. What is too large for it gets tensors without data.
+    `budget`: for a model that is only inspected, not trained. Tensors beyond the budget have no data.
     """
     make = functools.partial(_copied, model, budget) if isinstance(model, nn.Module) else _maker(model, shapes)
     try:
@@ -50,13 +50,13 @@ def build(model: Model, shapes: Shapes, seed: int, budget: WeightsBudget | None 
         if budget is not None and budget.spent and isinstance(error, LOOKS_AT_NUMBERS):
             raise ModelError(
                 f"the model {describe(model)} has more than {show_bytes(budget.limit_bytes)} of weights, so it is explained "
-                f"without their numbers, and its constructor needs them: {type(error).__name__}: {_first_line(error)}"
-                f"{_own_line(error)}. Let its constructor compute with the numbers of small tensors only"
+                f"without their values, but its constructor uses them: {type(error).__name__}: {_first_line(error)}"
+                f"{_own_line(error)}. Let its constructor compute only with the values of small tensors"
             ) from error
-        how = " without data, since it is large" if budget is not None and budget.spent else ""
+        how = " without data (it is large)" if budget is not None and budget.spent else ""
         raise ModelError(f"the model {describe(model)} can't be built{how}: {type(error).__name__}: {error}") from error
     if not isinstance(built, nn.Module):
-        raise ModelError(f"the model {describe(model)} must give a torch.nn.Module, got {type(built).__name__}")
+        raise ModelError(f"the model {describe(model)} must return a torch.nn.Module, got {type(built).__name__}")
     return adapted(built)
 
 
@@ -71,7 +71,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _own_line(error: Exception) -> str:
-    """Where in the user's code; nothing if it was never there."""
+    """The last line of user code in the traceback; "" if there is none."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_of_a_library(frame.filename)]
     return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
@@ -81,14 +81,14 @@ def _is_of_a_library(file: str) -> bool:
 
 
 def describe(model: Model) -> Any:
-    """What JSON and people are shown: the written form of a spec, else where the code is."""
+    """For JSON and people: the spec as written, or the location of the code."""
     if isinstance(model, nn.Module):
         return {_path(type(model)): {"parameters": parameter_count(model)}}
     return _path(model) if _is_maker(model) else Spec.parse(model).written()
 
 
 def source_hash(model: Model, *, weights: bool = True) -> str:
-    """Changes when the model does: its name and options, the user's own code behind it, and the weights of an instance."""
+    """Changes when the model changes: its name and options, the user's code behind it, or the weights of an instance."""
     digest = hashlib.sha256(json.dumps(describe(model), sort_keys=True, default=lasting_text).encode())
     for code in _code_of(model):
         digest.update(source_text(code).encode())
@@ -101,7 +101,7 @@ def source_hash(model: Model, *, weights: bool = True) -> str:
 
 
 def code_text(model: Model) -> str:
-    """The user's own code behind it, and the values that it uses."""
+    """The user's code behind the model, with the values it uses."""
     return "\n".join(source_text(code, values=True) for code in _code_of(model))
 
 
@@ -119,7 +119,7 @@ def _maker(model: Model, shapes: Shapes) -> Callable[[], Any]:
         required = _required(model)
         if required:
             raise ModelError(
-                f"the model {_path(model)} is called without arguments and needs {', '.join(required)}: "
+                f"the model {_path(model)} is called without arguments but needs {', '.join(required)}: "
                 f"pass lambda: {_path(model).rpartition(':')[2]}(...)"
             )
         return model
@@ -127,7 +127,7 @@ def _maker(model: Model, shapes: Shapes) -> Callable[[], Any]:
     maker = import_named(spec.name, "model") if ":" in spec.name else pick(BUILDERS, spec.name, "model")
     if not callable(maker):
         raise ModelError(
-            f"the model {spec.name!r} must be a class or function that makes a torch.nn.Module, got {type(maker).__name__}"
+            f"the model {spec.name!r} must be a class or function that returns a torch.nn.Module, got {type(maker).__name__}"
         )
     if ":" not in spec.name:
         spec = spec.fitted_to(maker)
@@ -138,8 +138,8 @@ def _maker(model: Model, shapes: Shapes) -> Callable[[], Any]:
     if spec.value is None and missing:
         options = ", ".join(f"{name}: ..." for name in missing)
         raise ModelError(
-            f"the model {spec.name!r} needs {', '.join(missing)}, which this data does not say (it gives {', '.join(known)}): "
-            f"write {{{spec.name}: {{{options}}}}}, or use data that fits, such as text for gpt"
+            f"the model {spec.name!r} needs {', '.join(missing)}, which this data does not give (it has {', '.join(known)}): "
+            f"write {{{spec.name}: {{{options}}}}}, or use matching data, such as text for gpt"
         )
     return functools.partial(spec.call, maker, **given)
 
@@ -164,7 +164,7 @@ def _path(thing: Any) -> str:
 def _seeded(seed: int) -> Iterator[None]:
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices):
-        # torch.manual_seed would also leave a seed behind for a CUDA that has not started yet
+        # torch.manual_seed would also set a seed for a CUDA device that has not started yet
         torch.default_generator.manual_seed(seed)
         if devices:
             torch.cuda.manual_seed_all(seed)

@@ -14,15 +14,15 @@ class ConvNet(nn.Module):
         super().__init__()
         if len(input_shape) not in (2, 3):
             raise ModelError(
-                f"convnet takes images, (height, width) or (channels, height, width) a row; got {tuple(input_shape)}: "
-                "use mlp for other rows"
+                f"convnet needs images, (height, width) or (channels, height, width) per row; got {tuple(input_shape)}: "
+                "use mlp for other data"
             )
         depth, height, width = input_shape if len(input_shape) == 3 else (1, *input_shape)
         layers: list[nn.Module] = []
         for deeper in channels:
             layers += [nn.Conv2d(depth, deeper, kernel_size=3, padding=1), nn.ReLU()]
             depth = deeper
-            if min(height, width) >= 2:  # a tiny image runs out of pixels before it runs out of layers
+            if min(height, width) >= 2:  # a tiny image can't be pooled as often as there are layers
                 layers.append(nn.MaxPool2d(2))
                 height, width = height // 2, width // 2
         self.features = nn.Sequential(*layers)

@@ -1,8 +1,8 @@
-"""Models that are larger than memory: their tensors know shape, format and device, and from a limit on have no data.
+"""Models larger than memory: beyond a limit their tensors have shape, dtype and device but no data.
 
-For whoever looks at a model and does not train it: `explain` counts the work of 70 billion weights on a laptop. Tensors are
-real until `limit_bytes` of them are held. Later ones are torch's fake tensors, except for small ones: constructors compute
-with those (`torch.linspace(0, rate, depth).tolist()`).
+Used to inspect a model without training it: `explain` counts the work of 70 billion weights on a laptop. Tensors are real until
+they take `limit_bytes`. Later ones are torch's fake tensors, except small ones, because constructors compute with those
+(`torch.linspace(0, rate, depth).tolist()`).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-LIMIT_BYTES = 256 * 2**20  # 67 M weights, drawn in about a second: a smaller model is built as a run builds it
+LIMIT_BYTES = 256 * 2**20  # 67 M weights, initialised in about a second; smaller models are built as in a run
 _SMALL_BYTES = 64 * 2**10
-_SMALL_LIMIT_BYTES = 256 * 2**20  # of small ones that are real although the limit was reached
+_SMALL_LIMIT_BYTES = 256 * 2**20  # for small tensors that are real beyond the limit
 _TAGS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
-# what a model raises that computes with numbers which are not there
+# errors of a model that computes with values that do not exist
 LOOKS_AT_NUMBERS = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -48,7 +48,7 @@ LOOKS_AT_NUMBERS = (
 
 
 class WeightsBudget:
-    """How many bytes of real tensors may be held. Once there was no room for one, only small ones still get any."""
+    """How many bytes of real tensors may be allocated. After the first tensor that does not fit, only small ones are real."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -82,34 +82,34 @@ class WeightsBudget:
 
 @contextmanager
 def sparing(budget: WeightsBudget) -> Iterator[None]:
-    """Every tensor that is made within counts against the budget, whoever makes it."""
+    """Every tensor created inside counts against the budget."""
     with _registered(budget), _initialised(), _Copying(), _Sparing(budget):
         yield
 
 
 @contextmanager
 def sparing_weights(budget: WeightsBudget) -> Iterator[None]:
-    """Only the parameters and buffers of modules count: whatever else is made within, such as data, stays real."""
+    """Only parameters and buffers of modules count; other tensors created inside, such as data, stay real."""
     with _registered(budget), _initialised(), _Copying():
         yield
 
 
 def is_dataless(model: nn.Module) -> bool:
-    """Whether some of it has no data: then it can be counted and traced, not run."""
+    """Whether some tensors have no data: the model can be counted and traced but not run."""
     return _mode_of(model) is not None
 
 
 def fake_copy(model: nn.Module) -> tuple[nn.Module, FakeTensorMode]:
-    """A copy without data, which shares nothing with a model that has some; and the mode in which it can be called."""
+    """A copy without data that shares nothing with the model, and the mode in which it can be called."""
     fake = _mode_of(model) or FakeTensorMode(allow_non_fake_inputs=True)
-    # FakeCopyMode can't copy what has no data already: it is handed on as it is
+    # FakeCopyMode can't copy a tensor without data: it is used directly
     have_none = {id(one): one for one in _tensors(model) if isinstance(one, FakeTensor)}
     with FakeCopyMode(fake):
         return copy.deepcopy(model, memo=dict(have_none)), fake
 
 
 def stand_in(tree: Any) -> Any:
-    """With numbers (all of them 1) in place of tensors that have none, in the memory of one number."""
+    """Replace tensors without data by tensors of ones that take the memory of one number."""
     return tree_map_only(FakeTensor, lambda one: torch.ones((), dtype=one.dtype).expand(one.shape), tree)
 
 
@@ -129,14 +129,14 @@ class _Sparing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if any(isinstance(one, FakeTensor) for one in given):
             if _writes_numbers_only(func, args):
-                return args[0]  # initialising what has no data takes no time
+                return args[0]  # initialising a tensor without data takes no time
             return func(*args, **kwargs)
         if func.is_view or func._schema.is_mutable or _TAGS & {*func.tags}:
-            return func(*args, **kwargs)  # makes nothing, or nothing large
+            return func(*args, **kwargs)  # creates nothing, or nothing large
         try:
             with self._budget.fake:
                 without = func(*args, **kwargs)
-        except Exception:  # no operator of torch's own; of the user's, it can't be known what it makes
+        except Exception:  # not a torch operator: the size of its result is unknown
             return func(*args, **kwargs)
         size_bytes = sum(_bytes(leaf) for leaf in tree_leaves(without))
         if not self._budget.has_room(size_bytes):
@@ -149,7 +149,7 @@ class _Sparing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Copying(TorchFunctionMode):  # type: ignore[no-untyped-call]
-    """Modules that are made as copies of one, as nn.TransformerEncoder makes its layers."""
+    """Modules created by copying one, as nn.TransformerEncoder creates its layers."""
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -164,7 +164,7 @@ class _Copying(TorchFunctionMode):  # type: ignore[no-untyped-call]
 
 
 def _writes_numbers_only(func: Any, args: tuple[Any, ...]) -> bool:
-    """In place, into its first argument, which keeps its shape."""
+    """In-place operators that write to their first argument and keep its shape."""
     name = func._schema.name
     in_place = name.endswith("_") and not name.endswith("__") and func._schema.is_mutable
     return bool(in_place and torch.Tag.inplace_view not in func.tags and args and isinstance(args[0], FakeTensor))
@@ -172,8 +172,8 @@ def _writes_numbers_only(func: Any, args: tuple[Any, ...]) -> bool:
 
 @contextmanager
 def _registered(budget: WeightsBudget) -> Iterator[None]:
-    """Tensors that no operator made (of NumPy, of a file) are met where a module gets them."""
-    swapped: Any = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]  # tied ones stay tied
+    """Tensors that no operator created (from NumPy, from a file) are counted when a module registers them."""
+    swapped: Any = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]  # keeps tied tensors tied
 
     def swap(module: nn.Module, name: str, tensor: Any) -> Any:
         if not isinstance(tensor, Tensor) or isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
@@ -201,9 +201,9 @@ def _registered(budget: WeightsBudget) -> Iterator[None]:
 
 @contextmanager
 def _initialised() -> Iterator[None]:
-    """torch.nn.init passes over tensors without data: some of its functions draw until the numbers are as they should be.
+    """torch.nn.init skips tensors without data: some of its functions would draw numbers until they are in range.
 
-    Helpers by which they work are passed over too, since a module may have imported the functions themselves.
+    Its internal helpers skip them too, since a module may have imported the functions themselves.
     """
     before = {name: one for name, one in vars(init).items() if name.endswith("_") and isinstance(one, FunctionType)}
 
@@ -228,7 +228,7 @@ def _bytes(leaf: object) -> int:
 
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:
-    """Parameters, buffers, and what modules hold as plain attributes."""
+    """Parameters, buffers, and tensors in plain attributes of modules."""
     for module in model.modules():
         for value in tree_leaves(vars(module)):
             if isinstance(value, Tensor):

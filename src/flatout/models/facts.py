@@ -1,4 +1,4 @@
-"""What a model is made of, by the types of its modules: the facts that decide which settings may be tried."""
+"""Facts about a model from its module types, which decide which settings may be tried."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch.nn.modules.dropout import _DropoutNd
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Numbers to train or freeze; a tied one counts once."""
+    """Number of trained and frozen values; tied ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """The rows of a batch interact: a split batch is not the same computation."""
+    """Whether the rows of a batch interact: then splitting a batch changes the result."""
     return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 

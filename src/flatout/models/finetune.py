@@ -1,4 +1,4 @@
-"""Starting from weights that exist: load them, freeze a part, train a part more slowly. Parameters are named by glob."""
+"""Start from existing weights: load them, freeze some, train some with a lower rate. Parameters are selected by glob."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ WEIGHTS_FILE = "model.safetensors"
 
 
 def load_weights(model: nn.Module, path: str | Path, skip: Sequence[str] = ()) -> tuple[str, ...]:
-    """Copy weights from a .safetensors file or a run folder into `model`, all but the names that match `skip`."""
+    """Copy weights from a .safetensors file or a run folder into `model`, except names that match `skip`."""
     try:
         file = _weights_file(Path(path))
-    except (OSError, ValueError) as error:  # a name that no file can have
+    except (OSError, ValueError) as error:  # not a possible file name
         raise ModelError(f"no weights at {path}: {error}") from error
-    if file.name == WEIGHTS_FILE:  # of a run's folder, or of another that knows what its files are to contain
-        Manifest(file.parent, lambda name: "bring it back from a copy, or use other weights").check(file.name)
+    if file.name == WEIGHTS_FILE:  # in a run folder, or another folder with a manifest
+        Manifest(file.parent, lambda name: "restore it from a copy, or use other weights").check(file.name)
     try:
         stored = _without_numbers(file) if is_dataless(model) else _read(file)
     except Exception as error:
@@ -36,9 +36,9 @@ def load_weights(model: nn.Module, path: str | Path, skip: Sequence[str] = ()) -
     ties = _ties(model)
     tied = {name for group in ties if any(member in offered for member in group) for name in group}
     mismatches = {
-        "the model has, the file has not": sorted(wanted.keys() - offered.keys() - tied),
-        "the file has, the model has not": sorted(offered.keys() - wanted.keys()),
-        "of another shape": [
+        "in the model but not in the file": sorted(wanted.keys() - offered.keys() - tied),
+        "in the file but not in the model": sorted(offered.keys() - wanted.keys()),
+        "different shape": [
             f"{name} (model {tuple(wanted[name].shape)}, file {tuple(offered[name].shape)})"
             for name in sorted(wanted.keys() & offered.keys())
             if wanted[name].shape != offered[name].shape
@@ -63,7 +63,7 @@ def _read(file: Path) -> dict[str, Tensor]:
 
 
 def _without_numbers(file: Path) -> dict[str, Tensor]:
-    """Names and shapes, for a model that has no more than that either."""
+    """Names and shapes only, for a model without data."""
     from safetensors import safe_open
 
     with safe_open(file, framework="pt") as stored:
@@ -71,22 +71,22 @@ def _without_numbers(file: Path) -> dict[str, Tensor]:
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Stop training the parameters that match, such as "blocks.0.*"; their names come back."""
+    """Stop training the parameters that match, such as "blocks.0.*"; returns their names."""
     parameters = dict(model.named_parameters())
     names = _matching(patterns, parameters, "freeze")
     if patterns and not any(p.requires_grad for name, p in parameters.items() if name not in names):
-        raise ModelError(f"freeze {list(patterns)} leaves no parameter to train: name fewer")
+        raise ModelError(f"freeze {list(patterns)} leaves no parameter to train: freeze fewer")
     for name in names:
         parameters[name].requires_grad_(False)
     return names
 
 
 def rates(model: nn.Module, factors: Mapping[str, float]) -> dict[str, float]:
-    """The factor on the learning rate of every parameter: 1 where no pattern matches, the last one's where several do."""
+    """The learning rate factor of every parameter: 1 without a matching pattern; the last matching pattern wins."""
     found = {name: 1.0 for name, _ in model.named_parameters()}
     for pattern, factor in factors.items():
         if not factor > 0:
-            raise ModelError(f"rates: the factor of {pattern!r} must be more than 0, got {factor}; to hold it still, freeze it")
+            raise ModelError(f"rates: the factor of {pattern!r} must be greater than 0, got {factor}; or freeze it")
         for name in _matching([pattern], found, "rates"):
             found[name] = float(factor)
     return found
@@ -95,11 +95,11 @@ def rates(model: nn.Module, factors: Mapping[str, float]) -> dict[str, float]:
 def _matching(patterns: Sequence[str], names: Mapping[str, object], argument: str) -> tuple[str, ...]:
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            # a large model has thousands of names: unless one is near, show the first level only
+            # a large model has thousands of names: show only the first level unless a similar name exists
             known = difflib.get_close_matches(pattern, names, n=1) or {
                 f"{name.partition('.')[0]}.*" for name in names if "." in name
             }
-            raise ModelError(f"{argument}: no parameter is called {pattern!r}; {did_you_mean(pattern, known)}")
+            raise ModelError(f"{argument}: no parameter matches {pattern!r}; {did_you_mean(pattern, known)}")
     return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
@@ -107,7 +107,7 @@ def _weights_file(path: Path) -> Path:
     file = path / WEIGHTS_FILE if path.is_dir() else path
     if path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
         raise ModelError(
-            f"{path} is a pickle, which can run code when it is opened: convert it where you trust it with "
+            f"{path} is a pickle file, which can run code when opened: if you trust it, convert it with "
             f"safetensors.torch.save_model(model, {path.with_suffix('.safetensors').name!r})"
         )
     if not file.is_file():
@@ -117,7 +117,7 @@ def _weights_file(path: Path) -> Path:
 
 
 def _ties(model: nn.Module) -> list[list[str]]:
-    """Groups of names that share one tensor, which a file may hold once."""
+    """Groups of names that share one tensor, which a file may contain only once."""
     names: dict[int, list[str]] = {}
     for name, value in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
         names.setdefault(id(value), []).append(name)
@@ -126,7 +126,7 @@ def _ties(model: nn.Module) -> list[list[str]]:
 
 def _all_equal(values: Sequence[Tensor]) -> bool:
     if any(value.device.type == "meta" for value in values):
-        return True  # nobody can tell; the run will
+        return True  # can't be compared without data; the run will check
     return all(torch.equal(value, values[0]) for value in values[1:])
 
 
@@ -138,9 +138,9 @@ def _mismatch_message(file: Path, mismatches: Mapping[str, Sequence[str]], most:
             lines.append(f"  {kind}: {', '.join(names[:most])}{more}")
     differing = [name.partition(" ")[0].rstrip(",") for names in mismatches.values() for name in names]
     if len(differing) <= most:
-        lines.append(f"  to load the rest and leave these as they are, set skip: {differing}")
+        lines.append(f"  to load the rest and keep these as they are in the model, set skip: {differing}")
     else:
         lines.append(
-            f"  {len(differing)} tensors differ: is it the same model? To load the rest, name them by glob: skip: ['head.*']"
+            f"  {len(differing)} tensors differ: is it the same model? To load the rest, name these by glob: skip: ['head.*']"
         )
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from flatout.base.errors import ModelError
 from flatout.models.head import OutputHead
 from flatout.models.residual import in_autocast
 
-_MOST_LAYERS = 10_000  # a zero too many would build for hours before memory runs out
+_MOST_LAYERS = 10_000  # with a zero too many, building would take hours before memory runs out
 _TWICE_ROOT_OF_2_OVER_PI = 2 * math.sqrt(2 / math.pi)
 
 
@@ -21,7 +21,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.dropout = dropout
-        # the setting attention=flex puts another one here, and so does a mesh with context
+        # replaced by the setting attention=flex and by a mesh with a context axis
         self.attend = F.scaled_dot_product_attention
         self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.project = nn.Linear(width, width, bias=bias)
@@ -53,10 +53,10 @@ class TransformerBlock(nn.Module):
 
 
 def gelu(x: Tensor) -> Tensor:
-    """GELU as GPT-2 has it, by tanh. A compiler gets the same function by a sigmoid: its tanh keeps the memory waiting."""
+    """GPT-2's GELU, with tanh. Compiled code uses the equivalent sigmoid form: the compiled tanh is slower than memory."""
     if not torch.compiler.is_compiling():
         return F.gelu(x, approximate="tanh")
-    exact = x.to(torch.promote_types(x.dtype, torch.float32))  # as torch's own kernel computes it
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))  # as in torch's kernel
     return (exact * torch.sigmoid(_TWICE_ROOT_OF_2_OVER_PI * (exact + 0.044715 * exact**3))).to(x.dtype)
 
 
@@ -74,12 +74,12 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         if not 1 <= layers <= _MOST_LAYERS or heads < 1:
-            raise ModelError(f"gpt: layers is from 1 to {_MOST_LAYERS:,} and heads 1 or more, got {layers} and {heads}")
+            raise ModelError(f"gpt: layers must be 1 to {_MOST_LAYERS:,} and heads 1 or more, got {layers} and {heads}")
         if width % heads:
             raise ModelError(f"gpt: width must be a multiple of heads, got width {width} and heads {heads}")
         self.window = window
-        self.locate = from_start  # a process that has a part of each sequence puts another one here
-        self.narrow_residual = False  # the setting residual=autocast turns it
+        self.locate = from_start  # replaced in a process that has only part of each sequence
+        self.narrow_residual = False  # changed by the setting residual=autocast
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(window, width)
         self.dropout = nn.Dropout(dropout)
@@ -92,7 +92,7 @@ class GPT(nn.Module):
 
     def _initialise(self, layers: int) -> None:
         for name, parameter in self.named_parameters():
-            if name.endswith("project.weight"):  # each block adds to the stream twice: keep its variance near 1 at any depth
+            if name.endswith("project.weight"):  # each block adds twice: keeps the variance near 1 at any depth
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
@@ -100,12 +100,12 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, x: Tensor, documents: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
-        """`documents` [rows, length] numbers the texts packed into a row: a token sees those of its own alone."""
+        """`documents` [rows, length] numbers the texts packed into a row: a token attends only to its own text."""
         logits: Tensor = self.head(self.hidden(x, documents, positions))
         return logits
 
     def hidden(self, x: Tensor, documents: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
-        """What the head turns into logits: a loss that takes a part of the logits at a time begins here."""
+        """The input of the head, for losses that compute the logits in parts."""
         stream = self.embed(x, positions)
         visible = None if documents is None else own_past(documents)
         for block in self.blocks:
@@ -114,12 +114,12 @@ class GPT(nn.Module):
         return normed
 
     def embed(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """What the first block gets."""
+        """The input of the first block."""
         length = x.shape[1]
         if length > self.window:
-            raise ModelError(f"gpt was built for a window of {self.window} tokens and got {length}: set window: {length}")
+            raise ModelError(f"gpt was built for a window of {self.window} tokens but got {length}: set window: {length}")
         if positions is None and self.locate is from_start:
-            places: Tensor = self.positions.weight[:length]  # cheaper than to look them up
+            places: Tensor = self.positions.weight[:length]  # cheaper than a lookup
         else:
             places = self.positions(self.locate(length, x.device) if positions is None else positions)
         stream: Tensor = self.dropout(self.tokens(x) + places)
@@ -127,12 +127,12 @@ class GPT(nn.Module):
 
 
 def from_start(length: int, device: torch.device) -> Tensor:
-    """At which positions so many tokens stand: they are all there is of a sequence."""
+    """Positions of the tokens if they are the whole sequence."""
     return torch.arange(length, device=device)
 
 
 def own_past(documents: Tensor) -> Tensor:
-    """[rows, 1, length, length]: whether a token (third) sees another (last)."""
+    """[rows, 1, length, length]: whether a token (third axis) attends to another (last axis)."""
     length = documents.shape[1]
     past = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
     return ((documents[:, :, None] == documents[:, None, :]) & past)[:, None]

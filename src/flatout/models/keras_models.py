@@ -1,8 +1,8 @@
-"""Keras 3 models on its torch backend: modules of torch, but for two habits of their own.
+"""Keras 3 models on the torch backend: torch modules with two differences.
 
-They ask for `training=` where a module has a mode, so an adapter passes it on: without it dropout and batch statistics would be
-those of prediction in training too. And their layers are named by counters of the process, so that the second model that a
-function makes has other names than the first: here the counters begin anew for each model.
+They take `training=` instead of a module mode, so an adapter passes the mode on: otherwise dropout and batch statistics would
+be in prediction mode during training. And layer names use process-wide counters, so the second model built by a function would
+have different names than the first: here the counters restart for each model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _COUNTERS = "object_name_uids"
 
 
 class KerasModel(nn.Module):
-    """`keras` is the model itself; it is called with `training=` as this module's mode says."""
+    """`keras` is the model; it is called with `training=` set to this module's mode."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -31,14 +31,14 @@ class KerasModel(nn.Module):
 
 
 def adapted(model: nn.Module) -> nn.Module:
-    """A Keras model in its adapter; any other as it is."""
+    """Wrap a Keras model in its adapter; return any other model unchanged."""
     return KerasModel(model) if _is_keras(model) else model
 
 
 @contextmanager
 def names_from_the_start() -> Iterator[None]:
-    """The names of Keras' layers within count from 0, as in a process that has made none; outside they go on as they were."""
-    if "keras" not in sys.modules:  # whoever imports it within makes its first ones
+    """Keras layer names inside count from 0, as in a new process; outside they continue as before."""
+    if "keras" not in sys.modules:  # names start at 0 if it is imported inside
         yield
         return
     from keras.src.backend.common import global_state  # type: ignore[import-not-found]
@@ -52,11 +52,11 @@ def names_from_the_start() -> Iterator[None]:
 
 
 def waits_for_a_call(model: nn.Module) -> bool:
-    """Whether a layer makes its weights when it is first called, and was not: of Keras, or nn.LazyLinear and its like."""
+    """Whether some weights are created at the first call, which has not happened: Keras layers, nn.LazyLinear and similar."""
     lazy = any(is_lazy(one) for one in (*model.parameters(), *model.buffers()))
     return lazy or any(_is_keras(module) and not module.built for module in model.modules())
 
 
 def _is_keras(model: object) -> bool:
-    """By the name of its class, so that nobody has to import Keras."""
+    """Checked by class name, without importing Keras."""
     return any(kind.__name__ == "Layer" and kind.__module__.partition(".")[0] == "keras" for kind in type(model).__mro__)

@@ -1,4 +1,4 @@
-"""A plain network of linear layers, for tables and small images."""
+"""A network of linear layers, for tables and small images."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class MLP(nn.Module):
         return logits
 
     def features(self, x: Tensor, categories: Tensor | None = None) -> Tensor:
-        """What the first layer gets."""
+        """The input of the first layer."""
         x = x.flatten(1)
         if not x.is_floating_point():
             x = x.to(next(self.parameters()).dtype)
@@ -65,9 +65,9 @@ def mlp(
     norm: bool = False,
     cardinalities: Sequence[int] = (),
 ) -> nn.Module:
-    """Rows of any shape, flattened; integers become floats. `norm` is a LayerNorm, so the rows of a batch do not interact.
+    """Takes rows of any shape, flattened; integers become floats. `norm` is a LayerNorm, so rows of a batch do not interact.
 
-    `cardinalities` comes from tables with categories too many to be columns of x: each gets an embedding.
+    `cardinalities` comes from tables with categories that have too many values for one-hot columns: each gets an embedding.
     """
     layers = (hidden,) if isinstance(hidden, int) else hidden
     return MLP(input_shape, outputs, layers, activation, dropout, norm, cardinalities)

@@ -1,10 +1,9 @@
-"""Tracing a deep model in the time of a shallow one: of blocks that are alike a few are traced, the others copied from them.
+"""Trace a deep model in the time of a shallow one: of equal blocks only a few are traced, the others copy their result.
 
-A block is copied if it is of the same form as one that was traced, and is called with arguments of the same form. Numbers among
-its attributes may differ, such as the index of a layer: if the traced forward reads them, the block is called too, to see that
-it does the same. Its operators are then those of the traced one, with the block's own weights, inputs and outputs in their
-places: the same list that tracing it would have given. A block that keeps something from its call, or hands its input on, is
-traced.
+A block is copied if it has the same form as a traced block and is called with arguments of the same form. Number attributes may
+differ, such as a layer index: if the traced forward reads them, the block is also called, to check that it does the same work.
+Its operators are then those of the traced block, with its own weights, inputs and outputs: the same list that tracing it would
+give. A block that stores something during its call, or returns its input, is always traced.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from flatout.measure.counts import Counter, Operation, Touched
 from flatout.models.blocks import blocks_of, differing_numbers, form_of, form_of_value
 from flatout.models.dataless import fake_copy
 
-_TRACED_FIRST = 3  # with the last one: the second, which is copied, has neighbours that were traced too
+_TRACED_FIRST = 3  # and the last one: so the copied second block also has traced neighbours
 
 
 @dataclass
 class _Call:
-    """One call of a block: memory by number in a fixed order, and between which operators it was."""
+    """One call of a block: numbers of its memory in a fixed order, and between which operators it happened."""
 
-    given: tuple[int, ...] = ()  # weights as they are, weights as a functional call has them, arguments
+    given: tuple[int, ...] = ()  # weights, weights as seen by a functional call, arguments
     output: tuple[int, ...] = ()
-    gradients: tuple[int, ...] = ()  # of its output, of its input
+    gradients: tuple[int, ...] = ()  # of the output, of the input
     forward: tuple[int, int] = (0, 0)
     backward: tuple[int, int] = (0, 0)
 
@@ -45,19 +44,19 @@ class _Call:
 
 @dataclass
 class _Traced:
-    """A block to copy from, once it was called."""
+    """A traced block that others can copy."""
 
     call: _Call = field(default_factory=_Call)
-    arguments: object = None  # their form
-    calls: object = None  # the operators of its forward, of which shapes; None: it reads no number that differs in another
-    like: tuple[Any, Any] | None = None  # leaves of its output and how they hang together; None: it can't be copied
+    arguments: object = None  # form of its arguments
+    calls: object = None  # operators and shapes of its forward; None: it reads no number that differs in another block
+    like: tuple[Any, Any] | None = None  # leaves and structure of its output; None: it can't be copied
 
 
 class Repeats:
-    """Which blocks of a model are copied. `stands_for[i]`, after a trace: the block that was traced for block i.
+    """Which blocks of a model are copied. After a trace, `stands_for[i]` is the block that was traced for block i.
 
-    `compared`: blocks whose numbers differ from those of the traced one and which were seen to do the same all the same. What
-    this trace sees is added: the next one of the same model need not look again.
+    `compared`: blocks with different numbers that were found to do the same work. This trace adds its findings, so that the
+    next trace of the same model need not check again.
     """
 
     def __init__(self, model: nn.Module, compared: set[int] | None = None) -> None:
@@ -70,7 +69,7 @@ class Repeats:
             for place, block in enumerate(self.blocks):
                 alike[form_of(block, numbers=False)].append(place)
         self._groups = [places for places in alike.values() if len(places) > _TRACED_FIRST + 1]
-        self._differing: dict[int, tuple[set[int], dict[str, set[str]]]] = {}  # by the block to copy: others, what differs
+        self._differing: dict[int, tuple[set[int], dict[str, set[str]]]] = {}  # by traced block: its copies, differing numbers
         for places in self._groups:
             form, second = form_of(self.blocks[places[1]]), places[1]
             others = {place for place in places if place not in self._compared and form_of(self.blocks[place]) != form}
@@ -79,7 +78,7 @@ class Repeats:
 
     @contextmanager
     def counted_by(self, counter: Counter) -> Iterator[None]:
-        """Calls of the blocks within are traced or copied; `operations` has all of them afterwards."""
+        """Inside, calls of blocks are traced or copied; afterwards `operations` returns all operators."""
         own = {place: vars(self.blocks[place]).get("forward") for places in self._groups for place in places}
         for places in self._groups:
             others, names = self._differing[places[1]]
@@ -97,7 +96,7 @@ class Repeats:
                     self.blocks[place].forward = forward
 
     def operations(self, counted: Sequence[Operation]) -> tuple[Operation, ...]:
-        """What was counted, with the operators of copied blocks where they belong."""
+        """The counted operators, with those of copied blocks inserted where they belong."""
         fresh = count(10**9)
         backwards = [
             (call.backward[0], -turn, traced, call) for turn, (traced, call) in enumerate(self._copies) if call.gradients
@@ -107,7 +106,7 @@ class Repeats:
         added: dict[int, list[Operation]] = defaultdict(list)
         for where, _, traced, call in sorted(forwards, key=_by_turn):
             added[where] += [_renumbered(one, numbers[id(call)]) for one in counted[slice(*traced.call.forward)]]
-        for where, _, traced, call in sorted(backwards, key=_by_turn):  # the last block comes first
+        for where, _, traced, call in sorted(backwards, key=_by_turn):  # backward visits the last block first
             added[where] += [_renumbered(one, numbers[id(call)]) for one in counted[slice(*traced.call.backward)]]
         found: list[Operation] = []
         for place in range(len(counted) + 1):
@@ -117,7 +116,7 @@ class Repeats:
 
     @property
     def read_by_copies(self) -> set[int]:
-        """Memory that copied blocks read, of others."""
+        """Memory of other blocks that copied blocks read."""
         return {number for _, call in self._copies for number in (*call.given, *call.gradients[:1])}
 
     def _watch(self, place: int, traced: _Traced, counter: Counter, differing: Mapping[str, set[str]]) -> None:
@@ -183,8 +182,8 @@ class Repeats:
 
 
 def callable_copy(model: nn.Module) -> tuple[nn.Module, Callable[[], AbstractContextManager[None]]]:
-    """A copy without data, and where it can be called to see what it gives: of blocks that are alike but for numbers, which
-    change what it computes and not its shape, most are not called."""
+    """A copy without data, and a context in which it can be called to get its output's shape. Of blocks that differ only in
+    numbers, which do not change shapes, most are not called."""
     copied, fake = fake_copy(model)
     repeats = Repeats(copied, compared=set(range(len(blocks_of(copied)))))
 
@@ -197,7 +196,7 @@ def callable_copy(model: nn.Module) -> tuple[nn.Module, Callable[[], AbstractCon
 
 
 class _Copied(torch.autograd.Function):
-    """A block that is not called: an output of the right form, and a gradient for its input."""
+    """Stands for a block that is not called: an output of the right form, and a gradient for its input."""
 
     @staticmethod
     def forward(ctx: Any, source: Tensor, like: Tensor, call: _Call, counter: Counter) -> Tensor:
@@ -214,7 +213,7 @@ class _Copied(torch.autograd.Function):
 
 
 class _Sequence(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Which operators are called, and the shapes of what they give."""
+    """Records which operators are called, and the shapes of their results."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -231,7 +230,7 @@ class _Sequence(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _readings(block: nn.Module, watched: Mapping[str, set[str]]) -> Iterator[set[str]]:
-    """Which of the `watched` attributes of its modules are read within."""
+    """Which of the `watched` attributes are read inside."""
     read: set[str] = set()
     modules = {name: module for name, module in block.named_modules() if name in watched}
     classes = {name: type(module) for name, module in modules.items()}
@@ -258,7 +257,7 @@ def _listening(kind: type, names: set[str], read: set[str]) -> type:
 def _calls(counter: Counter, forward: Callable[..., Any], given: Any, named: Any) -> list[object]:
     sequence, cached = _Sequence(), torch.is_autocast_cache_enabled()
     counter.paused = True
-    torch.set_autocast_cache_enabled(False)  # weights that are cast here would be found cast by the call that counts
+    torch.set_autocast_cache_enabled(False)  # otherwise the call that counts would find weights that are already cast
     try:
         with torch.no_grad(), sequence:
             forward(*given, **named)
@@ -278,7 +277,7 @@ def _end_backward(call: _Call, counter: Counter, gradient: Tensor) -> None:
 
 
 def _apart(leaf: Any) -> Any:
-    """The same memory, whose gradient is that of this block alone."""
+    """The same memory, with a gradient from this block alone."""
     return leaf.view_as(leaf) if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
 
 
@@ -313,10 +312,10 @@ def _by_turn(copied: tuple[int, int, _Traced, _Call]) -> tuple[int, int]:
 
 
 def _numbers_of_a_copy(of: _Call, call: _Call, counted: Sequence[Operation], fresh: Iterator[int]) -> dict[int, int]:
-    """From the memory of a traced block to that of a copy. What both only read, such as a mask, is the same."""
+    """Map memory numbers of a traced block to those of a copy. Memory that both only read, such as a mask, stays the same."""
     operations = [*counted[slice(*of.forward)], *counted[slice(*of.backward)]]
     own = {number: next(fresh) for one in operations for number, _ in one.writes}
-    return own | dict(zip(of.memory, call.memory, strict=False))  # without gradients where none came
+    return own | dict(zip(of.memory, call.memory, strict=False))  # no gradients if there was no backward
 
 
 def _renumbered(one: Operation, numbers: Mapping[int, int]) -> Operation:

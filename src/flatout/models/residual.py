@@ -1,8 +1,8 @@
-"""The format of what flows between the blocks of a model of tokens: float32, or that of mixed precision.
+"""The dtype of the residual stream between the blocks of a token model: float32, or that of mixed precision.
 
-Autocast leaves what an embedding gives in float32, and all that is added to it on its way through the blocks. In the format of
-the products there is half as much to move, with fewer digits. A module that keeps such a stream in its own way has an attribute
-`narrow_residual`, which the setting residual turns; in any other model the outputs of its embeddings are turned.
+Autocast keeps the output of an embedding, and everything added to it, in float32. In the lower precision there is half as much
+data to move, with fewer digits. A module that handles its own residual stream has an attribute `narrow_residual`, which the
+setting residual changes; in other models the outputs of embeddings are converted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def narrow_residual(model: nn.Module, on: bool) -> None:
 
 
 def in_autocast(stream: Tensor) -> Tensor:
-    """As it is, where autocast is off or has nothing to say about its format."""
+    """Unchanged if autocast is off or does not apply to its dtype."""
     kind = stream.device.type
     narrow = stream.dtype == torch.float32 and torch.is_autocast_enabled(kind)
     return stream.to(torch.get_autocast_dtype(kind)) if narrow else stream

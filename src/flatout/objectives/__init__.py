@@ -1,1 +1,1 @@
-"""What a model is trained for: its loss, its metrics, the check of its output, the decoding of predictions."""
+"""What a model is trained for: loss, metrics, checks of its output, and decoding of predictions."""

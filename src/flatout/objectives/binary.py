@@ -15,7 +15,7 @@ from flatout.objectives.inputs import Batch
 from flatout.objectives.metrics import SumMeter, area_under_curve, ratio
 from flatout.objectives.objective import Loss, Meter, Objective, checked_targets, full_precision, shown
 
-_SCORES, _LABELS = "<scores>", "<labels>"  # beside the sums
+_SCORES, _LABELS = "<scores>", "<labels>"  # kept in addition to the sums
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Binary(Objective):
         logits, target = checked_targets(self.name, output, batch)
         rows = len(target)
         if target.shape not in ((rows,), (rows, 1)):
-            raise ModelError(f"binary needs one 0 or 1 a row in 'y', got {shown(target)}: for several use multilabel")
+            raise ModelError(f"binary needs one 0 or 1 per row in 'y', got {shown(target)}: for several labels use multilabel")
         if logits.shape not in ((rows,), (rows, 1)):
             raise ModelError(
-                f"binary needs one logit a row, [{rows}] or [{rows}, 1], got {shown(logits)}: make the last layer 1 wide, "
-                "or use objective: classify for one column for each class"
+                f"binary needs one logit per row, [{rows}] or [{rows}, 1], got {shown(logits)}: make the last layer 1 wide, "
+                "or use objective: classify with one output per class"
             )
         check_zero_one(self.name, target)
 
@@ -57,7 +57,7 @@ class Binary(Objective):
 
 
 class _BinaryMeter:
-    """The exact AUC needs every score: they are kept on the device until the end."""
+    """The exact AUC needs every score, so all scores are kept on the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -67,7 +67,7 @@ class _BinaryMeter:
 
     def update(self, output: Tensor, loss_sum: Tensor, weight: float | Tensor, batch: Batch) -> None:
         self._sums.update(output, loss_sum, weight, batch)
-        # copies: a captured graph writes its next batch into the same tensors
+        # copies, because a captured graph writes its next batch into the same tensors
         self._scores.append(full_precision(output.detach()).flatten().clone())
         self._labels.append(batch["y"].flatten() != 0)
 
@@ -90,7 +90,7 @@ class _BinaryMeter:
 def check_zero_one(name: str, target: Tensor) -> None:
     wrong = target[(target != 0) & (target != 1)]
     if wrong.numel():
-        raise ModelError(f"{name} needs 0 and 1 in 'y', got {wrong[0].item():g}: use objective: classify for more classes")
+        raise ModelError(f"{name} needs 0 and 1 in 'y', got {wrong[0].item():g}: for more classes use objective: classify")
 
 
 def _measure(output: Tensor, batch: Batch) -> dict[str, Tensor | float]:

@@ -1,4 +1,4 @@
-"""From what a recipe asks for to an Objective: a built-in name, `package.module:function`, a callable, or an Objective."""
+"""Build an Objective from a recipe: a built-in name, `package.module:function`, a callable, or an Objective."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OBJECTIVES: Mapping[str, Callable[..., Objective]] = {
 
 
 def build(objective: Written, inputs: object = "x") -> Objective:
-    """An Objective keeps the inputs it has; everything else gets `inputs`."""
+    """An Objective keeps its own inputs; anything else gets `inputs`."""
     if isinstance(objective, Objective):
         return objective
     columns = Inputs.parse(inputs)
@@ -42,7 +42,7 @@ def build(objective: Written, inputs: object = "x") -> Objective:
 
 
 def describe(objective: Written) -> Any:
-    """What JSON and people are shown: the written form, or where the code is."""
+    """For JSON and people: the spec as written, or the location of the code."""
     if isinstance(objective, Custom):
         return describe(objective.function)
     if isinstance(objective, Objective):

@@ -1,9 +1,8 @@
-"""The projection to the vocabulary and its loss as one operation, on all rows at once or a part of them at a time.
+"""The projection to the vocabulary and its loss as one operation, on all rows at once or in parts.
 
-The forward takes the gradients too, which lie where the logits were: all that the logits of a part are good for is done before
-those of the next are made. The backward is left with a scale. In parts all logits never exist at once; with all rows at once
-they are read once from memory, and no gradient of theirs exists beside them. Products are in the format of autocast, sums over
-parts in float32.
+The forward pass also computes the gradients, in the memory of the logits: one part is finished before the logits of the next
+part are computed. The backward pass only scales. In parts, all logits never exist at once; with all rows at once, they are read
+from memory once and need no second tensor for their gradient. Products use the dtype of autocast, sums over parts float32.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from torch import Tensor, nn
 
 from flatout.objectives.token_loss import has_kernels
 
-_PART_BYTES = 512 * 2**20  # of logits: more parts add to the gradient of the weight more often, which is a pass over all of it
-_ROWS_STEP = 128  # what the kernels of products want
+_PART_BYTES = 512 * 2**20  # of logits; each part adds one pass over the weight's whole gradient
+_ROWS_STEP = 128  # matrix kernels work best with multiples of this
 
 
 class HasHead(Protocol):
-    """A model whose output is `head(hidden(...))`; `hidden` takes what forward does, `head` is like an nn.Linear.
+    """A model whose output is `head(hidden(...))`; `hidden` takes the arguments of forward, `head` is like an nn.Linear.
 
-    A head whose logits are not made from its `weight` and `bias` as they are has a method `projection`, which gives both.
+    A head that does not use its `weight` and `bias` directly has a method `projection` that returns both.
     """
 
     head: Any
@@ -33,12 +32,12 @@ class HasHead(Protocol):
 
 
 def lacks_head(model: nn.Module) -> str | None:
-    """What is missing for a loss in parts, in words. A layer that is called `hidden` is not meant: it must be a method."""
+    """What the model lacks for a loss in parts, as text. `hidden` must be a method: a layer of that name does not count."""
     if not isinstance(getattr(model, "hidden", None), MethodType):
-        return "a method hidden(...) that takes what forward does and gives what the head turns into logits"
+        return "a method hidden(...) that takes the arguments of forward and returns the input of the head"
     weight = getattr(getattr(model, "head", None), "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 2:
-        return "a layer head, like an nn.Linear, that turns what hidden(...) gives into logits"
+        return "a layer head, like an nn.Linear, that turns the output of hidden(...) into logits"
     return None
 
 
@@ -48,14 +47,14 @@ def projection_of(head: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def joined_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore: int) -> Tensor:
-    """As `chunked_loss`, all in one part."""
+    """Like `chunked_loss`, in one part."""
     return chunked_loss(hidden, weight, bias, target, ignore, max(len(hidden), 1))
 
 
 def chunked_loss(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore: int, rows_at_once: int | None = None
 ) -> Tensor:
-    """The sum over hidden [N, width] @ weight [V, width].T + bias [V] against target [N], without those equal to `ignore`."""
+    """Summed loss of hidden [N, width] @ weight [V, width].T + bias [V] against target [N], skipping `ignore`."""
     dtype = _product_dtype(hidden)
     rows = rows_at_once or max(_ROWS_STEP, _PART_BYTES // (weight.shape[0] * dtype.itemsize) // _ROWS_STEP * _ROWS_STEP)
     learns = bias is not None and bias.requires_grad
@@ -82,7 +81,7 @@ def _in_parts(
     weight_learns: bool,
     bias_learns: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The loss, and its gradient by hidden, weight and bias; that of what does not learn is empty."""
+    """The loss, and its gradients for hidden, weight and bias; empty for those that need none."""
     loss, by_hidden, by_weight, by_bias = _blank(hidden, weight, dtype, weight_learns, bias_learns)
     with torch.autocast(hidden.device.type, enabled=False):
         weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -95,7 +94,7 @@ def _in_parts(
                 _add_product(by_weight, gradient.t(), part, first=start == 0)
             if bias_learns:
                 by_bias += gradient.sum(0, dtype=by_bias.dtype)
-            del gradient  # before the logits of the next part are there
+            del gradient  # before the logits of the next part are allocated
     return loss, by_hidden, by_weight, by_bias
 
 
@@ -124,7 +123,7 @@ def _blank(
 
 
 def _loss_and_gradient(logits: Tensor, target: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
-    """The gradient may lie where the logits were."""
+    """The gradient may use the memory of the logits."""
     if has_kernels(logits.device) and logits.dtype != torch.float64:
         from flatout.objectives.token_kernels import losses_for_gradients
 
@@ -141,10 +140,10 @@ def _loss_and_gradient(logits: Tensor, target: Tensor, ignore: int) -> tuple[Ten
 def _add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
     if left.dtype == total.dtype:
         total.addmm_(left, right)
-    elif left.is_cuda and first:  # no pass over all of it to add to nothing
+    elif left.is_cuda and first:  # saves a pass that would add to zeros
         torch.mm(left, right, out_dtype=total.dtype, out=total)
     elif left.is_cuda:
-        total += torch.mm(left, right, out_dtype=total.dtype)  # as it was summed, not rounded in between
+        total += torch.mm(left, right, out_dtype=total.dtype)  # keeps the accumulator's precision
     else:
         total += torch.mm(left, right)
 

@@ -1,4 +1,4 @@
-"""One class for each row, or for each pixel of it: cross entropy and accuracy."""
+"""One class for each row, or for each pixel of a row: cross entropy and accuracy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flatout.objectives.objective import Loss, Meter, Objective, checked_targets
 class Classify(Objective):
     """Logits [rows, classes, ...] against integers [rows, ...].
 
-    Rows that were mixed with another (mixup, cutmix) have its label in `y_other`, and in `mix` the share that is their own.
+    Rows mixed with another row (mixup, cutmix) have its label in `y_other` and their own share in `mix`.
     """
 
     label_smoothing: float = 0.0
@@ -31,7 +31,7 @@ class Classify(Objective):
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
-            raise UsageError(f"classify: label_smoothing is a share from 0 to below 1, got {self.label_smoothing}")
+            raise UsageError(f"classify: label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
 
     def loss(self, output: Tensor, batch: Batch) -> Loss:
         target, logits = batch["y"].long(), full_precision(output)
@@ -55,17 +55,17 @@ class Classify(Objective):
         if logits.shape != (len(target), *logits.shape[1:2], *target.shape[1:]) or logits.dim() < 2:
             raise ModelError(
                 f"classify needs logits of shape [rows, classes] for labels {shown(target)}, got {shown(logits)}: "
-                "the model must give one number for each class, and 'y' one integer for each row"
+                "the model must return one number per class, and 'y' must have one integer per row"
             )
         columns = logits.shape[1]
         if outputs is not None and columns < outputs:
             raise ModelError(
-                f"the data has {outputs} classes and the model gives {columns} columns: make its last layer {outputs} wide"
+                f"the data has {outputs} classes but the model returns {columns} columns: make its last layer {outputs} wide"
             )
         low, high = int(target.min()), int(target.max())
         if low < 0 or high >= columns:
             raise ModelError(
-                f"the labels run from {low} to {high} and the model gives {columns} columns, for labels 0 to {columns - 1}: "
+                f"the labels are {low} to {high}, but the model returns {columns} columns, for labels 0 to {columns - 1}: "
                 f"make its last layer {high + 1} wide, or number the classes from 0"
             )
 
@@ -73,7 +73,7 @@ class Classify(Objective):
         self, *, classes: int | None = None, target_shape: Sequence[int] = (), vocabulary: int | None = None
     ) -> int:
         if classes is None:
-            raise DataError("classify needs integer labels, and 'y' has no classes: set classes, or use objective: regress")
+            raise DataError("classify needs integer labels, but 'y' has no classes: set classes, or use objective: regress")
         return classes
 
     def meter(self, device: torch.device) -> Meter:

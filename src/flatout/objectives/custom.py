@@ -1,4 +1,4 @@
-"""A function of the user's own: (model, batch) -> (loss_sum, weight)."""
+"""A user's function: (model, batch) -> (loss_sum, weight)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from flatout.objectives.inputs import Batch
 from flatout.objectives.metrics import SumMeter, ratio
 from flatout.objectives.objective import Loss, LossFunction, Meter, Objective, shown
 
-_FORM = "a custom objective returns (loss_sum, weight): the sum of the losses in the batch and how many they are"
+_FORM = "a custom objective returns (loss_sum, weight): the sum of the losses in the batch and their number"
 
 
 @dataclass(frozen=True)
 class Custom(Objective):
-    """The function calls the model itself, so what `forward` gives is already the loss. Predictions still go by `inputs`."""
+    """The function calls the model itself, so `forward` returns the loss. Predictions use `inputs`."""
 
     function: LossFunction = field(kw_only=True)
 
@@ -51,7 +51,7 @@ class Custom(Objective):
             came = f"a tensor {shown(weight)}" if isinstance(weight, Tensor) else type(weight).__name__
             raise ModelError(f"{_FORM}; weight must be a number or a tensor with one number, got {came}")
         if not float(weight) > 0:
-            raise ModelError(f"{_FORM}; weight must be more than 0, got {float(weight)}")
+            raise ModelError(f"{_FORM}; weight must be greater than 0, got {float(weight)}")
 
     def outputs_for(
         self, *, classes: int | None = None, target_shape: Sequence[int] = (), vocabulary: int | None = None

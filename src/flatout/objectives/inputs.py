@@ -1,4 +1,4 @@
-"""Which columns of a batch the model's forward gets, and what counts as its output."""
+"""Which columns of a batch are passed to the model's forward, and what counts as its output."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Inputs:
             case Mapping() if written and all(isinstance(part, str) for pair in written.items() for part in pair):
                 return cls(tuple(written.values()), tuple(written))
         raise UsageError(
-            f"inputs are a column 'x', columns by position ['a', 'b'] or keywords {{'input_ids': 'x'}}; got {written!r}"
+            f"inputs must be a column 'x', columns by position ['a', 'b'] or keywords {{'input_ids': 'x'}}; got {written!r}"
         )
 
     def written(self) -> str | list[str] | dict[str, str]:
@@ -41,10 +41,10 @@ class Inputs:
         return self.columns[0] if len(self.columns) == 1 else list(self.columns)
 
     def call(self, model: Callable[..., Any], batch: Batch) -> Any:
-        """The model's output; of a transformers-style object or a dict, its logits."""
+        """The model's output; for a transformers-style object or a dict, its logits."""
         for column in self.columns:
             if column not in batch:
-                raise DataError(f"inputs name a column {column!r}, which the data has not; {did_you_mean(column, batch)}")
+                raise DataError(f"inputs names a column {column!r} that the data does not have; {did_you_mean(column, batch)}")
         given = [batch[column] for column in self.columns]
         output = model(*given) if self.keywords is None else model(**dict(zip(self.keywords, given, strict=True)))
         if isinstance(output, Tensor):

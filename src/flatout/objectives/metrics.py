@@ -1,4 +1,4 @@
-"""Metrics that stream: sums stay on the device in float64 and are read once, at the end. Counts are exact, up to 2**53."""
+"""Streaming metrics: sums stay on the device in float64 and are read once at the end. Counts are exact up to 2**53."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Sums = Mapping[str, Tensor | float]
 
 
 class SumMeter:
-    """Adds up what `measure` finds in each batch, the loss and its weight included; `finish` makes metrics of the totals."""
+    """Adds up what `measure` returns for each batch, the loss and its weight; `finish` computes metrics from the totals."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class SumMeter:
 
 
 class Spread:
-    """Sum of squared distances from the mean, column by column, merged batch by batch (Chan et al.): no cancellation."""
+    """Sum of squared deviations from the mean per column, merged batch by batch (Chan et al.) to avoid cancellation."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -67,7 +67,7 @@ class Spread:
         self.merge(len(values), mean, (values - mean).square().sum(0))
 
     def merge(self, count: int, mean: Tensor, squares: Tensor) -> None:
-        """Of other rows."""
+        """Add the statistics of other rows."""
         if self._mean is None or self._squares is None:
             self.count, self._mean, self._squares = count, mean, squares
             return
@@ -78,17 +78,17 @@ class Spread:
 
     @property
     def mean(self) -> Tensor:
-        assert self._mean is not None, "update comes first"
+        assert self._mean is not None, "call update first"
         return self._mean
 
     @property
     def squares(self) -> Tensor:
-        assert self._squares is not None, "update comes first"
+        assert self._squares is not None, "call update first"
         return self._squares
 
 
 def area_under_curve(scores: Tensor, labels: Tensor) -> Tensor:
-    """Exact ROC AUC: the rank sum of the positives, tied scores sharing their mean rank. NaN where only one class is there."""
+    """Exact ROC AUC from the rank sum of the positives; tied scores get their mean rank. NaN if there is only one class."""
     ordered = scores.sort().values
     twice_ranks = torch.searchsorted(ordered, scores) + torch.searchsorted(ordered, scores, right=True) + 1
     dtype = accumulator(scores.device)

@@ -49,7 +49,7 @@ class Multilabel(Objective):
     ) -> int:
         if not target_shape:
             raise DataError(
-                "multilabel needs 0 or 1 for each label in 'y', [rows, labels]; it has one number a row: use classify"
+                "multilabel needs 0 or 1 for each label in 'y', [rows, labels], but it has one number per row: use classify"
             )
         return math.prod(target_shape)
 

@@ -19,14 +19,14 @@ from flatout.objectives.objective import Loss, LossFunction, Meter, Objective, c
 from flatout.objectives.token_loss import fused_loss, has_kernels, plain_loss, token_loss
 
 NEVER = -(2**31)
-FROM_HIDDEN = ("joined", "chunked")  # the forms of the loss that make the logits themselves, past the model's forward
+FROM_HIDDEN = ("joined", "chunked")  # forms of the loss that compute the logits themselves instead of the model's forward
 
 
 @dataclass(frozen=True)
 class NextToken(Objective):
     """Logits [rows, length, vocabulary] against tokens [rows, length]. Targets equal to `ignore` do not count.
 
-    `ignore: null` says that every target counts; the weight is then known from the shapes alone.
+    With `ignore: null` every target counts, and the weight follows from the shapes alone.
     """
 
     ignore: int | None = -100
@@ -49,11 +49,11 @@ class NextToken(Objective):
 
     def why_no_loss_head(self, kind: str, model: nn.Module, device: torch.device) -> str | None:
         if kind != "plain" and self._is_redefined:
-            return f"loss_head={kind}: {type(self).__name__} computes its loss in its own way: --off loss_head"
+            return f"loss_head={kind}: {type(self).__name__} computes its own loss: --off loss_head"
         if kind == "fused" and not has_kernels(device):
-            return f"loss_head=fused needs a CUDA device and Triton, and the run is on {device}: --off loss_head"
+            return f"loss_head=fused needs a CUDA device and Triton, but the run is on {device}: --off loss_head"
         if kind in FROM_HIDDEN and (missing := lacks_head(model)) is not None:
-            return f"loss_head={kind}: {type(model).__name__} lacks {missing}; --off loss_head, or give it one"
+            return f"loss_head={kind}: {type(model).__name__} lacks {missing}; use --off loss_head, or add it"
         return None
 
     def _whole(self, formula: Callable[[Tensor, Tensor, int], Tensor], model: nn.Module, batch: Batch) -> Loss:
@@ -76,7 +76,7 @@ class NextToken(Objective):
 
     @property
     def _is_redefined(self) -> bool:
-        """By a subclass, whose own formula is the one that counts."""
+        """By a subclass: then the subclass's formula is used."""
         return any(getattr(type(self), name) is not getattr(NextToken, name) for name in ("__call__", "forward", "loss"))
 
     def check(self, output: Any, batch: Batch, outputs: int | None = None) -> None:
@@ -86,12 +86,12 @@ class NextToken(Objective):
         if logits.shape[:-1] != target.shape or logits.dim() < 2:
             raise ModelError(
                 f"next_token needs logits [rows, length, vocabulary] for targets {shown(target)}, got {shown(logits)}: "
-                "the model must give one number for each token of the vocabulary at every position"
+                "the model must return one number per token of the vocabulary at every position"
             )
         columns = logits.shape[-1]
         if outputs is not None and columns < outputs:
             raise ModelError(
-                f"the vocabulary has {outputs} tokens and the model gives {columns} logits: build it with vocabulary: {outputs}"
+                f"the vocabulary has {outputs} tokens, the model returns {columns} logits: build it with vocabulary: {outputs}"
             )
         counted = target if self.ignore is None else target[target != self.ignore]
         if counted.numel() == 0:
@@ -99,8 +99,8 @@ class NextToken(Objective):
         low, high = int(counted.min()), int(counted.max())
         if low < 0 or high >= columns:
             raise ModelError(
-                f"the targets run from {low} to {high} and the model gives {columns} logits, for tokens 0 to {columns - 1}: "
-                f"build it with vocabulary: {max(high, 0) + 1}, and mark targets to pass over with {self.ignore}"
+                f"the targets are {low} to {high}, but the model returns {columns} logits, for tokens 0 to {columns - 1}: "
+                f"build it with vocabulary: {max(high, 0) + 1}, and mark targets to ignore with {self.ignore}"
             )
 
     def outputs_for(
@@ -114,12 +114,12 @@ class NextToken(Objective):
         return SumMeter(device, self._measure, _finish)
 
     def decode(self, output: Tensor) -> dict[str, Tensor]:
-        """The likeliest next token after every position; the last column continues the text."""
+        """The most likely next token after every position; the last column continues the text."""
         best = full_precision(output).log_softmax(-1).max(-1)
         return {"prediction": best.indices, "log_probability": best.values}
 
     def _measure(self, output: Tensor, batch: Batch) -> dict[str, Tensor | float]:
-        # No model gives an ignored target, so the weight of the loss is also the number of tokens that can be right.
+        # No prediction equals an ignored target, so the weight of the loss is also the number of tokens that can be right.
         return {"correct": (output.argmax(-1) == batch["y"]).sum()}
 
 

@@ -18,15 +18,15 @@ from flatout.objectives.metrics import Spread, SumMeter, accumulator, ratio
 from flatout.objectives.objective import Loss, Meter, Objective, checked_targets, full_precision, shown
 
 LOSSES: Mapping[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.huber_loss}
-_COLUMNS = "<columns>"  # what is kept for each column of y, beside the sums
+_COLUMNS = "<columns>"  # statistics per column of y, kept in addition to the sums
 
 
 @dataclass(frozen=True)
 class Regress(Objective):
     """Values [rows] or [rows, columns]; a last axis of 1 on either side is fine. The loss is the mean over columns.
 
-    With `centre` and `spread` the model says (y - centre) / spread: the loss is of that, predictions and the other metrics are
-    in the units of y. None: what the data says of its training rows (tables do), else 0 and 1.
+    With `centre` and `spread` the model predicts (y - centre) / spread. The loss uses that scale; predictions and all other
+    metrics are in the units of y. None: values from the training data if it has them (tables do), else 0 and 1.
     """
 
     error: str = "mse"
@@ -41,12 +41,12 @@ class Regress(Objective):
         pick(LOSSES, self.error, "regress error")
         for name, value in (("centre", self.centre), ("spread", self.spread)):
             if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
-                raise UsageError(f"regress: {name} is a number, got {value!r}")
+                raise UsageError(f"regress: {name} must be a number, got {value!r}")
         if self.spread is not None and not self.spread > 0:
-            raise UsageError(f"regress: spread is more than 0, got {self.spread}")
+            raise UsageError(f"regress: spread must be greater than 0, got {self.spread}")
 
     def scaled(self, centre: float, spread: float) -> Regress:
-        """With these, as far as it has none of its own."""
+        """Use these values where the recipe sets none."""
         return replace(
             self,
             centre=centre if self.centre is None else self.centre,
@@ -61,7 +61,7 @@ class Regress(Objective):
 
     def check(self, output: Any, batch: Batch, outputs: int | None = None) -> None:
         values, target = checked_targets(self.name, output, batch)
-        # [rows, 1] against [rows] would broadcast to [rows, rows] without a word: shapes must agree but for a last axis of 1
+        # [rows, 1] against [rows] would silently broadcast to [rows, rows]: shapes must agree except for a last axis of 1
         if _without_last_one(values) != _without_last_one(target):
             wide = math.prod(target.shape[1:])
             raise ModelError(
@@ -95,7 +95,7 @@ class Regress(Objective):
         return (self._centre, self._spread) != (0.0, 1.0)
 
     def _real(self, values: Tensor) -> Tensor:
-        """What the model says, in the units of y."""
+        """The model's prediction in the units of y."""
         return values * self._spread + self._centre if self._is_scaled else values
 
 
@@ -139,7 +139,7 @@ class _RegressMeter:
 
 
 def _r2(residual: Tensor, spread: Tensor) -> Tensor:
-    """Mean over columns. A constant column has nothing to explain: 1 when met exactly, else 0, as scikit-learn has it."""
+    """Mean over columns. For a constant column, 1 if predicted exactly, else 0, as in scikit-learn."""
     share = 1 - residual / spread
     constant = torch.where(residual == 0, 1.0, 0.0).to(share.dtype)
     return torch.where(spread == 0, constant, share).mean()

@@ -1,4 +1,4 @@
-"""The kernels of losses over a vocabulary: a program for each row, which walks over the vocabulary in blocks."""
+"""Kernels for losses over a vocabulary: one program per row, which reads the vocabulary in blocks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK, _WARPS = 2048, 4  # measured on an H200: larger blocks wait longer for their own maximum
-_BOTH_BLOCK, _BOTH_WARPS = 4096, 32  # so few rows are worked on at once that the second walk finds its row in the cache
+_BLOCK, _WARPS = 2048, 4  # measured on an H200: larger blocks wait longer for their maximum
+_BOTH_BLOCK, _BOTH_WARPS = 4096, 32  # few rows at a time, so that the second pass finds its row in the cache
 
 
 def losses(logits: Tensor, target: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
@@ -20,14 +20,14 @@ def losses(logits: Tensor, target: Tensor, ignore: int) -> tuple[Tensor, Tensor]
 
 
 def gradients(logits: Tensor, target: Tensor, sums: Tensor, upstream: Tensor, ignore: int, gradient: Tensor) -> Tensor:
-    """Written to `gradient`, which may be the logits themselves: a block is read before it is written."""
+    """Written to `gradient`, which may be the logits themselves: each block is read before it is written."""
     rows, columns = logits.shape
     _backward[(rows,)](logits, target, sums, upstream, gradient, columns, ignore, BLOCK=_BLOCK, num_warps=_WARPS)
     return gradient
 
 
 def losses_for_gradients(logits: Tensor, target: Tensor, ignore: int) -> Tensor:
-    """The loss of each row; the gradients of their sum take the place of the logits."""
+    """The loss of each row; the gradients of their sum overwrite the logits."""
     rows, columns = logits.shape
     loss = torch.empty(rows, dtype=torch.float32, device=logits.device)
     _both[(rows,)](logits, target, loss, columns, ignore, BLOCK=_BOTH_BLOCK, num_warps=_BOTH_WARPS)
@@ -36,12 +36,12 @@ def losses_for_gradients(logits: Tensor, target: Tensor, ignore: int) -> Tensor:
 
 @triton.jit
 def _forward(logits, target, loss, sums, columns, ignore, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)  # rows times columns may not fit 32 bits
+    row = tl.program_id(0).to(tl.int64)  # rows times columns may not fit into 32 bits
     logits += row * columns
     log_sum = _log_sum(logits, columns, BLOCK)
     wanted = tl.load(target + row)
     known = (wanted >= 0) & (wanted < columns)
-    picked = tl.load(logits + wanted, mask=known, other=float("nan")).to(tl.float32)  # no such token: no such loss
+    picked = tl.load(logits + wanted, mask=known, other=float("nan")).to(tl.float32)  # an unknown token gives NaN
     tl.store(sums + row, log_sum)
     tl.store(loss + row, tl.where(wanted == ignore, 0.0, log_sum - picked))
 
@@ -63,13 +63,13 @@ def _backward(logits, target, sums, upstream, gradient, columns, ignore, BLOCK: 
 
 @triton.jit
 def _both(logits, target, loss, columns, ignore, BLOCK: tl.constexpr):
-    """In powers of two, and with as little to do for each logit as there can be: the memory would wait for more."""
+    """Uses powers of two and little arithmetic per logit, to stay limited by memory speed."""
     LOG2_E: tl.constexpr = 1.4426950408889634
     row = tl.program_id(0).to(tl.int64)
     logits += row * columns
     at = tl.arange(0, BLOCK)
     first = tl.load(logits + at, mask=at < columns, other=-float("inf")).to(tl.float32)
-    # not the largest of all, but so near to it that the sum overflows nearly never; finite, as below
+    # not the maximum, but close enough that the sum practically never overflows; finite, as below
     near = tl.maximum(tl.max(first, 0), -1e38) * LOG2_E
     sums = tl.zeros([BLOCK], tl.float32)
     for start in range(0, columns, BLOCK):
@@ -86,7 +86,7 @@ def _both(logits, target, loss, columns, ignore, BLOCK: tl.constexpr):
     picked = tl.load(logits + wanted, mask=known, other=float("nan")).to(tl.float32) * LOG2_E
     tl.store(loss + row, tl.where(counts, (log_sum - picked) / LOG2_E, 0.0))
     scale = tl.where(counts, log_sum, float("inf"))  # a row that does not count gets zeros
-    tl.debug_barrier()  # all have read what one of them is about to overwrite
+    tl.debug_barrier()  # all threads have read what one of them is about to overwrite
     for start in range(0, columns, BLOCK):
         at = start + tl.arange(0, BLOCK)
         value = tl.load(logits + at, mask=at < columns, other=-float("inf"), eviction_policy="evict_first").to(tl.float32)
@@ -98,7 +98,7 @@ def _both(logits, target, loss, columns, ignore, BLOCK: tl.constexpr):
 
 @triton.jit
 def _log_sum(logits, columns, BLOCK: tl.constexpr):
-    largest = -1e38  # finite: a block of nothing but -inf is no reason for a NaN
+    largest = -1e38  # finite, so that a block of only -inf does not give NaN
     total = 0.0
     for start in range(0, columns, BLOCK):
         at = start + tl.arange(0, BLOCK)

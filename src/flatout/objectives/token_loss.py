@@ -1,8 +1,8 @@
-"""Cross entropy over a large vocabulary, by torch's formula or by two kernels that read the logits as they are, once each way.
+"""Cross entropy over a large vocabulary, by torch's formula or by two kernels that read the logits once in each direction.
 
-What torch does for the same formula takes a float32 copy of all logits when it runs eagerly (13 GB for 64 windows of GPT-2),
-and more time when it is compiled. The arithmetic is float32 in all forms. Each gives the sum over the rows of logits [N, V]
-against target [N], without those equal to `ignore`.
+torch's version needs a float32 copy of all logits in eager mode (13 GB for 64 windows of GPT-2), and more time when compiled.
+All forms compute in float32. Each returns the sum over the rows of logits [N, V] against target [N], without targets equal to
+`ignore`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _HAS_TRITON = find_spec("triton") is not None
-LARGE = 4096  # below it the logits are few, and a compiler fuses the formula into its neighbours
+LARGE = 4096  # below this the logits are small, and a compiler fuses the formula with its neighbours
 
 
 def has_kernels(device: torch.device) -> bool:
@@ -23,7 +23,7 @@ def has_kernels(device: torch.device) -> bool:
 
 
 def token_loss(logits: Tensor, target: Tensor, ignore: int) -> Tensor:
-    """In the form that holds the least."""
+    """In the form that needs the least memory."""
     fused = has_kernels(logits.device) and logits.shape[1] >= LARGE
     return fused_loss(logits, target, ignore) if fused else plain_loss(logits, target, ignore)
 
@@ -34,7 +34,7 @@ def plain_loss(logits: Tensor, target: Tensor, ignore: int) -> Tensor:
 
 
 def fused_loss(logits: Tensor, target: Tensor, ignore: int) -> Tensor:
-    if logits.dtype == torch.float64:  # finer than the kernels are
+    if logits.dtype == torch.float64:  # more precise than the kernels
         return plain_loss(logits, target, ignore)
     losses: Tensor = _losses(logits.contiguous(), target, ignore)[0]
     return losses.sum()
@@ -42,7 +42,7 @@ def fused_loss(logits: Tensor, target: Tensor, ignore: int) -> Tensor:
 
 @torch.library.custom_op("flatout::token_losses", mutates_args=(), device_types="cuda")
 def _losses(logits: Tensor, target: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
-    """Of each row the loss, and the log of the sum of its exponentials, which the way back needs."""
+    """Per row: the loss, and the log of the sum of exponentials, which the backward pass needs."""
     from flatout.objectives.token_kernels import losses
 
     return losses(logits, target, ignore)
