@@ -5,7 +5,7 @@
                            batch=64, optimizer="adamw", lr=3e-3, budget="15 epochs"))
     print(run.explain())
 
-Importing it initialises no device, sets no handlers and patches nothing; the parts load when they are first used.
+Importing flatout initialises no device, sets no signal handlers and patches nothing; its parts load when first used.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _imported(name: str) -> Any:
-    """With the collector at rest: a sweep over all that torch has made takes longer than these imports."""
+    """With the garbage collector paused: a collection over all of torch's objects takes longer than these imports."""
     collecting = gc.isenabled()
     gc.disable()
     try:

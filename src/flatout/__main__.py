@@ -3,6 +3,6 @@ import sys
 if __name__ == "__main__":
     try:
         from flatout.cli.main import main
-    except KeyboardInterrupt:  # nothing has begun
+    except KeyboardInterrupt:  # nothing has started yet
         sys.exit(130)
     main()

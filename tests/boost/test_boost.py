@@ -347,7 +347,7 @@ def test_json_is_for_trials_alone(tmp_path: Path) -> None:
 def test_under_torchrun_it_says_that_it_cannot(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     ended = boosted(tmp_path, "train.py", WORLD_SIZE="2", RANK="0")
-    assert ended.returncode == 2 and "one process at a time" in ended.stderr
+    assert ended.returncode == 2 and "single process" in ended.stderr
 
 
 @pytest.mark.parametrize(("option", "given"), [("--within", "soon"), ("--within", "5"), ("--lasts", "0 s")])

@@ -203,7 +203,7 @@ def test_what_is_no_training_script(tmp_path: Path) -> None:
     )
     assert (hello.code, hello.out) == (3, "hello\n")
     assert "hello.py --stop ended with exit code 3; no training step was seen" in hello.err
-    assert "--stop went to the script; options of flatout doctor come before it" in hello.err
+    assert "--stop went to the script; put options of flatout doctor before" in hello.err
     assert told.code == 3 and json.loads(told.out)["steps"] == 0 and json.loads(told.out)["findings"] == []
     assert hook.code == 1
     assert hook.err.startswith("own hook: 9\n"), hook.err  # as Python would, and no traceback besides

@@ -314,7 +314,7 @@ def test_predictions_are_right_in_every_format(desk: Path, flatout: Command) -> 
     for name in ("p.parquet", "p.csv", "p.npz"):
         answer = flatout("predict", "last", "new.npy", "--out", name)
         assert answer.code == 0
-        assert answer.out == f"37 rows of prediction, probability, probabilities in {name}\n"
+        assert answer.out == f"wrote 37 rows with prediction, probability, probabilities to {name}\n"
     table_read = parquet.read_table("p.parquet")
     arrays = np.load("p.npz")
     commas = csv.read_csv("p.csv").to_pydict()
@@ -378,9 +378,9 @@ def test_runs_compare(two_runs: None, flatout: Command) -> None:
     outcome = {row["key"]: row for row in said["outcome"]}
     assert outcome["steps"]["ratio"] == 2.0
     text = flatout("runs", "compare", "table-1", "other-1").out
-    assert text.startswith("What differed\n")
-    assert "What it did\n" in text
-    assert "Asked and planned alike" in flatout("runs", "compare", "last", "last").out
+    assert text.startswith("Differences in recipe and plan\n")
+    assert "Results\n" in text
+    assert "Same recipe and plan" in flatout("runs", "compare", "last", "last").out
 
 
 # ---- the machine ----

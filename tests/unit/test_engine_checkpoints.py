@@ -290,7 +290,7 @@ def test_names_with_dots_do_not_overwrite_each_other() -> None:
 
 @pytest.mark.parametrize("bad", [object(), {1.5: 2}, {"set"}, nn.Linear(1, 1)], ids=["object", "float key", "set", "module"])
 def test_what_can_not_be_kept_is_refused_with_its_place(bad: Any) -> None:
-    with pytest.raises(StoreError, match=r"optimizer\.state\.0\.odd holds a \w+"):
+    with pytest.raises(StoreError, match=r"optimizer\.state\.0\.odd is a \w+"):
         encode({"optimizer": {"state": {0: {"odd": bad}}}})
 
 
@@ -310,7 +310,7 @@ def odd(groups: Any, lr: float) -> torch.optim.Optimizer:
 
 
 def test_an_optimizer_whose_state_can_not_be_kept_is_refused_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"optimizer\.param_groups\.0\.odd holds a object"):
+    with pytest.raises(StoreError, match=r"optimizer\.param_groups\.0\.odd is a object"):
         train(tmp_path, optimizer=odd, model=net)
 
 

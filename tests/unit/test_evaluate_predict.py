@@ -328,7 +328,7 @@ def test_a_query_is_predicted_and_evaluated(desk: Path, flatout: Command) -> Non
     query = "select job, age from 'elsewhere/all.parquet' where kept = 1"
     answer = flatout("predict", "last", query, "--out", "p.parquet")
     assert answer.code == 0, answer.err
-    assert answer.out == "25 rows of prediction, class, probability, probabilities in p.parquet\n"
+    assert answer.out == "wrote 25 rows with prediction, class, probability, probabilities to p.parquet\n"
     half = {name: column[1::2] for name, column in people(rows=50, seed=4).items()}
     assert pq.read_table("p.parquet")["class"].to_pylist() == names(fo.predict(fo.load("last"), half, device="cpu"))
     labelled = metrics(flatout("evaluate", "last", "--data", query.replace("age", "age, answer"), "--json"))

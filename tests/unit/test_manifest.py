@@ -121,10 +121,10 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     manifest.begin(identity="x")
     manifest.write("a.json", b"{}")
     (tmp_path / "a.json").write_bytes(b"{]")
-    with pytest.raises(DamagedFile, match=r"a\.json is damaged: it does not have the checksum .*; mend a\.json"):
+    with pytest.raises(DamagedFile, match=r"a\.json is damaged: it does not match its checksum; mend a\.json"):
         manifest.read("a.json")
     (tmp_path / "a.json").write_bytes(b"{")
-    with pytest.raises(DamagedFile, match="has 1 bytes, not the size"):
+    with pytest.raises(DamagedFile, match="has 1 bytes, not its size"):
         manifest.check("a.json")
     with pytest.raises(DamagedFile, match="is not listed"):
         manifest.read("old.json")
@@ -132,7 +132,7 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
         manifest.read("none.json")
     lines = manifest.path.read_bytes().replace(b"a.json", b"b.json")
     manifest.path.write_bytes(lines)
-    with pytest.raises(DamagedFile, match=r"can't be checked, because line 2 of .* does not have the checksum"):
+    with pytest.raises(DamagedFile, match=r"can't be checked, because line 2 of .* does not match its checksum"):
         manifest.read("a.json")
     assert manifest.about["identity"] == "x"
     assert [bool(line.damage) for line in read_lines(manifest.path, unsealed=False)] == [False, True]
@@ -181,7 +181,7 @@ def test_damaged_weights_are_not_used(finished: Path, flatout: Command) -> None:
     for command in (["evaluate", "last"], ["predict", "last", "train.npz"]):
         answer = flatout(*command)
         assert answer.code == 1
-        assert "model.safetensors is damaged: it does not have the checksum it was written with" in answer.err
+        assert "model.safetensors is damaged: it does not match its checksum" in answer.err
     assert flatout("runs", "check", "last").code == 1
     with pytest.raises(DamagedFile, match=r"model\.safetensors"):
         fo.load("last").model()
@@ -197,7 +197,7 @@ def test_runs_from_before_there_were_manifests_are_read(finished: Path, flatout:
     (finished / "manifest.jsonl").unlink()
     answer = flatout("evaluate", "last")
     assert answer.code == 1
-    assert "manifest.jsonl is missing, so the files beside it can't be checked" in answer.err
+    assert "manifest.jsonl is missing, so the other files can't be checked" in answer.err
     about = json.loads((finished / "run.json").read_text())
     (finished / "run.json").write_text(json.dumps({**about, "flatout_run": 1}))
     assert outputs(flatout)[3] == expected
@@ -236,9 +236,9 @@ def begun(runs: Path, identity: str = "id", status: str | None = None) -> RunFol
 def test_a_damaged_run_is_never_passed_over_in_silence(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     harm(folder.path / "run.json")
-    with pytest.raises(DamagedFile, match=r"a-1 can't be read, and it may be an unfinished run .*run\.json .*--fresh"):
+    with pytest.raises(DamagedFile, match=r"a-1 can't be read but may be an unfinished run .*run\.json .*--fresh"):
         find_unfinished(tmp_path, "id")
-    with pytest.raises(StoreError, match=r"which run is the last can't be told.*run\.json"):
+    with pytest.raises(StoreError, match=r"can't tell which run is the last.*run\.json"):
         find(tmp_path, "last")
     assert find_unfinished(tmp_path, "another") is None, "the manifest knows whose it is"
     harm(folder.manifest.path)
@@ -261,7 +261,7 @@ def test_nobody_knows_whether_a_run_with_a_damaged_result_has_ended(tmp_path: Pa
     folder = begun(tmp_path, status="finished")
     harm(folder.path / "result.json")
     assert folder.status == "damaged"
-    with pytest.raises(DamagedFile, match=r"result\.json .* if the run had not finished, delete it"):
+    with pytest.raises(DamagedFile, match=r"result\.json .* if the run had not finished, delete"):
         find_unfinished(tmp_path, "id")
 
 

@@ -381,12 +381,12 @@ def test_arrays_without_y_and_tokens_of_odd_size(desk: Path, flatout: Command) -
 
 def test_a_recipe_that_is_there_stays(desk: Path, flatout: Command) -> None:
     before = (desk / "table.yaml").read_text()
-    refused(flatout("new", "train.npz", "--out", "table.yaml"), "table.yaml is there already", "--force")
+    refused(flatout("new", "train.npz", "--out", "table.yaml"), "table.yaml exists already", "--force")
     assert (desk / "table.yaml").read_text() == before
     assert flatout("new", "train.npz", "--out", "table.yaml", "--force").code == 0
     assert (desk / "table.yaml").read_text() != before
-    refused(flatout("new", "train.npz", "--out", "table.txt"), "--out is a .yaml file, got table.txt")
-    refused(flatout("new", "train.npz", "--out", "no/table.yaml"), "there is no folder")
+    refused(flatout("new", "train.npz", "--out", "table.txt"), "--out must be a .yaml file, got table.txt")
+    refused(flatout("new", "train.npz", "--out", "no/table.yaml"), "folder not found")
 
 
 def test_paths_are_from_the_folder_of_the_recipe(desk: Path, flatout: Command) -> None:

@@ -47,7 +47,7 @@ from flatout.world.world import World
 FOUR: list[dict[str, int]] = [
     {"shard": 4}, {"data": 2, "shard": 2}, {"shard": 2, "tensor": 2}, {"pipeline": 2, "shard": 2}, {"tensor": 4}, {},
 ]  # fmt: skip
-WAY_OUT = "make room, then the same command goes on from the last checkpoint"
+WAY_OUT = "free some disk space, then run the same command to resume from the last checkpoint"
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ def test_a_full_disk_on_one_rank(tmp_path: Path, victim: int) -> None:
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_killed_in_the_middle(tmp_path: Path, victim: int) -> None:
     said = ranks(4, save_until_killed, tmp_path, victim)
-    gone = f"StoreError: rank {victim} is gone: its process has ended, or its machine can't be reached"
+    gone = f"StoreError: rank {victim} is gone: its process ended, or its machine can't be reached"
     assert said == [KILLED if rank == victim else [gone, gone] for rank in range(4)]
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.sweep() == ([".writing-step-000000002"] if victim == 0 else [])
@@ -163,14 +163,14 @@ def test_a_rank_killed_in_the_middle(tmp_path: Path, victim: int) -> None:
 
 def test_parts_that_do_not_make_the_whole() -> None:
     half = TensorPart("w", "float32", [4], [0], [2])
-    with pytest.raises(StoreError, match="the parts of w on all ranks do not make the whole: 2 elements are missing"):
+    with pytest.raises(StoreError, match="the parts of w on all ranks are not the whole tensor: 2 elements are missing"):
         share_out([[half], [half]], ["w"])
-    with pytest.raises(StoreError, match="the parts of v on all ranks do not make the whole"):
+    with pytest.raises(StoreError, match="the parts of v on all ranks are not the whole tensor"):
         share_out([[half]], ["v"])
 
 
 def test_a_rank_that_does_not_come(tmp_path: Path) -> None:
-    assert ranks(2, save_with_one_that_does_not_come, tmp_path) == [["StoreError: rank 1 has not answered for 1 s"], [""]]
+    assert ranks(2, save_with_one_that_does_not_come, tmp_path) == [["StoreError: rank 1 did not answer within 1 s"], [""]]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -185,10 +185,10 @@ def test_what_cannot_be_kept_is_said_on_all_ranks(tmp_path: Path) -> None:
     assert said[0] == said[1]
     differing, partial, dtype, steps, shape = said[0]
     assert "w is float32 [2] on rank 0 and float32 [3] on rank 1" in differing
-    assert "rank 0: a.w is a sum whose terms are on several ranks" in partial
+    assert "rank 0: a.w is a partial sum over several ranks" in partial
     assert "w has dtype torch.complex64" in dtype
-    assert "came with different steps to keep: [0, 1]" in steps
-    assert shape.startswith("StoreError: rank 0: w is [2] in") and "[3] here: the checkpoint does not fit the model" in shape
+    assert "want to save different steps: [0, 1]" in steps
+    assert shape.startswith("StoreError: rank 0: w has shape [2] in") and "[3] here: the checkpoint does not fit" in shape
 
 
 def test_damaged_ones_are_named_and_the_one_before_is_used(saved: Path, tmp_path: Path) -> None:
@@ -215,8 +215,8 @@ def test_damaged_ones_are_named_and_the_one_before_is_used(saved: Path, tmp_path
     assert (step, wrong) == (1, [])
     assert [step for step, _ in told] == [7, 6, 5, 4, 3, 2]
     assert all(f"step-{step:09d}" in why for step, why in told)
-    assert "shard-00003-model-00001-of-00001.safetensors does not have the checksum it was written with" in told[-1][1]
-    assert "shard-00009-model-00001-of-00001.safetensors, with which it was not written" in told[2][1]
+    assert "shard-00003-model-00001-of-00001.safetensors does not match its checksum" in told[-1][1]
+    assert "files that do not belong to it: shard-00009-model-00001-of-00001.safetensors" in told[2][1]
     for step in range(2, 8):
         with pytest.raises(DamagedCheckpoint):
             Checkpoints(tmp_path).load(step)
@@ -235,7 +235,7 @@ def test_one_file_of_whole_weights(tmp_path: Path) -> None:
         assert each[: len(FOUR)] == ["nothing"] * len(FOUR)
         full, killed = each[len(FOUR) :]
         assert full == f"StoreError: {tmp_path / 'full.safetensors'} could not be written: File too large; {WAY_OUT}"
-        assert killed == "StoreError: rank 3 is gone: its process has ended, or its machine can't be reached"
+        assert killed == "StoreError: rank 3 is gone: its process ended, or its machine can't be reached"
     assert said[3] == KILLED
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{n}.safetensors" for n in range(len(FOUR))]
 

@@ -31,7 +31,7 @@ def test_a_slow_format_is_so_many_times_slower() -> None:
 
 
 def test_gains_never_read_as_zero() -> None:
-    assert [show_gain(one) for one in (1.2, 0.5, 0.00347, 0.0)] == ["1.20x", "0.50x", "288 times slower", "no speed at all"]
+    assert [show_gain(one) for one in (1.2, 0.5, 0.00347, 0.0)] == ["1.20x", "0.50x", "288 times slower", "no progress"]
 
 
 def test_torchs_stack_is_not_shown_by_a_command() -> None:

@@ -75,7 +75,7 @@ def test_two_starts_at_once_are_one_run(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     with StartLock(runs, "one"):
         with (
-            pytest.raises(RunBusy, match=f"process {os.getpid()} on .* is starting a run of this very recipe"),
+            pytest.raises(RunBusy, match=f"process {os.getpid()} on .* is starting a run of the same recipe"),
             StartLock(runs, "one"),
         ):
             pytest.fail("two at once")
@@ -98,7 +98,7 @@ def test_a_start_while_another_is_planning(desk: Path, flatout: Command, monkeyp
     monkeypatch.setattr(run, "checked_plan", second)
     assert flatout("run", "table.yaml", "budget=1 epoch").code == 0
     assert [answer.code for answer in answers] == [1, 0]
-    assert "is starting a run of this very recipe" in answers[0].err
+    assert "is starting a run of the same recipe" in answers[0].err
     assert sorted(path.name for path in (desk / "runs").iterdir()) == ["table-1", "table-2"]
 
 

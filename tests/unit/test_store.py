@@ -64,7 +64,7 @@ def test_the_file_is_plain_safetensors(tmp_path: Path) -> None:
 
 
 def test_what_a_checkpoint_cannot_keep_is_named_by_its_place() -> None:
-    with pytest.raises(StoreError, match=r"optimizer\.state\.2 holds a set"):
+    with pytest.raises(StoreError, match=r"optimizer\.state\.2 is a set"):
         encode({"optimizer": {"state": [1, 2, {3}]}})
     with pytest.raises(StoreError, match="complex64"):
         write_tensors(Path("never"), {"x": torch.zeros(1, dtype=torch.complex64)})
@@ -203,7 +203,7 @@ def test_finding_a_run(tmp_path: Path) -> None:
     assert find(runs, "a-1") == first
     assert find(runs, str(second.path)).path == second.path
     assert find(runs, "last") == second
-    with pytest.raises(NotARun, match=r"no run called 'a-l' in .*; did you mean 'a-1'\?"):
+    with pytest.raises(NotARun, match=r"no run named 'a-l' in .*; did you mean 'a-1'\?"):
         find(runs, "a-l")
     with pytest.raises(NotARun, match="is not a flatout run"):
         open_run(runs / "notes")
@@ -233,7 +233,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"a-1 has no plan\.json"):
         folder.read("plan.json")
     folder.write_bytes("plan.json", b"{")
-    with pytest.raises(DamagedFile, match=r"plan\.json is not whole"):
+    with pytest.raises(DamagedFile, match=r"plan\.json is incomplete"):
         folder.read("plan.json")
 
 

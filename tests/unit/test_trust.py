@@ -51,7 +51,7 @@ def test_where_others_can_write_a_folder_inside_is_used(place: Path) -> None:
     assert private_cache(own) == own
     assert Cache(cache).folder == own
     own.chmod(0o755)
-    with pytest.raises(MachineError, match=r"is not yours alone.*FLATOUT_CACHE"):
+    with pytest.raises(MachineError, match=r"is not private to you.*FLATOUT_CACHE"):
         private_cache(cache)
 
 
@@ -62,7 +62,7 @@ def test_nothing_is_read_from_a_folder_that_was_left_for_us(place: Path) -> None
     cache.chmod(0o1777)
     planted.mkdir()
     (cache / f"of-user-{os.geteuid()}").symlink_to(planted)
-    with pytest.raises(MachineError, match="is not yours alone"):
+    with pytest.raises(MachineError, match="is not private to you"):
         CeilingsCache(cache)
 
 
@@ -73,7 +73,7 @@ def test_owners(place: Path) -> None:
     os.chown(cache, 4321, 4321)
     assert private_cache(cache) == cache, "a volume of another owner, where only root could put it"
     place.chmod(0o1777)
-    with pytest.raises(MachineError, match="cache belongs to user 4321, in a folder where others can create files"):
+    with pytest.raises(MachineError, match="cache belongs to user 4321 and is in a folder where others can create files"):
         private_cache(cache)
     cache.chmod(0o777)
     place.chmod(0o755)

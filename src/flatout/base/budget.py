@@ -1,7 +1,7 @@
 """How long to train: "3 epochs", "2000 steps", "1e9 tokens", "10 min", "5 USD", "200 Wh", "accuracy >= 0.94 within 20 epochs".
 
-Epochs, steps, samples and tokens are *counted*: the same budget is the same number of samples on every machine. Time,
-money and energy are *spent*: what was spent is kept in the checkpoint.
+Epochs, steps, samples and tokens are *counted*: the same budget means the same number of samples on every machine. Time, money
+and energy are *spent*: the amount spent so far is saved in the checkpoint.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flatout.base.units import is_duration_unit, parse_seconds, split_quantity
 
 COUNTED = ("epochs", "steps", "samples", "tokens")
 SPENT = ("seconds", "usd", "wh")
-MOST = 1e15  # of any unit: more than anybody has, and as a number still exact
+MOST = 1e15  # largest amount in any unit; still exact as a float
 
 _UNITS = {
     "epochs": "epochs", "epoch": "epochs", "ep": "epochs",
@@ -30,7 +30,7 @@ _EXAMPLES = "'3 epochs', '2000 steps', '1e9 tokens', '10 min', '5 USD', '200 Wh'
 
 @dataclass(frozen=True)
 class Target:
-    """Stop as soon as an evaluation shows this."""
+    """Stop as soon as an evaluation reaches this value."""
 
     metric: str
     sense: str
@@ -55,26 +55,28 @@ class Budget:
         if aim:
             within = cls.parse(aim[4]) if _TARGET.fullmatch(aim[4]) is None else None
             if within is None:
-                raise UsageError(f"a budget has one aim, such as 'accuracy >= 0.94 within 20 epochs'; got {text!r}")
+                raise UsageError(
+                    f"a budget can have only one target, such as 'accuracy >= 0.94 within 20 epochs'; got {text!r}"
+                )
             return replace(within, target=Target(aim[1].lower(), aim[2], float(aim[3])))
         try:
             amount, unit = split_quantity(text)
         except UsageError:
-            raise UsageError(f"a budget is written {_EXAMPLES}; got {text!r}") from None
+            raise UsageError(f"expected a budget such as {_EXAMPLES}; got {text!r}") from None
         if is_duration_unit(unit):
             amount, unit = parse_seconds(text), "seconds"
         elif unit in _UNITS:
             unit = _UNITS[unit]
         else:
-            raise UsageError(f"a budget can't be counted in {unit or 'nothing'!r}: write {_EXAMPLES}; got {text!r}")
+            raise UsageError(f"unknown budget unit {unit or 'none'!r}: write {_EXAMPLES}; got {text!r}")
         if unit == "kwh":
             amount, unit = amount * 1000, "wh"
         if unit == "j":
             amount, unit = amount / 3600, "wh"
         if not amount > 0:
-            raise UsageError(f"a budget must be more than nothing, got {text!r}")
+            raise UsageError(f"a budget must be greater than 0, got {text!r}")
         if amount > MOST:
-            raise UsageError(f"a budget is {MOST:g} {unit} at most, got {text!r}")
+            raise UsageError(f"a budget can be at most {MOST:g} {unit}, got {text!r}")
         return cls(amount, unit)
 
     @property
@@ -82,7 +84,7 @@ class Budget:
         return self.unit in COUNTED
 
     def samples(self, epoch_samples: int, batch: float, tokens_per_sample: float) -> int:
-        """The number of samples a counted budget allows: exact, and the same wherever it runs."""
+        """The exact number of samples that a counted budget allows, the same on every machine."""
         per_unit = {"epochs": epoch_samples, "steps": batch, "samples": 1, "tokens": 1 / max(tokens_per_sample, 1)}
         return max(1, round(self.amount * per_unit[self.unit]))
 

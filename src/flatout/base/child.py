@@ -59,7 +59,7 @@ class Child:
         self._waiting = threading.Lock()
         # Two files: stdout is often buffered and flushed at exit, after the error that explains the exit was written to stderr.
         self._files: dict[str, IO[bytes]] = {
-            name: tempfile.TemporaryFile()
+            name: tempfile.TemporaryFile()  # noqa: SIM115  closed when the child has ended
             for name, printed in (("stdout", output), ("stderr", errors))
             if printed is Printed.KEPT
         }

@@ -1,25 +1,25 @@
-"""Every error a person can meet, as one tree.
+"""All errors that flatout raises for its users, as one tree.
 
     FlatoutError                 exit 1
-    ├── UsageError               exit 2   what was typed or written can't be understood
-    │   └── RecipeError                   all mistakes of a recipe at once
-    ├── DataError                         the data is missing, empty, mismatched or not numbers
-    ├── ModelError                        the model can't be built, or does not fit its objective
-    ├── MachineError                      this machine lacks what was asked for
+    ├── UsageError               exit 2   an argument or a file has a mistake
+    │   └── RecipeError                   all mistakes in a recipe at once
+    ├── DataError                         the data is missing, empty, inconsistent or not numeric
+    ├── ModelError                        the model can't be built or does not match its objective
+    ├── MachineError                      this machine lacks something that was requested
     │   └── MissingExtra                  an optional library is not installed
     ├── StoreError                        a run folder or a checkpoint can't be used
     │   ├── NotARun
     │   ├── RunBusy                       another process is training in this folder
     │   ├── MissingFile
-    │   ├── DamagedFile                   a file is not what was written
+    │   ├── DamagedFile                   a file's content changed after flatout wrote it
     │   └── DamagedCheckpoint
-    └── TrainingError                     the run started and could not go on
+    └── TrainingError                     the run started but could not continue
         ├── Diverged
         ├── OutOfMemory
-        ├── PeerLost                      another process of the run failed or is gone: whoever restarts them may go on
-        └── Stopped                       exit 129, 130 or 143: saved at a step boundary because a signal asked for it
+        ├── PeerLost                      another process of the run failed or disappeared; a restart may continue
+        └── Stopped                       exit 129, 130 or 143: a signal stopped the run; it saved first
 
-A message says what was expected, what came, which argument did it, and what to set instead.
+A message says what was expected, what was found, which argument is wrong, and what to set instead.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class UsageError(FlatoutError):
 
 
 class RecipeError(UsageError):
-    """All mistakes of a recipe at once: `problems` has one line each."""
+    """All mistakes in a recipe at once; `problems` has one line for each."""
 
     def __init__(self, problems: Sequence[str], where: str = "recipe") -> None:
         self.problems = tuple(shortened(problem) for problem in problems)
@@ -105,7 +105,7 @@ class PeerLost(TrainingError):
 
 
 class Stopped(TrainingError):
-    """A signal asked the run to stop; its state was saved first."""
+    """A signal asked the run to stop; the run saved its state first."""
 
     def __init__(self, signal_name: str, exit_code: int, message: str) -> None:
         self.signal_name = signal_name
@@ -114,7 +114,7 @@ class Stopped(TrainingError):
 
 
 def shortened(message: str) -> str:
-    """For a person to read: what was written can be long, and so can a message that quotes it."""
+    """Shorten a message for people: it may quote very long user input."""
     lines = message.split("\n")
     if len(lines) > _MOST_LINES:
         lines = [*lines[:_MOST_LINES], f"  ... and {len(lines) - _MOST_LINES:,} more lines"]
@@ -126,7 +126,7 @@ def _cut(line: str) -> str:
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """A question to append to an error, or the list of what is known when nothing is near."""
+    """A suggestion to append to an error, or the list of known names if none is similar."""
     names = sorted(known)
     near = difflib.get_close_matches(str(word)[:_LONGEST_WORD], names, n=1, cutoff=0.6)
     if near:

@@ -1,7 +1,7 @@
-"""What happened, as JSON lines: append-only, one line an event, with a monotonic clock and a checksum. A torn last line is
-ignored; a damaged one is told as an event of its own.
+"""Events of a run as JSON lines: append-only, one line per event, with a monotonic clock and a checksum. A torn last line is
+ignored; a damaged line is reported as an event.
 
-Observers get each event after it is written. None of them, nor a full disk, can block or end a run.
+Observers get each event after it is written. Neither an observer nor a full disk can block or end a run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Observer = Callable[[Event], None]
 
 
 class EventLog:
-    """Writes events to a file and hands them to observers. `path=None` keeps nothing on disk."""
+    """Writes events to a file and passes them to observers. With `path=None` nothing is written to disk."""
 
     def __init__(self, path: Path | None, observers: tuple[Observer, ...] = ()) -> None:
         self._path = path
@@ -47,13 +47,13 @@ class EventLog:
                 if not append(self._file, sealed(event)):
                     self.lost += 1
             except OSError:
-                self.lost += 1  # a full disk must not end the run; the count is in the result
+                self.lost += 1  # a full disk must not end the run; the result contains this count
 
     def _tell(self, event: Event) -> None:
         for observer in list(self._observers):
             try:
                 observer(event)
-            except Exception as error:  # a broken view is dropped, the run goes on
+            except Exception as error:  # drop a failing observer; the run continues
                 self._observers.remove(observer)
                 self.emit("observer_dropped", observer=repr(observer), error=f"{type(error).__name__}: {error}")
 
@@ -70,11 +70,11 @@ class EventLog:
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Every whole event of a log. Lines torn by a kill or a full disk are passed over; in the place of a line that is not as
-    it was written there is an event of kind `damaged`."""
-    for line in read_lines(path, unsealed=True):  # logs from before there were checksums
+    """All complete events of a log. Lines torn by a kill or a full disk are skipped; a damaged line becomes an event of
+    kind `damaged`."""
+    for line in read_lines(path, unsealed=True):  # old logs have no checksums
         if line.damage:
-            why = f"line {line.number} {line.damage}: what it said is missing here"
+            why = f"line {line.number} {line.damage}: its content is missing here"
             yield {"kind": "damaged", "line": line.number, "what": path.name, "why": why}
         else:
             yield line.fields

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: written aside, synced, renamed."""
+"""Files that are either complete or absent: written to a temporary name, synced, renamed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def write_bytes(path: Path, content: bytes, before_naming: Callable[[], None] = lambda: None) -> None:
-    """`before_naming` is called when the content is safe on the disk and `path` is still what it was."""
+    """`before_naming` is called when the content is synced to disk, before the rename replaces `path`."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with aside.open("wb") as file:
@@ -38,7 +38,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(content: bytes) -> Any:
-    """ValueError for whatever is no JSON, also for brackets in brackets without end."""
+    """Raises ValueError for anything that is not JSON, and for too deep nesting."""
     try:
         return json.loads(content)
     except RecursionError:
@@ -46,7 +46,7 @@ def parse_json(content: bytes) -> Any:
 
 
 def sync_folder(folder: Path) -> None:
-    """A rename is durable only once its folder is."""
+    """A rename is durable only after its folder is synced."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

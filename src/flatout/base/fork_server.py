@@ -1,8 +1,8 @@
-"""Fresh processes without the wait: a template process imports once what they need, computes nothing, and forks them off.
+"""Start processes quickly: a template process imports everything they need once, computes nothing, and forks them.
 
-The template is a fork of a process that has computed nothing either, or a new interpreter. It has one thread and touches no
-device, so what is forked off it is as good as new. It watches over all of them: it tells when one stops or ends, ends what that
-one left behind, and ends every process below it when the owner closes the line or is gone.
+The template is a fork of a process that has computed nothing, or a new interpreter. It has one thread and uses no device, so
+its forks behave like new processes. It supervises them: it reports when one stops or ends, kills what that process left
+running, and ends every process below it when the owner closes the connection or dies.
 
     owner -> template   {"start": number, "asked": ..., "descriptors": n}, with n descriptors; {"signal": 9, "pid": pid}
     template -> owner   {"started": number, "pid": pid}; {"pid": pid, "code": exit code or PAUSED}
@@ -26,29 +26,29 @@ from flatout.base.exits import exit_words
 from flatout.base.keeper import Wakeups, adopt_orphans, descendants, end_descendants, end_group, readable
 from flatout.base.messages import Messages
 
-PAUSED = 1000  # no exit code
+PAUSED = 1000  # not a possible exit code
 _MOST_DESCRIPTORS = 16
 _LOOK_S = 1.0
 _POLL_S = 0.02
 _END_S = 5.0
 
-Work = Callable[[Mapping[str, Any], Sequence[int]], int]  # what was asked for and the descriptors, to an exit code
+Work = Callable[[Mapping[str, Any], Sequence[int]], int]  # (request, descriptors) -> exit code
 
 
 class TemplateProcess(Protocol):
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """The exit code; None while it runs."""
         ...
 
     def kill(self) -> None: ...
 
 
 class ForkServerGone(OSError):
-    """The template has ended. Says how, to go on from its name."""
+    """The template has ended. The message says how, to append to the template's name."""
 
 
 class ForkServer:
-    """The owner's side. Any thread may call it; one question at a time."""
+    """The owner's side. Any thread may call it; requests run one at a time."""
 
     def __init__(self, line: socket.socket, template: TemplateProcess) -> None:
         self._line = line
@@ -56,16 +56,16 @@ class ForkServer:
         self._asking = threading.Lock()
         self._count = 0
         self._started: dict[int, int] = {}
-        self._codes: dict[int, list[int]] = {}  # of each process, what was told and not yet asked for
+        self._codes: dict[int, list[int]] = {}  # per process: codes received that no caller has waited for yet
         self._template = template
         self._close = weakref.finalize(self, _close, line, template)
 
     @classmethod
     def forked_here(cls, work: Work) -> ForkServer:
-        """The template is a fork of this process, which must not have computed anything."""
+        """The template is a fork of this process, which must not have computed anything yet."""
         ours, theirs = socket.socketpair()
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # or each of them would write it once more
+            stream.flush()  # otherwise every fork would write the buffered output again
         pid = os.fork()
         if not pid:
             ours.close()
@@ -75,7 +75,7 @@ class ForkServer:
 
     @classmethod
     def booted(cls, boot: Callable[[int], TemplateProcess]) -> ForkServer:
-        """`boot` starts an interpreter that calls `serve_forks` on the descriptor."""
+        """`boot` starts an interpreter that calls `serve_forks` with the descriptor."""
         ours, theirs = socket.socketpair()
         with theirs:
             return cls(ours, boot(theirs.fileno()))
@@ -84,11 +84,11 @@ class ForkServer:
         return self._template.poll() is None
 
     def close(self) -> None:
-        """Every process below the template is gone afterwards."""
+        """Ends the template and every process below it."""
         self._close()
 
     def start(self, asked: Mapping[str, Any], descriptors: Sequence[int] = (), limit_s: float | None = None) -> int:
-        """The id of a process that does what is asked."""
+        """Start a process for this request and return its process id."""
         with self._asking:
             self._count += 1
             number = self._count
@@ -96,13 +96,13 @@ class ForkServer:
             while number not in self._started:
                 self._note(limit_s)
             pid = self._started.pop(number)
-            for other in self._started.values():  # whoever asked for these was interrupted, and does not know them
+            for other in self._started.values():  # started for a caller that was interrupted and does not know the pid
                 self._send({"signal": signal.SIGKILL, "pid": other})
             self._started.clear()
             return pid
 
     def wait(self, pid: int, limit_s: float) -> int | None:
-        """Until it ends or stops itself: its exit code, negative for a signal, or PAUSED. None: neither came in time."""
+        """Wait until it ends or stops itself: the exit code, negative for a signal, or PAUSED. None: timeout."""
         ends_s = time.monotonic() + limit_s
         while True:
             with self._asking, suppress(TimeoutError):
@@ -118,14 +118,14 @@ class ForkServer:
             readable([self._line.fileno()], min(left_s, _POLL_S))  # another thread may read the answer
 
     def wait_for_end(self, pid: int, limit_s: float) -> int | None:
-        """As `wait`, whether it stops or not: a debugger or Ctrl-Z may have done that."""
+        """Like `wait`, but ignores stops, which a debugger or Ctrl-Z may cause."""
         ends_s = time.monotonic() + limit_s
         while (code := self.wait(pid, ends_s - time.monotonic())) == PAUSED:
             pass
         return code
 
     def signal(self, pid: int, which: int) -> None:
-        """To it and the processes of its session. The template knows whether it has ended, and its number is another's."""
+        """Signal the process and its session. The template checks that it still runs, since its pid may have been reused."""
         with self._asking, suppress(ForkServerGone):
             self._send({"signal": which, "pid": pid})
 
@@ -157,7 +157,7 @@ def _close(line: socket.socket, template: TemplateProcess) -> None:
 
 
 def _wait(template: TemplateProcess, limit_s: float) -> bool:
-    """Whether it has ended."""
+    """Whether it ended in time."""
     until = time.monotonic() + limit_s
     while template.poll() is None and time.monotonic() < until:
         time.sleep(0.001)
@@ -174,7 +174,7 @@ class _Fork:
             try:
                 pid, status = os.waitpid(self._pid, os.WNOHANG)
                 self._code = os.waitstatus_to_exitcode(status) if pid else None
-            except ChildProcessError:  # in a fork of the owner
+            except ChildProcessError:  # we are in a fork of the owner
                 self._code = 0
         return self._code
 
@@ -185,7 +185,7 @@ class _Fork:
 def _be_template(line: socket.socket, work: Work) -> NoReturn:
     code = 1
     try:
-        os.setsid()  # Ctrl-C is for the person's own process, which ends this one
+        os.setsid()  # Ctrl-C must reach only the user's process, which then ends this one
         nowhere = os.open(os.devnull, os.O_RDWR)
         os.dup2(nowhere, 0)
         os.dup2(nowhere, 1)
@@ -196,7 +196,7 @@ def _be_template(line: socket.socket, work: Work) -> NoReturn:
 
 
 def serve_forks(descriptor: int, work: Work) -> None:
-    """The template's life, until the owner closes the line or is gone."""
+    """Main loop of the template, until the owner closes the connection or dies."""
     _Template(descriptor, work).serve()
 
 
@@ -213,21 +213,21 @@ class _Template:
 
     def serve(self) -> None:
         try:
-            while os.getppid() == self._owner:  # a fork of the owner may hold the line open
+            while os.getppid() == self._owner:  # a fork of the owner may keep the connection open
                 ready = readable([self._line.fileno(), self._wakeups.descriptor], _LOOK_S)
                 self._wakeups.forget()
                 self._tell_who_ended()
                 if self._line.fileno() in ready and not self._serve_questions():
                     break
         except ConnectionError:
-            pass  # it is gone
+            pass  # the owner is gone
         finally:
             for pid in self._live:
                 end_group(pid)
             end_descendants()
 
     def _serve_questions(self) -> bool:
-        """Whether there may be more."""
+        """False when the connection is closed."""
         piece, descriptors, _, _ = socket.recv_fds(self._line, 1 << 16, _MOST_DESCRIPTORS)
         if not piece:
             return False
@@ -259,7 +259,7 @@ class _Template:
             self._wakeups.close()
             for other in self._descriptors:
                 os.close(other)
-            os.setsid()  # it and what it starts can be told apart from others, and end together
+            os.setsid()  # its own session, so that it and its children can be signalled together
             code = self._work(asked, passed)
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else 1
@@ -290,12 +290,12 @@ class _Template:
 def _signal_session(leader: int, which: int) -> None:
     try:
         os.killpg(leader, which)
-    except ProcessLookupError:  # it was forked off just now and leads no session yet
+    except ProcessLookupError:  # forked a moment ago and not yet a session leader
         os.kill(leader, which)
 
 
 def _end_session(leader: int) -> None:
-    """What a process that has ended left behind. Found by parent: its number alone may be another's by now."""
+    """Kill what an ended process left running. Found by parent, because its session id may have been reused."""
     if sys.platform != "linux":
         end_group(leader)
     for pid in descendants(os.getpid()):

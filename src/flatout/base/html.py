@@ -1,4 +1,4 @@
-"""A Doc as one page that needs nothing from elsewhere: no scripts, no fonts, no links. Whatever the tree holds is text here."""
+"""A Doc as one self-contained HTML page: no scripts, fonts or links. All content is escaped as text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ td.right { white-space: nowrap; }
 summary { cursor: pointer; opacity: .75; }
 figure { margin: 1.2rem 0; } figure img { max-width: 100%; } figcaption { opacity: .75; }
 """
-# A page in which nothing can run or be loaded, even if something got past the escaping.
+# Nothing in the page can run or be loaded, even if markup got past the escaping.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -72,7 +72,7 @@ def _cell(tag: str, column: TableColumn, text: str) -> str:
 
 
 def _picture(picture: Picture) -> str:
-    """As an image and not as markup: a browser runs nothing inside of one."""
+    """As an <img>, not as markup: browsers run no scripts inside images."""
     source = "data:image/svg+xml;base64," + b64encode(picture.svg.encode()).decode()
     caption = escape(picture.caption)
     return f'<figure><img src="{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'

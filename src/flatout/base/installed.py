@@ -1,8 +1,8 @@
-"""Whether code is a library's or the user's own.
+"""Whether code belongs to a library or to the user.
 
-A library's is what comes with Python, lies in a folder called site-packages or dist-packages, or was put somewhere by an
-installer, which left a `.dist-info` beside it. So torch is a library's wherever PYTHONPATH, a .pth file or an environment
-module finds it. A project that is installed as editable stays the user's own.
+Library code comes with Python, is in a folder named site-packages or dist-packages, or was installed by an installer, which
+left a `.dist-info` next to it. So torch counts as a library wherever PYTHONPATH, a .pth file or an environment module finds it.
+A project installed as editable counts as the user's code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FunctionType
 
 _FOLDERS = ("site-packages", "dist-packages")
-_OURS = ("flatout", "torch")  # also where somebody has only put them on the path
+_OURS = ("flatout", "torch")  # libraries even if they are only on the path
 
 
 def is_installed(thing: type | FunctionType | str) -> bool:
@@ -26,7 +26,7 @@ def is_installed(thing: type | FunctionType | str) -> bool:
     try:
         file = inspect.getfile(thing)
     except (OSError, TypeError):
-        return thing.__module__ != "__main__"  # built into the interpreter, unless typed at its prompt
+        return thing.__module__ != "__main__"  # built into the interpreter, or typed at its prompt
     return _is_library_file(file)
 
 
@@ -57,7 +57,7 @@ def _own_roots() -> Iterator[Path]:
 
 
 def _was_installed(file: Path) -> bool:
-    """An installer put it into one of the folders that Python looks into."""
+    """Whether an installer put the file into one of the folders on Python's path."""
     entries = {Path(entry).absolute() for entry in sys.path if entry}
     entries |= {entry.resolve() for entry in entries}
     return any(file.relative_to(folder).parts[0] in _installed_names(folder) for folder in file.parents if folder in entries)
@@ -65,7 +65,7 @@ def _was_installed(file: Path) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _installed_names(folder: Path) -> frozenset[str]:
-    """The files and packages in a folder that installers have listed there."""
+    """The files and packages in a folder that installers list there."""
     names: set[str] = set()
     for record in folder.glob("*.dist-info/RECORD"):
         try:

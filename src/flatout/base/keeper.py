@@ -1,12 +1,12 @@
-"""Ends process trees. Run as a program, it keeps one command: it ends every process of it when its owner is gone.
+"""Ends process trees. Run as a program, it supervises one command: it ends all of its processes when the owner dies.
 
     owner <- socket -> keeper -> command -> all that the command starts
 
-The kernel closes the socket however the owner ends, SIGKILL included; a signal at the death of the parent would not reach the
-command's own children, and would come when the thread that started the command ends. The owner sends numbers of signals, a byte
-each; the keeper answers with the command's process id and then with its exit code.
+The kernel closes the socket however the owner ends, even after SIGKILL. A parent-death signal would not be enough: it does not
+reach the command's children, and it is sent when the thread that started the command ends. The owner sends signal numbers, one
+byte each; the keeper answers with the command's process id and later its exit code.
 
-It is run by its path, without site-packages, to start in milliseconds: it imports nothing but the standard library.
+It is run by path, without site-packages, to start in milliseconds, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-_PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # of Linux's prctl.h
+_PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # from Linux's prctl.h
 _LOOK_S = 1.0
 _LONGEST_PAUSE_S = 0.1
-_CANT_START = 127  # as shells say it
+_CANT_START = 127  # the same code as shells use
 
 FOREGROUND, BACKGROUND = "foreground", "background"
 
 
 def adopt_orphans() -> None:
-    """A process below this one whose parent ends becomes a child of this one, where `end_descendants` finds it (Linux)."""
+    """Orphans below this process become its children, so that `end_descendants` finds them (Linux)."""
     _prctl(_CHILD_SUBREAPER, 1)
 
 
@@ -47,9 +47,9 @@ def _prctl(option: int, value: int) -> None:
 
 
 def descendants(of: int) -> list[int]:
-    """Every process below it, zombies included. Empty where the system has no /proc."""
+    """All processes below this one, including zombies. Empty on systems without /proc."""
     found = [of]
-    for parent in found:  # which grows
+    for parent in found:  # the list grows meanwhile
         with suppress(OSError):
             for thread in os.listdir(f"/proc/{parent}/task"):
                 with suppress(OSError), open(f"/proc/{parent}/task/{thread}/children") as children:
@@ -58,30 +58,30 @@ def descendants(of: int) -> list[int]:
 
 
 def end_group(leader: int) -> None:
-    """Processes that fork on and on do not escape this: the kernel ends a group at once."""
+    """Kill a process group. The kernel does it at once, so processes that keep forking can't escape."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
 
 def end_descendants() -> None:
-    """End and reap every process below this one. Those that left their session are found if orphans were adopted."""
+    """Kill and reap every process below this one. Finds those that left their session only if orphans were adopted."""
     pause_s = 0.001
     while below := descendants(os.getpid()):
         for pid in below:
             with suppress(ProcessLookupError, PermissionError):
-                group = os.getpgid(pid)  # a zombie still tells, and the one that it forked last is of that group
+                group = os.getpgid(pid)  # works for a zombie too, and its last fork is in that group
                 os.kill(pid, signal.SIGKILL)
                 if group != os.getpgrp():
                     end_group(group)
         reap()
-        time.sleep(pause_s)  # one that waits for a device or a disk ends when that answers
+        time.sleep(pause_s)  # a process blocked on a device or disk ends when that answers
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     reap()
 
 
 def readable(descriptors: Sequence[int], limit_s: float | None) -> set[int]:
-    """Those that can be read or were closed at the other end, once there is one; none: the time is over. As `select`, which
-    fails in a process with more than 1024 open files."""
+    """The descriptors that can be read or were closed at the other end; empty after a timeout. Unlike `select`, this works in
+    a process with more than 1024 open files."""
     watched = select.poll()
     for one in descriptors:
         watched.register(one, select.POLLIN)
@@ -98,7 +98,7 @@ def reap() -> dict[int, int]:
 
 
 class Wakeups:
-    """A descriptor that becomes readable when a child has ended or stopped. One for a process, in its main thread."""
+    """A descriptor that becomes readable when a child ends or stops. One per process, in its main thread."""
 
     def __init__(self) -> None:
         self.descriptor, self._written_to = os.pipe()
@@ -113,7 +113,7 @@ class Wakeups:
                 pass
 
     def close(self) -> None:
-        """In a process that was forked off: it handles signals as if none of this had been here."""
+        """In a forked process: restore default signal handling."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(self.descriptor)
@@ -121,7 +121,7 @@ class Wakeups:
 
 
 def _ignore_signals() -> dict[int, Any]:
-    """Signals to a whole job are for the owner, which may want to save first. Returns how they were handled before."""
+    """Signals sent to the whole job are for the owner, which may want to save first. Returns the previous handlers."""
     needed = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGCHLD}
     crashes = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
     return {one: signal.signal(one, signal.SIG_IGN) for one in signal.valid_signals() - needed - crashes}
@@ -137,7 +137,7 @@ def _handle_again(before: Mapping[int, Any]) -> None:
 def _become(command: list[str], where: str, keeper: int, before: Mapping[int, Any]) -> NoReturn:
     try:
         if where == BACKGROUND:
-            os.setsid()  # Ctrl-C is for the owner, which ends this one
+            os.setsid()  # Ctrl-C must reach only the owner, which then ends the command
         end_with_parent()
         _handle_again(before)
         if os.getppid() == keeper:
@@ -149,7 +149,7 @@ def _become(command: list[str], where: str, keeper: int, before: Mapping[int, An
 
 
 def keep(line: int, where: str, passed: Sequence[int], command: list[str]) -> None:
-    """Until the command or its owner has ended. What a command in the foreground leaves running stays, as with a shell."""
+    """Wait until the command or its owner ends. Background processes of a foreground command keep running, as in a shell."""
     owner, keeper = os.getppid(), os.getpid()
     before = _ignore_signals()
     adopt_orphans()
@@ -160,10 +160,10 @@ def keep(line: int, where: str, passed: Sequence[int], command: list[str]) -> No
         wakeups.close()
         _become(command, where, keeper, before)
     for descriptor in passed:
-        os.close(descriptor)  # the command alone holds them, so that the owner sees when it closes them
+        os.close(descriptor)  # only the command holds them, so the owner sees when it closes them
     _tell(line, f'{{"pid": {pid}}}\n')
     code: int | None = None
-    while code is None and os.getppid() == owner:  # a fork of the owner may hold the socket open
+    while code is None and os.getppid() == owner:  # a fork of the owner may keep the socket open
         ready = readable([line, wakeups.descriptor], _LOOK_S)
         if line in ready:
             try:
@@ -179,9 +179,9 @@ def keep(line: int, where: str, passed: Sequence[int], command: list[str]) -> No
         code = reap().get(pid)
     if code is None:
         os.kill(pid, signal.SIGKILL)
-        end_group(pid)  # there is none in the foreground
+        end_group(pid)  # a foreground command has no group of its own
     elif where == BACKGROUND and sys.platform != "linux":
-        end_group(pid)  # where processes have no list of their children, this is how they are found
+        end_group(pid)  # on systems where a process's children can't be listed
     if code is None or where == BACKGROUND:
         end_descendants()
     if code is not None:

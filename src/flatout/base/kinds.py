@@ -1,4 +1,4 @@
-"""Whether what a file had is of the kinds that a dataclass declares: numbers where it has numbers, lists where it has lists."""
+"""Check that values read from a file have the types that a dataclass declares."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 
 def check_kinds(kind: type, written: Mapping[str, Any]) -> None:
-    """ValueError with the first thing that is of another kind."""
-    from pydantic import ValidationError  # not at import: whoever prints a version needs none of it
+    """Raises ValueError for the first value of a wrong type."""
+    from pydantic import ValidationError  # imported late: slow, and not needed to print a version
 
     try:
         _checker(kind).validate_json(json.dumps(written), strict=True)

@@ -1,9 +1,8 @@
-"""What the files of a folder are to contain: `manifest.jsonl`, one line a file that was written, with its SHA-256.
+"""Expected content of a folder's files: `manifest.jsonl`, one line per written file, with its SHA-256.
 
-A line is added and synced before its file gets its name. So a kill at any moment leaves each file with content that has a line:
-what it is now, or what it was before. A file counts as whole if it is any content that was ever written under its name.
-Checksums of large files are taken while they are written. A folder without a manifest is older than it: its files are read
-as they are.
+A line is added and synced before its file gets its name. So after a kill at any moment every file has content that is listed:
+its present or its previous version. A file is intact if it matches any content ever written under its name. Checksums of large
+files are computed while they are written. Folders from versions without manifests have none: their files are read unchecked.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ FORMAT = 1
 
 
 def _bring_back(name: str) -> str:
-    return "bring it back from a copy"
+    return "restore it from a copy"
 
 
 @dataclass(frozen=True)
 class Manifest:
     folder: Path
-    remedy: Callable[[str], str] = _bring_back  # what to do about a damaged file of that name
+    remedy: Callable[[str], str] = _bring_back  # what to do about a damaged file with that name
 
     @property
     def path(self) -> Path:
@@ -42,11 +41,11 @@ class Manifest:
         return self.path.exists()
 
     def begin(self, **about: Any) -> None:
-        """`about`: what has to be known of the folder even if its files are damaged."""
+        """`about`: facts that must be known even if the folder's files are damaged."""
         self._append({"manifest": FORMAT, **about})
 
     def expect(self, name: str, sha256: str, size: int) -> None:
-        """This file is about to get its name, with this content."""
+        """Announce that this file is about to get its name, with this content."""
         self._append(_entry(name, sha256, size))
 
     def write(self, name: str, content: bytes) -> None:
@@ -54,7 +53,7 @@ class Manifest:
         write_bytes(self.folder / name, content, before_naming=lambda: self.expect(name, digest, len(content)))
 
     def rewrite(self, names: Iterable[str], *, planned: Mapping[str, bytes] | None = None, **about: Any) -> None:
-        """Begin anew, in one go: these files are right as they are now, and `planned` will be."""
+        """Start a new manifest in one step: these files are accepted as they are now, and `planned` will be written."""
         lines = [sealed({"manifest": FORMAT, **about})]
         lines += [sealed(_entry(name, *_digest_of_file(self.folder / name))) for name in names]
         for name, content in (planned or {}).items():
@@ -62,7 +61,7 @@ class Manifest:
         write_bytes(self.path, b"".join(line + b"\n" for line in lines))
 
     def read(self, name: str) -> bytes:
-        """MissingFile where there is none; DamagedFile where it is not what was written."""
+        """Raises MissingFile if the file does not exist, DamagedFile if its content changed."""
         try:
             content = (self.folder / name).read_bytes()
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -73,7 +72,7 @@ class Manifest:
         return content
 
     def check(self, name: str) -> None:
-        """For a file that is too large to be held: the same as `read`, without its content."""
+        """Like `read` without returning the content, for files too large to load."""
         self._look().check(name, None, (self.folder / name).stat().st_size)
         if self.exists:
             digest, size = _digest_of_file(self.folder / name)
@@ -83,7 +82,7 @@ class Manifest:
         self._look().check(name, sha256, size)
 
     def names(self) -> list[str]:
-        """Of all files that were ever written."""
+        """Names of all files ever written."""
         return list(dict.fromkeys(str(line["file"]) for line in self._look().entries))
 
     @property
@@ -91,7 +90,7 @@ class Manifest:
         return self._look().about
 
     def damage(self) -> str | None:
-        """Of the manifest itself."""
+        """Damage of the manifest file itself."""
         return self._look().damage
 
     def _look(self) -> _Seen:
@@ -112,7 +111,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A manifest as it was when it was read."""
+    """A manifest's content when it was read."""
 
     manifest: Manifest
     lines: tuple[SealedLine, ...]
@@ -127,7 +126,7 @@ class _Seen:
         if found and found[0]["manifest"] != FORMAT:
             raise StoreError(
                 f"{self.manifest.path} has format {found[0]['manifest']!r}, this flatout reads format {FORMAT}: use the "
-                "version that wrote it"
+                "flatout version that wrote it"
             )
         return found[0] if found else {}
 
@@ -147,8 +146,8 @@ class _Seen:
             raise DamagedFile(f"{path} can't be checked, because {self.damage}; {remedy}")
         if not known:
             raise DamagedFile(f"{path} is not listed in {NAME}, so flatout did not write it; {remedy}")
-        what = "does not have the checksum" if any(e["bytes"] == size for e in known) else f"has {size} bytes, not the size"
-        raise DamagedFile(f"{path} is damaged: it {what} it was written with; {remedy}")
+        what = "does not match its checksum" if any(e["bytes"] == size for e in known) else f"has {size} bytes, not its size"
+        raise DamagedFile(f"{path} is damaged: it {what}; {remedy}")
 
 
 def _entry(name: str, sha256: str, size: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Options as a recipe writes them, against the type hints of what gets them: `width: 1e3` is 1000, `width: x` is wrong."""
+"""Check a recipe's options against type hints: `width: 1e3` becomes 1000, `width: x` is an error."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from flatout.base.errors import UsageError
 
-LARGEST = 2**31 - 1  # of a whole number: sizes beyond it overflow somewhere in torch
+LARGEST = 2**31 - 1  # for whole numbers: larger sizes overflow in torch
 _LONGEST = 80
 
 
 def hints_of(maker: Callable[..., Any]) -> dict[str, Any]:
-    """By the name of the option."""
-    of_fields = not isinstance(maker, type) or is_dataclass(maker)  # whose bases may be in other modules
+    """Type hints by option name."""
+    of_fields = not isinstance(maker, type) or is_dataclass(maker)  # base classes may be in other modules
     return get_type_hints(maker if of_fields else maker.__init__)
 
 
 def fitted(value: Any, hint: Any) -> Any:
-    """`value` as the hint asks for it. UsageError says what was expected; a hint of another kind lets everything through."""
+    """Convert `value` to the hinted type. UsageError says what was expected; unknown kinds of hints accept every value."""
     if hint is None:
         return value
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
@@ -57,7 +57,7 @@ def _list(value: Any, inner: tuple[Any, ...], origin: Any) -> Any:
     several = "a list" if not inner else f"a list of {_NAMES.get(inner[0], 'values')}"
     exact = origin is tuple and Ellipsis not in inner
     if origin is tuple and not exact and _is_number(value):
-        return _fitted(value, inner[0])  # one for all
+        return _fitted(value, inner[0])  # one value for all
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise UsageError(several)
     if exact and len(value) != len(inner):
@@ -69,14 +69,14 @@ def _list(value: Any, inner: tuple[Any, ...], origin: Any) -> Any:
     return tuple(made) if origin is tuple else made
 
 
-_NAMES = {int: "whole numbers", float: "numbers", str: "texts", bool: "true or false"}
+_NAMES = {int: "whole numbers", float: "numbers", str: "strings", bool: "true or false"}
 
 
 def _whole(value: Any) -> int:
     if not _is_number(value) or not math.isfinite(value) or value != int(value):
         raise UsageError("a whole number")
     if abs(value) > LARGEST:
-        raise UsageError(f"a whole number of {LARGEST:,} at most")
+        raise UsageError(f"a whole number of at most {LARGEST:,}")
     return int(value)
 
 

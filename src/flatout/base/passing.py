@@ -1,4 +1,4 @@
-"""Folders that are gone when their use ends. What a killed process left is removed by the next one."""
+"""Temporary folders that are removed after use. The next process removes those of killed processes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _LOCK = "in-use"
-_YOUNG_S = 60.0  # one that is being made has no lock yet
+_YOUNG_S = 60.0  # a folder that is just being created has no lock yet
 
 
 @contextmanager
 def passing_folder(prefix: str) -> Iterator[Path]:
-    """A new folder in the system's place for such, for this user alone (mode 700), and for this use alone."""
+    """A new temporary folder, private to this user (mode 700) and this use."""
     _sweep(prefix)
     folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-"))
     lock = None
@@ -40,7 +40,7 @@ def _sweep(prefix: str) -> None:
 
 
 def _is_left(folder: Path) -> bool:
-    """Nobody has it: its lock went with its process."""
+    """Whether its process is gone, and the lock with it."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -1,7 +1,7 @@
-"""YAML as recipes use it: keys, lists, text, numbers, true and false. What else YAML has is refused, with its line.
+"""The part of YAML that recipes use: keys, lists, text, numbers, true and false. Anything else is an error with its line.
 
-PyYAML by itself reads `1e6` as text, `1:30` as 90, `010` as 8, a date as an object, and the last of two equal keys; and some
-values end in a traceback. Here keys are always text, numbers are decimal, and every mistake is a line in `problems`.
+Plain PyYAML reads `1e6` as text, `1:30` as 90, `010` as 8, a date as an object, keeps the last of two equal keys, and raises a
+traceback for some values. Here keys are always text, numbers are decimal, and every mistake is one line in `problems`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _SURROGATE = re.compile("[\ud800-\udfff\0]")
 
 
 class _Loader(Reader, Scanner, Parser, Composer, Resolver):
-    """Text to nodes; `_Values` makes values of these."""
+    """Parses text to nodes; `_Values` converts nodes to values."""
 
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012, as PyYAML has it
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012, PyYAML requires it
 
     def __init__(self, text: str) -> None:
         Reader.__init__(self, text)
@@ -47,13 +47,13 @@ class _Loader(Reader, Scanner, Parser, Composer, Resolver):
         self._depth += 1
         if self._depth > DEEPEST:
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.MarkedYAMLError(problem=f"values are nested more than {DEEPEST} deep", problem_mark=mark)
+            raise yaml.MarkedYAMLError(problem=f"values are nested more than {DEEPEST} levels deep", problem_mark=mark)
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
 
 
-# A resolver's pattern is only matched at the start of a value: each has to say that the value ends where it ends.
+# PyYAML matches a resolver's pattern only at the start of a value, so each pattern must also match its end.
 for _kind, _pattern, _first in (
     ("bool", _TRUTH, "yYnNtTfFoO"),
     ("null", _NULL, ["~", "n", "N", ""]),
@@ -65,9 +65,9 @@ for _kind, _pattern, _first in (
 
 
 def read_yaml(text: str) -> tuple[Any, list[str]]:
-    """The value, and what is wrong with parts of it, each of which is None then. UsageError, where it is no YAML at all."""
+    """The value and a list of problems; a part with a problem is None. Raises UsageError if the text is not YAML at all."""
     if len(text) > MOST_CHARACTERS:
-        raise UsageError(f"{len(text):,} characters, and a recipe has {MOST_CHARACTERS:,} at most")
+        raise UsageError(f"the recipe has {len(text):,} characters, at most {MOST_CHARACTERS:,} are allowed")
     try:
         node = _Loader(text).get_single_node()
     except yaml.MarkedYAMLError as error:
@@ -94,7 +94,7 @@ class _Values:
             return [self.made(inner) for inner in node.value]
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, kind)
-        return self._wrong(node, f"the tag {_tag(node)} is not for this; leave it out")
+        return self._wrong(node, f"the tag {_tag(node)} is not allowed here; remove it")
 
     def _scalar(self, node: yaml.ScalarNode, kind: str) -> Any:
         text: str = node.value
@@ -106,23 +106,23 @@ class _Values:
             return _TRUTHS[text.lower()]
         if kind == "int" and _WHOLE.fullmatch(text):
             if len(text) > MOST_DIGITS:
-                return self._wrong(node, f"a number of {len(text):,} digits is too long")
+                return self._wrong(node, f"a number with {len(text):,} digits is too long")
             based = text.lstrip("-+")[:2].lower() in ("0x", "0o", "0b")
             return int(text, 0 if based else 10)
         if kind == "float" and _FLOAT.fullmatch(text):
-            return float(text.replace("_", "") if "n" not in text.lower() else text.replace(".", ""))  # float knows inf and nan
+            return float(text.replace("_", "") if "n" not in text.lower() else text.replace(".", ""))  # float reads inf and nan
         if kind in ("null", "bool", "int", "float"):
-            return self._wrong(node, f"{text[:60]!r} is tagged {_tag(node)} and is none")
-        return self._wrong(node, f"the tag {_tag(node)} is not read here; leave it out, or write the value as text in quotes")
+            return self._wrong(node, f"{text[:60]!r} has the tag {_tag(node)} but is not one")
+        return self._wrong(node, f"the tag {_tag(node)} is not supported; remove it, or write the value as text in quotes")
 
     def _text(self, node: yaml.ScalarNode) -> Any:
         text: str = node.value
         if odd := _SURROGATE.search(text):
-            return self._wrong(node, f"text can't hold the character {odd[0]!r}")
+            return self._wrong(node, f"text can't contain the character {odd[0]!r}")
         return text
 
     def _mapping(self, node: yaml.MappingNode) -> dict[str, Any]:
-        """Keys as they are written: `on: 1` has the key "on". A merge (`<<`) adds what the mapping does not have."""
+        """Keys are the text as written: `on: 1` has the key "on". A merge (`<<`) adds keys that the mapping lacks."""
         own: dict[str, Any] = {}
         merged: dict[str, Any] = {}
         lines: dict[str, int] = {}
@@ -136,7 +136,7 @@ class _Values:
                 continue
             name = self._text(key)
             if name in own:
-                self._wrong(key, f"the key {name[:60]!r} was written before, in line {lines[name]}")
+                self._wrong(key, f"the key {name[:60]!r} is already used in line {lines[name]}")
             elif name is not None:
                 own[name] = self.made(value)
                 lines[name] = key.start_mark.line + 1
@@ -154,13 +154,13 @@ class _Values:
 
 
 def _check_size(root: yaml.Node) -> None:
-    """With every alias written out: nine lines of aliases can mean a billion values, and an alias of itself has no end."""
+    """Count values with all aliases expanded: nine lines of aliases can mean a billion values, or endless recursion."""
     sizes: dict[int, int] = {}
     under_way: set[int] = set()
 
     def size(node: yaml.Node) -> int:
         if id(node) in under_way:
-            raise UsageError(f"a value holds itself{_at(node.start_mark)}")
+            raise UsageError(f"a value contains itself{_at(node.start_mark)}")
         if id(node) not in sizes:
             under_way.add(id(node))
             sizes[id(node)] = 1 + sum(map(size, _children(node)))
@@ -168,7 +168,7 @@ def _check_size(root: yaml.Node) -> None:
         return sizes[id(node)]
 
     if (whole := size(root)) > MOST_VALUES:
-        raise UsageError(f"its aliases stand for {whole:.3g} values, and a recipe has {MOST_VALUES:,} at most")
+        raise UsageError(f"its aliases expand to {whole:.3g} values, at most {MOST_VALUES:,} are allowed")
 
 
 def _children(node: yaml.Node) -> Sequence[yaml.Node]:

@@ -1,7 +1,7 @@
 """JSON lines that carry their own checksum: `{"kind": "step", ..., "crc": "1c291ca3"}`.
 
-A flipped bit anywhere in a line is found when it is read. A line that a kill or a full disk cut short is no damage: the last
-line may lack its end, and whoever appends after such a line marks it as torn.
+A flipped bit anywhere in a line is detected when the line is read. A line cut short by a kill or a full disk does not count as
+damage: the last line may be incomplete, and the next append marks it as torn.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INNER_SEAL = re.compile(rb', "crc": "[0-9a-f]{8}"\}')
 
 @dataclass(frozen=True)
 class SealedLine:
-    """`fields` as they were written; where they can't be known, `damage` says why."""
+    """`fields` as written, or the reason why they can't be read in `damage`."""
 
     number: int
     fields: dict[str, Any] = field(default_factory=dict)
@@ -30,9 +30,9 @@ class SealedLine:
 
 
 def sealed(fields: Mapping[str, Any]) -> bytes:
-    """One line, without its end."""
+    """One line without its newline."""
     plain = json.dumps(fields, default=str, allow_nan=True).encode()
-    assert plain != b"{}", "a line says something"
+    assert plain != b"{}", "a line must have fields"
     return plain[:-1] + b', "crc": "%08x"}' % zlib.crc32(plain)
 
 
@@ -41,22 +41,22 @@ def is_sealed(line: bytes) -> bool:
 
 
 def opened(line: bytes) -> dict[str, Any]:
-    """The fields of a line, whose checksum is right or absent. ValueError: why they can't be known."""
+    """The fields of a line with a correct checksum or none. Otherwise ValueError says what is wrong."""
     seal = _SEAL.search(line)
     plain = line if seal is None else line[: seal.start()] + b"}"
     if seal is not None and zlib.crc32(plain) != int(seal[1], 16):
-        raise ValueError("does not have the checksum it was written with")
+        raise ValueError("does not match its checksum")
     try:
         fields = json.loads(plain)
     except (ValueError, RecursionError):
-        raise ValueError("is not whole") from None
+        raise ValueError("is incomplete") from None
     if not isinstance(fields, dict):
-        raise ValueError("is not whole")
+        raise ValueError("is incomplete")
     return fields
 
 
 def append(handle: int, line: bytes) -> bool:
-    """Add a line to a log that is open for reading and appending; False if only a part of it could be written."""
+    """Append a line to a log opened for reading and appending; False if only part of it could be written."""
     size = os.fstat(handle).st_size
     torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
     content = (TORN + b"\n" if torn else b"") + line + b"\n"
@@ -64,7 +64,7 @@ def append(handle: int, line: bytes) -> bool:
 
 
 def read_lines(path: Path, *, unsealed: bool) -> Iterator[SealedLine]:
-    """Every line that was written whole. `unsealed`: lines before the first one with a checksum may have none."""
+    """Every line that was written completely. `unsealed`: lines before the first one with a checksum may have none."""
     try:
         lines = path.open("rb")
     except (FileNotFoundError, NotADirectoryError):
@@ -74,7 +74,7 @@ def read_lines(path: Path, *, unsealed: bool) -> Iterator[SealedLine]:
             whole = line.endswith(b"\n")
             content = line.removesuffix(b"\n")
             if not whole or content.endswith(TORN):
-                # cut short; but if only the end of the line before it was damaged, that one is in here and whole
+                # cut short; but if only the newline before it was damaged, the previous line is in here complete
                 seal = _INNER_SEAL.search(content)
                 if seal is not None and (found := _line(number, content[: seal.end()])).fields:
                     yield found
@@ -82,7 +82,7 @@ def read_lines(path: Path, *, unsealed: bool) -> Iterator[SealedLine]:
             if is_sealed(content):
                 unsealed = False
             elif not unsealed:
-                yield SealedLine(number, damage="has lost its checksum")
+                yield SealedLine(number, damage="has no checksum")
                 continue
             yield _line(number, content)
 

@@ -1,4 +1,4 @@
-"""What a model needs to know of the data it will see: the one fact that data and models share."""
+"""What a model must know about its data: shapes and sizes, shared by data and models."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Shapes:
-    input_shape: tuple[int, ...]  # one row of x, as the model gets it
-    outputs: int  # classes, labels or regression columns
+    input_shape: tuple[int, ...]  # of one row of x as the model receives it
+    outputs: int  # number of classes, labels or regression columns
     vocabulary: int | None = None
     window: int | None = None
-    cardinalities: tuple[int, ...] | None = None  # how many values each column of `categories` has
+    cardinalities: tuple[int, ...] | None = None  # number of distinct values in each column of `categories`

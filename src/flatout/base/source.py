@@ -1,11 +1,11 @@
-"""The text of the code behind an object, so that a run can tell whether its model is still the one it began with.
+"""The source text behind an object, so that a run can tell whether its model's code changed.
 
-An edit to a helper changes a model as much as an edit to its class: what the code names is followed as far as the user's own
-files go. Installed libraries are left out: their versions are recorded elsewhere (installed.py says what counts as installed).
+An edit to a helper function changes a model as much as an edit to its class, so everything the code names is followed through
+the user's own files. Installed libraries are skipped: their versions are recorded elsewhere (see installed.py).
 
-The text is the same in every process: of a module's variables it has the statements that set them, not their values, which
-may be times or addresses. Values count only where no statement says them: what a closure holds, what a partial was given, and
-numbers from the environment or the command line. (Text from there is often a job's number or a path, and does not count.)
+The text is the same in every process. Module variables are represented by the statements that set them, not by their values,
+which may be times or addresses. Values count only where no statement shows them: in closures, in partials, and numbers from
+the environment or the command line. (Text from there is often a job id or a path, and does not count.)
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _ADDRESS = re.compile(r"( object)? at 0x[0-9a-fA-F]+")
 
 
 def source_text(thing: object, values: bool = False) -> str:
-    """The source of a class or function and of everything of the user's own that it names, in a stable order.
+    """The source of a class or function and of all user code that it names, in a stable order.
 
-    `values`: with those of the variables too, where they are constants. For processes that run at the same time.
+    `values` adds the values of constant variables, to compare processes that run at the same time.
     """
     pieces: dict[object, str] = {}
-    waiting: list[tuple[Any, str]] = [(thing, "")]  # a list, not calls in calls: code may be deep
+    waiting: list[tuple[Any, str]] = [(thing, "")]  # a list instead of recursion: code may be deep
     while waiting:
         one, name = waiting.pop()
         waiting += _collect(one, name, pieces)
@@ -42,7 +42,7 @@ def source_text(thing: object, values: bool = False) -> str:
 
 
 class _Variable:
-    """A name that a module sets. `is_used`: by code, not only by the statement that sets another."""
+    """A name that a module sets. `is_used`: used by code, not only in the statement that sets another variable."""
 
     def __init__(self, scope: dict[str, Any], name: str, is_used: bool = True) -> None:
         self.scope, self.name, self.is_used = scope, name, is_used
@@ -52,7 +52,7 @@ class _Variable:
 
 
 def _collect(thing: Any, name: str, pieces: dict[object, str]) -> list[tuple[Any, str]]:
-    """Add the text of one thing; what is to be looked at next, and how it is called there."""
+    """Add the text of one object; returns the objects to visit next, with their names."""
     if isinstance(thing, _Variable):
         return _collect_variable(thing, name, pieces)
     if isinstance(thing, functools.partial):
@@ -74,11 +74,11 @@ def _collect(thing: Any, name: str, pieces: dict[object, str]) -> list[tuple[Any
 def _collect_variable(variable: _Variable, name: str, pieces: dict[object, str]) -> list[tuple[Any, str]]:
     scope, value = variable.scope, variable.scope[variable.name]
     if isinstance(value, type | FunctionType | MethodType) and _module_of(value) != scope.get("__name__"):
-        return [(value, name)]  # imported: its own module has its text
+        return [(value, name)]  # imported: the other module has its text
     if _is_of_a_library(scope):
         return []
     tree = _tree_of(scope)
-    if tree is None:  # typed at a prompt: the value is all there is
+    if tree is None:  # typed at a prompt: only the value is known
         return [(value, name)]
     statements = _statements(tree).get(variable.name, ())
     if not statements:
@@ -90,7 +90,7 @@ def _collect_variable(variable: _Variable, name: str, pieces: dict[object, str])
     names = {node.id for one in statements for node in ast.walk(one) if isinstance(node, ast.Name)} - {variable.name}
     attributes = {node.attr for one in statements for node in ast.walk(one) if isinstance(node, ast.Attribute)}
     if variable.is_used and (names | attributes) & _FROM_OUTSIDE and type(value) in (int, float):
-        pieces[key] += f" = {value!r}"  # the text does not say what it is
+        pieces[key] += f" = {value!r}"  # the statement does not show the value
     found = [
         (
             _Variable(used.scope, used.name, is_used=False) if isinstance(used, _Variable) else used,
@@ -123,7 +123,7 @@ def _used_by(thing: type | FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _named(scope: dict[str, Any], names: set[str], attributes: set[str]) -> Iterator[tuple[str, Any]]:
-    """What these names are in a module; of a module among them, what is taken from it."""
+    """What these names refer to in a module; for a name that is a module, the attributes taken from it."""
     for name in names & scope.keys():
         found = scope[name]
         if isinstance(found, ModuleType):
@@ -161,7 +161,7 @@ def _is_of_a_library(scope: Mapping[str, Any]) -> bool:
 
 
 def _tree_of(scope: Mapping[str, Any]) -> ast.Module | None:
-    """The syntax of a module; None where there is no file."""
+    """The syntax tree of a module; None if it has no file."""
     file = scope.get("__file__")
     if not isinstance(file, str):
         return None
@@ -170,7 +170,7 @@ def _tree_of(scope: Mapping[str, Any]) -> ast.Module | None:
 
 
 def _statements(tree: ast.Module) -> dict[str, list[ast.stmt]]:
-    """By name: the statements of a module, outside of its functions and classes, that set or change it."""
+    """By name: the top-level statements of a module that set or change it."""
     found: dict[str, list[ast.stmt]] = {}
     waiting: list[ast.stmt] = list(tree.body)
     while waiting:
@@ -214,7 +214,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 def _text(thing: type | FunctionType) -> str:
     try:
         return inspect.getsource(thing)
-    except (OSError, TypeError):  # typed at a prompt or made by exec: the bytecode is all there is
+    except (OSError, TypeError):  # typed at a prompt or created by exec: only the bytecode is known
         members = [thing] if isinstance(thing, FunctionType) else vars(thing).values()
         codes = [code for member in members if isinstance(member, FunctionType) for code in _codes(member.__code__)]
         return "\n".join(
@@ -224,7 +224,7 @@ def _text(thing: type | FunctionType) -> str:
 
 
 def lasting_text(value: object) -> str:
-    """For JSON, of what it does not know: the same in every process, so without the address that Python may put there."""
+    """JSON fallback for other types: the same text in every process, so memory addresses are removed."""
     written = written_constant(value)
     if written is not None:
         return written
@@ -234,7 +234,7 @@ def lasting_text(value: object) -> str:
 
 
 def written_constant(value: object) -> str | None:
-    """The same text in every process; None for what is no constant."""
+    """The same text in every process; None for values that are not constants."""
     if value is None or isinstance(value, bool | bytes | str):
         return repr(value) if type(value) in (type(None), bool, bytes, str) else None
     if type(value) in (int, float, complex):

@@ -14,7 +14,7 @@ from flatout.base.option_types import fitted, hints_of
 
 @dataclass(frozen=True)
 class Spec:
-    """`value` is the lone argument of the short form `{crop: 4}`; `options` the keywords of the long one."""
+    """`value` is the single argument of the short form `{crop: 4}`; `options` are the keywords of the long form."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -33,19 +33,19 @@ class Spec:
                     return cls(name)
                 if isinstance(given, Mapping):
                     if strays := [key for key in given if not isinstance(key, str)]:
-                        raise UsageError(f"{name}: the name of an option is text, got {strays[0]!r}")
+                        raise UsageError(f"{name}: option names must be text, got {strays[0]!r}")
                     return cls(name, dict(given))
                 return cls(name, {}, given)
-        raise UsageError(f"expected a name, or one name with its options such as {{cosine: {{warmup: 100}}}}, got {written!r}")
+        raise UsageError(f"expected a name, or a name with options such as {{cosine: {{warmup: 100}}}}, got {written!r}")
 
     def written(self) -> Any:
-        """The form that a recipe file would hold; `parse` of it gives this spec back."""
+        """As written in a recipe file; `parse` restores it."""
         if self.value is not None:
             return {self.name: self.value}
         return {self.name: dict(self.options)} if self.options else self.name
 
     def fitted_to(self, maker: Callable[..., Any], given: Collection[str] = ()) -> Spec:
-        """With values of the types that `maker` has hints for. All that are of another are said at once, and strays too."""
+        """Convert values to the types that `maker` has hints for. Reports all wrong types and unknown options at once."""
         own = [name for name in inspect.signature(maker).parameters if name not in given]
         hints, problems, options = hints_of(maker), [], {}
         if self.value is not None and not own:
@@ -64,7 +64,7 @@ class Spec:
         return replace(self, options=options) if self.value is None else replace(self, value=options[own[0]])
 
     def call(self, maker: Callable[..., Any], **given: Any) -> Any:
-        """Call `maker` with what is `given` and the options, after checking their names against its signature."""
+        """Call `maker` with `given` and the options, after checking their names against its signature."""
         parameters = inspect.signature(maker).parameters
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         if not open_ended:
@@ -82,7 +82,7 @@ class Spec:
 
 
 def pick(table: Mapping[str, Any], name: str, what: str) -> Any:
-    """Look `name` up in a table of named parts; a miss names the nearest."""
+    """Look up `name` in a table of named parts; the error suggests the most similar name."""
     if name not in table:
         raise UsageError(f"unknown {what} {name!r}; {did_you_mean(name, table)}")
     return table[name]
@@ -95,7 +95,7 @@ def import_named(path: str, what: str) -> Any:
         raise UsageError(f"{what} {path!r}: expected package.module:name")
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:  # the module's own code may raise anything
+    except Exception as error:  # importing a user's module may raise anything
         why = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
         raise UsageError(f"{what} {path!r}: can't import {module_name!r} ({why})") from error
     try:

@@ -1,4 +1,4 @@
-"""One tree, several renderers. A view is built once as a Doc; text and pages for people and JSON for programs come from it."""
+"""One tree, several renderers: a view is built once as a Doc and rendered as text or HTML for people and JSON for programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Cell:
-    """A value for programs with the words for people."""
+    """A value for programs, with its text for people."""
 
     value: Any
     text: str
@@ -17,7 +17,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class TextLine:
-    """Words for people only."""
+    """Text for people only."""
 
     text: str = ""
     strong: bool = False
@@ -25,7 +25,7 @@ class TextLine:
 
 @dataclass(frozen=True)
 class Fields:
-    """Values for programs only; they land at the top of the JSON object."""
+    """Values for programs only, at the top level of the JSON object."""
 
     values: Mapping[str, Any]
 
@@ -40,7 +40,7 @@ class TableColumn:
 
 @dataclass(frozen=True)
 class Table:
-    """Under `key` a list of objects in JSON; aligned columns in text. `fold` rows are in the JSON and only counted in text."""
+    """JSON: a list of objects under `key`. Text: aligned columns, in which the `fold` rows are only counted."""
 
     key: str
     columns: Sequence[TableColumn]
@@ -52,7 +52,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """An SVG image, for pages only."""
+    """An SVG image, for HTML only."""
 
     svg: str
     caption: str

@@ -1,11 +1,11 @@
-"""Whether what lies in a folder can only come from its owner: flatout reads back what it kept in a cache.
+"""Whether a folder's content can only come from its owner. flatout checks this before it reads its caches.
 
-As OpenSSH does for its files, owners and modes are looked at, from the root of the file system down:
+Like OpenSSH, it checks owners and modes from the root of the file system down:
 
-- A folder that others may write to is passed only into a folder that belongs to this user or to root.
-- Where others can create entries in the cache itself, a folder inside of it is used that is this user's alone.
-- A cache that somebody else keeps, in a place where only root could put it, is read: whoever names it trusts its owner. So
-  root in a container can use a volume of any owner.
+- Below a folder that others may write to, only a folder owned by this user or root is accepted.
+- If others can create entries in the cache folder itself, a private folder inside it is used.
+- A cache owned by somebody else, in a place where only root could create it, is accepted: whoever configures it trusts its
+  owner. So root in a container can use a volume of any owner.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flatout.base.errors import MachineError
 
 
 def private_cache(folder: Path) -> Path:
-    """The folder to keep things in: this one, or one inside of it. MachineError where neither can be trusted."""
+    """The folder to use: this one or one inside it. Raises MachineError if neither can be trusted."""
     folder = folder.expanduser().absolute()
     real = folder.resolve()
     open_to_others = False
@@ -30,27 +30,27 @@ def private_cache(folder: Path) -> Path:
         try:
             about = place.lstat()
         except OSError:
-            return folder  # not there yet: whoever makes it owns it
+            return folder  # does not exist yet: whoever creates it owns it
         if open_to_others and about.st_uid not in (os.geteuid(), 0):
             raise MachineError(
-                f"the cache {folder} is not used: {place} belongs to {_user(about.st_uid)}, in a folder where others can "
+                f"the cache {folder} is not used: {place} belongs to {_user(about.st_uid)} and is in a folder where others can "
                 "create files. Set FLATOUT_CACHE (in Python cache=) to a folder of your own"
             )
         if about.st_uid in (os.geteuid(), 0) and not about.st_mode & 0o011:
-            return folder  # nobody else can enter
+            return folder  # no other user can enter
         open_to_others = _others_can_write(about)
     return _own_folder(folder) if open_to_others else folder
 
 
 def _own_folder(folder: Path) -> Path:
     own = folder / f"of-user-{os.geteuid()}"
-    with suppress(OSError):  # a folder that can't be written: whoever wants to keep something there says so
+    with suppress(OSError):  # not writable: reported when something is to be stored there
         own.mkdir(mode=0o700, exist_ok=True)
         about = own.lstat()
         if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
             raise MachineError(
-                f"the cache {folder} is not used: others can write to it, and {own} is not yours alone. Remove that, or set "
-                "FLATOUT_CACHE (in Python cache=) to a folder of your own"
+                f"the cache {folder} is not used: others can write to it, and {own} is not private to you. Remove "
+                f"{own}, or set FLATOUT_CACHE (in Python cache=) to a folder of your own"
             )
     return own
 
@@ -63,7 +63,7 @@ def _others_can_write(about: os.stat_result) -> bool:
 
 @lru_cache(maxsize=64)
 def _is_private_group(gid: int) -> bool:
-    """The group that many systems give each user, and nobody else is in."""
+    """The user's private group that many systems create, with no other members."""
     if gid == 0 and os.geteuid() == 0:
         return True
     try:

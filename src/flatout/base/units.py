@@ -1,4 +1,4 @@
-"""Quantities as people write and read them: "512 MB", "2 min", 587k, 1.3 GB/s."""
+"""Quantities in the form people write and read: "512 MB", "2 min", 587k, 1.3 GB/s."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _SECONDS = {
     "ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0, "min": 60.0, "minute": 60.0, "minutes": 60.0,
     "h": 3600.0, "hour": 3600.0, "hours": 3600.0, "d": 86400.0, "day": 86400.0, "days": 86400.0,
 }  # fmt: skip
-_LONGEST_S = 3650 * 86400.0  # beyond it a clock's own arithmetic ends
+_LONGEST_S = 3650 * 86400.0  # longer durations overflow in clock functions
 _QUANTITY = re.compile(r"\s*((?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def split_quantity(text: str) -> tuple[float, str]:
-    """ "10 min" -> (10.0, "min"); raises UsageError when there is no number in front."""
+    """ "10 min" -> (10.0, "min"). Raises UsageError if the text does not start with a number."""
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise UsageError(f"expected a number and a unit, such as '10 min', got {text!r}")
@@ -44,12 +44,12 @@ def parse_bytes(text: str) -> int:
         raise UsageError(f"expected a size such as '512 MB' or '2 GiB', got {text!r}")
     size = amount * _BYTES[unit]
     if not math.isfinite(size):
-        raise UsageError(f"expected a size that some disk could have, got {text!r}")
+        raise UsageError(f"expected a realistic size, got {text!r}")
     return int(size)
 
 
 def show_count(value: float, digits: int = 3) -> str:
-    """587123 -> "587k", 39.8e6 -> "39.8M"; three significant digits are as many as a timing carries."""
+    """587123 -> "587k", 39.8e6 -> "39.8M", with three significant digits."""
     if not math.isfinite(value):
         return str(value)
     if value and not 1e-6 <= abs(value) < 1e15:
@@ -72,21 +72,21 @@ def show_flops(value: float) -> str:
 
 
 def show_share(share: float) -> str:
-    """Of a ceiling. Above it, the ceiling was measured while the machine was busy: how far above says nothing."""
+    """A share of a measured ceiling. Above 100% it was measured on a busy machine, so the exact value means nothing."""
     if share > 1:
         return "over 100%"
     return f"{100 * share:.2g}%" if share < 0.1 else f"{share:.0%}"
 
 
 def show_gain(gain: float) -> str:
-    """How many times as fast: "1.20x"; where that would be 0.00x, how many times slower."""
+    """Speed-up factor: "1.20x"; for very small values, how many times slower."""
     if gain >= 0.1:
         return f"{gain:.2f}x"
-    return "no speed at all" if gain <= 0 else f"{1 / gain:,.0f} times slower"
+    return "no progress" if gain <= 0 else f"{1 / gain:,.0f} times slower"
 
 
 def show_metric(value: float) -> str:
-    """Four decimals where they say something, else four digits."""
+    """Four decimals for ordinary values, otherwise four significant digits."""
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
@@ -122,5 +122,5 @@ def _significant(value: float, digits: int) -> str:
 
 
 def show_value(value: object) -> str:
-    """Of a setting."""
+    """A setting's value."""
     return ("on" if value else "off") if isinstance(value, bool) else str(value)

@@ -1,1 +1,1 @@
-"""Arguments, environment variables and printing live here only. `--help` does not import torch."""
+"""The command line: arguments, environment variables and printing are only here. `--help` does not import torch."""

@@ -1,4 +1,4 @@
-"""boost: make a script fast without touching it, and prove that it learns the same."""
+"""boost: make a script faster without changing it, and prove that it learns the same."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ def boost(
     context: typer.Context,
     command: Command,
     as_module: AsModule = False,
-    try_only: Annotated[bool, typer.Option("--try-only", help="Write the receipt and the patch, and stop there.")] = False,
-    steps: Annotated[int, typer.Option("--steps", min=30, help="Steps of each trial.")] = 40,
-    within: Annotated[str, typer.Option("--within", help="After so long no further remedy is tried.")] = "10 min",
+    try_only: Annotated[bool, typer.Option("--try-only", help="Only write the receipt and the patch.")] = False,
+    steps: Annotated[int, typer.Option("--steps", min=30, help="Steps per trial.")] = 40,
+    within: Annotated[str, typer.Option("--within", help="Time limit for starting new trials.")] = "10 min",
     lasts: Annotated[
         str,
-        typer.Option("--lasts", help="How long the script runs, at least: what a remedy costs at its start must pay by then."),
+        typer.Option("--lasts", help="How long the script will run at least; extra start-up time must pay off within this."),
     ] = "30 min",
-    out: Annotated[Path, typer.Option("--out", help="The receipt, its page and the patch go to this folder.")] = Path(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the receipt, its HTML page and the patch.")] = Path(
         "flatout-boost"
     ),
     unprotected: Annotated[
         bool,
-        typer.Option("--unprotected", help="Try even where the kernel can't keep C libraries from writing to your real files."),
+        typer.Option("--unprotected", help="Run trials even if the kernel can't stop C libraries from writing to your files."),
     ] = False,
-    measure: Annotated[bool, typer.Option("--probe/--no-probe", help="Measure this machine first, if it never was.")] = True,
+    measure: Annotated[bool, typer.Option("--probe/--no-probe", help="Measure this machine first if it never was.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Try remedies on a training script as it is, prove that it learns the same, then run it to its end at the new speed."""
+    """Make a training script faster without changing it. Tries settings, proves that it learns the same, then runs it."""
     from flatout.base.errors import UsageError
 
     if world_size() > 1:
-        raise UsageError("boost tries one process at a time: run it without torchrun (doctor works under torchrun)")
+        raise UsageError("boost works with a single process: run it without torchrun (doctor works under torchrun)")
     if as_json and not try_only:
-        raise UsageError(f"--json prints to stdout, and so does the script: add --try-only, or read {out / 'receipt.json'}")
+        raise UsageError(f"--json and the script both print to stdout: add --try-only, or read {out / 'receipt.json'}")
     within_s, lasts_s = seconds_of("--within", within), seconds_of("--lasts", lasts)
     quiet_profiler()
-    import torch._dynamo  # noqa: F401  the optimizers ask for it, and it takes as long as torch itself
+    import torch._dynamo  # noqa: F401  optimizers import it anyway, and it takes as long as torch itself
 
     from flatout.base.tree import to_data, to_text
     from flatout.boost.boosting import PATCH, in_a_fork, protection_here, tried
@@ -74,20 +74,20 @@ def boost(
         work = Path(folder)
         protection = protection_here(forks, work, unprotected)
         say(protection.sentence)
-        say(f"looking at {script}")
+        say(f"analysing {script}")
         try:
             looked = looked_at(forks, script, cache_folder(), work, protection.kind)
         except NothingSeen as nothing:
             if hint := misplaced(context, script.arguments):
                 say(hint)
-            say(f"{nothing}; " + ("there is nothing to try" if try_only else "it is run as it is"))
+            say(f"{nothing}; " + ("nothing to try" if try_only else "running the script unmodified"))
             raise typer.Exit(1 if try_only else waited_for(_plain(script))) from None
         found = tried(script, looked, forks, work, out, protection, say, steps, within_s, lasts_s)
         if as_json:
             print_json(to_data(found.doc(script)))
         else:
             print(to_text(found.doc(script)), file=sys.stdout if try_only else sys.stderr)
-        patch = "no patch: there is nothing to write into the script"
+        patch = "no patch: the script needs no change"
         if found.patch:
             patch = f"to make it permanent: {command_for(found.patch, out / PATCH)}"
         say(f"receipt: {out / 'receipt.html'} and receipt.json · {patch}")

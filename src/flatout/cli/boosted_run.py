@@ -1,4 +1,4 @@
-"""The script with what was kept, in the process that boost starts for it.
+"""Runs the script with the chosen settings, in the process that boost starts for it.
 
 python -m flatout.cli.boosted_run KEPT.json
 """

@@ -1,4 +1,4 @@
-"""new and data: a recipe for files that have none, and what the data of a recipe is and how fast it can come."""
+"""new and data: write a recipe for files, and show a recipe's data and how fast it can be read."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _WIDTH = 100
 
 def new(
     paths: Annotated[
-        list[str], typer.Argument(help="Files or a folder: a table, images, text, tokens, arrays.", metavar="PATH...")
+        list[str], typer.Argument(help="Files or a folder: a table, images, text, tokens or arrays.", metavar="PATH...")
     ],
-    label: Annotated[str | None, typer.Option("--label", help="The column to learn.", show_default=False)] = None,
+    label: Annotated[str | None, typer.Option("--label", help="The column to predict.", show_default=False)] = None,
     out: Annotated[Path, typer.Option("--out", help="Where to write the recipe.")] = Path("recipe.yaml"),
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Look at files and write a recipe that runs, with comments that say what may be changed."""
+    """Write a recipe for data files. Inspects the files; comments in the recipe say what you may change."""
     if out.suffix not in (".yaml", ".yml"):
-        raise UsageError(f"--out is a .yaml file, got {out.name}")
+        raise UsageError(f"--out must be a .yaml file, got {out.name}")
     if not out.resolve().parent.is_dir():
-        raise UsageError(f"--out: there is no folder {out.resolve().parent}")
+        raise UsageError(f"--out: folder not found: {out.resolve().parent}")
     if out.exists() and not force:
-        raise UsageError(f"{out} is there already: choose another name with --out, or write over it with --force")
+        raise UsageError(f"{out} exists already: choose another name with --out, or overwrite it with --force")
 
     from flatout.explore.drafting.new import draft
 
@@ -46,9 +46,9 @@ def new(
     for name, words in found.facts:
         print(textwrap.fill(words, _WIDTH, initial_indent=f"  {name:{width}}", subsequent_indent=" " * (width + 2)))
     recipe = shlex.quote(str(out))
-    print(f"\n{out} is written. Read it, change what you know better, then:")
-    print(f"  flatout data {recipe}    what the data is, and how fast it comes")
-    print(f"  flatout run {recipe}     trains it: {found.training.budget} of {found.training.batch} rows a step")
+    print(f"\nWrote {out}. Check it and edit it as needed, then:")
+    print(f"  flatout data {recipe}    shows the data and how fast it can be read")
+    print(f"  flatout run {recipe}     trains: {found.training.budget}, {found.training.batch} rows per step")
 
 
 def data(
@@ -59,7 +59,7 @@ def data(
     offs: Offs = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a recipe's data is, where it would live, how fast each stage of it is, and what would make it faster."""
+    """Show a recipe's data and how fast it can be read. Also where it would be kept, and what would make it faster."""
     from flatout.base.tree import to_data, to_text
     from flatout.explore.survey.survey import survey
     from flatout.explore.survey.view import doc

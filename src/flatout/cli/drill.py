@@ -1,4 +1,4 @@
-"""drill: does a killed run really resume to the same bits?"""
+"""drill: does a killed run resume to exactly the same result?"""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from flatout.cli.training import Json, Offs, Overrides, RecipePath, Sets
 def drill(
     recipe: RecipePath,
     overrides: Overrides = None,
-    kills: Annotated[int, typer.Option("--kills", min=1, help="How often to kill it.")] = 20,
+    kills: Annotated[int, typer.Option("--kills", min=1, help="How often to kill the run.")] = 20,
     sets: Sets = None,
     offs: Offs = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the moments at which it is killed.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed for the moments of the kills.")] = 0,
     keep: Annotated[Path | None, typer.Option("--keep", help="Keep both runs in this folder.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Kill a run with SIGKILL at random moments, resume it each time, and compare the result bit for bit."""
+    """Test that killed runs resume to the same result. Kills at random moments, resumes each time, compares bit for bit."""
     from flatout.base.tree import to_data, to_text
     from flatout.drill.drill import doc
     from flatout.drill.drill import drill as do_drill
 
-    allow_deterministic_cuda()  # inherited by the runs that are started
+    allow_deterministic_cuda()  # inherited by the runs it starts
     arguments = [*(overrides or [])]
     for flag, values in (("--set", sets), ("--off", offs)):
         for value in values or []:

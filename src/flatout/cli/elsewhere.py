@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def handed_in(on: str, recipe: Path, arguments: Sequence[str], workers: str, runs: Path) -> int | None:
-    """The code that the job left with, where RAY_ADDRESS is a cluster's dashboard; None: it is for this machine to launch."""
+    """Submit to RAY_ADDRESS if it is a dashboard and return the job's exit code; None: launch from this machine."""
     from flatout.fleet.ray import WorkerCount, is_job_url
 
     if on != "ray":
-        raise UsageError(f"--on: ray is all there is, got {on!r}")
+        raise UsageError(f"--on: only ray is supported, got {on!r}")
     WorkerCount.parse(workers)
     address = ray_address()
     if address is None or not is_job_url(address):

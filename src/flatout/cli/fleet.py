@@ -62,7 +62,7 @@ def manifest(
     out: Annotated[Path | None, typer.Option("--out", help="File to write. Default: print it.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a Kubernetes job for a recipe: a TrainJob or a RayJob, with everything it needs."""
+    """Write a Kubernetes job for a recipe. It is a TrainJob or a RayJob, with everything it needs."""
     from flatout.base.tree import to_data, to_text
     from flatout.fleet import interruptions as lost
     from flatout.fleet import manifest as writing
@@ -127,7 +127,7 @@ _AS_IT_IS = {"ignore_unknown_options": True, "allow_interspersed_args": False, "
 def node(
     arguments: Annotated[list[str], typer.Argument(help="As for torchrun: -m flatout run recipe.yaml", show_default=False)],
 ) -> None:
-    """The command that machines of a TrainJob run: torchrun, which exits with 143 if the run was stopped and has saved."""
+    """Run torchrun on a machine of a TrainJob. Exits with 143 if the run was stopped and has saved."""
     from flatout.fleet.node import launch
 
     raise typer.Exit(launch(arguments))

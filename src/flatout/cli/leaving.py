@@ -1,4 +1,4 @@
-"""How a command ends: in order when a signal asks for it, and at once when it is done, without taking itself apart."""
+"""How a command ends: with clean-up after a signal, and at once when it is done, without shutting down the interpreter."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-_SOON_S, _MOST = 0.05, 200  # seconds until a signal is asked for again, and how often: an import may be the user's own work
+_SOON_S, _MOST = 0.05, 200  # seconds until a signal is retried, and how often: the import may be a user's long-running module
 
 
 class Ended(SystemExit):
-    """A signal asked for the end of something that has nothing to save."""
+    """A signal asked to end a command that has nothing to save."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -25,17 +25,17 @@ class Ended(SystemExit):
 
 @contextmanager
 def ends_in_order() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a command as an error does: processes that it started end, temporary folders are removed.
+    """SIGTERM and SIGHUP end a command like an error: processes it started end, temporary folders are removed.
 
-    None of them, nor Ctrl-C, interrupts an import. A run has handlers of its own while it trains. What the shell ignores for
-    us, as `nohup` does, stays ignored.
+    No signal interrupts an import. A run installs its own handlers while it trains. Signals that the shell ignores, as with
+    `nohup`, stay ignored.
     """
     asked = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
     interrupts = [number for number in (signal.SIGINT,) if signal.getsignal(number) is signal.default_int_handler]
     owner, put_off = os.getpid(), 0
 
     def end(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != owner:  # of a process that was forked off, such as a loader's worker: as if we were not there
+        if os.getpid() != owner:  # in a forked process, such as a loader's worker: default behaviour
             signal.signal(number, before[signal.Signals(number)])
             os.kill(os.getpid(), number)
             return
@@ -49,7 +49,7 @@ def ends_in_order() -> Iterator[None]:
         if number in interrupts:
             signal.default_int_handler(number, frame)
         for one in asked:
-            signal.signal(one, signal.SIG_IGN)  # once is enough: what tidies up is not to be interrupted
+            signal.signal(one, signal.SIG_IGN)  # only once: the clean-up must not be interrupted
         raise Ended(number)
 
     before: dict[signal.Signals, Any] = {number: signal.signal(number, end) for number in (*asked, *interrupts)}
@@ -62,7 +62,7 @@ def ends_in_order() -> Iterator[None]:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Torch's C++ calls Python while it is imported, and an error that comes up there aborts the process (SIGABRT)."""
+    """While torch is imported, its C++ code calls Python, and an exception there aborts the process (SIGABRT)."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -71,18 +71,18 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def deaf_to_signals() -> None:
-    """It is known how the process ends: one more Ctrl-C, while the interpreter goes down, would only print a traceback."""
+    """The exit code is decided: another Ctrl-C during interpreter shutdown would only print a traceback."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
 
 
 def leave(exit_code: int) -> NoReturn:
-    """As at any end its threads are waited for, its exit functions called and its output written; then it is gone.
+    """Wait for threads, call exit functions and flush output as usual, then exit without interpreter shutdown.
 
-    What Python does after that is not for every process. One that was forked off a profiler would wait for threads that it
-    doesn't have. One that trained with others still has Gloo's threads, and where one of them asks for Python's lock while the
-    interpreter goes down, the process aborts (SIGABRT), and its launcher takes a run that is finished for one that failed.
+    The shutdown is not safe in every process. A process forked from a profiler would wait for threads that it does not have.
+    A process that trained with others still has Gloo's threads: if one of them needs the GIL during shutdown, the process
+    aborts (SIGABRT), and its launcher takes a finished run for a failed one.
     """
     if threading.current_thread() is threading.main_thread():
         threading._shutdown()  # type: ignore[attr-defined]

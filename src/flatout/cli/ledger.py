@@ -1,4 +1,4 @@
-"""A finished run's ledger as a table."""
+"""A finished run's time ledger as a table."""
 
 from __future__ import annotations
 

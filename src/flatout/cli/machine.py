@@ -1,4 +1,4 @@
-"""probe and env: what this machine is and what it can do."""
+"""probe and env: facts about this machine and its measured speed."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import typer
 from flatout.cli.output import print_json
 from flatout.cli.places import cache_folder
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def probe(
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again instead of using what was kept.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A few seconds, with wider intervals.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again instead of using stored results.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Take only a few seconds, with less precise results.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure what this machine can do, and say what is mis-set on it."""
+    """Measure how fast this machine is. Also reports what is misconfigured."""
     from flatout.base.tree import to_data, to_text
     from flatout.machine.device import pick_device
     from flatout.machine.probe import doc
@@ -29,7 +29,7 @@ def probe(
 
 
 def env(as_json: Json = False) -> None:
-    """Versions and facts of this machine, for a bug report."""
+    """Print versions and facts about this machine, for a bug report."""
     from flatout import __version__
     from flatout.machine.facts import read_facts
 

@@ -1,4 +1,4 @@
-"""`flatout`: the commands, and what an error looks like to a person."""
+"""`flatout`: all commands, and how errors are shown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flatout.base.errors import FlatoutError, shortened
 from flatout.cli import boost, data, doctor, drill, fleet, machine, runs, training
 from flatout.cli.leaving import Ended, deaf_to_signals, ends_in_order, leave
 
-_AS_IT_WAS = "what was saved before is as it was"
+_AS_IT_WAS = "nothing that was saved before has changed"
 
 app = typer.Typer(
     name="flatout",
@@ -53,8 +53,8 @@ def _options(
 
 
 def main() -> None:
-    """Exit codes: 0 done, 1 failed, 2 usage, 129 hung up, 130 interrupted, 143 terminated; a run has saved before these."""
-    is_program = sys._getframe(1).f_globals.get("__name__") == "__main__"  # else somebody's process goes on after us
+    """Exit codes: 0 done, 1 failed, 2 usage, 129 SIGHUP, 130 SIGINT, 143 SIGTERM. A run saves before it exits with these."""
+    is_program = sys._getframe(1).f_globals.get("__name__") == "__main__"  # otherwise the caller's process continues after us
     try:
         with ends_in_order():
             _run()
@@ -64,14 +64,14 @@ def main() -> None:
         if _has_met_others() and isinstance(ended.code, int | None):
             leave(ended.code or 0)
         raise
-    except KeyboardInterrupt:  # a second one, while the first was answered
+    except KeyboardInterrupt:  # a second Ctrl-C while the first was handled
         if is_program:
             deaf_to_signals()
         sys.exit(130)
 
 
 def _has_met_others() -> bool:
-    joining = sys.modules.get("flatout.world.joining")  # whoever has met others has loaded it, and torch with it
+    joining = sys.modules.get("flatout.world.joining")  # loaded, with torch, in every process that joined others
     place = joining.own_place() if joining is not None else None
     return place is not None and place.size > 1
 
@@ -86,7 +86,7 @@ def _run() -> None:
         print(f"flatout: {ended.signal_name}: ended; {_AS_IT_WAS}", file=sys.stderr)
         raise
     except SystemExit as ended:
-        if ended.code == 130:  # what typer makes of a Ctrl-C; a run that could save says so itself, as an error above
+        if ended.code == 130:  # typer's exit code for Ctrl-C; a run that saved raises an error above instead
             print(f"flatout: interrupted; {_AS_IT_WAS}", file=sys.stderr)
         raise
     except BrokenPipeError:

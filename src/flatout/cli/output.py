@@ -1,4 +1,4 @@
-"""What a command leaves for others: strict JSON on stdout for a program, whatever the numbers are; a page for a browser."""
+"""Output of commands: strict JSON on stdout for programs, and HTML pages."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def print_json(content: Any) -> None:
 def check_page_path(path: Path) -> None:
     try:
         if path.is_dir():
-            raise UsageError(f"--html is a file to write, and {path} is a folder: --html {path / 'plan.html'}")
+            raise UsageError(f"--html must be a file, but {path} is a folder: --html {path / 'plan.html'}")
         if not path.resolve().parent.is_dir():
-            raise UsageError(f"--html: there is no folder {path.resolve().parent}")
-    except OSError as error:  # a name that is too long, or a loop of links
+            raise UsageError(f"--html: folder not found: {path.resolve().parent}")
+    except OSError as error:  # the name is too long, or links form a loop
         raise UsageError(f"--html: {path} can't be written: {error.strerror}") from error
 
 
@@ -34,7 +34,7 @@ def write_page(path: Path, page: str) -> None:
 
 
 def _strict(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: a metric that has no value is null."""
+    """JSON has no NaN and no infinity: a metric without a value is null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Where things are on this person's machine: the one place that reads environment variables."""
+"""Where things are on this machine: the only module that reads environment variables."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Measured ceilings are kept here: $FLATOUT_CACHE, else below $XDG_CACHE_HOME, else ~/.cache."""
+    """Folder for measured results: $FLATOUT_CACHE, else below $XDG_CACHE_HOME, else ~/.cache."""
     if own := os.environ.get("FLATOUT_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flatout"
 
 
 def ray_address() -> str | None:
-    """Of the cluster for `--on ray`: host:port or auto on a node of it, http://host:8265 from elsewhere."""
+    """Address of the cluster for `--on ray`: host:port or auto on one of its nodes, http://host:8265 from elsewhere."""
     return os.environ.get("RAY_ADDRESS") or None
 
 
@@ -25,7 +25,7 @@ def allow_deterministic_cuda() -> None:
 
 
 def process_rank() -> int:
-    """Of this process among those that torchrun and its like started; 0 where it is alone."""
+    """Rank of this process as set by torchrun or similar; 0 for a single process."""
     rank = os.environ.get("RANK", "0")
     return int(rank) if rank.isdigit() else 0
 
@@ -36,12 +36,12 @@ def world_size() -> int:
 
 
 def quiet_torch() -> None:
-    """Its warning about a CPU without bf16 instructions has 20 lines of C++ stack, and the plan says how slow that is."""
+    """Silence a warning about CPUs without bf16 instructions: it prints 20 lines of C++ stack, and the plan shows the speed."""
     from flatout.machine.rates import NO_SUCH_KERNEL
 
     warnings.filterwarnings("ignore", message=NO_SUCH_KERNEL)
 
 
 def quiet_profiler() -> None:
-    """Its library says on stderr when it starts and stops; read when it is loaded."""
+    """Silence the profiler library's start and stop messages; it reads this when it is loaded."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")

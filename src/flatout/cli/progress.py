@@ -1,4 +1,4 @@
-"""A run as it goes: a live line on a terminal, plain lines where there is none. Both only read events."""
+"""Progress of a run: a live line on a terminal, plain lines elsewhere. Both only read events."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _BAR_COLUMNS, _BAR_FROM_COLUMNS = 20, 110
 
 
 class View:
-    """Turns events into words, shown by one of the two below."""
+    """Turns events into text, shown by one of the two classes below."""
 
     def __init__(self) -> None:
         self.about: Event = {}
 
     def step_parts(self, event: Event) -> list[str]:
-        """What matters most first: a narrow terminal shows as many as fit."""
+        """Most important first: a narrow terminal shows as many as fit."""
         parts = [f"step {event['step']}"]
         if event.get("loss") is not None:
             parts.append(f"loss {show_metric(event['loss'])}")
@@ -43,7 +43,7 @@ class View:
         return parts
 
     def notice(self, event: Event) -> str | None:
-        """A line that stays, for what happens seldom."""
+        """A line that stays on the screen, for rare events."""
         kind = event["kind"]
         if kind == "planned":
             self.about = event
@@ -60,16 +60,16 @@ class View:
         if kind == "degraded":
             return f"degraded: {event['what']}: {event['why']}"
         if kind == "nonfinite":
-            return f"step {event['step']}: {event['skipped']} steps with a loss that is not finite were skipped"
+            return f"step {event['step']}: skipped {event['skipped']} steps whose loss was not finite"
         if kind == "rolled_back":
-            return f"rolled back to step {event['step']} at {event['rate_factor']:g} of the rate: {event['why']}"
+            return f"rolled back to step {event['step']}, learning rate times {event['rate_factor']:g}: {event['why']}"
         if kind in ("checkpoint_failed", "checkpoint_refused", "checkpoint_damaged"):
             return f"{kind.replace('_', ' ')} (step {event['step']}): {event['why']}"
         return None
 
 
 class LiveLine:
-    """For a terminal: one line that moves, notices above it."""
+    """For a terminal: one line that is updated, with notices above it."""
 
     def __init__(self, console: Console) -> None:
         self._view, self._left = View(), TimeLeft()
@@ -96,7 +96,7 @@ class LiveLine:
 
 
 class PlainLines:
-    """For a log file: a line now and then."""
+    """For a log file: a line from time to time."""
 
     def __init__(self) -> None:
         self._view, self._left = View(), TimeLeft()
@@ -116,7 +116,7 @@ class PlainLines:
 
 
 def _answer_to_ctrl_c(event: Event) -> None:
-    """Nobody asked for quiet about what they did themselves."""
+    """Answers a user's Ctrl-C even with --quiet."""
     if event["kind"] == "planning" and event["line"].startswith(CTRL_C):
         print(event["line"], file=sys.stderr, flush=True)
 
@@ -128,7 +128,7 @@ def time_left(left: TimeLeft) -> str:
 
 
 def fitting(parts: Sequence[str], columns: int | None = None) -> str:
-    """As many of the parts as fit, the first always."""
+    """As many of the parts as fit, at least the first."""
     line = parts[0]
     for part in parts[1:]:
         longer = f"{line} · {part}"
@@ -140,7 +140,7 @@ def fitting(parts: Sequence[str], columns: int | None = None) -> str:
 
 @contextmanager
 def progress_view(quiet: bool = False) -> Iterator[tuple[Observer, ...]]:
-    """What is printed while a run goes, always to stderr: stdout is for results. The terminal is left as it was found."""
+    """Prints progress to stderr, since stdout is for results. Restores the terminal afterwards."""
     console = Console(stderr=True)
     if quiet:
         yield (_answer_to_ctrl_c,)

@@ -1,4 +1,4 @@
-"""runs, runs show, runs compare, runs check: what is in the run folder."""
+"""runs, runs show, runs compare, runs check: what is in the folder of runs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ app = typer.Typer(
     help="List runs; show one; compare two; check the files of one.", invoke_without_command=True, rich_markup_mode=None
 )
 
-Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
-RunName = Annotated[str, typer.Argument(help="A run's name, its folder, or `last`.", show_default=False)]
+Runs = Annotated[Path, typer.Option("--runs", help="The folder with all runs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RunName = Annotated[str, typer.Argument(help="The name of a run, its folder, or `last`.", show_default=False)]
 
 
 @app.callback()
@@ -32,7 +32,7 @@ def list_runs(context: typer.Context, runs: Runs = Path("runs"), as_json: Json =
 
 @app.command("show")
 def show(run: RunName, runs: Runs = Path("runs"), as_json: Json = False) -> None:
-    """What a run was asked, how it was done and why, and what came of it."""
+    """Show a run's recipe, its settings with reasons, and its results."""
     from flatout.base.tree import to_data, to_text
     from flatout.cli.ledger import ledger_doc
     from flatout.runs import verbs
@@ -53,7 +53,7 @@ def show(run: RunName, runs: Runs = Path("runs"), as_json: Json = False) -> None
         if value not in ({}, [], ()):
             print(f"  {key}: {_written(value)}")
     if not found.folder.manifest.exists:
-        print("  (unverified: begun by a flatout that kept no checksums of these files)")
+        print("  (unverified: started by an older flatout, which kept no checksums of these files)")
     print(f"\n{found.explain()}\n")
     if "ledger" in result:
         print(to_text(ledger_doc(result)) + "\n")
@@ -63,7 +63,7 @@ def show(run: RunName, runs: Runs = Path("runs"), as_json: Json = False) -> None
 
 @app.command("compare")
 def compare(first: RunName, second: RunName, runs: Runs = Path("runs"), as_json: Json = False) -> None:
-    """What differed between two runs, and what it did."""
+    """Compare two runs: recipe, settings and results."""
     from flatout.base.tree import to_data, to_text
     from flatout.store.compare import compare_doc
     from flatout.store.run_folder import find
@@ -76,12 +76,10 @@ def compare(first: RunName, second: RunName, runs: Runs = Path("runs"), as_json:
 def check(
     run: RunName,
     runs: Runs = Path("runs"),
-    accept: Annotated[
-        bool, typer.Option("--accept", help="From now on the files count as right as they are, but for checkpoints.")
-    ] = False,
+    accept: Annotated[bool, typer.Option("--accept", help="Accept the files as they are now, except checkpoints.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Read every file of a run and compare its checksum. Exits with 1 if one is damaged."""
+    """Read every file of a run and compare its checksum. Exits with 1 if a file is damaged."""
     from flatout.store.run_folder import find, find_to_mend
 
     if accept:
@@ -93,15 +91,13 @@ def check(
     if as_json:
         print_json({"name": folder.name, "damaged": damage})
     else:
-        print(
-            "\n".join(f"{name}: {why}" for name, why in damage.items()) or f"{folder.name}: all files are as they were written"
-        )
+        print("\n".join(f"{name}: {why}" for name, why in damage.items()) or f"{folder.name}: all files match their checksums")
     if damage:
         raise typer.Exit(1)
 
 
 def _written(value: Any) -> str:
-    """On one line, as a recipe file would write it."""
+    """On one line, as in a recipe file."""
     import yaml
 
     return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("...\n").strip()

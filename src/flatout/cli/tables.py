@@ -1,4 +1,4 @@
-"""Columns of tensors and arrays as a Parquet, CSV or NumPy file."""
+"""Write columns of tensors and arrays as a Parquet, CSV or NumPy file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SUFFIXES = (".parquet", ".csv", ".npz")
 
 def check_table_path(path: Path) -> None:
     if path.suffix not in _SUFFIXES:
-        raise UsageError(f"--out is a {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]} file, got {path.name}")
+        raise UsageError(f"--out must be a {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]} file, got {path.name}")
     if not path.resolve().parent.is_dir():
-        raise UsageError(f"--out: there is no folder {path.resolve().parent}")
+        raise UsageError(f"--out: folder not found: {path.resolve().parent}")
 
 
 def write_table(path: Path, columns: Mapping[str, Any]) -> None:
-    """Whole or not at all. A column of more than one dimension becomes a column of lists."""
+    """Writes the complete file or nothing. A column with more than one dimension becomes a column of lists."""
     aside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         _write(aside, columns)
@@ -54,7 +54,7 @@ def _write(path: Path, columns: Mapping[str, Any]) -> None:
 
 
 def _listed(array: Any) -> Any:
-    """Rows of an array as Arrow lists of its own type, without a Python object a number."""
+    """Rows of an array as Arrow lists of its type, without creating a Python object per number."""
     import pyarrow as pa
 
     if array.ndim == 1:

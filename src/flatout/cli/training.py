@@ -19,35 +19,35 @@ if TYPE_CHECKING:
     from flatout.recipe.schema import Recipe
     from flatout.runs.verbs import Run
 
-RecipePath = Annotated[Path, typer.Argument(help="A recipe: .yaml, or .py that defines `recipe`.", show_default=False)]
+RecipePath = Annotated[Path, typer.Argument(help="Recipe file: .yaml, or .py that defines `recipe`.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(help="key=value on top of the recipe, such as lr=3e-4 or data.window=64.", show_default=False),
+    typer.Argument(help="key=value to change the recipe, such as lr=3e-4 or data.window=64.", show_default=False),
 ]
-Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds the runs.")]
-Sets = Annotated[list[str] | None, typer.Option("--set", help="Pin a setting: --set precision=fp32. May be repeated.")]
-Offs = Annotated[list[str] | None, typer.Option("--off", help="Switch a setting off: --off compile. May be repeated.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
-RunName = Annotated[str, typer.Argument(help="A run's name, its folder, or `last`.", show_default=False)]
+Runs = Annotated[Path, typer.Option("--runs", help="The folder with all runs.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="Fix a setting: --set precision=fp32. May be repeated.")]
+Offs = Annotated[list[str] | None, typer.Option("--off", help="Turn a setting off: --off compile. May be repeated.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RunName = Annotated[str, typer.Argument(help="The name of a run, its folder, or `last`.", show_default=False)]
 Planning = Annotated[
-    str, typer.Option("--planning", help="The most that trials of settings may take, such as '2 min'; off: none are made.")
+    str, typer.Option("--planning", help="Time limit for trying out settings before training, such as '2 min'; or off.")
 ]
 Mesh = Annotated[
     str | None,
-    typer.Option("--mesh", help="How processes share it: data=2,tensor=2, shard=4, pipeline=2, context=2. Else: what fits."),
+    typer.Option("--mesh", help="How to split the work: data=2,tensor=2, shard=4, pipeline=2, context=2. Default: what fits."),
 ]
-On = Annotated[str | None, typer.Option("--on", help="ray: the cluster at RAY_ADDRESS, or one on this machine for this run.")]
+On = Annotated[str | None, typer.Option("--on", help="ray: train on the cluster at RAY_ADDRESS, or on a local one.")]
 RayWorkers = Annotated[
-    str, typer.Option("--workers", help="With --on ray: processes, such as 8; 2:8 begins with fewer where there are no more.")
+    str, typer.Option("--workers", help="Processes with --on ray, such as 8; 2:8 starts with fewer if there are no more.")
 ]
 DeviceName = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
 
 NEXT_STEPS = {
-    "flatout run {recipe} lr=1e-3 budget='20 epochs'{runs}": "any key can be set from the command line",
-    "flatout runs compare {run} last{runs}": "what differed, and what it did",
-    "flatout explain {recipe} --json": "the plan for a program to read",
+    "flatout run {recipe} lr=1e-3 budget='20 epochs'{runs}": "change any key from the command line",
+    "flatout runs compare {run} last{runs}": "compare two runs",
+    "flatout explain {recipe} --json": "the plan as JSON",
     "flatout drill {recipe} --kills 5": "kill it at random, resume, compare every bit",
-    "flatout probe": "what this machine can do, and what is mis-set on it",
+    "flatout probe": "how fast this machine is, and what is misconfigured",
 }
 
 
@@ -57,18 +57,18 @@ def run(
     runs: Runs = Path("runs"),
     sets: Sets = None,
     offs: Offs = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew, even if an unfinished run could be resumed.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run instead of resuming an unfinished one.")] = False,
     planning: Planning = "5 min",
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
     devices: Annotated[
-        int | None, typer.Option("--devices", help="Start as many processes on this machine, one a device, and train together.")
+        int | None, typer.Option("--devices", help="Train with this many processes on this machine, one per device.")
     ] = None,
     mesh: Mesh = None,
     on: On = None,
     workers: RayWorkers = "1",
 ) -> None:
-    """Train a recipe. The same command again resumes an unfinished run. Under torchrun the processes train together."""
+    """Train a recipe. The same command resumes an unfinished run. Under torchrun, all processes train together."""
     from flatout.cli.progress import progress_view
     from flatout.runs import verbs
     from flatout.world.joining import is_first, is_launched
@@ -97,7 +97,7 @@ def run(
 
 
 def _run_here(devices: int) -> int:
-    """This very command in several processes: they know from torchrun that they are not to start others."""
+    """Run this command in several processes; torchrun's variables tell them not to start others."""
     from flatout.fleet.local import run_here
 
     return run_here(devices, sys.argv[1:], lambda line: print(f"flatout: {line}", file=sys.stderr, flush=True))
@@ -114,7 +114,7 @@ def in_worker(
     observers: tuple[Observer, ...],
     again: bool,
 ) -> Path:
-    """What each worker of a cluster does. `again`, after a loss: then the fresh run is the one that was begun."""
+    """Runs on each worker of a cluster. `again` after a restart: then --fresh means the run that was already started."""
     from flatout.runs import verbs
 
     asked, anew = read_asked(recipe, overrides, sets, offs), fresh and not again
@@ -127,22 +127,22 @@ def explain(
     sets: Sets = None,
     offs: Offs = None,
     analyze: Annotated[
-        bool, typer.Option("--analyze", help="Try the settings out and show what was measured beside what was predicted.")
+        bool, typer.Option("--analyze", help="Also try out the settings, and compare measured with predicted speed.")
     ] = False,
     planning: Planning = "5 min",
     as_json: Json = False,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Write a page with the plan and its roofline to this file.")
+        Path | None, typer.Option("--html", help="Write an HTML page with the plan and its roofline to this file.")
     ] = None,
     devices: Annotated[
-        int | None, typer.Option("--devices", help="Lay it out on as many devices, which need not be here.")
+        int | None, typer.Option("--devices", help="Plan for this many devices, which need not be in this machine.")
     ] = None,
     device_kind: Annotated[
-        str | None, typer.Option("--device-kind", help="Of which kind these are, such as h100 or a100-80gb.")
+        str | None, typer.Option("--device-kind", help="Kind of these devices, such as h100 or a100-80gb.")
     ] = None,
-    per_node: Annotated[int | None, typer.Option("--per-node", help="How many of them a machine has; else as usual.")] = None,
+    per_node: Annotated[int | None, typer.Option("--per-node", help="Devices per machine. Default: the usual number.")] = None,
 ) -> None:
-    """Say how a recipe would be trained here and why, without training a step; or how many devices would share it."""
+    """Show how a recipe would be trained here, and why. Trains nothing; can also plan how to split it over many devices."""
     from flatout.base.tree import to_data, to_text
     from flatout.models.dataless import WeightsBudget, sparing_weights
     from flatout.runs import verbs
@@ -152,12 +152,12 @@ def explain(
 
     if html is not None:
         check_page_path(html)
-    with nullcontext() if analyze else sparing_weights(WeightsBudget()):  # a recipe in Python may hold a model that is built
+    with nullcontext() if analyze else sparing_weights(WeightsBudget()):  # a Python recipe may contain a built model
         asked = read_asked(recipe, overrides, sets, offs)
     if devices is None and device_kind is None:
         doc = verbs.explain(asked, cache=cache_folder(), analyze=analyze, planning=planning, say=say)
     elif devices is None or device_kind is None:
-        raise UsageError("layouts are explained for a number of devices of a kind: --devices 64 --device-kind h100")
+        raise UsageError("to plan for other devices, give their number and kind: --devices 64 --device-kind h100")
     else:
         many: Any = {"devices": devices, "device_kind": device_kind, "per_node": per_node}
         doc = verbs.explain_layouts(asked, cache=cache_folder(), **many)
@@ -169,16 +169,14 @@ def explain(
 
 
 def receipt(run: RunName, runs: Runs = Path("runs"), as_json: Json = False) -> None:
-    """What was tried before a run, kept and rejected, with both arms' numbers and the proof."""
+    """Show which settings were tried before a run. Says which were kept or rejected, with measurements and proof."""
     from flatout.base.tree import to_data, to_text
     from flatout.plan.receipt_view import receipt_doc
     from flatout.runs import verbs
 
     found = verbs.load(run, runs=runs)
     if found.receipt is None:
-        raise UsageError(
-            f"{found.name} has no receipt: no setting was to be tried (--planning off, or a run of unknown length)"
-        )
+        raise UsageError(f"{found.name} has no receipt: no settings were tried (--planning off, or a run of unknown length)")
     doc = receipt_doc(found.name, found.receipt)
     print_json(to_data(doc)) if as_json else print(to_text(doc))
 
@@ -187,17 +185,17 @@ def evaluate(
     run: RunName,
     data: Annotated[
         str | None,
-        typer.Option("--data", help="Other data than the run's own: a file, x=FILE,y=FILE, or for a table a query."),
+        typer.Option("--data", help="Other data: a file, x=FILE,y=FILE, or for a table a query. Default: the run's data."),
     ] = None,
     part: Annotated[
         str | None,
-        typer.Option("--part", help="A part of the run's own data: validation (the default), test or train."),
+        typer.Option("--part", help="Part of the run's data: validation (the default), test or train."),
     ] = None,
     runs: Runs = Path("runs"),
     device: DeviceName = "auto",
     as_json: Json = False,
 ) -> None:
-    """Metrics of a run's model on its validation, test or train part, or on other data."""
+    """Compute metrics of a run's model. Uses its validation, test or training data, or other data."""
     from flatout.runs import verbs
 
     other = None if data is None else _file_or_columns(data)
@@ -209,24 +207,24 @@ def predict(
     run: RunName,
     data: Annotated[
         str,
-        typer.Argument(help="What to predict: files as in training, or for a table a query, 'select ...'.", show_default=False),
+        typer.Argument(help="Data to predict: files as in training, or for a table a query, 'select ...'.", show_default=False),
     ],
-    out: Annotated[Path, typer.Option("--out", help="Where to: .parquet, .csv or .npz.")] = Path("predictions.parquet"),
+    out: Annotated[Path, typer.Option("--out", help="Output file: .parquet, .csv or .npz.")] = Path("predictions.parquet"),
     runs: Runs = Path("runs"),
     device: DeviceName = "auto",
 ) -> None:
-    """Predict with a run's model and write the result as a table, with the names of the classes where they have some."""
+    """Predict with a run's model and write a table. It has class names if the data has them."""
     from flatout.cli.tables import check_table_path, write_table
     from flatout.runs import verbs
 
     check_table_path(out)
     columns = verbs.predict(_load(run, runs), data, device=device, cache=cache_folder())
     write_table(out, columns)
-    print(f"{len(next(iter(columns.values())))} rows of {', '.join(columns)} in {out}")
+    print(f"wrote {len(next(iter(columns.values())))} rows with {', '.join(columns)} to {out}")
 
 
 def demo(runs: Runs = Path("runs"), as_json: Json = False) -> None:
-    """Train on the built-in handwritten digits and show the plan, where the time went, and what to try next."""
+    """Train on built-in handwritten digits. Shows the plan, where the time went, and what to try next."""
     from flatout.cli.progress import progress_view
     from flatout.recipe.load import read_recipe
     from flatout.runs import verbs
@@ -241,9 +239,9 @@ def demo(runs: Runs = Path("runs"), as_json: Json = False) -> None:
     _print_outcome(done, ledger=True)
     example = Path("examples/digits.yaml")
     if example.exists():
-        print(f"\nThe recipe was {example}: copy it to begin.")
+        print(f"\nThe recipe was {example}: copy it to start your own.")
     else:
-        print(f"\nTo begin with a copy of its recipe: cp {path} {path.name}")
+        print(f"\nTo start from a copy of its recipe: cp {path} {path.name}")
     _print_next_steps(example if example.exists() else Path(path.name), done.name, runs)
 
 
@@ -270,7 +268,7 @@ def _print_outcome(done: Run, ledger: bool = False) -> None:
     print(f"{done.name}: {result['reason']} after {result['steps']} steps, {result['samples']} samples")
     print(f"  {metrics}")
     training, wall = show_seconds(result["train_seconds"]), show_seconds(result["wall_seconds"])
-    print(f"  {show_rate(rate, unit)} over {training} of training, {wall} in all")
+    print(f"  {show_rate(rate, unit)} during {training} of training, {wall} in total")
     print(f"  everything is in {done.path}")
 
 
@@ -280,7 +278,7 @@ def read_asked(path: Path, overrides: list[str] | None, sets: list[str] | None, 
     for pin in sets or []:
         name, equals, value = pin.partition("=")
         if not equals:
-            raise UsageError(f"--set takes name=value, such as --set precision=fp32; got {pin!r}")
+            raise UsageError(f"--set needs name=value, such as --set precision=fp32; got {pin!r}")
         pins[name] = value
     _import_from(path.resolve().parent)
 
@@ -299,13 +297,13 @@ def read_asked(path: Path, overrides: list[str] | None, sets: list[str] | None, 
 
 
 def _off_value(name: str) -> Any:
-    from flatout.plan.knobs.all import off_value  # a command without --off need not wait for it
+    from flatout.plan.knobs.all import off_value  # imported late: only needed with --off
 
     return off_value(name)
 
 
 def _file_or_columns(text: str) -> str | dict[str, str]:
-    """`x=images.idx,y=labels.idx` names a file for each column."""
+    """`x=images.idx,y=labels.idx` gives one file per column."""
     from flatout.data.sources.tables.query import is_query
 
     if "=" not in text or is_query(text) or Path(text).exists():
@@ -325,6 +323,6 @@ def _load(name: str, runs: Path) -> Run:
 
 
 def _import_from(folder: Path) -> None:
-    """module:name in a recipe means a file beside it, as for a script."""
+    """module:name in a recipe refers to a file in the recipe's folder, as for a script."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))

@@ -1,4 +1,4 @@
-"""The process that trials run in: reads the recipe as the run did, builds its job, and serves trials until nobody asks.
+"""The process in which settings are tried: reads the recipe, builds its job, and runs trials until the pipe is closed.
 
 python -m flatout.cli.trying READ WRITE <RECIPE.json
 """
@@ -21,7 +21,7 @@ from flatout.recipe.load import read_recipe
 
 
 def main(read_from: int, write_to: int) -> None:
-    allow_deterministic_cuda()  # what deterministic kernels cost is measured too
+    allow_deterministic_cuda()  # the cost of deterministic kernels is measured too
     given = json.load(sys.stdin)
     sys.path[:] = given["path"]
     torch.set_num_threads(given["threads"])

@@ -1,1 +1,1 @@
-"""The run folder and what lies in it. Tensors are safetensors, the rest JSON; nothing is pickled."""
+"""The run folder and its files. Tensors are safetensors, the rest is JSON; nothing is pickled."""

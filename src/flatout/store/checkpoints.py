@@ -1,8 +1,8 @@
 """Checkpoints of a run: `checkpoints/step-000000120/` with state.safetensors, state.json and manifest.json (checksums).
 
-One that several processes wrote together has a file of each instead of state.safetensors (sharded.py). A checkpoint is written
-aside as `.writing-step-...`, synced, then renamed, so one that has its name is whole. At load the checksums are compared; a
-damaged one is named and the one before it is used.
+A checkpoint written by several processes has one file per process instead of state.safetensors (sharded.py). A checkpoint is
+written as `.writing-step-...`, synced, then renamed, so one with its final name is complete. Checksums are compared at load; a
+damaged checkpoint is reported and the previous one is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flatout.store.sharded_files import TensorFiles
 from flatout.store.tensors import ToHost, check_document, decode, file_digest, plain_copy, read_tensors, write_tensors
 
 FORMAT = 1
-SHARDED = "sharded 1"  # for what many wrote; flatouts that know format 1 alone say so
+SHARDED = "sharded 1"  # written by several processes; versions that only know format 1 refuse it
 _NAME = re.compile(r"step-(\d+)")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _ASIDE = ".writing-"
@@ -47,11 +47,11 @@ class Checkpoints:
         return self.folder / f"step-{step:09d}"
 
     def aside(self, step: int) -> Path:
-        """Where it is while it is written."""
+        """The folder's temporary name while it is written."""
         return self.folder / f"{_ASIDE}{self.path(step).name}"
 
     def write(self, step: int, document: Any, tensors: Mapping[str, Tensor], to_host: ToHost = plain_copy) -> Path:
-        """Write what `encode` gave as a whole checkpoint, or none at all."""
+        """Write the result of `encode` as a complete checkpoint, or nothing."""
         try:
             aside = self.begin(step)
             digest = write_tensors(aside / "state.safetensors", tensors, to_host=to_host)
@@ -61,7 +61,7 @@ class Checkpoints:
             raise
 
     def begin(self, step: int) -> Path:
-        """An empty folder for the tensors of a checkpoint. It gets its name by `finish`, or goes by `discard`."""
+        """An empty folder for the tensors of a checkpoint. `finish` gives it its name, `discard` removes it."""
         self.folder.mkdir(exist_ok=True)
         aside = self.aside(step)
         shutil.rmtree(aside, ignore_errors=True)
@@ -69,14 +69,14 @@ class Checkpoints:
         return aside
 
     def finish(self, step: int, document: Any, digests: Mapping[str, str], form: int | str = FORMAT) -> Path:
-        """`digests`: the files of tensors that were written since `begin`, with their checksums."""
+        """`digests`: the tensor files written since `begin`, with their checksums."""
         final = self.path(step)
         aside, replaced = self.aside(step), self.folder / f"{_REPLACED}{final.name}"
         write_json(aside / "state.json", {"format": form, "step": step, "state": document})
         listed = {**digests, "state.json": file_digest(aside / "state.json")}
         write_bytes(aside / "manifest.json", sealed({"format": form, "sha256": listed}) + b"\n")
         sync_folder(aside)
-        if final.exists():  # the same step again, after a rollback
+        if final.exists():  # the same step again after a rollback
             final.rename(replaced)
         aside.rename(final)
         sync_folder(self.folder)
@@ -98,7 +98,7 @@ class Checkpoints:
             return decode(document, _tensors(path, manifest))
 
     def load_latest(self, on_damage: Callable[[int, str], None]) -> tuple[int, Any] | None:
-        """The newest checkpoint that is whole; each damaged one on the way is reported and passed over."""
+        """The newest complete checkpoint; each damaged one found before it is reported and skipped."""
         for step in reversed(self.steps()):
             try:
                 return step, self.load(step)
@@ -117,30 +117,28 @@ class Checkpoints:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError) as error:
-            raise DamagedFile(
-                f"{path} can't be read: {error}; delete it, and the last checkpoint counts as the best"
-            ) from error
+            raise DamagedFile(f"{path} can't be read: {error}; delete it to use the last checkpoint as the best") from error
         return {name: found.get(name) for name in ("step", "metric", "value")} if step in self.steps() else None
 
     def is_marked(self, best: Mapping[str, Any]) -> bool:
-        """False too where the mark is damaged: it is to be written again."""
+        """Also False if the mark is damaged: it must be written again."""
         try:
             return self.best() == best
         except DamagedFile:
             return False
 
     def prune(self) -> None:
-        """Keep the best and the last `keep`."""
+        """Delete all but the best checkpoint and the last `keep`."""
         try:
             best = self.best()
         except DamagedFile:
-            return  # any of them may be the best
+            return  # the mark can't be read, so any of them may be the best
         for step in self.steps()[: -max(1, self.keep)]:
             if best is None or step != best["step"]:
                 shutil.rmtree(self.path(step), ignore_errors=True)
 
     def sweep(self) -> list[str]:
-        """Remove what a killed writer left behind; returns the names."""
+        """Remove what a killed process left behind; returns the names."""
         if not self.folder.is_dir():
             return []
         left = [entry for entry in self.folder.iterdir() if entry.name.startswith((_ASIDE, _REPLACED))]
@@ -153,13 +151,13 @@ class Checkpoints:
         return [entry.name for entry in left]
 
     def set_aside(self, step: int) -> None:
-        """A damaged one must not count as one of the last `keep`; it stays there under another name."""
+        """Rename a damaged checkpoint, so that it does not count as one of the last `keep`."""
         damaged = self.folder / f"damaged-{self.path(step).name}"
         shutil.rmtree(damaged, ignore_errors=True)
         self.path(step).rename(damaged)
 
     def being_written(self) -> int | None:
-        """The step whose checkpoint is being written right now, or was when its writer died."""
+        """The step whose checkpoint is being written now, or was when the process died."""
         if self.folder.is_dir():
             for entry in self.folder.iterdir():
                 if entry.name.startswith(_ASIDE) and (match := _NAME.fullmatch(entry.name.removeprefix(_ASIDE))):
@@ -167,7 +165,7 @@ class Checkpoints:
         return None
 
 
-# whatever a file can bring about in what reads it: json, safetensors, torch
+# all errors that a damaged file can cause in json, safetensors or torch
 _OF_THE_CONTENT = (
     OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError, OverflowError, MemoryError,
     AssertionError,
@@ -176,7 +174,7 @@ _OF_THE_CONTENT = (
 
 @contextmanager
 def named_as_damage(path: Path) -> Iterator[None]:
-    """What can't be read as a checkpoint is damaged, whatever Python calls it."""
+    """Raise DamagedCheckpoint for every error caused by unreadable content."""
     try:
         yield
     except DamagedFile as error:
@@ -187,7 +185,7 @@ def named_as_damage(path: Path) -> Iterator[None]:
 
 @contextmanager
 def fits_the_run(path: Path) -> Iterator[None]:
-    """A checkpoint that was read is put into the parts of a run. One whose state is not theirs is named."""
+    """While a checkpoint's state is loaded into the parts of a run: an error names the checkpoint that does not fit."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -195,22 +193,22 @@ def fits_the_run(path: Path) -> Iterator[None]:
     except (StoreError, *_OF_THE_CONTENT) as error:
         why = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
         raise DamagedCheckpoint(
-            f"{path} does not fit this run: {' '.join(why.split())[:500]}; move it away, and the checkpoint before it is used"
+            f"{path} does not fit this run: {' '.join(why.split())[:500]}; move it away to use the checkpoint before it"
         ) from error
 
 
 def read_head(path: Path) -> tuple[dict[str, Any], Any]:
-    """(manifest, document) of a checkpoint: which files it has, and its state without the tensors."""
+    """(manifest, document) of a checkpoint: its files, and its state without the tensors."""
     with named_as_damage(path):
         manifest = opened((path / "manifest.json").read_bytes().strip())
         form, listed = manifest["format"], manifest["sha256"]
         plain = {"format": form, "sha256": {str(name): str(digest) for name, digest in dict(listed).items()}}
         if strange := [name for name in plain["sha256"] if not _FILE.fullmatch(name)]:
-            raise DamagedCheckpoint(f"{path / 'manifest.json'} names {strange[0]!r}, which is no file of a checkpoint")
+            raise DamagedCheckpoint(f"{path / 'manifest.json'} lists {strange[0]!r}, which is not a file of a checkpoint")
     if form not in (FORMAT, SHARDED):
         raise StoreError(
             f"{path} has checkpoint format {form!r}, this flatout reads format {FORMAT} and {SHARDED!r}: "
-            "resume it with the version that wrote it, or start anew with --fresh"
+            "resume with the version that wrote it, or start a new run with --fresh"
         )
     with named_as_damage(path):
         check_files(path, plain, ["state.json"])
@@ -222,7 +220,7 @@ def read_head(path: Path) -> tuple[dict[str, Any], Any]:
 def check_files(path: Path, manifest: Mapping[str, Any], names: Iterable[str]) -> None:
     for name in names:
         if file_digest(path / name) != manifest["sha256"][name]:
-            raise DamagedCheckpoint(f"{path / name} does not have the checksum it was written with")
+            raise DamagedCheckpoint(f"{path / name} does not match its checksum")
 
 
 def _tensors(path: Path, manifest: Mapping[str, Any]) -> Mapping[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Runs side by side: a list of all of them, and what differed between two and what it did."""
+"""Compare runs: a list of all runs, and the differences between two in settings and results."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def compare_doc(a: RunFolder, b: RunFolder) -> Doc:
     return Doc(
         (
             Fields({"a": a.name, "b": b.name}),
-            TextLine("What differed" if asked else "Asked and planned alike", strong=True),
+            TextLine("Differences in recipe and plan" if asked else "Same recipe and plan", strong=True),
             Table("differed", columns, asked),
             *((TextLine(), TextLine("Where it ran", strong=True), Table("machine", columns, machine)) if machine else ()),
             TextLine(),
-            TextLine("What it did", strong=True),
+            TextLine("Results", strong=True),
             Table("outcome", outcome_columns, did),
         )
     )

@@ -1,10 +1,9 @@
-"""One process at a time trains in a run folder, and one at a time begins a run of an identity. A lock goes with its process,
-however that ends.
+"""Only one process at a time trains in a run folder, and only one at a time starts a run of the same identity. A lock is
+released when its process ends, however it ends.
 
-The locks are those of fcntl on an open file (OFD): whether one is held can be asked without taking it, so that whoever looks
-never disturbs whoever starts. NFS knows them too, across machines. The file is locked with flock as well, since that is all
-that older versions know; where a system has no OFD locks it is all there is, and a look may be taken for a trainer for a
-moment.
+The locks are fcntl locks on an open file (OFD): whether one is held can be tested without taking it, so a reader never disturbs
+a start. They also work on NFS, across machines. The file is also locked with flock, the only lock older versions know. On a
+system without OFD locks, flock is the only one, and a test by another process may look like a training process for a moment.
 """
 
 from __future__ import annotations
@@ -21,31 +20,31 @@ from typing import Any
 
 from flatout.base.errors import RunBusy, StoreError
 
-_FLOCK = "hhqqi4x"  # struct flock of Linux, 64 bits: type, whence, start, length, pid
+_FLOCK = "hhqqi4x"  # struct flock on 64-bit Linux: type, whence, start, length, pid
 _HAS_OFD = hasattr(fcntl, "F_OFD_SETLK") and os.uname().sysname == "Linux"
 _TAKEN = (errno.EAGAIN, errno.EACCES)
 _PATIENCE = 10
 
 
 class FileLock:
-    """A lock on a file that is made for it. `owner()` is who wrote himself into it last."""
+    """A lock on a dedicated file. `owner()` is the process that last wrote its name into it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: int | None = None
 
     def take(self) -> bool:
-        """False: another one has it."""
+        """False if another process holds it."""
         while True:
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 if not _lock(handle):
                     os.close(handle)
                     return False
-                if not _is_still(handle, self.path):  # whoever had it has removed it meanwhile
+                if not _is_still(handle, self.path):  # its last holder has removed the file meanwhile
                     os.close(handle)
                     continue
-                with suppress(OSError):  # a full disk: the lock holds, only nobody can say who has it
+                with suppress(OSError):  # disk full: the lock works, only its owner is not recorded
                     os.ftruncate(handle, 0)
                     os.pwrite(handle, f"{os.getpid()} on {socket.gethostname()}\n".encode(), 0)
             except OSError as error:
@@ -69,7 +68,7 @@ class FileLock:
 
     @property
     def is_held(self) -> bool:
-        """By anybody. Asking changes nothing."""
+        """By any process. Asking changes nothing."""
         try:
             handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -82,7 +81,7 @@ class FileLock:
             os.close(handle)
 
 
-_NO_LOCKS = "runs need a file system that can lock files (on NFS and Lustre a mount option): choose another place with --runs"
+_NO_LOCKS = "runs need a file system with file locks (on NFS and Lustre a mount option): choose another folder with --runs"
 
 
 def _is_still(handle: int, path: Path) -> bool:
@@ -117,9 +116,9 @@ def _flock(handle: int) -> bool:
         except OSError as error:
             if error.errno not in _TAKEN:
                 if _HAS_OFD:
-                    return True  # not everywhere is there one, and the other lock is taken
+                    return True  # not every file system has flock, and the OFD lock is taken
                 raise
-        time.sleep(0.01)  # an older version may only be looking, which takes the lock for a moment
+        time.sleep(0.01)  # an older version may only be testing the lock, which takes it for a moment
     return False
 
 
@@ -135,7 +134,7 @@ def _is_locked(handle: int) -> bool:
 
 
 def _is_flocked(handle: int) -> bool:
-    """By an older version on this machine; the system's own list says so."""
+    """Held by an older version on this machine, according to /proc/locks."""
     about = os.fstat(handle)
     device = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
     try:
@@ -152,7 +151,7 @@ class RunLock:
     def take(self) -> None:
         if not self._lock.take():
             raise RunBusy(
-                f"{self._lock.path.parent} is being trained by process {self._lock.owner()}: wait, stop it, or start another "
+                f"{self._lock.path.parent} is being trained by process {self._lock.owner()}: wait, stop it, or start a new "
                 "run with --fresh"
             )
 
@@ -165,7 +164,7 @@ class RunLock:
 
 
 class StartLock:
-    """Held from the look for an unfinished run until that run, or a new one, is locked: two starts at once are one run."""
+    """Held from the search for an unfinished run until that run or a new one is locked, so two starts give one run."""
 
     def __init__(self, runs: Path, identity: str) -> None:
         self._runs = runs
@@ -179,11 +178,11 @@ class StartLock:
             taken = self._lock.take()
         except OSError as error:
             raise StoreError(
-                f"can't create a run in {self._runs}: {error.strerror}; choose another place with --runs"
+                f"can't create a run in {self._runs}: {error.strerror}; choose another folder with --runs"
             ) from error
         if not taken:
             raise RunBusy(
-                f"process {self._lock.owner()} is starting a run of this very recipe in {self._runs}: wait, stop it, or start "
+                f"process {self._lock.owner()} is starting a run of the same recipe in {self._runs}: wait, stop it, or start "
                 "another run with --fresh"
             )
         return self
@@ -192,4 +191,4 @@ class StartLock:
         self._lock.release(remove=True)
         if self._made_folder:
             with suppress(OSError):
-                self._runs.rmdir()  # nothing came of it
+                self._runs.rmdir()  # remove the folder if no run was created

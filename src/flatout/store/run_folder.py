@@ -1,15 +1,15 @@
-"""A run is a folder: what was asked, what was decided and why, what happened, and what came of it.
+"""A run is a folder: its recipe, its plan with reasons, its events, its checkpoints and its result.
 
 runs/digits-1/
-  manifest.jsonl    the checksum of every file below, taken before it got its name
-  run.json          name, identity, when it began: the mark of a run folder
-  recipe.json       the recipe as resolved; recipe.py beside it where Python wrote it
+  manifest.jsonl    the checksum of every file below, recorded before the file got its name
+  run.json          name, identity, start time: marks a run folder
+  recipe.json       the resolved recipe; also recipe.py if it came from a Python file
   plan.json         settings with their reasons
   environment.json  machine and versions
-  events.jsonl      what happened, as it happened
+  events.jsonl      events in the order they happened
   checkpoints/      best + last n
   result.json       status, steps, samples, train_seconds, samples_per_s, metrics, plan
-  model.safetensors the trained weights, whole
+  model.safetensors all trained weights
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from flatout.store.lock import RunLock
 
 FORMAT = 2
 WITHOUT_MANIFEST = 1
-ENDED = ("finished", "diverged")  # running the same command again starts anew after these, and resumes after the rest
+ENDED = ("finished", "diverged")  # after these the same command starts a new run; after any other status it resumes
 
 _Parsed = TypeVar("_Parsed")
 _OnTrouble = Callable[[Path, StoreError], None]
@@ -59,7 +59,7 @@ class RunFolder:
 
     @property
     def result(self) -> dict[str, Any]:
-        """Empty while there is none."""
+        """Empty if there is none yet."""
         return self.parsed_result(dict)
 
     def parsed_result(self, build: Callable[[Any], _Parsed]) -> _Parsed:
@@ -70,7 +70,7 @@ class RunFolder:
 
     @property
     def status(self) -> str:
-        """finished, diverged, failed, stopped, running, interrupted (its process died), or damaged (nobody can tell)."""
+        """finished, diverged, failed, stopped, running, interrupted (its process died), or damaged (files can't be read)."""
         if RunLock.is_held(self.path):
             return "running"
         try:
@@ -91,7 +91,7 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Everything a resume needs to know is written."""
+        """Whether everything that a resume needs is written."""
         return (self.path / "plan.json").exists() or bool(self.checkpoints().steps())
 
     def lock(self) -> RunLock:
@@ -99,7 +99,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Ours alone for as long as this lasts; RunBusy where another process has it."""
+        """Hold the run's lock; raises RunBusy if another process has it."""
         lock = self.lock()
         lock.take()
         try:
@@ -112,7 +112,7 @@ class RunFolder:
         return Manifest(self.path, self._remedy)
 
     def read(self, name: str) -> Any:
-        """A JSON file, as it was written."""
+        """The content of a JSON file, checked."""
         try:
             content = self.manifest.read(name)
         except MissingFile:
@@ -122,10 +122,10 @@ class RunFolder:
         try:
             return parse_json(content)
         except ValueError as error:
-            raise DamagedFile(f"{self.path / name} is not whole: {error}; {self._remedy(name)}") from error
+            raise DamagedFile(f"{self.path / name} is incomplete: {error}; {self._remedy(name)}") from error
 
     def parsed(self, name: str, build: Callable[[Any], _Parsed]) -> _Parsed:
-        """What `build` makes of a JSON file; a file that it can't be made of is damaged."""
+        """`build` applied to the content of a JSON file; content that it can't use counts as damage."""
         content = self.read(name)
         try:
             return build(content)
@@ -142,20 +142,20 @@ class RunFolder:
         self.manifest.write(name, content)
 
     def adopt(self) -> None:
-        """A run that was begun before there were manifests gets one. For whoever holds its lock."""
+        """Add a manifest to a run that was started by a version without manifests. The caller holds the run's lock."""
         about = self.about
         if about["flatout_run"] != FORMAT or not self.manifest.exists:
             self.accept()
 
     def accept(self) -> None:
-        """All files are right as they are: a manifest that says so replaces what was there."""
+        """Accept all files as they are: write a new manifest."""
         about = parse_json((self.path / "run.json").read_bytes())
         after = json_bytes({**about, "flatout_run": FORMAT})
         self.manifest.rewrite(self.covered(), planned={"run.json": after}, identity=about["identity"], order=order_of(about))
         write_bytes(self.path / "run.json", after)
 
     def check(self) -> dict[str, str]:
-        """What is wrong with each file that is damaged, all of them read."""
+        """Read all files; returns the damaged ones with the reason."""
         found: dict[str, str] = {}
 
         def look(name: str, reading: Callable[[], object]) -> None:
@@ -165,7 +165,7 @@ class RunFolder:
                 found[name] = str(error)
 
         if not self.manifest.exists:
-            found["manifest.jsonl"] = "there is none: the files are read as they are"
+            found["manifest.jsonl"] = "missing: the files are read without checking them"
         elif (damage := self.manifest.damage()) is not None:
             found["manifest.jsonl"] = damage
         for name in self.covered():
@@ -174,7 +174,7 @@ class RunFolder:
             found[name] = f"{self.path / name} is missing"
         bad = [str(event["why"]) for event in read_events(self.events_path) if event.get("kind") == "damaged"]
         if bad:
-            found["events.jsonl"] = f"{bad[0]}" + (f", and {len(bad) - 1} lines more" if len(bad) > 1 else "")
+            found["events.jsonl"] = f"{bad[0]}" + (f", and {len(bad) - 1} more lines" if len(bad) > 1 else "")
         checkpoints = self.checkpoints()
         look("checkpoints/best.json", checkpoints.best)
         for step in checkpoints.steps():
@@ -182,7 +182,7 @@ class RunFolder:
         return found
 
     def covered(self) -> list[str]:
-        """The files that the manifest answers for. Events, checkpoints and what was compiled have checksums of their own."""
+        """The files that the manifest covers. Events, checkpoints and compiled code have their own checksums."""
         others = ("manifest.jsonl", "events.jsonl", "lock", "compile_cache.bin")
         return sorted(
             entry.name
@@ -192,14 +192,14 @@ class RunFolder:
 
     def _remedy(self, name: str) -> str:
         known = {
-            "model.safetensors": "move it away, and the weights of its best, else its last checkpoint are used",
-            "result.json": "if the run had not finished, delete it, and the same command goes on",
+            "model.safetensors": "move it away to use the weights of the best (or last) checkpoint",
+            "result.json": "if the run had not finished, delete this file; the same command then resumes",
         }
-        return known.get(name, "bring it back from a copy, or train anew with --fresh")
+        return known.get(name, "restore it from a copy, or train again with --fresh")
 
 
 def check_place(runs: Path) -> None:
-    """Before anything that takes long: runs can be created below it. What is made to find out is gone again."""
+    """Check early that runs can be created in this folder. Removes what it creates for the check."""
     nearest = next(place for place in (runs.absolute(), *runs.absolute().parents) if place.exists())
     try:
         os.rmdir(tempfile.mkdtemp(prefix=".flatout-", dir=nearest))
@@ -208,7 +208,7 @@ def check_place(runs: Path) -> None:
 
 
 def create(runs: Path, stem: str, identity: str, version: str, **more: Any) -> RunFolder:
-    """A new folder `stem-N`, N the first free number. `more` goes to its run.json."""
+    """A new folder `stem-N` with the first free number N. `more` goes to its run.json."""
     stem = re.sub(r"[^A-Za-z0-9_]+", "-", stem).strip("-") or "run"
     try:
         runs.mkdir(parents=True, exist_ok=True)
@@ -220,7 +220,7 @@ def create(runs: Path, stem: str, identity: str, version: str, **more: Any) -> R
             try:
                 path.mkdir()
                 break
-            except FileExistsError:  # another process took it just now
+            except FileExistsError:  # another process just created it
                 number += 1
         try:
             folder = RunFolder(path)
@@ -236,7 +236,7 @@ def create(runs: Path, stem: str, identity: str, version: str, **more: Any) -> R
 
 
 def _no_place(runs: Path, why: str | None) -> StoreError:
-    return StoreError(f"can't create a run in {runs}: {why}; choose another place with --runs")
+    return StoreError(f"can't create a run in {runs}: {why}; choose another folder with --runs")
 
 
 def open_run(path: Path) -> RunFolder:
@@ -244,10 +244,10 @@ def open_run(path: Path) -> RunFolder:
 
 
 def _opened(path: Path) -> tuple[RunFolder, dict[str, Any]]:
-    """With its run.json, which is then read once."""
+    """The folder and its run.json, so that the file is read only once."""
     folder = RunFolder(path)
     is_ours = folder.manifest.exists or ((path / "plan.json").exists() and folder.events_path.exists())
-    not_ours = NotARun(f"{path} is not a flatout run: it has no run.json that flatout wrote")
+    not_ours = NotARun(f"{path} is not a flatout run: it has no run.json written by flatout")
     try:
         about = folder.about
         found = about["flatout_run"]
@@ -262,22 +262,22 @@ def _opened(path: Path) -> tuple[RunFolder, dict[str, Any]]:
         raise not_ours from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if is_ours:
-            raise DamagedFile(f"{path / 'run.json'} is not what flatout wrote; {folder._remedy('run.json')}") from error
+            raise DamagedFile(f"{path / 'run.json'} was not written by flatout; {folder._remedy('run.json')}") from error
         raise not_ours from None
     if found not in (FORMAT, WITHOUT_MANIFEST):
         raise StoreError(
-            f"{path} was written in run format {found!r}, this flatout reads format {FORMAT}: use the version that wrote it"
+            f"{path} has run format {found!r}, this flatout reads format {FORMAT}: use the flatout version that wrote it"
         )
     if found == FORMAT and folder.begun and not folder.manifest.exists:
         raise DamagedFile(
-            f"{folder.manifest.path} is missing, so the files beside it can't be checked; bring it back from a copy, or accept "
-            f"them as they are: flatout runs check {path} --accept"
+            f"{folder.manifest.path} is missing, so the other files can't be checked; restore it from a copy, or accept "
+            f"the files as they are: flatout runs check {path} --accept"
         )
     return folder, about
 
 
 def order_of(about: Mapping[str, Any]) -> int:
-    """Of the runs in a folder, a later one has a higher number, whatever the clock says. 0: from before that was kept."""
+    """Later runs in a folder have a higher number, whatever the clock says. 0: written by a version without this number."""
     return int(about.get("order", 0))
 
 
@@ -289,7 +289,7 @@ def _next_order(runs: Path) -> int:
 
 
 def _noted(path: Path, name: str) -> Any:
-    """What the manifest knows of a run whose run.json is damaged; None if that is damaged too."""
+    """What the manifest says about a run whose run.json is damaged; None if the manifest is damaged too."""
     try:
         return Manifest(path).about.get(name)
     except (OSError, StoreError):
@@ -297,7 +297,7 @@ def _noted(path: Path, name: str) -> Any:
 
 
 def all_runs(runs: Path, on_trouble: _OnTrouble = lambda path, error: None) -> Iterator[RunFolder]:
-    """Runs in a folder, oldest first. Those that can't be read are told; other folders beside them are passed over."""
+    """Runs in a folder, oldest first. Unreadable runs are reported to `on_trouble`; other folders are skipped."""
     yield from (folder for folder, _ in _all_opened(runs, on_trouble))
 
 
@@ -326,11 +326,11 @@ def find(runs: Path, name: str) -> RunFolder:
             return open_run(candidate)
     names = [folder.name for folder in all_runs(runs)]
     hint = did_you_mean(name, names) if names else f"there is no run in {runs} yet"
-    raise NotARun(f"no run called {name!r} in {runs}{os.sep}; {hint}")
+    raise NotARun(f"no run named {name!r} in {runs}{os.sep}; {hint}")
 
 
 def find_to_mend(runs: Path, name: str) -> RunFolder:
-    """By its name or a path to its folder, whatever is wrong with its checksums: its run.json has to be readable."""
+    """By name or path, even with wrong checksums: only its run.json must be readable."""
     path = next((one for one in (runs / name, Path(name)) if one.is_dir()), None)
     if path is None:
         return find(runs, name)
@@ -338,7 +338,7 @@ def find_to_mend(runs: Path, name: str) -> RunFolder:
         about = parse_json((path / "run.json").read_bytes())
         about["flatout_run"], str(about["identity"]), order_of(about)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise DamagedFile(f"{path / 'run.json'} can't be read: bring it back from a copy") from None
+        raise DamagedFile(f"{path / 'run.json'} can't be read: restore it from a copy") from None
     return RunFolder(path)
 
 
@@ -349,15 +349,15 @@ def _last(runs: Path) -> RunFolder:
     for path, error in troubled.items():
         order = _noted(path, "order")
         if order is None or order > newest:
-            raise StoreError(f"which run is the last can't be told, name the one you mean: {error}")
+            raise StoreError(f"can't tell which run is the last one, use its name instead of `last`: {error}")
     if not known:
         raise NotARun(f"there is no run in {runs} yet")
     return known[-1]
 
 
 def find_unfinished(runs: Path, identity: str) -> RunFolder | None:
-    """The newest run of this identity, if it has not ended. A damaged one that may be it is an error: whoever starts anew
-    beside it shall know."""
+    """The newest run of this identity, if it has not ended. A damaged run that may be it raises an error, so that nobody starts
+    a new run without knowing about it."""
     troubled: dict[Path, StoreError] = {}
     same = [pair for pair in _all_opened(runs, troubled.__setitem__) if pair[1]["identity"] == identity]
     newest = order_of(same[-1][1]) if same else -1
@@ -365,12 +365,12 @@ def find_unfinished(runs: Path, identity: str) -> RunFolder | None:
         order = _noted(path, "order")
         may_be_it = _noted(path, "identity") in (identity, None) and (order is None or order > newest)
         if isinstance(error, DamagedFile) and may_be_it and not _has_ended(path):
-            raise DamagedFile(f"{path} can't be read, and it may be an unfinished run of this recipe: {error}. Or move it away")
+            raise DamagedFile(f"{path} can't be read but may be an unfinished run of this recipe: {error}. Or move it away")
     if not same:
         return None
     folder, status = same[-1][0], same[-1][0].status
     if status == "damaged":
-        folder.result  # noqa: B018  says what is wrong with it
+        folder.result  # noqa: B018  raises an error that says what is wrong
     return None if status in ENDED else folder
 
 

@@ -1,11 +1,11 @@
-"""Checkpoints of a run whose ranks each have a part of its state, and how they are read by any other number of ranks.
+"""Checkpoints of a run in which each rank has a part of the state. Any other number of ranks can read them.
 
-The loop waits for `snapshot`, a copy of what its own process has. `write` may be called in a thread: each rank writes its
-parts into one folder aside, the first one adds the document and the checksums of all and gives it its name. A failure on one
-rank, its death included, leaves no checkpoint of that name, and every rank raises with who it was and why. A rank by itself
-writes the one file that it always wrote.
+The loop waits only for `snapshot`, a copy of this process's part. `write` may run in a thread: each rank writes its parts into
+one temporary folder, then rank 0 adds the document and all checksums and renames the folder. If a rank fails or dies, no
+checkpoint of that name exists, and every rank raises an error that names the rank and the reason. A single rank writes the
+usual single file.
 
-Every rank calls `write`, `load` and `load_latest`, in the same order, on a folder that all of them see.
+All ranks call `write`, `load` and `load_latest` in the same order, on a folder that all of them can access.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from flatout.store.tensors import ToHost, decode, encode, local_part, plain_copy
 
 @dataclass(frozen=True)
 class RankSnapshot:
-    """What one rank has to keep: the document of `encode`, copies of its parts in the order of the file, and the tensors
-    that these are parts of, of which only the layout is looked at."""
+    """One rank's state: the document of `encode`, copies of its parts in file order, and the tensors they are parts of (only
+    their layout is used)."""
 
     document: Any
     copies: Mapping[str, Tensor]
@@ -54,7 +54,7 @@ class ShardedCheckpoints:
     peers: Peers
 
     def write(self, step: int, taken: RankSnapshot, to_host: ToHost = plain_copy) -> Path:
-        """A whole checkpoint of all ranks, or none at all."""
+        """A complete checkpoint of all ranks, or nothing."""
         peers, document = self.peers, None
         if peers.size == 1:
             return self.checkpoints.write(step, taken.document, taken.copies, to_host)
@@ -65,7 +65,7 @@ class ShardedCheckpoints:
             nonlocal document
             steps = [offer[0] for offer in offers]
             if len(set(steps)) > 1:
-                raise StoreError(f"ranks 0 to {peers.size - 1} came with different steps to keep: {steps}")
+                raise StoreError(f"ranks 0 to {peers.size - 1} want to save different steps: {steps}")
             document = reduce(merged, (offer[1] for offer in offers))
             shares = share_out([[TensorPart(*part) for part in offer[2]] for offer in offers], named_in(document))
             self.checkpoints.begin(step)
@@ -73,7 +73,7 @@ class ShardedCheckpoints:
 
         def write_mine() -> dict[str, str]:
             if not aside.is_dir():
-                raise StoreError(f"{aside.parent} is not the folder that rank 0 writes to: a run needs one that all ranks see")
+                raise StoreError(f"{aside.parent} is not the folder that rank 0 writes to: all ranks must share one folder")
             return write_part(aside, peers.rank, mine, taken.copies, to_host)
 
         def finish(written: list[dict[str, str]]) -> list[Any]:
@@ -92,10 +92,10 @@ class ShardedCheckpoints:
         return final
 
     def load(self, step: int, into: Any = None) -> Any:
-        """The tree of a checkpoint, of whatever number of ranks it was.
+        """The tree of a checkpoint, whatever number of ranks wrote it.
 
-        `into`, a tree as it was kept, only laid out as it is now: its tensors are filled where they are and are those of the
-        tree that comes back. What is in the tree of another rank alone is left out; what no rank has a place for comes whole.
+        `into` is a tree of the same structure with the current layout: its tensors are filled in place and returned in the
+        tree. Entries that only another rank's tree has are left out; entries that no rank has a place for are read whole.
         """
         peers, path = self.peers, self.checkpoints.path(step)
         if peers.size == 1 and into is None:
@@ -106,7 +106,7 @@ class ShardedCheckpoints:
         if into is None:
             tensors: dict[str, Tensor] = {}
             self._all(lambda: tensors.update(TensorFiles(path, manifest["sha256"]).read_whole()), path)
-            with named_as_damage(path):  # the same for all ranks
+            with named_as_damage(path):  # the same on all ranks
                 return decode(document, tensors)
         self._all(lambda: _check_names(document, TensorFiles(path, manifest["sha256"])), path)
         places = list(placed(document, into))
@@ -127,12 +127,12 @@ class ShardedCheckpoints:
             return built(document, into, wholes)
 
     def steps(self) -> list[int]:
-        """Of all checkpoints, oldest first, as the first rank finds them."""
+        """The steps of all checkpoints, oldest first, as rank 0 sees them."""
         found: list[int] = self._from_first(self.checkpoints.steps)
         return found
 
     def load_latest(self, on_damage: Callable[[int, str], None], into: Any = None) -> tuple[int, Any] | None:
-        """The newest checkpoint that is whole; each damaged one on the way is reported, on every rank, and passed over."""
+        """The newest complete checkpoint; each damaged one found before it is reported on every rank and skipped."""
         for step in reversed(self.steps()):
             try:
                 return step, self.load(step, into)
@@ -144,7 +144,7 @@ class ShardedCheckpoints:
         return self.peers.agree(lambda: read() if self.peers.rank == 0 else None, lambda said: self.peers.everyone(said[0]))
 
     def _all(self, work: Callable[[], object], path: Path) -> None:
-        """All ranks can do this, or it is said on all which of them can't."""
+        """All ranks succeed, or all raise an error that names the ranks that failed."""
 
         def tried() -> None:
             with named_as_damage(path):
@@ -155,11 +155,11 @@ class ShardedCheckpoints:
 
 def _check_names(document: Any, files: TensorFiles) -> None:
     if missing := sorted(set(named_in(document)) - files.names):
-        raise DamagedFile(f"state.json names the tensor {missing[0]!r}, which none of its files has")
+        raise DamagedFile(f"state.json names the tensor {missing[0]!r}, which is in none of its files")
 
 
 def _one_of_a_name(places: list[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    """Weights that were tied when they were kept may be apart here: then several tensors want to read the same."""
+    """Weights that were tied when saved may be separate here: then several tensors read the same entry."""
     while places:
         targets = dict(places)
         yield targets

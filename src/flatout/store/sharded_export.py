@@ -1,7 +1,7 @@
-"""Weights that are spread over ranks, as one safetensors file of whole tensors.
+"""Export weights that are spread over ranks as one safetensors file of whole tensors.
 
-The first rank asks for the parts of one tensor after the other: it never has more than one whole tensor beside its own parts,
-and the others never have more than they had.
+Rank 0 asks for the parts of one tensor at a time: it never holds more than one whole tensor besides its own parts, and the
+other ranks need no extra memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flatout.store.sharded_files import TensorPart, parts_of, share_out
 from flatout.store.sharded_peers import Peers, why_failed
 from flatout.store.tensors import ToHost, local_part, plain_copy, stream_tensors, write_tensors
 
-Holders = dict[str, list[tuple[int, TensorPart]]]  # a tensor's parts, and who has them
+Holders = dict[str, list[tuple[int, TensorPart]]]  # the parts of each tensor and the ranks that have them
 
 
 Expect = Callable[[str, str, int], None]
@@ -33,9 +33,9 @@ def export(
     to_host: ToHost = plain_copy,
     expect: Expect = lambda name, sha256, size: None,
 ) -> None:
-    """Called by all ranks; the first one writes. Tied weights are there under each of their names.
+    """All ranks call this; rank 0 writes. Tied weights are written under each of their names.
 
-    `expect` is told the file's name, checksum and size before it gets that name.
+    `expect` is called with the file's name, checksum and size before the file gets that name.
     """
     if peers.size == 1:
         own = {name: local_part(tensor) for name, tensor in tensors.items()}
@@ -95,7 +95,7 @@ def _collect(path: Path, collector: _Collector, expect: Expect) -> None:
         raise
     finally:
         for rank in range(1, peers.size):
-            with suppress(StoreError):  # gone; that was the failure, or the file is whole without it
+            with suppress(StoreError):  # this rank is gone: reported already, or the file is complete without it
                 peers.say(rank, {"failed": failure})
 
 
@@ -113,7 +113,7 @@ def _give(path: Path, tensors: Mapping[str, Tensor], peers: Peers, to_host: ToHo
 
 
 def _put(path: Path, write: Callable[[Path], str], expect: Expect) -> None:
-    """Whole or as it was."""
+    """Replace the file completely, or leave it unchanged."""
     aside = path.with_name(f".{path.name}.tmp")
     try:
         digest = write(aside)
@@ -121,7 +121,7 @@ def _put(path: Path, write: Callable[[Path], str], expect: Expect) -> None:
         os.replace(aside, path)
         sync_folder(path.parent)
     except OSError as error:
-        way_out = "make room, then the same command goes on from the last checkpoint"
+        way_out = "free some disk space, then run the same command to resume from the last checkpoint"
         raise StoreError(f"{path} could not be written: {error.strerror}; {way_out}") from error
     finally:
         aside.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""Tensors that many processes hold, in files: one a process, each with what that process had of every tensor.
+"""Files of tensors that several processes hold: one file per process, with its part of every tensor.
 
-The files are those of torch.distributed.checkpoint's safetensors writer: parts of tensors, and in the header where in the
-whole tensor each part begins. Its planner says where that is, and its reader reads them onto any other layout, as it does one
-file of whole tensors; nothing is pickled. They are written by us: its writer makes two more copies of everything first, and
-keeps every other thread of the process waiting meanwhile (0.5 s and more for 200 MB, where ours took 10 ms).
+The format is that of torch.distributed.checkpoint's safetensors writer: parts of tensors, with their offsets in the header.
+Its planner computes the offsets, and its reader reads them into any other layout, also from one file of whole tensors; nothing
+is pickled. The files are written here because torch's writer first makes two more copies of everything and blocks all other
+threads meanwhile (0.5 s and more for 200 MB; ours took 10 ms).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ SUFFIX = ".safetensors"
 
 
 class TensorPart(NamedTuple):
-    """What one process has of a tensor, in words that JSON knows."""
+    """A process's part of a tensor, as JSON values."""
 
     name: str
     dtype: str
-    shape: list[int]  # of the whole
+    shape: list[int]  # of the whole tensor
     offsets: list[int]
     sizes: list[int]
 
@@ -43,20 +43,20 @@ def parts_of(tensors: Mapping[str, Tensor]) -> list[TensorPart]:
 
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
-            raise StoreError(f"{name} is a sum whose terms are on several ranks: add it up before it is kept")
+            raise StoreError(f"{name} is a partial sum over several ranks: reduce it before it is saved")
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(dict(tensors))
     parts = []
     for item in planner.create_local_plan().items:
         data = item.tensor_data
-        assert data is not None  # of a tensor there always is
+        assert data is not None  # a tensor always has one
         dtype = str(data.properties.dtype).removeprefix("torch.")
         parts.append(TensorPart(item.index.fqn, dtype, list(data.size), list(data.chunk.offsets), list(data.chunk.sizes)))
     return parts
 
 
 def share_out(offers: Sequence[Iterable[TensorPart]], wanted: Iterable[str]) -> list[list[TensorPart]]:
-    """Who writes which of its parts: of a part that several ranks have, the lowest, so that all is of one replica."""
+    """Which rank writes which parts. If several have a part, the lowest one writes it, so that all parts are of one replica."""
     first_seen: dict[str, tuple[int, TensorPart]] = {}
     missing = dict.fromkeys(wanted, 0)
     taken: set[tuple[str, tuple[int, ...]]] = set()
@@ -72,7 +72,7 @@ def share_out(offers: Sequence[Iterable[TensorPart]], wanted: Iterable[str]) -> 
             before, known = first_seen[part.name]
             if (known.dtype, known.shape) != (part.dtype, part.shape):
                 one, other = f"{known.dtype} {known.shape} on rank {before}", f"{part.dtype} {part.shape} on rank {rank}"
-                raise StoreError(f"{part.name} is {one} and {other}: what differs needs a name of its own")
+                raise StoreError(f"{part.name} is {one} and {other}: tensors that differ need different names")
             place = part.name, tuple(part.offsets)
             if place not in taken:
                 taken.add(place)
@@ -81,14 +81,14 @@ def share_out(offers: Sequence[Iterable[TensorPart]], wanted: Iterable[str]) -> 
         shares.append(share)
     for name, elements in missing.items():
         if name not in first_seen or elements:
-            raise StoreError(f"the parts of {name} on all ranks do not make the whole: {elements} elements are missing")
+            raise StoreError(f"the parts of {name} on all ranks are not the whole tensor: {elements} elements are missing")
     return shares
 
 
 def write_part(
     folder: Path, rank: int, parts: Iterable[TensorPart], tensors: Mapping[str, Tensor], to_host: ToHost = plain_copy
 ) -> dict[str, str]:
-    """The file of one rank, with its checksum; none where it has nothing to write."""
+    """Write the file of one rank and return its checksum; no file if the rank has nothing to write."""
     mine = {part.name: part for part in parts}
     if not mine:
         return {}
@@ -100,14 +100,14 @@ def write_part(
 
 
 class TensorFiles:
-    """The tensors of a checkpoint's folder, whoever wrote it. `files` are those that it was written with."""
+    """The tensors in a checkpoint's folder. `files` are the files it was written with."""
 
     def __init__(self, folder: Path, files: Iterable[str]) -> None:
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
         strange = {path.name for path in folder.iterdir() if path.name.endswith(SUFFIX)} - set(files)
         if strange:
-            raise DamagedCheckpoint(f"{folder} holds {', '.join(sorted(strange))}, with which it was not written")
+            raise DamagedCheckpoint(f"{folder} has files that do not belong to it: {', '.join(sorted(strange))}")
         self._folder = folder
         self._reader = HuggingFaceStorageReader(str(folder))
         self._metadata = self._reader.read_metadata()
@@ -120,7 +120,7 @@ class TensorFiles:
         return set(self._metadata.state_dict_metadata)
 
     def _check_parts(self, name: str, known: Any) -> None:
-        """What the headers say of a tensor makes one whole: memory is asked for only as much as the files have."""
+        """Check that the parts in the headers make one whole tensor, so that memory use is bounded by the size of the files."""
         held = sum(math.prod(chunk.sizes) for chunk in known.chunks)
         inside = all(
             len(chunk.offsets) == len(known.size)
@@ -128,7 +128,7 @@ class TensorFiles:
             for chunk in known.chunks
         )
         if not inside or held != math.prod(known.size):
-            raise DamagedCheckpoint(f"the parts of {name} in {self._folder} do not make a whole of {list(known.size)}")
+            raise DamagedCheckpoint(f"the parts of {name} in {self._folder} are not a whole tensor of shape {list(known.size)}")
 
     def read_whole(self, names: Iterable[str] | None = None) -> dict[str, Tensor]:
         known: dict[str, Any] = self._metadata.state_dict_metadata
@@ -138,14 +138,14 @@ class TensorFiles:
         return tensors
 
     def read_into(self, tensors: Mapping[str, Tensor]) -> None:
-        """Fill these, each with what it holds of the tensor of its name."""
+        """Fill each of these tensors with its part of the stored tensor of that name."""
         from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
         known: dict[str, Any] = self._metadata.state_dict_metadata
         for name, tensor in tensors.items():
             if known[name].size != tensor.shape:
                 raise StoreError(
-                    f"{name} is {list(known[name].size)} in {self._folder} and {list(tensor.shape)} here: "
+                    f"{name} has shape {list(known[name].size)} in {self._folder} and {list(tensor.shape)} here: "
                     "the checkpoint does not fit the model"
                 )
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)

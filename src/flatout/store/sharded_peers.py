@@ -1,8 +1,7 @@
-"""How the ranks of a run agree on a checkpoint: everyone tells the first, the first decides, everyone hears the same.
+"""How the ranks of a run agree on a checkpoint: each reports to rank 0, rank 0 decides, and all get its answer.
 
-Each speaks with the first only, over a connection of its own, so a rank that has died is known by its number at once, and
-nobody waits for somebody who has left. What is said is JSON. The process group is made for this alone: it may be used in a
-thread while training uses others.
+Each rank talks only to rank 0, over its own connection, so a dead rank is identified at once and nobody waits for it. Messages
+are JSON. The process group is separate: it can be used in a thread while training uses others.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from flatout.base.errors import DamagedCheckpoint, FlatoutError, StoreError
 from flatout.base.units import show_seconds
 from flatout.world.world import World
 
-TIMEOUT_S = 1800.0  # for as long as the slowest disk may take
+TIMEOUT_S = 1800.0  # long enough for the slowest disk
 
 
 class Peers:
     def __init__(self, world: World, timeout_s: float = TIMEOUT_S) -> None:
-        """All ranks make theirs at the same place of the program."""
+        """All ranks create theirs at the same point of the program."""
         self.rank, self.size = world.rank, world.size
         self._timeout_s = timeout_s
         self._group: Any = None
@@ -39,9 +38,9 @@ class Peers:
             self._group = None
 
     def agree(self, work: Callable[[], Any], decide: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        """Each does its `work`; the first decides on what all of them said and has an answer for each.
+        """Each rank does its `work`; rank 0 decides from all results and sends each rank an answer.
 
-        Where that fails for any of them, it fails for all, with who it was and why.
+        If it fails on any rank, it fails on all, with the rank and the reason.
         """
         if self.size == 1:
             return decide([work()])[0]
@@ -56,7 +55,7 @@ class Peers:
         else:
             heard = self._answer([told, *(self._report(rank) for rank in range(1, self.size))], decide)
         if cause is not None and not isinstance(cause, Exception):
-            raise cause  # somebody wants this process to stop
+            raise cause  # a request to stop this process, such as Ctrl-C
         if "failed" in heard:
             raise (DamagedCheckpoint if heard["damaged"] else StoreError)(heard["failed"]) from cause
         return heard["said"]
@@ -88,7 +87,7 @@ class Peers:
             [{"failed": "; ".join(problems), "damaged": damaged}] * self.size if problems else [{"said": a} for a in answers]
         )
         for rank in range(1, self.size):
-            with suppress(StoreError):  # it is known to be gone, or next time will be
+            with suppress(StoreError):  # known to be gone, or noticed next time
                 self.say(rank, replies[rank])
         return replies[0]
 
@@ -120,8 +119,8 @@ class Peers:
 
     def _lost(self, rank: int, error: RuntimeError) -> StoreError:
         if "timed out" in str(error).lower():
-            return StoreError(f"rank {rank} has not answered for {show_seconds(self._timeout_s)}")
-        return StoreError(f"rank {rank} is gone: its process has ended, or its machine can't be reached")
+            return StoreError(f"rank {rank} did not answer within {show_seconds(self._timeout_s)}")
+        return StoreError(f"rank {rank} is gone: its process ended, or its machine can't be reached")
 
 
 def why_failed(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The documents of `encode`, where every rank has one of its own: merged into that of the run, and taken apart again."""
+"""Documents of `encode`, one per rank: merge them into the run's document, and take it apart again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ELSEWHERE = object()
 
 
 def merged(one: Any, other: Any) -> Any:
-    """What either has. Where both have something and it differs, the first one's: it is the lower rank's."""
+    """The union of both. If they differ at a place, the first one's value, which is the lower rank's."""
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         return [merged(a, b) for a, b in zip(one, other, strict=True)]
     if isinstance(one, dict) and isinstance(other, dict):
@@ -32,7 +32,7 @@ def merged(one: Any, other: Any) -> Any:
 
 
 def named_in(document: Any) -> Iterator[str]:
-    """The tensors of a document."""
+    """The names of a document's tensors."""
     if isinstance(document, list):
         for node in document:
             yield from named_in(node)
@@ -45,7 +45,7 @@ def named_in(document: Any) -> Iterator[str]:
 
 
 def placed(document: Any, tree: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a document that have a place in this tree, each with the tensor that is there."""
+    """The tensors of a document that have a place in this tree, with the tensor at that place."""
     if isinstance(document, dict) and "$tensor" in document:
         if isinstance(tree, Tensor):
             yield document["$tensor"], tree
@@ -56,7 +56,7 @@ def placed(document: Any, tree: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def built(document: Any, tree: Any, wholes: Mapping[str, Tensor]) -> Any:
-    """As `decode`, with the tensors of `tree` where it has them, else with `wholes`. What is in neither is of another rank."""
+    """Like `decode`, with tensors from `tree` or else from `wholes`. Tensors in neither belong to another rank."""
     found = _built(document, tree, wholes)
     return None if found is _ELSEWHERE else found
 

@@ -1,10 +1,10 @@
 """Nested state as one safetensors file and one JSON document.
 
-`encode` takes any tree of dicts, lists, tuples, numbers, strings and tensors apart and `decode` puts it together again: tied
-tensors stay tied, strides (channels_last) come back as they were. Anything else is refused with its place in the tree.
+`encode` splits any tree of dicts, lists, tuples, numbers, strings and tensors; `decode` restores it. Tied tensors stay tied,
+strides (channels_last) are kept. Any other type is an error that names its place in the tree.
 
-The file is written here rather than by the safetensors library because a checkpoint is written beside a running loop: these
-writes let go of the interpreter lock, hash as they go, and never hold more than one tensor's copy. The library reads it.
+The file is written here instead of by the safetensors library, because checkpoints are written during training: these writes
+release the interpreter lock, hash while writing, and copy only one tensor at a time. The library can read the file.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _DTYPES = {
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 _CHUNK_BYTES = 16 << 20
-_DEEPEST = 100  # levels of lists and dicts; Python's own limit is 1,000 calls
-_WIDEST = 16  # times the memory that a tensor's layout may take, with what lies between its elements
+_DEEPEST = 100  # levels of lists and dicts; Python's recursion limit is 1,000 calls
+_WIDEST = 16  # a strided layout may take at most this many times the memory of its elements
 ToHost = Callable[[Tensor], Tensor]
 
 
@@ -37,8 +37,8 @@ def plain_copy(tensor: Tensor) -> Tensor:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this process has of a tensor: all of it, unless it is spread over a mesh of processes."""
-    if type(tensor) in (Tensor, Parameter):  # nearly always, and then nothing of torch.distributed needs to be loaded
+    """The part of a tensor in this process: all of it, unless it is spread over a mesh of processes."""
+    if type(tensor) in (Tensor, Parameter):  # the usual case, without importing torch.distributed
         return tensor
     from torch.distributed.tensor import DTensor
 
@@ -49,13 +49,13 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def encode(tree: Any) -> tuple[Any, dict[str, Tensor]]:
-    """(document, tensors): the document is JSON and names the tensors by their place in the tree."""
+    """(document, tensors): the document is JSON and refers to tensors by their place in the tree."""
     tensors: dict[str, Tensor] = {}
     seen: dict[tuple[Any, ...], str] = {}
 
     def walk(node: Any, place: str, depth: int = 0) -> Any:
         if depth > _DEEPEST:
-            raise StoreError(f"{place[:200]} is nested more than {_DEEPEST} levels deep, which a checkpoint can't keep")
+            raise StoreError(f"{place[:200]} is nested more than {_DEEPEST} levels deep, which a checkpoint can't store")
         if isinstance(node, Tensor):
             own = local_part(node)
             memory = (own.untyped_storage().data_ptr(), own.storage_offset(), tuple(own.shape), own.stride(), own.dtype)
@@ -63,7 +63,7 @@ def encode(tree: Any) -> tuple[Any, dict[str, Tensor]]:
             name = seen.get(key) if own.numel() else None
             if name is None:
                 name = place
-                while name in tensors:  # {"a.b": ...} beside {"a": {"b": ...}}
+                while name in tensors:  # {"a.b": ...} and {"a": {"b": ...}} would have the same name
                     name += "'"
                 seen[key] = name
                 tensors[name] = node.detach()
@@ -83,14 +83,14 @@ def encode(tree: Any) -> tuple[Any, dict[str, Tensor]]:
         if isinstance(node, list):
             return [walk(value, f"{place}.{i}", depth + 1) for i, value in enumerate(node)]
         raise StoreError(
-            f"{place} holds a {type(node).__name__}, which a checkpoint can't keep: tensors, numbers, text, lists and dicts"
+            f"{place} is a {type(node).__name__}, which a checkpoint can't store: use tensors, numbers, text, lists and dicts"
         )
 
     return walk(tree, ""), tensors
 
 
 def check_document(document: Any) -> None:
-    """DamagedFile where it can't be what `encode` made."""
+    """Raises DamagedFile if `encode` can't have written this."""
 
     def walk(node: Any, depth: int) -> None:
         if depth > _DEEPEST:
@@ -110,7 +110,7 @@ def check_document(document: Any) -> None:
             elif marks == list(node) == ["$items"] and _are_items(node["$items"]):
                 inside = [value for _, value in node["$items"]]
             else:
-                raise DamagedFile(f"the state has an entry {', '.join(node)} that flatout does not write")
+                raise DamagedFile(f"the state has an entry {', '.join(node)}, which flatout does not write")
             for value in inside:
                 walk(value, depth + 1)
 
@@ -125,7 +125,7 @@ def _are_items(items: Any) -> bool:
 
 def _check_stride(stride: Any) -> None:
     if stride is not None and not (isinstance(stride, list) and all(type(step) is int and step > 0 for step in stride)):
-        raise DamagedFile(f"the state has a tensor with stride {stride!r}, which no tensor can have")
+        raise DamagedFile(f"the state has a tensor with the impossible stride {stride!r}")
 
 
 def decode(document: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -135,7 +135,7 @@ def decode(document: Any, tensors: Mapping[str, Tensor]) -> Any:
         if isinstance(node, dict):
             if "$tensor" in node:
                 if node["$tensor"] not in tensors:
-                    raise DamagedFile(f"the state names the tensor {node['$tensor']!r}, which its file has not")
+                    raise DamagedFile(f"the state names the tensor {node['$tensor']!r}, which is not in its file")
                 return with_stride(tensors[node["$tensor"]], node.get("stride"))
             if "$items" in node:
                 return {key: build(value) for key, value in node["$items"]}
@@ -148,7 +148,7 @@ def decode(document: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def with_stride(tensor: Tensor, stride: list[int] | None) -> Tensor:
-    """The same values, laid out in memory as they were. A layout that would take far more memory than they do is left out."""
+    """The same values with the original memory layout. A layout that would need far more memory is not restored."""
     if stride is None:
         return tensor
     if len(stride) != tensor.dim():
@@ -170,14 +170,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], to_host: ToHost = p
 
 
 def stream_tensors(path: Path, tensors: Mapping[str, Tensor], content: Callable[[str], Tensor], **notes: str) -> str:
-    """The same for contents that are asked for one after the other: of `tensors` only shapes and types are looked at."""
+    """Like `write_tensors`, but asks for one tensor's content at a time: of `tensors` only shapes and types are used."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **notes}}
     offset = 0
-    # widest first, so that each tensor lies at a multiple of its own element size
+    # largest element size first, so that each tensor starts at a multiple of its element size
     tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
     for name, tensor in tensors.items():
         if tensor.dtype not in _DTYPES:
-            raise StoreError(f"{name} has dtype {tensor.dtype}, which safetensors can't hold here")
+            raise StoreError(f"{name} has dtype {tensor.dtype}, which safetensors can't store here")
         size = tensor.numel() * tensor.element_size()
         header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
         offset += size
