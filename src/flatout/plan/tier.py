@@ -11,7 +11,7 @@ import torch
 from flatout.data.cache.cache import Cache, disk_bytes
 from flatout.data.cache.compression import SAMPLE_BYTES, choose_compression
 from flatout.data.cache.mapped import cached_compression, cached_rows
-from flatout.data.cache.records import Array, RecordLayout, bytes_of
+from flatout.data.cache.records import Array, RecordLayout
 from flatout.data.cache.tiers import Surroundings
 from flatout.data.feeds.resident import filled_by
 from flatout.data.feeds.tuning import ReadingBudget
@@ -92,9 +92,7 @@ def sample_rows(source: Source) -> Array:
     content = [np.zeros(0, np.uint8)]
     began_s = time.perf_counter()
     for rows in torch.linspace(0, len(source) - 1, count).to(torch.int64).split(4):
-        batch = source.read(rows)
-        content.append(layout.records(batch, torch.arange(len(rows))).reshape(-1))
-        content += [bytes_of(batch[name]) for name in layout.ragged]
+        content.append(layout.content(source.read(rows)))
         if time.perf_counter() - began_s > _TRIED_S:
             break
     return np.concatenate(content)[:SAMPLE_BYTES]

@@ -1,9 +1,10 @@
-"""A source whose rows are kept as they are read: the first visit of a row costs what the source costs, the next a copy."""
+"""A source that keeps its rows: the first read of a row goes to the source, later reads copy the kept row."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,10 +23,10 @@ _ROWS_AT_ONCE = 256
 
 
 class FillingSource(Source):
-    """Reads the same as its source, bit for bit, whatever is stored. The source keeps no other form than rows (`stored`)."""
+    """Gives the same rows as its source, bit for bit, whether they are kept or not."""
 
     def __init__(self, source: Source, store: RowStore | None, degraded: tuple[str, ...] = ()) -> None:
-        """Without a store every row comes from the source; `degraded` says why."""
+        """With store=None every row is read from the source; `degraded` says why."""
         self.source = source
         self.store = store
         self._layout = RecordLayout.of(source.schema)
@@ -34,7 +35,6 @@ class FillingSource(Source):
 
     @property
     def degraded(self) -> list[str]:
-        """What is not as it should be, in words."""
         return [*self._degraded, *self.source.degraded, *(self.store.degraded if self.store is not None else ())]
 
     @property
@@ -96,22 +96,25 @@ class FillingSource(Source):
         return self.read_with(rows, None)
 
     def read_into(self, rows: Tensor, batch: Batch) -> None:
-        """Of a ragged column's buffer the first part is filled; where it ends follows from the rows' sizes."""
+        """Fills the first part of a ragged column's buffer, as much as the rows need."""
         self.read_with(rows, fill_buffers(batch))
 
     def read_with(self, rows: Tensor, take: Take | None) -> Batch:
-        """Like `read`, written to where `take(column, length)` says: no copy is made of what the store has."""
+        """Like `read`, into the tensors that `take(column, length)` returns, without another copy of kept rows."""
         store = self._usable()
-        here = None if store is None else store.has(rows)
-        if store is None or here is None or not bool(here.any()):
+        if store is None:
             return self._fresh(rows, take)
-        if bool(here.all()):
+        here = store.has(rows)
+        kept = np.count_nonzero(here.numpy())
+        if kept == 0:
+            return self._fresh(rows, take)
+        if kept == len(rows):
             return store.read(rows, take)
         batch = self._merged(here, store.read(rows[here]), self._fresh(rows[~here], None))
         return batch if take is None else _copied(batch, take)
 
     def stored(self) -> dict[str, Tensor]:
-        """Whatever is not here yet is read first, and kept on the way."""
+        """All rows. Missing rows are read and kept first."""
         store = self._usable()
         if store is not None:
             for rows in torch.arange(len(self)).split(_ROWS_AT_ONCE):
@@ -124,7 +127,7 @@ class FillingSource(Source):
         return self.read(torch.arange(len(self)))
 
     def _usable(self) -> RowStore | None:
-        """A source whose rows differ from visit to visit may find that out late: what was kept before is not read again."""
+        """None if rows change between visits. A source may discover that late; then rows kept before are not used again."""
         return None if self.source.varies else self.store
 
     def _fresh(self, rows: Tensor, take: Take | None) -> Batch:
@@ -144,7 +147,7 @@ class FillingSource(Source):
         return self.source.gather(stored, rows)
 
     def release(self) -> None:
-        """Keeps what was read, where the store outlives the run."""
+        """Close the store; a cache on disk keeps what was read."""
         if self.store is not None:
             self.store.close()
 
@@ -183,10 +186,10 @@ def place(
     limit_bytes: int | None = None,
     preparation: str = "",
 ) -> Source:
-    """The source as a tier reads it. `limit_bytes` bounds what is kept in memory; without it `streamed` keeps nothing.
+    """The source, with its rows kept as the tier says. Call `release` of the result when done.
 
-    Rows that are in memory already (`in_memory`) are read where they are, and rows that differ from visit to visit (`varies`)
-    are never kept. Release what comes back.
+    `limit_bytes` limits what is kept in memory; without it `streamed` keeps nothing. Rows that are in memory already
+    (`in_memory`) are not kept twice, and rows that change between visits (`varies`) are never kept.
     """
     if tier not in TIERS:
         raise UsageError(f"unknown tier {tier!r}; {did_you_mean(tier, TIERS)}")
@@ -197,7 +200,7 @@ def place(
     if tier == "pinned":
         return FillingSource(source, MemoryStore(source, limit_bytes))
     if cache is None:
-        raise UsageError("tier mapped needs a folder for its cache: set one, or take tier streamed")
+        raise UsageError("tier mapped needs a cache folder: set cache, or use tier streamed")
     entry = cache.build(cache_key(source, preparation), source.schema, len(source))
     if entry is None:
         return FillingSource(source, None, tuple(cache.degraded))

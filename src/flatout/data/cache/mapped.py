@@ -1,8 +1,8 @@
-"""A store in a cache entry: parts are appended in the order rows come, and read through memory mappings.
+"""Rows kept in a cache entry on disk: parts are written as rows are first read, and read through memory mappings.
 
-Rows wait in memory until they make up a part; a thread of its own writes it. Training never waits for the disk: when that is
-behind by two parts, rows are let go by and kept the next time they come. One process fills an entry at a time. Others read what
-it has published, take the rest from the source, and take over when it is gone.
+Rows wait in memory until they fill a part, which a separate thread writes. Training never waits for the disk: when two parts
+are waiting to be written, further rows are dropped and kept the next time they are read. One process at a time adds parts to an
+entry. Other processes read the parts that are there, read other rows from the source, and take over when that process ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOOK_AGAIN_S = 1.0
 
 
 class MappedStore:
-    """Takes over the entry: `close` closes it. With `wait`, `put` waits for the disk instead of letting rows go by."""
+    """Owns the entry: `close` closes it. With `wait`, `put` waits for the disk instead of dropping rows."""
 
     in_memory = False
 
@@ -46,10 +46,11 @@ class MappedStore:
         self._part_bytes = part_bytes
         self._wait = wait
         self._parts = PartList(self._layout, self._rows)
+        self._yes = torch.ones(1, dtype=torch.bool)
         self._loaded: set[Path] = set()
         self._reasons: list[str] = []
         self._one_at_a_time = threading.Lock()
-        self._claimed = np.zeros(self._rows, bool)  # here, or on the way
+        self._claimed = np.zeros(self._rows, bool)  # stored, or waiting to be written
         self._unclaimed = self._rows
         self._buffer: list[PackedRows] = []
         self._buffer_bytes = 0
@@ -67,8 +68,10 @@ class MappedStore:
         return self._parts.count == self._rows
 
     def has(self, rows: Tensor) -> Tensor:
+        if self._parts.sound:
+            return self._yes.expand(len(rows))
         here = self._parts.has(rows)
-        if not bool(here.all()):
+        if not here.numpy().all():
             self._hand_over()
             if not self._filling and not self._stopped and time.monotonic() - self._looked_s > _LOOK_AGAIN_S:
                 self._look()
@@ -87,8 +90,8 @@ class MappedStore:
             return
         with self._one_at_a_time:
             if self._buffer_bytes >= self._part_bytes and self._jobs.full() and not self._wait:
-                return  # the disk is behind
-            picked = np.unique(wanted, return_index=True)[1]  # a row that comes twice is put once
+                return  # the disk is too slow
+            picked = np.unique(wanted, return_index=True)[1]  # each row once
             picked = picked[~self._claimed[wanted[picked]]]
             picked = picked if passing is None else picked[~passing.numpy()[picked]]
             self._claimed[wanted[picked]] = True
@@ -111,12 +114,12 @@ class MappedStore:
         return self.read(rows)
 
     def flush(self) -> None:
-        """Everything that was put is on disk afterwards, unless `degraded` says why not."""
+        """Returns when all rows that were put are on disk, unless `degraded` says why not."""
         self._hand_over(wait=True, all_of_it=True)
         self._jobs.join()
 
     def close(self) -> None:
-        """Writes what waits, and lets others have the entry. What is mapped can still be read."""
+        """Writes waiting rows and releases the entry. Mapped parts can still be read."""
         self.flush()
         self._stopped = True
         if self._writer is not None:
@@ -126,7 +129,7 @@ class MappedStore:
         self._entry.close()
 
     def _look(self, first: bool = False) -> None:
-        """At the parts of the entry, those of another process included; and whether this one may add some."""
+        """Load new parts, also those of other processes, and try to become the process that adds parts."""
         with self._one_at_a_time:
             self._looked_s = time.monotonic()
             try:
@@ -144,7 +147,7 @@ class MappedStore:
         try:
             part = CacheFile(path, self._layout)
             if not 0 <= int(part.rows.min()) <= int(part.rows.max()) < self._rows:
-                raise DataError(f"{path} has rows beyond the {self._rows} of its source")
+                raise DataError(f"{path} has row numbers beyond the {self._rows} rows of the source")
         except (DataError, OSError, ValueError, LookupError) as error:
             self._reasons.append(f"{error}: its rows are read from the source again")
             if self._filling:
@@ -159,10 +162,10 @@ class MappedStore:
             content, width = bytes_of(batch[name]), column.dtype.itemsize
             runs = [content[begins[one] * width : (begins[one] + sizes[one]) * width] for one in picked.tolist()]
             items.append(np.concatenate(runs))
-        return PackedRows(wanted[picked], self._layout.records(batch, torch.from_numpy(picked)), sizes[picked], items)
+        return PackedRows(wanted[picked], self._layout.records(batch, picked), sizes[picked], items)
 
     def _hand_over(self, wait: bool = False, all_of_it: bool = False) -> None:
-        """Gives the buffer to the writer once it makes up a part, or no row is missing."""
+        """Give the buffer to the writer when it fills a part or no row is missing."""
         with self._one_at_a_time:
             if self._stopped:
                 self._buffer, self._buffer_bytes = [], 0
@@ -193,11 +196,11 @@ class MappedStore:
                     self._write(job)
             except CacheFull as full:
                 self._stop(str(full))
-            except Exception as error:  # whatever it is, training goes on without
+            except Exception as error:  # training continues without the cache
                 why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                 self._stop(f"{type(error).__name__}: {why}")
             finally:
-                job = None  # its memory is not held while there is nothing to do
+                job = None  # frees its memory while the thread waits
                 self._jobs.task_done()
 
     def _write(self, pieces: list[PackedRows]) -> None:
@@ -208,11 +211,11 @@ class MappedStore:
     def _stop(self, why: str) -> None:
         self._stopped = True
         where = self._entry.cache_folder
-        self._reasons.append(f"the cache in {where} takes no more rows, {why}: the others are read from the source every time")
+        self._reasons.append(f"the cache in {where} takes no more rows ({why}): other rows are read from the source every time")
 
 
 def cached_rows(cache: Cache, source: Source, preparation: str = "") -> int:
-    """How many rows of the source a cache has, by the indexes of its parts: for plans, made before anything is read."""
+    """How many rows of the source the cache has, by the indexes of its parts. Reads no rows."""
     parts = PartList(RecordLayout.of(source.schema), len(source))
     for part in _parts(cache, source, preparation):
         parts.add(part)
@@ -220,7 +223,7 @@ def cached_rows(cache: Cache, source: Source, preparation: str = "") -> int:
 
 
 def cached_compression(cache: Cache, source: Source, preparation: str = "") -> str | None:
-    """Of the rows that a cache has of the source; None: it has none of them."""
+    """How the cached rows of the source are compressed; None: no rows are cached."""
     parts = _parts(cache, source, preparation)
     return str(parts[-1].compression) if parts else None
 

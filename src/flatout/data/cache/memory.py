@@ -175,5 +175,5 @@ class MemoryStore:
         self._full = True
         if self._capacity == self._rows:  # else it was never meant to hold them all
             self.degraded.append(
-                f"the store in memory takes no more rows, {why}: the others are read from the source every time"
+                f"the store in memory takes no more rows ({why}): other rows are read from the source every time"
             )

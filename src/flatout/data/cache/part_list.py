@@ -1,6 +1,7 @@
-"""All parts of a cache entry as one list of records, and which row is where in it.
+"""All parts of a cache entry as one list of records, and the place of each row in it.
 
-A granule is compared with its checksum before any of its rows is read for the first time. What does not fit is not here.
+The checksum of a granule is verified before any of its rows is read for the first time. Rows of a damaged granule count as
+missing.
 """
 
 from __future__ import annotations
@@ -15,19 +16,18 @@ from torch import Tensor
 
 from flatout.base.errors import UsageError
 from flatout.data.cache.parts import CacheFile
-from flatout.data.cache.records import Array, RecordLayout, bytes_of, starts
+from flatout.data.cache.records import Array, RecordLayout, bytes_of, pick, plain, starts
 from flatout.data.offers import Take
 from flatout.data.source import Batch
 from flatout.machine.host import free_host_bytes
 
 _DECOMPRESSED_BYTES = 32 << 20
-_FEW_BYTES = 256  # of a record: all are picked by one call, for which each byte needs an index of eight
 _UNKNOWN, _GOOD, _BAD = 0, 1, 2
 
 
 @dataclass(frozen=True)
 class _Index:
-    """Replaced as a whole when a part comes, so that whoever reads keeps what is consistent."""
+    """Immutable, and replaced when a part is added, so that readers in other threads see a consistent one."""
 
     parts: tuple[CacheFile, ...]
     first: Array  # the number of each part's first record, and of its first granule
@@ -35,14 +35,18 @@ class _Index:
     per_granule: Array
     state: Array  # of each granule
 
-    def locate(self, numbers: Array) -> tuple[Array, Array, Array]:
-        """(part, place in it, granule as counted over all parts) of each record."""
+    def locate(self, numbers: Array) -> tuple[Array, Array]:
+        """(part, number in that part) of each record."""
         part = np.searchsorted(self.first, numbers, side="right") - 1
-        local = numbers - self.first[part]
-        return part, local, self.first_granule[part] + local // self.per_granule[part]
+        return part, numbers - self.first[part]
+
+    def granules(self, numbers: Array) -> Array:
+        """The granules of these records, counted over all parts, each once."""
+        part, local = self.locate(numbers)
+        return np.unique(self.first_granule[part] + local // self.per_granule[part])
 
     def granule(self, number: int) -> tuple[int, int]:
-        """(part, granule as counted in it)."""
+        """(part, number of the granule in that part)."""
         part = int(np.searchsorted(self.first_granule, number, side="right")) - 1
         return part, number - int(self.first_granule[part])
 
@@ -62,13 +66,13 @@ class _Index:
 
 
 class PartList:
-    """Any number of threads read; parts may come meanwhile."""
+    """Any number of threads may read while parts are added."""
 
     def __init__(self, layout: RecordLayout, rows: int) -> None:
         self.count = 0  # rows that are here
         self.damaged: list[str] = []
         self._layout = layout
-        self._place = torch.full((rows,), -1, dtype=torch.int64)  # the number of a row's record; -1: not here
+        self._place = np.full(rows, -1, np.int64)  # the number of a row's record; -1: not here
         none = np.zeros(0, np.int64)
         self._index = _Index((), none, none, none, np.zeros(0, np.uint8))
         self._records = 0
@@ -78,13 +82,13 @@ class PartList:
         self._one_at_a_time = threading.Lock()
 
     def add(self, part: CacheFile, *, trusted: bool = False, instead: bool = True) -> None:
-        """`trusted`: this process has just written it. `instead`: it also counts for rows that are here already.
+        """`trusted`: this process has just written it. `instead`: it replaces rows that are here already.
 
-        Not so once rows are read: between `check` and `read` a row must not move to where nobody has compared checksums.
+        Don't use `instead` once rows are read: a row must not move to an unchecked granule between `check` and `read`.
         """
         with self._one_at_a_time:
-            rows = torch.from_numpy(part.rows.astype(np.int64))
-            numbers = torch.arange(self._records, self._records + part.count)
+            rows = part.rows.astype(np.int64)
+            numbers = np.arange(self._records, self._records + part.count)
             new = self._place[rows] < 0
             if not instead:
                 rows, numbers = rows[new], numbers[new]
@@ -95,17 +99,22 @@ class PartList:
             self._records += part.count
             self._larger_than_memory = sum(one.bytes.nbytes for one in self._index.parts) > free_host_bytes()
 
+    @property
+    def sound(self) -> bool:
+        """Whether all rows are here and all checksums were verified."""
+        return self._all_checked and self.count == len(self._place)
+
     def has(self, rows: Tensor | None = None) -> Tensor:
-        """A bool for each row (all of them, by default), whatever its checksum will say."""
-        return (self._place if rows is None else self._place.index_select(0, rows)) >= 0
+        """A bool for each of the rows (default: all rows), before checksums are verified."""
+        return torch.from_numpy((self._place if rows is None else self._place[rows.numpy()]) >= 0)
 
     def check(self, rows: Tensor) -> Array:
-        """Compare checksums of those rows that were never read; the rows that are lost by that."""
+        """Verify checksums of rows that were never read. Returns the rows that turned out to be damaged."""
         if self._all_checked:
             return np.zeros(0, np.int64)
-        numbers = self._place.index_select(0, rows).numpy()
+        numbers = self._place[rows.numpy()]
         index = self._index
-        granules = np.unique(index.locate(numbers[numbers >= 0])[2])
+        granules = index.granules(numbers[numbers >= 0])
         unknown = granules[index.state[granules] == _UNKNOWN]
         index.read_ahead(unknown)
         lost = [np.zeros(0, np.int64)]
@@ -120,78 +129,89 @@ class PartList:
         return np.concatenate(lost)
 
     def read(self, rows: Tensor, take: Take | None = None) -> Batch:
-        numbers = self._place.index_select(0, rows).numpy()
+        numbers = self._place[rows.numpy()]
         if (numbers < 0).any():
             raise UsageError(f"row {int(rows[int((numbers < 0).argmax())])} is not in the store: ask has() first")
-        index = self._index  # after the places: it has all the parts that they speak of
-        part, local, granule = index.locate(numbers)
+        index = self._index  # after the places: it contains every part they point to
         if self._larger_than_memory:
-            index.read_ahead(np.unique(granule))
-        found = _Found(self._layout, len(rows))
-        for one in np.unique(part).tolist():
-            self._find(index.parts[one], np.flatnonzero(part == one), local, found)
-        return found.columns(take)
+            index.read_ahead(index.granules(numbers))
+        found = _Found(self._layout, len(rows), take)
+        if len(index.parts) == 1:
+            self._find(index.parts[0], np.arange(len(rows)), numbers, found)
+        else:
+            part, local = index.locate(numbers)
+            for one in np.unique(part).tolist():
+                chosen = np.flatnonzero(part == one)
+                self._find(index.parts[one], chosen, local[chosen], found)
+        return found.batch()
 
-    def _find(self, part: CacheFile, chosen: Array, local: Array, found: _Found) -> None:
-        """Where the rows of one part are: in its mapping, or in granules that are decompressed."""
-        if part.compression == "none" and not self._layout.ragged:  # then they lie there like the rows of a matrix
-            found.records[chosen] = np.take(part.all_records(), local[chosen], axis=0, mode="clip")
-            return
-        records, runs, sizes = part.spots(local[chosen])
-        found.sizes[chosen] = sizes
-        if part.compression == "none":
-            begins = part.begins(local[chosen])
-            found.add(part.bytes, chosen, records + begins, [run + begins for run in runs])
-            return
-        granules = local[chosen] // part.per_granule
+    def _find(self, part: CacheFile, places: Array, numbers: Array, found: _Found) -> None:
+        """Copy these records of one part to their places in a batch, and note where their ragged runs are."""
+        if part.compression != "none":
+            self._find_compressed(part, places, numbers, found)
+        elif not self._layout.ragged:
+            found.add_records(places, part.records, numbers)
+        else:
+            found.add_records(places, part.records_at(numbers), np.arange(len(numbers)))
+            runs, found.sizes[places] = part.runs_at(numbers)
+            begins = part.begins(numbers)
+            found.add_runs(part.bytes, places, [run + begins for run in runs])
+
+    def _find_compressed(self, part: CacheFile, places: Array, numbers: Array, found: _Found) -> None:
+        runs, found.sizes[places] = part.runs_at(numbers)
+        granules = numbers // part.per_granule
         order = np.argsort(granules, kind="stable")
         for some in np.split(order, np.flatnonzero(np.diff(granules[order])) + 1):
-            content = self._content(part, int(granules[some[0]]))
-            found.add(content, chosen[some], records[some], [run[some] for run in runs])
+            granule = int(granules[some[0]])
+            content = self._content(part, granule)
+            found.add_records(places[some], part.records_in(content, granule), numbers[some] % part.per_granule)
+            found.add_runs(content, places[some], [run[some] for run in runs])
 
     def _content(self, part: CacheFile, granule: int) -> Array:
         key = (part.path.name, granule)
         content = self._decompressed.get(key)
         if content is None:
-            content = part.content(granule)
+            content = part.decompressed(granule)
             self._decompressed.keep(key, content)
         return content
 
     def _lose(self, index: _Index, part: int, granule: int) -> Array:
         harmed = index.parts[part]
         first, last = harmed.members(granule)
-        rows = torch.from_numpy(harmed.rows[first:last].astype(np.int64))
+        rows: Array = harmed.rows[first:last].astype(np.int64)
         number = int(index.first[part])
         with self._one_at_a_time:
-            rows = rows[self._place[rows] == torch.arange(number + first, number + last)]  # not those that a later part has
+            rows = rows[self._place[rows] == np.arange(number + first, number + last)]  # not those of a later part
             self._place[rows] = -1
             self.count -= len(rows)
-            why = f"{harmed.path} is damaged: rows whose checksum does not fit are read from the source again"
+            why = f"{harmed.path} is damaged: rows with a wrong checksum are read from the source again"
             if why not in self.damaged:
                 self.damaged.append(why)
-        return rows.numpy()
+        return rows
 
 
 class _Found:
-    """Where each row of a batch lies: bytes, and places in them. Read when all are known, as only then their sizes are."""
+    """A batch that is being collected. Ragged runs are copied last, when the sizes of all rows are known."""
 
-    def __init__(self, layout: RecordLayout, rows: int) -> None:
-        self._layout = layout
+    def __init__(self, layout: RecordLayout, rows: int, take: Take | None) -> None:
+        self._layout, self._take = layout, take
         self.sizes = np.zeros(rows, np.int64)
-        self.records = np.empty((rows, layout.record_bytes), np.uint8)
+        self._fixed = layout.room(rows, take)
+        self._targets = {name: plain(column) for name, column in self._fixed.items()}
         self._runs: list[tuple[Array, Array, list[Array]]] = []
 
-    def add(self, content: Array, places: Array, records: Array, runs: list[Array]) -> None:
-        width = self._layout.record_bytes
-        if width <= _FEW_BYTES:
-            self.records[places] = content[records[:, None] + np.arange(width)]
-        else:
-            for place, begin in zip(places.tolist(), records.tolist(), strict=True):
-                self.records[place] = content[begin : begin + width]
+    def add_records(self, places: Array, records: Array, numbers: Array) -> None:
+        where = slice(None) if len(places) == len(self.sizes) else places
+        for name, target in self._targets.items():
+            pick(target, where, records[name], numbers)
+
+    def add_runs(self, content: Array, places: Array, runs: list[Array]) -> None:
         self._runs.append((content, places, runs))
 
-    def columns(self, take: Take | None) -> Batch:
-        flat = self._layout.flat(self.sizes, take)
+    def batch(self) -> Batch:
+        if not self._layout.ragged:
+            return self._fixed
+        flat = self._layout.flat(self.sizes, self._take)
         begins = starts(self.sizes)
         for column, (name, kind) in enumerate(self._layout.ragged.items()):
             target, width = bytes_of(flat[name]), kind.dtype.itemsize
@@ -199,7 +219,7 @@ class _Found:
                 spans = np.stack([begins[places] * width, runs[column], self.sizes[places] * width], axis=1)
                 for begin, first, size in spans.tolist():
                     target[begin : begin + size] = content[first : first + size]
-        return {**self._layout.columns(self.records, take), **flat}
+        return {**self._fixed, **flat}
 
 
 class _Recent:

@@ -1,9 +1,9 @@
-"""One part of a cache: some rows in one file, each stretch of them with its checksum.
+"""A part of the cache: one file with some of the rows and their checksums.
 
-A part is cut into granules of a few rows, about 64 kB or a single larger row: the records of its rows, then the items of each
-ragged column. A granule is what is checked and compressed, so that a row costs what its granule costs, not the whole part.
-After the granules comes an index (which rows, how many items, where granules end, their checksums) and a trailer that says
-where the index is. All of it is written by one call; the file is whole or it is not a part.
+A part consists of granules, each about 64 kB or one larger row: the records of its rows, then the items of each ragged column.
+Checksums and compression are per granule, so reading one row costs one granule, not the whole part. After the granules come an
+index (row numbers, items per row, where granules end, their checksums) and a trailer that says where the index is. A part is
+written at once and renamed, so a file with that name is complete.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +25,22 @@ import torch
 
 from flatout.base.errors import DataError
 from flatout.data.cache.compression import BLOCK_BYTES, compress, decompress
-from flatout.data.cache.records import Array, RecordLayout
+from flatout.data.cache.records import Array, RecordLayout, record_content
 
-_TRAILER = struct.Struct("<8sQQI")  # magic, bytes of granules, bytes of index, its checksum; then a checksum of these
+_TRAILER = struct.Struct("<8sQQI")  # magic, bytes of granules, bytes of index, checksum of the index; then a checksum of these
 _TRAILER_BYTES = _TRAILER.size + 4
 _MAGIC = b"flatout1"
+_FEW_BYTES = 256  # of a record: all are copied by one call, which needs an index of 8 bytes for each byte
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Rows on their way into a part: `items` has the ragged columns' bytes of all rows, column by column."""
+    """Rows to be written to a part."""
 
     rows: Array  # int64 [k]
-    records: Array  # uint8 [k, record_bytes]
+    records: Array  # [k] of the layout's record
     sizes: Array  # int64 [k]
-    items: Sequence[Array]  # uint8 [sum of sizes * itemsize] for each ragged column
+    items: Sequence[Array]  # uint8 [sum of sizes * itemsize] for each ragged column, all rows
 
     @property
     def nbytes(self) -> int:
@@ -47,17 +48,17 @@ class PackedRows:
 
 
 def bound_bytes(pieces: Sequence[PackedRows]) -> int:
-    """No part of these rows is larger, however badly they compress."""
+    """An upper bound for a part of these rows, even if they don't compress."""
     kept_bytes = sum(piece.nbytes for piece in pieces)
     return kept_bytes + kept_bytes // 64 + 64 * sum(len(piece.rows) for piece in pieces) + 4096
 
 
 def encode(pieces: Sequence[PackedRows], layout: RecordLayout, compression: str) -> Iterator[Any]:
-    """The content of the file, bit by bit, without making a copy of it."""
+    """The content of the file, piece by piece, without a copy of it."""
     rows, sizes = (np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("rows", "sizes"))
     count, ends = len(rows), np.append(0, np.cumsum(sizes))
     per_granule = max(1, BLOCK_BYTES * count // max(1, sum(piece.nbytes for piece in pieces)))
-    columns = [_EndToEnd([piece.records.reshape(-1) for piece in pieces])]
+    columns = [_EndToEnd([record_content(piece.records) for piece in pieces])]
     columns += [_EndToEnd(flats) for flats in zip(*(piece.items for piece in pieces), strict=True)]
     widths = [column.dtype.itemsize for column in layout.ragged.values()]
     checksums, lengths = [], []
@@ -84,7 +85,7 @@ def encode(pieces: Sequence[PackedRows], layout: RecordLayout, compression: str)
 
 
 class _EndToEnd:
-    """Arrays of bytes as if they were one."""
+    """Several byte arrays, addressed as one."""
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         self._arrays = arrays
@@ -99,7 +100,7 @@ class _EndToEnd:
 
 
 def checksum(*content: Array) -> int:
-    """Of all of it, end to end."""
+    """One checksum of all arrays in order."""
     found = 0
     for one in content:
         found = zlib.crc32(one.data, found)
@@ -107,25 +108,25 @@ def checksum(*content: Array) -> int:
 
 
 class CacheFile:
-    """A part's file, memory-mapped. Its pages belong to the kernel, which drops them when memory is short."""
+    """A part, memory-mapped: the kernel drops its pages when memory is short."""
 
     def __init__(self, path: Path, layout: RecordLayout) -> None:
-        """DataError when the file is not a whole part of this layout; the granules are looked at later, by `check`."""
+        """DataError when the file is not a complete part of this layout. Granules are checked later, by `check`."""
         self.path = path
         size = path.stat().st_size
         if size < _TRAILER_BYTES:
-            raise DataError(f"{path} is cut off: {size} bytes")
-        # torch's mapping holds no file descriptor, of which a process may have only a thousand
+            raise DataError(f"{path} is truncated: {size} bytes")
+        # torch's mapping holds no file descriptor; a process may be limited to a thousand
         self._content = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
         self.bytes: Array = self._content.numpy()
         trailer = self.bytes[size - _TRAILER_BYTES :].tobytes()
         magic, data_bytes, index_bytes, index_sum = _TRAILER.unpack(trailer[: _TRAILER.size])
         unharmed = magic == _MAGIC and zlib.crc32(trailer[: _TRAILER.size]).to_bytes(4, "little") == trailer[_TRAILER.size :]
         if not unharmed or data_bytes + index_bytes + _TRAILER_BYTES != size:
-            raise DataError(f"{path} is damaged or cut off: its end is not the end of a part")
+            raise DataError(f"{path} is damaged or truncated: it does not end like a part of the cache")
         index = self.bytes[data_bytes : data_bytes + index_bytes]
         if checksum(index) != index_sum:
-            raise DataError(f"{path} is damaged: the checksum of its index does not fit")
+            raise DataError(f"{path} is damaged: wrong checksum of its index")
         self._read_index(index, layout)
 
     def _read_index(self, index: Array, layout: RecordLayout) -> None:
@@ -136,60 +137,76 @@ class CacheFile:
         longs = index[tables : tables + 8 * (2 * self.count + 1 + granules + 1)].view("<i8")
         self.rows, self.ends, self._offsets = np.split(longs, [self.count, 2 * self.count + 1])
         self._checksums = index[tables + longs.nbytes :].view("<u4")
+        self._record = layout.record
         self._record_bytes = layout.record_bytes
         self._widths = [column.dtype.itemsize for column in layout.ragged.values()]
         self._item_bytes = layout.item_bytes
         self.granules = granules
 
-    def all_records(self) -> Array:
-        """uint8 [count, record_bytes]: of a part that is not compressed and has no ragged columns, all that is in it."""
-        return self.bytes[: self.count * self._record_bytes].reshape(self.count, self._record_bytes)
+    @cached_property
+    def records(self) -> Array:
+        """All records of a part that is not compressed and has no ragged columns: nothing else is stored there."""
+        return self._as_records(self.bytes[: self.count * self._record_bytes], self.count)
 
-    def spots(self, records: Array) -> tuple[Array, list[Array], Array]:
-        """Of records as counted in this part: where in its granule each begins, where its ragged runs do, and its items."""
-        first = records - records % self.per_granule
+    def records_at(self, numbers: Array) -> Array:
+        """Copies of these records of a part that is not compressed."""
+        begins = self.begins(numbers) + numbers % self.per_granule * self._record_bytes
+        if self._record_bytes <= _FEW_BYTES:
+            content = self.bytes[begins[:, None] + np.arange(self._record_bytes)]
+        else:
+            content = np.stack([self.bytes[begin : begin + self._record_bytes] for begin in begins.tolist()])
+        return self._as_records(content.reshape(-1), len(numbers))
+
+    def runs_at(self, numbers: Array) -> tuple[list[Array], Array]:
+        """Of these records: where the run of each ragged column begins in its granule, and how many items it has."""
+        first = numbers - numbers % self.per_granule
         last = np.minimum(first + self.per_granule, self.count)
         before, items = self.ends[first], self.ends[last] - self.ends[first]
-        sizes = self.ends[records + 1] - self.ends[records]
         begin = (last - first) * self._record_bytes
         runs = []
         for width in self._widths:
-            runs.append(begin + (self.ends[records] - before) * width)
+            runs.append(begin + (self.ends[numbers] - before) * width)
             begin = begin + items * width
-        return (records - first) * self._record_bytes, runs, sizes
+        return runs, self.ends[numbers + 1] - self.ends[numbers]
 
-    def begins(self, records: Array) -> Array:
+    def begins(self, numbers: Array) -> Array:
         """Where in the file the granule of each record begins."""
-        found: Array = self._offsets[records // self.per_granule]
+        found: Array = self._offsets[numbers // self.per_granule]
         return found
 
-    def span(self, granule: int) -> tuple[int, int]:
-        """[begin, end) in the file."""
-        return int(self._offsets[granule]), int(self._offsets[granule + 1])
-
     def members(self, granule: int) -> tuple[int, int]:
-        """[first, last) of its records, as counted in this part."""
+        """[first, last) of its records."""
         first = granule * self.per_granule
         return first, min(first + self.per_granule, self.count)
 
     def check(self, granule: int) -> bool:
-        begin, end = self.span(granule)
+        begin, end = self._span(granule)
         return checksum(self.bytes[begin:end]) == int(self._checksums[granule])
 
     def will_need(self, granule: int) -> None:
-        """Ask the kernel to read it ahead, beside all others asked for: page faults would come one after the other."""
-        begin, end = self.span(granule)
+        """Ask the kernel to read it ahead, together with others: page faults would come one after the other."""
+        begin, end = self._span(granule)
         begin -= begin % mmap.PAGESIZE
         _libc().madvise(ctypes.c_void_p(self._content.data_ptr() + begin), ctypes.c_size_t(end - begin), mmap.MADV_WILLNEED)
 
-    def content(self, granule: int) -> Array:
-        begin, end = self.span(granule)
-        stored = self.bytes[begin:end]
-        if self.compression == "none":
-            return stored
+    def decompressed(self, granule: int) -> Array:
+        begin, end = self._span(granule)
         first, last = self.members(granule)
         items = int(self.ends[last] - self.ends[first])
-        return decompress(stored, self.compression, (last - first) * self._record_bytes + items * self._item_bytes)
+        size = (last - first) * self._record_bytes + items * self._item_bytes
+        return decompress(self.bytes[begin:end], self.compression, size)
+
+    def records_in(self, content: Array, granule: int) -> Array:
+        """The records of a granule's decompressed content."""
+        first, last = self.members(granule)
+        return self._as_records(content[: (last - first) * self._record_bytes], last - first)
+
+    def _as_records(self, content: Array, count: int) -> Array:
+        return content.view(self._record) if self._record_bytes else np.empty(count, self._record)
+
+    def _span(self, granule: int) -> tuple[int, int]:
+        """[begin, end) in the file."""
+        return int(self._offsets[granule]), int(self._offsets[granule + 1])
 
 
 @lru_cache(maxsize=1)
