@@ -1,4 +1,4 @@
-"""Memory that two processes share by a descriptor: it has no name, so nothing is left behind however they end."""
+"""Memory shared between two processes through a file descriptor. It has no name, so it is freed however the processes end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import mmap
 import os
 import tempfile
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ _HEADER_BYTES = 64
 
 
 def open_memory(size: int) -> int:
-    """A descriptor of `size` bytes of memory; where the system has none without a name, of a file that has lost its name."""
+    """A descriptor of `size` bytes of memory; on systems without memfd_create, of a deleted temporary file."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("flatout", os.MFD_CLOEXEC)
     else:
@@ -33,7 +34,7 @@ def aligned(size: int) -> int:
 
 
 class ArenaLayout:
-    """Where `rows` rows of each column lie, after a header that says how far the reading is."""
+    """Where `rows` rows of each column are stored, after a header with the reading progress."""
 
     def __init__(self, schema: Schema, rows: int) -> None:
         self.schema = dict(schema)
@@ -57,12 +58,17 @@ class ArenaLayout:
 
 
 class WorkerMemory:
-    """What a worker writes and its owner reads: `columns` (for NumPy, `arrays`), and which sample the worker is at."""
+    """Rows that a worker writes and its owner reads: `columns`, the same as NumPy `arrays`, and the current sample."""
 
     def __init__(self, layout: ArenaLayout, buffer: Any) -> None:
         self.columns = layout.columns(buffer)
         self.arrays: dict[str, Any] = {n: c.numpy() for n, c in self.columns.items() if c.dtype is not torch.bfloat16}
         self._header: Any = np.frombuffer(buffer, dtype=np.int64, count=2)
+
+    @cached_property
+    def rows(self) -> dict[str, tuple[torch.Tensor, ...]]:
+        """A view of each row of each column."""
+        return {name: column.unbind(0) for name, column in self.columns.items()}
 
     @classmethod
     def shared(cls, layout: ArenaLayout, descriptor: int) -> WorkerMemory:
@@ -73,7 +79,7 @@ class WorkerMemory:
         return cls(layout, bytearray(layout.size))
 
     def at(self, sample: int) -> None:
-        """Said before each sample: no other word for a while means that this one takes long."""
+        """Note the sample that is read next: the owner sees which one hangs."""
         self._header[1] = sample
         self._header[0] += 1
 

@@ -1,12 +1,13 @@
-"""Where worker processes come from. Never a fork of this process: torch may have run in it, and forked threads don't live.
+"""Starts worker processes. Never as a fork of this process: torch may have run in it, and a fork does not have its threads.
 
-On Linux a template process imports torch once and forks each worker off in milliseconds: it has one thread and has computed
-nothing. Elsewhere every worker is a new interpreter. Both end when this process is gone, with all that they have started.
+On Linux a template process imports once what workers need and forks each worker in milliseconds: it has one thread and has
+computed nothing. Elsewhere every worker is a new interpreter. Both end when this process ends, with all processes they started.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import subprocess
@@ -15,11 +16,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:  # else loaded when there are workers
+if TYPE_CHECKING:  # imported only when there are workers
     from flatout.base.fork_server import ForkServer
 
-# Before anything is imported. Signals that go to all processes of a job are for the one that started us: it may want to save
-# what it has, and needs its workers for that. We end when it does.
+# Runs before anything is imported. Signals to all processes of a job are meant for the process that started us: it may want to
+# save first and needs its workers for that. Workers end when it ends.
 _BOOT = (
     "import os, signal, sys; [signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]; "
     "os.environ['OMP_NUM_THREADS'] = '1'; "
@@ -28,7 +29,7 @@ _BOOT = (
 
 
 class WorkerProcess(Protocol):
-    """A worker, however it was started."""
+    """A worker process, forked or spawned."""
 
     @property
     def pid(self) -> int: ...
@@ -36,7 +37,7 @@ class WorkerProcess(Protocol):
     def kill(self) -> None: ...
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit code, negative for a signal; None when it still runs. 0 as well when nobody knows any more."""
+        """The exit code, negative for a signal; None while it runs. 0 also when the exit code can't be known any more."""
         ...
 
 
@@ -47,21 +48,21 @@ def start_worker(descriptors: Sequence[int], forked: bool | None = None) -> Work
     return _forked(descriptors) if forked else _Spawned(descriptors)
 
 
-def prepare() -> None:
-    """Have the template there before the first worker, so that it also outlives the last one."""
+def prepare(*modules: str) -> None:
+    """Start the template process, if there is none. It imports `modules`, so that workers need not."""
     if sys.platform == "linux":
-        _template()
+        _template(modules)
 
 
 def can_start() -> str | None:
-    """None, or why this system has no way to start workers."""
-    return None if os.name == "posix" else f"worker processes are not there yet on {sys.platform}"
+    """None, or why workers can't be started on this system."""
+    return None if os.name == "posix" else f"worker processes are not supported on {sys.platform} yet"
 
 
-def _command(module: str, function: str, descriptors: Sequence[int]) -> list[str]:
-    arguments = ", ".join(map(str, descriptors))
+def _command(module: str, function: str, *arguments: int | str) -> list[str]:
     path = [os.path.abspath(place) for place in sys.path]
-    code = _BOOT.format(path=path, module=f"flatout.data.workers.{module}", function=function, arguments=arguments)
+    given = ", ".join(map(repr, arguments))
+    code = _BOOT.format(path=path, module=f"flatout.data.workers.{module}", function=function, arguments=given)
     return [sys.executable, "-c", code]
 
 
@@ -69,7 +70,7 @@ class _Spawned:
     def __init__(self, descriptors: Sequence[int]) -> None:
         from flatout.base.child import Child, Printed
 
-        command = _command("worker", "work", descriptors)
+        command = _command("worker", "work", *descriptors)
         self._child = Child(command, passed=descriptors, output=Printed.SHOWN, errors=Printed.SHOWN)
 
     @property
@@ -88,7 +89,7 @@ class _Forked:
         self.pid = pid
         self._server = server
         self._code: int | None = None
-        self._waiting = threading.Lock()  # its end is told once
+        self._waiting = threading.Lock()  # the server reports an exit code once
 
     def kill(self) -> None:
         self._server.signal(self.pid, signal.SIGKILL)
@@ -112,34 +113,38 @@ def _forked(descriptors: Sequence[int]) -> WorkerProcess:
 
 
 _starting = threading.Lock()
-_current: tuple[int, ForkServer] | None = None  # and the process that it belongs to
+_current: tuple[int, ForkServer] | None = None  # (process that started it, template)
 
 
-def _template() -> ForkServer:
+def _template(modules: Sequence[str] = ()) -> ForkServer:
     from flatout.base.fork_server import ForkServer
 
     global _current
     with _starting:
         if _current is None or _current[0] != os.getpid() or not _current[1].is_alive():
-            _current = os.getpid(), ForkServer.booted(_boot)
+            _current = os.getpid(), ForkServer.booted(lambda line: _boot(line, modules))
         return _current[1]
 
 
-def _boot(line: int) -> subprocess.Popen[bytes]:
-    """Without a keeper: it ends its workers itself when this process is gone."""
-    return subprocess.Popen(_command("nursery", "nurse", [line]), pass_fds=[line], stdin=subprocess.DEVNULL)
+def _boot(line: int, modules: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Needs no keeper process: the template ends its workers when this process ends."""
+    command = _command("nursery", "be_template", line, *modules)
+    return subprocess.Popen(command, pass_fds=[line], stdin=subprocess.DEVNULL)
 
 
-def nurse(line: int) -> None:
-    """The template's life."""
+def be_template(line: int, *modules: str) -> None:
     from flatout.base.fork_server import serve_forks
-    from flatout.data.workers.worker import work
+    from flatout.data.workers.worker import warm_up, work
+
+    for module in modules:
+        importlib.import_module(module)
+    warm_up()
 
     def be_worker(_: Mapping[str, Any], descriptors: Sequence[int]) -> int:
         work(*descriptors)
         return 1
 
     gc.collect()
-    gc.freeze()  # the collector would write to every object, and so copy the pages that are shared with the workers
+    gc.freeze()  # garbage collection in a worker would write to every object, and so copy all shared pages
     serve_forks(line, be_worker)
     os._exit(0)

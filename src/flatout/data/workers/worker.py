@@ -1,4 +1,4 @@
-"""The life of a worker process: open the parcel, then do one job after the other until the line to the owner closes."""
+"""What a worker process does: unpack its task, then do one job after another until the connection to its owner closes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from flatout.base.errors import DataError
 from flatout.data.workers.arena import ArenaLayout, WorkerMemory
 from flatout.data.workers.failures import Failure, SampleFailed
 from flatout.data.workers.parcel import Contents, unpack
+from flatout.data.workers.seeding import drawn_since, generators, set_generators
 
-Task = Callable[[Any, WorkerMemory], Any]  # a job, and where its rows go, to a reply
+Task = Callable[[Any, WorkerMemory], Any]  # (job, memory for its rows) -> reply
 
 
 @dataclass(frozen=True)
 class Setup:
-    """`terms` are for the task in the parcel, which was packed before they were known."""
+    """`terms` are for the task, which was packed before they were known."""
 
     contents: Contents
     terms: Any
@@ -46,14 +47,14 @@ class JobDone:
 
 @dataclass(frozen=True)
 class Refused:
-    """Said in full already."""
+    """A DataError; `why` is its complete message."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Broken:
-    """Not a sample's fault."""
+    """An error that no sample caused."""
 
     trace: str
 
@@ -72,13 +73,20 @@ def do(task: Task, job: Any, memory: WorkerMemory) -> Answer:
         return Broken(traceback.format_exc())
 
 
+def warm_up() -> None:
+    """In the template: what the first sample of every worker would else set up once more. Starts no threads."""
+    torch.set_num_threads(1)
+    set_generators(0, 0, 0)
+    drawn_since(generators())
+
+
 def work(line: int, memory: int, parcel: int, trace: int) -> None:
-    """Never returns. The descriptors are of the line to the owner, the memory of results, the parcel, and of stack traces."""
+    """Never returns. Descriptors: connection to the owner, memory for rows, packed task, file for stack traces."""
     code = 1
     try:
         connection = Connection(line)
         threading.Thread(target=_end_with_owner, args=(line,), daemon=True).start()
-        faulthandler.register(signal.SIGUSR1, file=trace, all_threads=False)  # where a sample hangs
+        faulthandler.register(signal.SIGUSR1, file=trace, all_threads=False)  # tells where a sample hangs
         _work(connection, memory, parcel)
         code = 0
     except (EOFError, ConnectionError):
@@ -97,7 +105,7 @@ def _work(line: Connection, memory: int, parcel: int) -> None:
         torch.set_num_threads(1)
         sys.path[:] = setup.path
         os.chdir(setup.folder)
-        spawn.prepare(setup.contents.main or {})  # with a main: that script, imported, in place of ours
+        spawn.prepare(setup.contents.main or {})  # imports the script that started it all, if the task needs it
         task = unpack(parcel, setup.contents)
         task.settle(setup.terms)
         shared = WorkerMemory.shared(setup.layout, memory)
@@ -112,8 +120,8 @@ def _work(line: Connection, memory: int, parcel: int) -> None:
 
 
 def _end_with_owner(line: int) -> None:
-    """Also in the middle of a sample that never comes."""
+    """Even while a sample hangs."""
     watch = select.poll()
-    watch.register(line, 0)  # nothing but the closing of the other end wakes it
+    watch.register(line, 0)  # only woken when the other end closes
     watch.poll()
     os._exit(1)

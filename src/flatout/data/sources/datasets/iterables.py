@@ -100,7 +100,7 @@ class IterableSource(Source):
         """The one that reads, from the start. A process where that can be had."""
         layout = ArenaLayout(self.schema, rows)
         if self._parcel is not None:
-            nursery.prepare()
+            nursery.prepare(StreamTask.__module__)
             worker = ProcessWorker(self._parcel, self._terms, layout, self._timeout_s)
             try:
                 worker.start()

@@ -36,6 +36,7 @@ from flatout.machine import host
 _START_S = 2.0  # what workers take to start: where all samples are read sooner, a thread does that
 _MOST_WORKERS = 16
 _JOB_ROWS, _JOB_BYTES = 256, 8 << 20
+_JOB_S = 0.002  # handing a job over takes about 0.2 ms
 _TOGETHER_ROWS = 64
 
 
@@ -132,6 +133,7 @@ class RowReader:
             for name, column in batch.items():
                 column[start:stop].copy_(memory.columns[name][: len(wanted)])
             self._count(came.left_out)
+            self._sample_s = came.seconds / max(1, len(wanted))
             if came.drew:
                 self._say_varies()
 
@@ -143,13 +145,15 @@ class RowReader:
         return f"samples {', '.join(map(str, numbers))}{more}"
 
     def _job_rows(self, rows: int) -> int:
-        """Two jobs for each worker even out the slow ones. What __getitems__ is asked for at once must not depend on them."""
+        """Two jobs per worker, so that a slow one delays less; longer ones where a job would be over sooner than handed over.
+
+        __getitems__ always gets the same number of samples: it may return other values for another number.
+        """
         most = self._layout.rows
-        return (
-            min(most, _TOGETHER_ROWS)
-            if many(self._parts[0].dataset)
-            else min(most, max(1, math.ceil(rows / (2 * self._workers))))
-        )
+        if many(self._parts[0].dataset):
+            return min(most, _TOGETHER_ROWS)
+        two_each, worth_it = rows / (2 * self._workers), _JOB_S / max(self._sample_s, 1e-9)
+        return min(most, max(1, math.ceil(max(two_each, worth_it))))
 
     def _count(self, left_out: Sequence[Failure]) -> None:
         for failure in left_out:
@@ -215,7 +219,7 @@ class RowReader:
 
     def _started_pool(self) -> Pool:
         if self._parcel is not None:
-            nursery.prepare()
+            nursery.prepare(RowTask.__module__)
             try:
                 return Pool(
                     _process_workers(self._parcel, self._terms, self._layout, self._timeout_s, self._workers), self._workers

@@ -61,10 +61,11 @@ class SampleLook:
 
 @dataclass(frozen=True)
 class RowsRead:
-    """`left_out` on the way. `drew`: random numbers were drawn, where no sample had done so before."""
+    """`left_out`: bad samples that were skipped. `drew`: a sample drew random numbers for the first time."""
 
     left_out: list[Failure]
     drew: bool
+    seconds: float = 0.0
 
 
 class RowTask:
@@ -91,14 +92,17 @@ class RowTask:
         return task
 
     def __call__(self, job: RowJob, memory: WorkerMemory) -> RowsRead:
+        began_s = time.perf_counter()
+        drew = False
         if self._seed is None or self._draws:
-            return RowsRead(self._read(job, memory), drew=False)
-        before = generators()
-        left_out = self._read(job, memory)
-        if not drawn_since(before):
-            return RowsRead(left_out, drew=False)
-        self._draws = True
-        return RowsRead(self._read(job, memory), drew=True)
+            left_out = self._read(job, memory)
+        else:
+            before = generators()
+            left_out = self._read(job, memory)
+            if drawn_since(before):
+                self._draws = drew = True
+                left_out = self._read(job, memory)
+        return RowsRead(left_out, drew, time.perf_counter() - began_s)
 
     def _read(self, job: RowJob, memory: WorkerMemory) -> list[Failure]:
         """The samples that were left out on the way."""
