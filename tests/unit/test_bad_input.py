@@ -142,7 +142,7 @@ def test_several_mistakes_at_once(refused: Callable[..., None]) -> None:
         ("broken.py", "recipe = 1 / 0", "could not be run: ZeroDivisionError: division by zero (line 1)"),
         ("function.py", "def recipe():\n    return 1 / 0", "division by zero (line 2)"),
         ("other.py", "recipe = 3", "a flatout.Recipe, or a function that returns one; got int"),
-        ("nothing.py", "", "got nothing of that name"),
+        ("nothing.py", "", "must define `recipe`"),
     ],
 )
 def test_a_file_that_is_no_recipe(desk: Path, flatout: Command, name: str, text: str, words: str) -> None:
@@ -198,7 +198,7 @@ def test_a_damaged_file_and_a_pickled_one(desk: Path, refused: Callable[..., Non
 
 
 def test_fewer_rows_than_a_batch(refused: Callable[..., None]) -> None:
-    refused("batch=1000", code=1, words=("batch is 1000 and there are 96 training samples",))
+    refused("batch=1000", code=1, words=("batch is 1000, more than the 96 training samples",))
 
 
 # ---- the model and its objective ----

@@ -313,7 +313,7 @@ def test_what_was_saved_is_loaded(saved: Path) -> None:
 
 def test_a_file_that_others_can_write_to_is_not_loaded(saved: Path) -> None:
     saved.chmod(0o620)
-    assert "written by others" in str(kept(saved.parent).load())
+    assert "written by other users" in str(kept(saved.parent).load())
     saved.chmod(0o600)
     saved.rename(saved.with_name("target"))
     saved.symlink_to("target")

@@ -134,8 +134,8 @@ def test_a_model_that_offers_no_hook() -> None:
 
 def test_columns_and_objectives_that_have_no_positions() -> None:
     model = gpt(5, 16, layers=1, heads=1, width=8)
-    assert "the objective is classify: set objective: next_token, or use data=4" in refused(model, Classify())
-    assert "and x is [rows, 16, 3]: use data=4" in refused(model, x=(16, 3))
+    assert "it is classify: set objective: next_token, or use data=4" in refused(model, Classify())
+    assert "x is [rows, 16, 3]: use data=4" in refused(model, x=(16, 3))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_length_that_does_not_divide(length: int, size: int, words: str) -> No
 def test_meshes_and_settings_that_do_not_go_together() -> None:
     assert parse_mesh("context=2,data=2", 4)["context"] == 2
     for others in (["pipeline"], ["tensor"], ["data", "shard"]):
-        said = f"context goes together with data or with shard, not with {' and '.join(others)} yet"
+        said = f"context can be combined with data or with shard, not with {' and '.join(others)} yet"
         with pytest.raises(UsageError, match=said):
             parse_mesh(",".join(f"{axis}=2" for axis in (*others, "context")), 2 ** (len(others) + 1))
     assert any("attention=flex" in one for one in conflicts(Settings(mesh="context=2", attention="flex", compile="on")))

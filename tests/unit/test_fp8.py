@@ -76,7 +76,7 @@ def test_without_torchao_it_is_said_how_to_get_it(device: Any, monkeypatch: pyte
 
 def test_an_older_device_and_another_one_are_refused(device: Any, torchao: list[str]) -> None:
     device[:] = 8, 0
-    with pytest.raises(UsageError, match=r"capability 8\.9 or more, and this one has 8\.0"):
+    with pytest.raises(UsageError, match=r"capability 8\.9 .* 8\.0"):
         to_fp8(Net(), CUDA)
     with pytest.raises(UsageError, match=r"needs a CUDA device.* cpu"):
         to_fp8(Net(), torch.device("cpu"))

@@ -87,9 +87,9 @@ def test_a_model_that_is_no_chain() -> None:
 
 
 def test_micro_batches_that_a_schedule_can_not_use() -> None:
-    with pytest.raises(UsageError, match="4 stages busy with 4 micro-batches or more, and there are 3: set 4"):
+    with pytest.raises(UsageError, match="4 stages needs 4 micro-batches or more, got 3: set 4"):
         checked_micro_batches("1f1b", 3, 4)
-    with pytest.raises(UsageError, match="multiples of 4, its processes, got 6: set 8"):
+    with pytest.raises(UsageError, match="multiple of 4 micro-batches, its processes, got 6: set 8"):
         checked_micro_batches("interleaved", 6, 4)
     assert checked_micro_batches("1f1b", 0, 4) == 8
 
