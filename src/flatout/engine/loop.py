@@ -44,14 +44,15 @@ def train(
 
     Every process of a `world` calls it with the same job and settings; `watch` learns what each process is doing.
     """
-    world, meet = world or World(), Together
+    world, meeting = world or World(), Together
     if world.size > 1:
         from flatout.engine.parallel.mesh import parse_mesh  # here: one process starts sooner without it
-        from flatout.engine.parallel.together import Among as meet
+        from flatout.engine.parallel.together import AmongSeveral
 
+        meeting = AmongSeveral
         world.lay_out(parse_mesh(settings.mesh, world.size))
     with run_set_up(settings, job.seed, world) as stop:
-        loop = Loop(job, settings, folder, events, meet(world, stop, watch), cache)
+        loop = Loop(job, settings, folder, events, meeting(world, stop, watch), cache)
         try:
             loop.begin()
             loop.run()

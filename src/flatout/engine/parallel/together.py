@@ -25,7 +25,7 @@ HEAR_EVERY_S = 0.5
 _met = itertools.count()  # a process may train several times with the same store
 
 
-class Among(Together):
+class AmongSeveral(Together):
     """For several processes: clock and saving as the first one decided at the last log point. Signals to any one reach all."""
 
     def __init__(self, world: World, stop: StopRequest, watch: RankWatch | NoWatch | None = None) -> None:
