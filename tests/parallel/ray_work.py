@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 from flatout.base.events import Event, Observer
 from flatout.engine import signals
 
 
-def train(recipe: str, runs: str, stands_still: str, observers: tuple[Observer, ...], again: bool) -> Path:
-    """`stands_still`, in the first attempt and once there is something to lose: `killed`, `stopped` or never."""
+def train(recipe: str, runs: str, stands_still: tuple[str, ...], observers: tuple[Observer, ...], again: bool) -> Path:
+    """Stands still after the first new checkpoint: in the first attempt until the first of `stands_still`, later the last."""
     from flatout.recipe.load import read_recipe
     from flatout.runs import verbs
 
-    until = {"killed": until_killed, "stopped": until_stopped}.get(stands_still)
-    more = () if until is None or again else (standing_still(Path(recipe).parent, observers, until),)
+    until = stands_still[-1 if again else 0] if stands_still else None
+    more = () if until is None else (standing_still(Path(recipe).parent, observers, until),)
     asked = read_recipe(Path(recipe))
     return verbs.run(asked, runs=runs, observers=(*observers, *more), cache=None, planning="off").path
 
 
-def standing_still(folder: Path, observers: tuple[Observer, ...], until: Callable[[], None]) -> Observer:
+def standing_still(folder: Path, observers: tuple[Observer, ...], until: str) -> Observer:
     saved: list[int] = []
 
     def stand_still(event: Event) -> None:
@@ -32,8 +31,8 @@ def standing_still(folder: Path, observers: tuple[Observer, ...], until: Callabl
 
             (folder / "node").write_text(ray.get_runtime_context().get_node_id())
             for observer in observers:
-                observer({"kind": "stands still", "step": event["step"]})
-            until()
+                observer({"kind": "stands still", "step": event["step"], "until": until})
+            WAITS[until]()
             saved.clear()
 
     return stand_still
@@ -46,3 +45,6 @@ def until_killed() -> None:
 def until_stopped() -> None:
     while not any(signals._under_way):
         threading.Event().wait(0.05)
+
+
+WAITS = {"killed": until_killed, "stopped": until_stopped}
