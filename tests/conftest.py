@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,3 +34,25 @@ def shared_data() -> Callable[[str], Path]:
         return path
 
     return find
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ceilings_measured_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Measuring this machine's peak rates takes 3 s and happens in each new cache folder: here, once for all tests."""
+    from flatout.machine import probe
+
+    measure, disk = probe.measure_ceilings, tmp_path_factory.mktemp("disk")
+
+    @cache
+    def measured(device: Any, quick: bool) -> Any:
+        return measure(device, quick, folder=disk)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe, "measure_ceilings", lambda device, quick=False, *, folder=None: measured(device, quick))
+        yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start processes come first: they take longest, and the last file is waited for by one worker alone."""
+    slow = ("parallel", "boost", "doctor", "faults", "drill", "docs")
+    items.sort(key=lambda item: next((n for n, name in enumerate(slow) if f"tests/{name}/" in item.nodeid), len(slow)))
