@@ -195,3 +195,13 @@ def test_calls_with_the_same_work_have_the_same_key() -> None:
 
     assert key(8, torch.float32) == key(8, torch.float32)
     assert len({key(8, torch.float32), key(9, torch.float32), key(8, torch.bfloat16)}) == 3
+
+
+def test_a_format_that_the_cpu_has_no_instructions_for_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    def product() -> None:
+        x = torch.ones(64, 96, dtype=torch.bfloat16)
+        torch.addmm(x[0, :64], x, x.T)
+
+    operations = count_step(product).operations
+    assert timed(operations)[operations[-1].key]
+    assert capfd.readouterr().err == ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -124,7 +124,17 @@ def _has_integers(call: Call) -> bool:
 
 
 def _seconds(call: Call, device: torch.device, numbers: torch.Generator) -> float:
-    return _usual_s(called_again(call, device, numbers), device)
+    with _without_failing_kernels(call, device):
+        return _usual_s(called_again(call, device, numbers), device)
+
+
+def _without_failing_kernels(call: Call, device: torch.device) -> AbstractContextManager[Any]:
+    """On a CPU without bf16 instructions, oneDNN fails and torch falls back to BLAS: go there directly. Outside of torch's
+    Python functions, each failure would print a C++ stack trace."""
+    layouts = (leaf for leaf in tree_leaves((call.given, call.named)) if isinstance(leaf, TensorLayout))
+    if device.type == "cpu" and any(layout.dtype == torch.bfloat16 for layout in layouts):
+        return torch.backends.mkldnn.flags(enabled=torch.ops.mkldnn._is_mkldnn_bf16_supported())  # type: ignore[no-untyped-call]
+    return nullcontext()
 
 
 def called_again(call: Call, device: torch.device, numbers: torch.Generator) -> Callable[[], object]:
