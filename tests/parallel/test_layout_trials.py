@@ -84,4 +84,4 @@ def test_what_is_not_tried(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_untried(short, build_job(short, None), OPTIONS, 300) == "the run is too short for trials"
     assert why_untried(recipe, job, OPTIONS, 0) == "the run is too short for trials"  # planning is off
     made = fo.Recipe(data="digits", model="mlp", batch=32, lr=1e-3, budget="100000 steps")
-    assert "made in Python" in str(why_untried(made, build_job(made, None), OPTIONS, 300))
+    assert "Python objects" in str(why_untried(made, build_job(made, None), OPTIONS, 300))

@@ -249,7 +249,7 @@ def test_what_is_tied_frozen_or_constant_stays_so() -> None:
 
 
 def test_nothing_to_exchange_is_said() -> None:
-    with pytest.raises(UsageError, match="no parameter of the model is trained"):
+    with pytest.raises(UsageError, match="all parameters of the model are frozen"):
         LocalUpdates(nn.Linear(2, 2).requires_grad_(False), loss_of, Rounds(2), World())
 
 
@@ -259,7 +259,7 @@ def test_weights_that_are_split_are_refused() -> None:
 
     world = World()
     world.size, world.mesh = 4, Mesh()
-    with pytest.raises(UsageError, match="the mesh splits them by tensor: --mesh data=4, or leave exchange out"):
+    with pytest.raises(UsageError, match="the mesh splits them by tensor: use --mesh data=4, or remove exchange"):
         LocalUpdates(model_of("plain"), loss_of, Rounds(2), world)
 
 
