@@ -126,7 +126,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("crop too wide", lambda: arrays(np.zeros((2, 4, 4)), augment=[{"crop": 4}]), "not smaller than the image"),
     ("draw", lambda: arrays(X, Y, draw="balance"), "did you mean 'balanced'"),
     ("balanced floats", lambda: arrays(X, Y * 1.0, draw="balanced"), "class labels"),
-    ("few weights", lambda: arrays(X, Y, draw=np.ones(7)), "7 weights came for 20"),
+    ("few weights", lambda: arrays(X, Y, draw=np.ones(7)), "7 weights for 20"),
 ]
 
 

@@ -294,7 +294,7 @@ def test_a_tokenizer_that_does_not_match_the_token_file(tmp_path: Path, at: dict
         shutil.copy(folder / name, tmp_path / name)
     with pytest.raises(DataError, match=r"tokens\.bin was made with the tokenizer tok\.json .*, not with .*small\.json"):
         text(tmp_path / "tokens.bin", tokenizer=tmp_path / "small.json", **at)
-    with pytest.raises(DataError, match=r"holds uint16 tokens, as tokens\.bin\.json tells, and dtype is int32"):
+    with pytest.raises(DataError, match=r"holds uint16 tokens, .*dtype is int32"):
         text(tmp_path / "tokens.bin", dtype="int32", **at)
     (tmp_path / "tokens.bin.json").write_text('{"mine": true}')  # someone else's file says nothing about it
     largest = small.get_vocab_size() - 1
@@ -303,7 +303,7 @@ def test_a_tokenizer_that_does_not_match_the_token_file(tmp_path: Path, at: dict
     shutil.copy(folder / "tokens.bin.json", tmp_path / "tokens.bin.json")
     with (tmp_path / "tokens.bin").open("ab") as file:
         file.write(b"\0\0")
-    with pytest.raises(DataError, match=r"tokens\.bin has \d+ bytes, and tokens\.bin\.json tells of \d+ tokens"):
+    with pytest.raises(DataError, match=r"tokens\.bin has \d+ bytes, .*tokens\.bin\.json .*\d+ tokens"):
         text(tmp_path / "tokens.bin", **at)
     wider = text(tmp_path / "a.txt", tokenizer=tmp_path / "tok.json", vocabulary=512, **at)
     assert wider.vocabulary == 512
@@ -339,7 +339,7 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, at: dict[str, Any]
         ("a.txt", {"tokenizer": tmp_path / "untrained.json"}, r"untrained\.json has no tokens"),
         ("a.txt", {"eot": "<|endoftxt|>"}, r"tok\.json has no token '<\|endoftxt\|>'; did you mean '<\|endoftext\|>'"),
         ("a.txt", {"eot": 4000}, r"ids 0 to \d+, got 4000"),
-        ("a.txt", {"encoding": "bytes"}, "tokenizer and encoding='bytes' are two ways"),
+        ("a.txt", {"encoding": "bytes"}, "tokenizer and encoding='bytes'"),
         ("a.txt", {"window": 100}, "the training text has 4 tokens, and window=100 needs 101"),
         ("empty.txt", {}, r"training text is empty: there is nothing to read in .*empty\.txt"),
         ("latin.txt", {}, r"latin\.txt: not UTF-8 text .byte 5003."),
@@ -428,7 +428,7 @@ def test_mapped_files_give_what_files_in_memory_give(tmp_path: Path, monkeypatch
     assert all(this == seen[0] for this in seen)
     (tmp_path / "cut.npy").write_bytes((tmp_path / "0.npy").read_bytes()[:-100])
     (tmp_path / "no.npy").write_bytes(b"no numpy file")
-    with pytest.raises(DataError, match=r"cut\.npy: its header tells of 1000 tokens, 950 are there"):
+    with pytest.raises(DataError, match=r"cut\.npy: its header declares 1000 tokens, 950 are there"):
         text(tmp_path / "cut.npy", window=4)
     with pytest.raises(DataError, match=r"no\.npy can't be read as npy"):
         text(tmp_path / "no.npy", window=4)

@@ -153,7 +153,7 @@ def test_wrong_columns_are_named() -> None:
         ([1, 2], {"workers": "many"}, UsageError, "workers is 'auto'"),
         ([1, 2], {"timeout": 0}, UsageError, "timeout is the seconds"),
         ([1, 2], {"on_bad": "skipp"}, UsageError, "did you mean 'skip'"),
-        ([1, 2], {"holdout": 0.5, "validation": [1]}, UsageError, "two ways to say the same"),
+        ([1, 2], {"holdout": 0.5, "validation": [1]}, UsageError, "holdout and validation"),
         ([1, 2], {"validation": [[1, 2, 3, 4]]}, DataError, r"x of a sample is \[\] in the training data and \[4\] in val"),
         (given.Count(5), {"holdout": 0.5}, UsageError, "keeps its own order"),
     ],

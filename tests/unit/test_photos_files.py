@@ -274,7 +274,7 @@ def test_folders_without_classes_or_images_are_said(tmp_path: Path) -> None:
     (tmp_path / "flat" / "cats").mkdir()
     with pytest.raises(DataError, match=r"a.jpg is in no class folder"):
         find_photos(tmp_path / "flat")
-    with pytest.raises(DataError, match=r"nothing is at .*nowhere"):
+    with pytest.raises(DataError, match=r"nowhere does not exist"):
         find_photos(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"photos.zip is neither a folder nor a list"):
         (tmp_path / "photos.zip").touch()
@@ -318,9 +318,9 @@ def test_bad_lists_are_said(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"d.csv has no rows"):
         find_photos(tmp_path / "d.csv")
     (tmp_path / "e.parquet").write_text("path,label\n")
-    with pytest.raises(DataError, match=r"e.parquet is no Parquet file"):
+    with pytest.raises(DataError, match=r"e.parquet is not Parquet"):
         find_photos(tmp_path / "e.parquet")
-    with pytest.raises(DataError, match="2 paths came with 1 labels"):
+    with pytest.raises(DataError, match="2 paths and 1 labels"):
         find_photos((["a.jpg", "b.jpg"], [1]))
 
 
@@ -331,7 +331,7 @@ def test_labels_are_words_classes_or_numbers() -> None:
     assert Labels.of([0.5, 2]).classes is None and Labels.of([0.5, 2]).targets([1.5], ["f"]).dtype == torch.float32
     told = Labels.of(["a"], classes=["b", "a"])
     assert told.targets(["a", "b"], ["f", "g"]).tolist() == [1, 0]
-    with pytest.raises(DataError, match="g has label 'c', which is no class here: b, a"):
+    with pytest.raises(DataError, match=r"g has label 'c', .*: b, a"):
         told.targets(["a", "c"], ["f", "g"])
     with pytest.raises(DataError, match=r"all have the same label, 'a'"):
         Labels.of(["a", "a"])
@@ -339,7 +339,7 @@ def test_labels_are_words_classes_or_numbers() -> None:
         Labels.of([2, 0]).targets([3], ["f"])
     with pytest.raises(DataError, match="counted from 0; got -1"):
         Labels.of([-1, 1])
-    with pytest.raises(DataError, match="g has a label that is no number"):
+    with pytest.raises(DataError, match="g has a label that is not a number"):
         Labels.of([0, 1]).targets([0, "x"], ["f", "g"])
 
 

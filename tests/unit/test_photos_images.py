@@ -126,15 +126,15 @@ def test_given_validation_and_test_have_the_classes_of_training(folder: Path, tm
     assert data.validation and data.validation.read(torch.tensor([0]))["y"].tolist() == [1]
     assert data.test and len(data.test) == 8
     shutil.copytree(folder / "bees", held / "wasps")
-    with pytest.raises(DataError, match=r"wasps/00.png has label 'wasps', which is no class here: ants, bees"):
+    with pytest.raises(DataError, match=r"wasps/00.png has label 'wasps', .*: ants, bees"):
         images(folder, size=16, validation=held)
-    with pytest.raises(DataError, match="two ways to say the same"):
+    with pytest.raises(DataError, match="holdout and validation"):
         images(folder, size=16, validation=held, holdout=0.1)
 
 
 def test_one_class_is_said_unless_classes_are_told(folder: Path) -> None:
     shutil.rmtree(folder / "bees")
-    with pytest.raises(DataError, match="all have the same label, 'ants': nothing to tell apart"):
+    with pytest.raises(DataError, match="all have the same label, 'ants'"):
         images(folder, size=16)
     data = images(folder, size=16, classes=["bees", "ants"])
     assert data.classes == 2 and data.train.read(torch.tensor([0]))["y"].tolist() == [1]

@@ -137,10 +137,10 @@ def test_arrays_are_bounded_by_what_their_headers_declare(tmp_path: Path, little
     for name, message in (
         ("lies.npz", "20 bytes, and 5242880 are there: it is damaged, or holds more than one array"),
         ("says.npz", "and 100 are there: it is cut off"),
-        ("full.npz", "does not fit into memory: its arrays are, unpacked, 21 MB, and 8.39 MB may be taken here"),
+        ("full.npz", "does not fit into memory: its arrays are, unpacked, 21 MB; the limit here is 8.39 MB"),
         ("header.npz", "its header says that it is 2147483647 bytes long"),
         ("says.npy", "and 100 are there: it is cut off"),
-        ("lies-idx1-ubyte.gz", "its header asks for 5 bytes of values, and more are there"),
+        ("lies-idx1-ubyte.gz", "its header declares 5 bytes of values, more are there"),
         ("says-idx3-ubyte.gz", "does not fit into memory: its header asks for"),
     ):
         with pytest.raises(DataError, match=f"{name}.*{message}"):
@@ -269,9 +269,9 @@ def test_a_key_that_comes_twice_is_a_bad_line(tmp_path: Path) -> None:
     lines[4] = '{"a": NaN, "text": "x", "label": 1}'
     path = tmp_path / "t.jsonl"
     path.write_text("\n".join(lines))
-    with pytest.raises(DataError, match=r"t\.jsonl, line 3: the key 'a' comes twice"):
+    with pytest.raises(DataError, match=r"t\.jsonl, line 3: the key 'a' occurs twice"):
         scan(path)
-    with pytest.raises(DataError, match=r"t\.jsonl line 3: the key 'a' comes twice"):
+    with pytest.raises(DataError, match=r"t\.jsonl line 3: the key 'a' occurs twice"):
         fo.data.text(str(path), window=4)
     found = scan(path, on_bad="skip")
     assert found.rows == 4 and found.bad.count == 2

@@ -1,4 +1,4 @@
-"""What can be wrong with columns in memory, each said with the column and the first row at fault."""
+"""Checks of columns in memory. Messages name the column and the first bad row."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_finite(tensor: Tensor, name: str) -> None:
 def check_labels(
     train: Mapping[str, Tensor], held: Mapping[str, Tensor] | None, classes: int | None, names: Sequence[str]
 ) -> int | None:
-    """The number of classes: as told, by the labels' names, or one more than the largest label; None for other targets."""
+    """The number of classes: as given, by the names of labels, or the largest label plus one; None for other targets."""
     parts = [(part, columns["y"]) for part, columns in (("", train), ("validation ", held)) if columns and "y" in columns]
     if not parts or parts[0][1].is_floating_point() or parts[0][1].dim() != 1:
         if classes is not None:

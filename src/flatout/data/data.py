@@ -1,4 +1,4 @@
-"""What to train on: a source for training, one to validate on, and what happens to their rows on the way to the model."""
+"""Data to train on: a training source, a validation source, and the transforms of their rows."""
 
 from __future__ import annotations
 
@@ -41,31 +41,31 @@ class Data:
     training: tuple[Transform, ...] | None = None
     inputs: tuple[str, ...] = ("x",)
     cardinalities: tuple[int, ...] = ()  # of the columns of `categories`, for embeddings
-    host: HostPart | None = None  # raw values to rows, as it was fitted; None: columns of numbers
-    reading: Mapping[str, Any] = field(default_factory=dict)  # how its files are read, for other files like them
-    notes: tuple[str, ...] = ()  # what a person should know of how the data was read
-    bad: tuple[Bad, ...] = ()  # what was left out as it was read; sources that read later have one of their own
+    host: HostPart | None = None  # raw values to rows; None: columns of numbers
+    reading: Mapping[str, Any] = field(default_factory=dict)  # how files are read, for other files
+    notes: tuple[str, ...] = ()  # sentences for the user about how the data was read
+    bad: tuple[Bad, ...] = ()  # samples left out while reading; sources that read later have their own
     draw: str | Tensor = "shuffle"
     classes: int | None = None
     vocabulary: int | None = None
     labels: tuple[str, ...] | None = None
     alphabet: str | None = None
-    target_scale: tuple[float, float] | None = None  # mean and deviation of a y that is a number, over the training rows
+    target_scale: tuple[float, float] | None = None  # mean and deviation of a numeric y over the training rows
 
     def __post_init__(self) -> None:
-        self.schema()  # transforms that don't fit the data are said here, not in the first step
+        self.schema()  # raises here if transforms don't fit the data, not in the first step
         _check_draw(self)
 
     def schema(self) -> dict[str, Column]:
-        """The columns of a training batch, as the model gets them."""
+        """The columns of a training batch that the model gets."""
         return describe_all(self.transforms(), self.train.schema)
 
     def transforms(self) -> tuple[Transform, ...]:
-        """What a training batch goes through."""
+        """The transforms of a training batch."""
         return (*self.prepare, *self.augment) if self.training is None else self.training
 
     def parts(self) -> dict[str, Source]:
-        """Those of PARTS that there are."""
+        """The parts that exist, by name."""
         given = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: source for name, source in given.items() if source is not None}
 
@@ -77,16 +77,16 @@ class Data:
 
     @property
     def epoch_rows(self) -> int | None:
-        """Rows in an epoch; None for a stream whose end nobody knows."""
+        """Rows in an epoch; None for a stream of unknown length."""
         return self.train.epoch_rows
 
     @property
     def row_bytes(self) -> int:
-        """One training row as it is stored."""
+        """The bytes of one stored training row."""
         return sum(column.row_bytes for column in self.train.schema.values())
 
     def typical_batch(self, batch: int) -> tuple[int, dict[str, Column]]:
-        """Rows and columns of a training batch of middling size, as the model gets them."""
+        """Rows and columns of an average training batch, after transforms."""
         rows, columns = self.train.typical_batch(batch)
         return rows, describe_all(self.transforms(), columns)
 
@@ -95,7 +95,7 @@ class Data:
         return self.train.tokens_per_row
 
     def sampler(self, seed: int) -> Sampler:
-        """Which training row comes when."""
+        """The order of training rows."""
         if isinstance(self.draw, Tensor):
             return Weighted(seed, self.draw)
         if self.draw == "shuffle":
@@ -105,7 +105,7 @@ class Data:
         return Weighted(seed, self._column(self.draw))
 
     def left_out(self) -> tuple[int, str | None]:
-        """How many samples were left out so far because they could not be read, and in words which; None where none was."""
+        """The number of samples left out so far because they could not be read, and a summary; None if there are none."""
         every = [*self.bad, *(source.bad for source in self.parts().values() if source.bad is not None)]
         distinct = list({id(bad): bad for bad in every}.values())
         words = [said for bad in distinct if (said := bad.summary())]
@@ -113,7 +113,7 @@ class Data:
 
     @cached_property
     def fitted(self) -> Fitted:
-        """All that prepares other rows as these are prepared, without these."""
+        """The fitted part of this data: prepares other rows in the same way, without these rows."""
         schema = self.train.schema
         host = self.host
         if host is None:
@@ -122,11 +122,11 @@ class Data:
         return Fitted(host, DevicePart(self.prepare), schema, self.reading)
 
     def fingerprint(self) -> str:
-        """A hash of everything here that changes what a model learns, in hex."""
+        """A hash in hex of everything here that changes what a model learns."""
         return self._fingerprint
 
     def describe(self) -> dict[str, Any]:
-        """For people and JSON."""
+        """As JSON, also shown to people."""
         return {
             "train_rows": self.epoch_rows,
             "validation_rows": None if self.validation is None else len(self.validation),
@@ -158,11 +158,11 @@ class Data:
 def _check_draw(data: Data) -> None:
     schema = data.train.schema
     if data.train.shapes_vary and (isinstance(data.draw, Tensor) or data.draw != "shuffle"):
-        raise DataError("a budget of tokens makes batches of rows of like length: leave draw out, or leave tokens out")
+        raise DataError("tokens= makes batches of rows of similar length: leave out draw or tokens")
     if isinstance(data.draw, Tensor):
         rows = len(data.train)
         if len(check_weights(data.draw)) != rows:
-            raise DataError(f"draw: {len(data.draw)} weights came for {rows} training rows; give one weight a row")
+            raise DataError(f"draw: got {len(data.draw)} weights for {rows} training rows; give one weight a row")
     elif data.draw == "balanced":
         y = schema.get("y")
         if y is None or y.shape != () or y.dtype.is_floating_point:

@@ -1,4 +1,4 @@
-"""What was fitted, from the folder of a run of an earlier version: it kept some of it, and the recipe has the rest."""
+"""Fitted data from run folders of earlier versions: part of it is in the folder, the rest in the recipe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flatout.data.sources.texts.tokens import TOKEN_SUFFIXES
 
 
 def fitted_of_earlier_run(kept: Mapping[str, Any], asked: Any, folder: Path) -> Fitted:
-    """`kept` as data.json has it; `asked`: the data of the recipe, paths relative to `folder`."""
+    """`kept` is the content of data.json; `asked` is the data of the recipe, with paths relative to `folder`."""
     schema = {name: column_from_json(column) for name, column in kept["columns"].items()}
     written = asked if isinstance(asked, Mapping) else {}
     names = None if kept["labels"] is None else tuple(kept["labels"])

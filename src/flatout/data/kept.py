@@ -1,4 +1,4 @@
-"""What a run keeps of its data: enough to build the model again and to prepare other rows, without the training rows."""
+"""What a run folder keeps of its data: enough to rebuild the model and prepare other rows, without the training rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flatout.data.transforms import parse_transforms
 
 
 class Described(Source):
-    """Training rows that are not here: how many there were, and their columns."""
+    """Stands for training rows that are not available: their number and columns."""
 
     def __init__(self, rows: int, schema: Mapping[str, Column], tokens_per_row: float, fingerprint: str) -> None:
         self._rows, self._schema, self._tokens, self._fingerprint = rows, dict(schema), tokens_per_row, fingerprint
@@ -33,7 +33,7 @@ class Described(Source):
         return self._tokens
 
     def read(self, rows: Tensor) -> Batch:
-        raise DataError("the run keeps what its training rows looked like, not the rows: say what to read with --data")
+        raise DataError("a run folder does not keep the training rows: name the data to read with --data")
 
     def fingerprint(self) -> str:
         return self._fingerprint
@@ -52,9 +52,9 @@ def remember(data: Data) -> dict[str, Any]:
 
 
 def recall(kept: Mapping[str, Any], asked: Any = None, folder: Path = Path()) -> Data:
-    """Data without rows. UsageError where a transform was an object of the user's own, which no file can hold.
+    """Data without rows. UsageError if a transform was a Python object of the user, which JSON can't hold.
 
-    `asked` is the data of the run's recipe, with paths relative to `folder`: folders of earlier versions need it.
+    `asked` is the data of the recipe, with paths relative to `folder`; folders of earlier versions need it.
     """
     if "fitted" in kept:
         fitted = Fitted.from_json(kept["fitted"])

@@ -1,4 +1,4 @@
-"""Inputs to float32 with mean 0 and deviation 1, by numbers given or fitted on the training rows."""
+"""Normalizes inputs to mean 0 and deviation 1, in float32, by given numbers or by those of the training rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flatout.data.source import Batch, Column, Schema, Source
 
 @dataclass(frozen=True)
 class Normalize:
-    """x -> (x * scale - mean) / std in float32; mean and std per channel of an image or feature of a row, or one for all."""
+    """x -> (x * scale - mean) / std in float32; mean and std for each channel or feature, or one for all."""
 
     scale: float = 1.0
     mean: tuple[float, ...] = (0.0,)
@@ -34,7 +34,7 @@ class Normalize:
 
     @classmethod
     def fit(cls, source: Source, rows_at_once: int = 4096) -> Normalize:
-        """Mean and deviation of x over all rows; bytes are first scaled to 0..1."""
+        """Fits mean and deviation of x over all rows; bytes are first scaled to 0..1."""
         column = source.schema["x"]
         scale = 1 / 255 if column.dtype == torch.uint8 else 1.0
         channels = _channels(column)
@@ -45,7 +45,7 @@ class Normalize:
             x = source.read(torch.arange(start, min(start + rows_at_once, len(source))))["x"].to(torch.float64)
             x = x.mul_(scale).view(len(x), channels, -1)
             if shift is None:
-                shift = x.mean((0, 2))  # sums of squares around a near mean lose no digits when the mean is large
+                shift = x.mean((0, 2))  # squares around a nearby mean keep precision when the mean is large
             x -= shift[:, None]
             total += x.sum((0, 2))
             squares += x.square_().sum((0, 2))
@@ -70,12 +70,12 @@ class Normalize:
         x = batch["x"]
         if x.dim() == 4 and x.device.type == "cpu" and x.is_contiguous(memory_format=torch.channels_last):
             return {**batch, "x": self._by_lines(x)}
-        made = _constants.__wrapped__ if torch.compiler.is_compiling() else _constants  # a trace's tensors are not to be kept
+        made = _constants.__wrapped__ if torch.compiler.is_compiling() else _constants  # tensors of a trace must not be kept
         factor, offset = made(self, x.dim() - 1, x.device)
         return {**batch, "x": torch.addcmul(offset, x.to(torch.float32), factor)}
 
     def _by_lines(self, x: Tensor) -> Tensor:
-        """The same for pixels whose channels lie side by side: over whole lines a CPU does several at a time."""
+        """The same for interleaved channels: a CPU handles several values of a line at once."""
         factor, offset = _line_constants(self, x.shape[1], x.shape[3])
         pixels = x.permute(0, 2, 3, 1)
         made = empty(pixels.shape, torch.float32).copy_(pixels)
@@ -89,7 +89,7 @@ class Normalize:
 
 @lru_cache(maxsize=64)
 def _constants(normalize: Normalize, row_dims: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Made once for a device: an upload inside of a step would make the host wait."""
+    """Made once for a device: an upload during a step would make the host wait."""
     mean, std = torch.tensor(normalize.mean, dtype=torch.float64), torch.tensor(normalize.std, dtype=torch.float64)
     shape = (-1, 1, 1) if row_dims == 3 else (-1,)
     factor, offset = (normalize.scale / std).float().view(shape), (-mean / std).float().view(shape)
@@ -103,7 +103,7 @@ def _line_constants(normalize: Normalize, channels: int, width: int) -> tuple[Te
 
 
 def _channels(column: Column) -> int:
-    """(C, H, W) has C channels and (F,) has F features; a plain image (H, W) or a number has one."""
+    """(C, H, W) has C channels and (F,) has F features; an image (H, W) or a number has one."""
     return column.shape[0] if len(column.shape) in (1, 3) else 1
 
 

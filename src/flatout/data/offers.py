@@ -1,4 +1,4 @@
-"""What a source may offer beyond rows by number. It says so by `stream`, `by_length` and `placed`, which are None elsewhere."""
+"""Optional abilities of a source: `stream`, `by_length` and `placed`, None if it does not have them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 Take = Callable[[str, int], Tensor]
-"""Where a column is to be written: a tensor of that many rows, or of that many items of a ragged column."""
+"""Allocates a column: a tensor of that many rows, or of that many items of a ragged column."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class StreamState:
 
 @dataclass(frozen=True)
 class Go:
-    """To sample `place` of pass `number`, from a snapshot or from the start of that pass."""
+    """Continue at sample `place` of pass `number`, from a snapshot or from the start of that pass."""
 
     number: int
     place: int
@@ -33,14 +33,14 @@ class Go:
 
 @dataclass(frozen=True)
 class Skip:
-    """This many samples, over as many passes as they take, without keeping them."""
+    """Skip so many samples, over as many passes as needed."""
 
     samples: int
 
 
 @dataclass
 class Taken:
-    """Which samples came: of which pass, at which place in it. `ends` are the lengths of the passes that ended meanwhile."""
+    """The samples that were taken: their passes and places. `ends` are the lengths of the passes that ended."""
 
     places: Any
     passes: Any
@@ -49,21 +49,21 @@ class Taken:
 
 
 class StreamReader(Protocol):
-    """Reads a stream from its start on. Used by one thread at a time."""
+    """Reads a stream. Used by one thread at a time."""
 
     def begin(self, at: Go | Skip) -> None:
-        """Go on from another place."""
+        """Continue at another place."""
         ...
 
     def take(self, samples: int) -> tuple[Taken, Mapping[str, Tensor]]:
-        """The next samples, and their columns: valid until the next call, and perhaps longer than the samples are many."""
+        """The next samples and their columns, which are valid until the next call and may be longer than needed."""
         ...
 
     def close(self) -> None: ...
 
 
 class SampleStream(Protocol):
-    """Samples in an order of their own, which can't be asked for by number. `length` is that of a pass, if it is known."""
+    """Samples in a fixed order, not available by number. `length` is that of a pass, if it is known."""
 
     @property
     def name(self) -> str: ...
@@ -73,24 +73,24 @@ class SampleStream(Protocol):
 
     @property
     def resumes(self) -> bool:
-        """Whether it can go on from a snapshot; else it is read again up to where it was."""
+        """Whether it can continue from a snapshot; if not, it is read again up to that place."""
         ...
 
     def reader(self, most: int) -> StreamReader:
-        """One that takes at most so many samples at a time."""
+        """A reader that takes at most `most` samples at a time."""
         ...
 
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """One batch of rows of like length, and the length that they are padded to."""
+    """One batch of rows of similar length, and the length to pad them to."""
 
     rows: Tensor
     length: int
 
 
 class BatchPlan(Protocol):
-    """Which rows of like length make a batch. The shapes of an epoch's batches are those of every epoch."""
+    """Batches of rows of similar length. Every epoch has batches of the same shapes."""
 
     @property
     def epoch_rows(self) -> int: ...
@@ -100,19 +100,19 @@ class BatchPlan(Protocol):
 
     @property
     def padding(self) -> float:
-        """The share of the tokens that is padding."""
+        """The share of padding among the tokens."""
         ...
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
-        """Every (rows, length) that a batch can have, longest first."""
+        """All (rows, length) of batches, longest first."""
         ...
 
     def plan(self, epoch: int) -> Sequence[PlannedBatch]: ...
 
 
 class RowsByLength(Protocol):
-    """Rows of differing lengths: a batch of them may be padded to any length that no row of it exceeds."""
+    """Rows of different lengths, which can be padded to any length that fits all rows of a batch."""
 
     @property
     def lengths(self) -> Tensor: ...
@@ -120,20 +120,20 @@ class RowsByLength(Protocol):
     def stored(self) -> dict[str, Tensor]: ...
 
     def padded(self, stored: Mapping[str, Tensor], rows: Tensor, length: int) -> dict[str, Tensor]:
-        """Rows of what `stored` gave, padded to `length`."""
+        """Rows of the result of `stored`, padded to `length`."""
         ...
 
     def buckets(self, batch: int, seed: int = 0, world: int = 1, tokens: int | None = None) -> BatchPlan:
-        """Batches of at most `batch` rows and so many tokens, on each of so many processes."""
+        """Batches of at most `batch` rows and `tokens` tokens, on each of `world` processes."""
         ...
 
     def buckets_of(self, rows: Tensor, batch: int) -> BatchPlan:
-        """Of some rows, one or more: a plan's rows are places in `rows`."""
+        """Batches of some rows; a plan's rows are places in `rows`."""
         ...
 
 
 class PlacedRows(Protocol):
-    """Ragged rows, photos, whose sizes are known before they are read: a device can be filled with them one by one."""
+    """Photos whose sizes are known before they are read: a device can be filled one by one."""
 
     @property
     def sizes(self) -> Tensor: ...
@@ -141,11 +141,11 @@ class PlacedRows(Protocol):
     def __len__(self) -> int: ...
 
     def shown(self, rows: Tensor) -> Tensor:
-        """The photo that each shows: its own, or what stands in for it. Changes when a photo turns out bad, never back."""
+        """The photo shown for each row: its own, or a replacement. Changes only when a photo turns out to be bad."""
         ...
 
     def laid_out(self, pixels: Tensor, start: Tensor) -> dict[str, Tensor]:
-        """What `gather` picks photos from when they begin there in `pixels`."""
+        """The input of `gather`, for photos that start at these places in `pixels`."""
         ...
 
     def gather(self, stored: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]: ...

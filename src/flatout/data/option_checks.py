@@ -1,4 +1,4 @@
-"""What an option of data may be: each check says what was expected, or nothing."""
+"""Checks of the options of data: each returns what was expected, or None."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def augment(value: Any) -> str | None:
 
 
 def any_value(value: Any) -> str | None:
-    """Its own part says what is wrong with it."""
+    """Checked where it is used."""
     return None
 
 

@@ -1,4 +1,4 @@
-"""Other data than a run's own, read as its own was: with what was fitted, and without the training data."""
+"""Data other than that of a run, prepared with what the run fitted, without its training data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHECK_ROWS = 4096
 
 
 def other_rows(fitted: Fitted, given: Any, *, targets: bool, cache: Path | None = None) -> Source:
-    """From files (a path), from memory, or as Data. `targets`: y is needed, and means what it meant in training."""
+    """From files (a path), from memory, or as Data. `targets`: y is needed, with the meaning it had in training."""
     kind = fitted.host.kind
     if isinstance(given, Data):
         return _padded(fitted, given.train)
@@ -49,7 +49,7 @@ def other_rows(fitted: Fitted, given: Any, *, targets: bool, cache: Path | None 
 
 
 def other_batch(fitted: Fitted, given: Any) -> Batch:
-    """One batch of raw rows in memory, before the device part. A table may come as a pyarrow.Table or a DataFrame."""
+    """One batch of raw rows in memory, before the device part. A table may be a pyarrow.Table or a DataFrame."""
     if fitted.host.kind != "table":
         return fitted.rows(given)
     rows = other_rows(fitted, given, targets=False)
@@ -62,7 +62,7 @@ def _held(fitted: Fitted, given: Any, targets: bool) -> ArraySource:
         return ArraySource(fitted.rows(given))
     columns = columns_in_files(given, {})
     if not targets:
-        columns.pop("y", None)  # it may hold anything
+        columns.pop("y", None)  # its content does not matter
     try:
         return ArraySource(fitted.rows(columns))
     except DataError as error:
@@ -70,12 +70,12 @@ def _held(fitted: Fitted, given: Any, targets: bool) -> ArraySource:
 
 
 def _padded(fitted: Fitted, source: Source) -> Source:
-    """Rows of tokens as long as those that the model was trained on."""
+    """Rows of tokens, padded to the length that the model was trained with."""
     return source.padded_to(fitted.schema["x"].shape[0]) if fitted.host.kind == "sequences" else source
 
 
 def check_tokens(given: Data, vocabulary: int) -> None:
-    """That a model for so many tokens knows those of other data: by what the data says of itself, else by its rows."""
+    """DataError if other data has tokens outside of the model's vocabulary."""
     rows = given.train
     if (given.vocabulary is not None and given.vocabulary <= vocabulary) or not rows.in_memory or "x" not in rows.schema:
         return

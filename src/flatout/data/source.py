@@ -1,6 +1,6 @@
-"""What every kind of data is to the rest: a schema, a length, and rows read as one batch.
+"""The Source interface: a schema, a length, and rows read as one batch.
 
-A batch is a plain dict from column to tensor; targets are under "y", inputs by default under "x".
+A batch is a dict from column to tensor; targets are under "y", inputs by default under "x".
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _SMALL_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Column:
-    """One row's worth of a column.
+    """The type and shape of one row of a column.
 
-    Rows of a `ragged` column differ in length and lie end to end in one flat tensor; it is the mean number of items a row.
+    Rows of a `ragged` column differ in length and are concatenated in one flat tensor; `ragged` is their mean length.
     """
 
     dtype: torch.dtype
@@ -51,13 +51,13 @@ Schema = Mapping[str, Column]
 
 
 class Source(ABC):
-    """Rows by number. All that others ask of a source is declared here: four members are its own, the others have defaults.
+    """Rows by number. Four members are abstract, all others have defaults.
 
-    Whoever keeps something denser than rows overrides `stored` and `gather` together. flatout.testing.sources has a test for
-    each promise made here.
+    Override `stored` and `gather` together to keep something denser than rows. flatout.testing.sources tests all promises
+    made here.
     """
 
-    # What it is
+    # Description
 
     @property
     @abstractmethod
@@ -73,87 +73,87 @@ class Source(ABC):
 
     @property
     def epoch_rows(self) -> int | None:
-        """None: a stream whose end nobody knows."""
+        """None: a stream of unknown length."""
         return len(self)
 
     @property
     def made_by(self) -> str:
-        """What turns files into rows, where another version of it would make other bits: a decoder."""
+        """The decoder, if another version of it would give other bits."""
         return ""
 
     @property
     def tokens_per_row(self) -> float:
-        """On average, padding not counted."""
+        """Average, without padding."""
         return 1
 
     def blocks(self) -> tuple[int, ...]:
-        """Sizes of the stretches of rows that are read together: files, row groups. They sum to the length."""
+        """Sizes of files, row groups or other stretches that are read together. They sum to the length."""
         return (len(self),)
 
-    # What it can do
+    # Abilities
 
     @property
     def in_memory(self) -> bool:
-        """Whether `read` only copies: no file is opened, nothing is decoded. Reading ahead is then not worth a thread."""
+        """Whether `read` only copies: no file is opened, nothing is decoded. Then reading ahead is not worth a thread."""
         return False
 
     @property
     def varies(self) -> bool:
-        """Whether a row differs from visit to visit, so that keeping it would freeze what was random about it."""
+        """Whether a row differs from visit to visit, so that it must not be cached."""
         return False
 
     @property
     def by_visit(self) -> bool:
-        """Whether rows are to be read with `read_visits`."""
+        """Whether to read rows with `read_visits`."""
         return False
 
     @property
     def alone(self) -> bool:
-        """Whether rows are to be read while training waits, not ahead of it: they draw from the generators of this process."""
+        """Whether rows must be read while training waits: they use the random number generators of this process."""
         return False
 
     @property
     def workers(self) -> int | None:
-        """How many workers of its own read; None: the threads that call `read` do."""
+        """The number of its own workers; None: the calling threads read."""
         return None
 
     @property
     def piece_rows(self) -> int | None:
-        """How many rows are one thread's work, if they take long to read. Ragged rows have `sizes` then."""
+        """Rows for one thread at a time, if reading takes long. Ragged rows need `sizes` then."""
         return None
 
     @property
     def stream(self) -> SampleStream | None:
-        """What reads its samples, if they come in an order of their own. Nobody asks such a source for rows by number."""
+        """The reader of samples in a fixed order. Such a source has no rows by number."""
         return None
 
     @property
     def by_length(self) -> RowsByLength | None:
-        """What makes batches of rows of like length, if rows differ in length."""
+        """Makes batches of rows of similar length, if rows differ in length."""
         return None
 
     @property
     def placed(self) -> PlacedRows | None:
-        """What fills a device row by row, if sizes are known before rows are read."""
+        """Fills a device row by row, if sizes are known before rows are read."""
         return None
 
-    # What happened to it
+    # State
 
     @property
     def bad(self) -> Bad | None:
-        """What was left out because it could not be read; None: nothing ever is."""
+        """The samples left out because they could not be read; None: none ever are."""
         return None
 
     @property
     def degraded(self) -> list[str]:
-        """What is not as it should be, in words. More may come while it is read."""
+        """Sentences about problems. There may be more after reading."""
         return []
 
     # Reading
 
     @abstractmethod
     def read(self, rows: Tensor) -> Batch:
-        """Any rows (int64, on the host), in the order asked for, as tensors on the host."""
+        """The given rows (int64, on the host), in that order, as tensors on the host."""
 
     def read_into(self, rows: Tensor, batch: Batch) -> None:
         """Like `read`, into tensors that the caller reuses."""
@@ -161,94 +161,94 @@ class Source(ABC):
             batch[name].copy_(column)
 
     def read_with(self, rows: Tensor, take: Take) -> Batch:
-        """Like `read`, written to where `take(column, length)` says."""
+        """Like `read`, into tensors from `take(column, length)`."""
         schema = self.schema
-        if any(column.ragged is not None for column in schema.values()):  # how long they are is known once they are read
+        if any(column.ragged is not None for column in schema.values()):  # their length is known only after reading
             return {name: take(name, len(column)).copy_(column) for name, column in self.read(rows).items()}
         batch = {name: take(name, len(rows)) for name in schema}
         self.read_into(rows, batch)
         return batch
 
     def read_visits(self, rows: Tensor, visits: Tensor) -> Batch:
-        """Like `read`; `visits` (int64, one a row, as samplers make them) tell apart the times that a row comes."""
+        """Like `read`; `visits` (int64, one a row, from the sampler) distinguish repeated reads of a row."""
         return self.read(rows)
 
     def column(self, name: str) -> Tensor:
-        """One column of all rows. Whoever has it without reading the rest overrides this."""
+        """One column of all rows. Override it to avoid reading the other columns."""
         return self.read(torch.arange(len(self)))[name]
 
     @property
     def sizes(self) -> Tensor | None:
-        """Items of each row's ragged columns, if they are known before rows are read."""
+        """The number of items of each row's ragged columns, if it is known before reading."""
         return None
 
     def row_sizes(self, rows: Tensor) -> Tensor:
-        """Those of some rows, as they would be read now: a row that can't be read may be replaced by one of another size."""
+        """The sizes of some rows as they would be read now: a bad row may be replaced by one of another size."""
         if self.sizes is None:
             raise DataError(f"{type(self).__name__} has ragged rows and `piece_rows`, and no `sizes`: override sizes")
         return self.sizes.index_select(0, rows)
 
     def stand_ins(self, rows: Tensor) -> Tensor | None:
-        """Which of them show another row, their own being bad (bool): a cache that outlives the run does not keep those."""
+        """A mask of rows that show another row because their own is bad: a cache on disk does not keep those."""
         return None
 
     def compact(self) -> tuple[Source, tuple[Any, ...]]:
-        """The same rows in fewer bytes, for the way to a device, and the transforms that make columns of them there."""
+        """The same rows in fewer bytes, for the copy to a device, and the transforms that restore the columns there."""
         return self, ()
 
     def release(self) -> None:  # noqa: B027 (most sources have nothing to do)
-        """Whoever placed it in a tier reads no more of it: what is kept for other runs is written. It can still be read."""
+        """Called when nothing more will be read: writes what is kept for other runs. It can still be read."""
 
     # All rows at once
 
     @property
     def stored_bytes(self) -> int:
-        """What `stored` would take on a device."""
+        """The bytes that `stored` takes on a device."""
         return len(self) * sum(column.row_bytes for column in self.schema.values())
 
     def stored(self) -> dict[str, Tensor]:
-        """Everything, in the form that `gather` takes rows from."""
+        """All rows, in the form that `gather` picks from."""
         return self.read(torch.arange(len(self)))
 
     def gather(self, stored: Mapping[str, Tensor], rows: Tensor) -> Batch:
-        """Rows of what `stored` gave, moved to any device: no waiting for the device, no shape that depends on values."""
+        """Rows of the result of `stored` on any device, without waiting for the device or shapes that depend on values."""
         return {name: pick_rows(column, rows) for name, column in stored.items()}
 
     def at_hand(self) -> Mapping[str, Tensor] | None:
-        """What `stored` gives, once all rows have come to be in memory though they were not at first; None until then."""
+        """The result of `stored`, as soon as all rows have been read into memory; None until then."""
         return None
 
     # Batches
 
     @property
     def batch_tokens(self) -> int | None:
-        """The most tokens of a training batch, padding included; None: batches are counted in rows."""
+        """The most tokens of a training batch, including padding; None: batches are counted in rows."""
         return None
 
     @property
     def shapes_vary(self) -> bool:
-        """Whether training batches differ in their shapes: they are made by `by_length`."""
+        """Whether training batches differ in shape: `by_length` makes them."""
         return self.batch_tokens is not None
 
     def rows_per_batch(self, batch: int) -> float:
-        """On average, of a training batch of at most so many."""
+        """The average rows of a training batch of at most `batch`."""
         return batch
 
     def stored_rows(self, batch: int) -> int:
-        """How many of at most so many to take at a time in the order they are stored."""
+        """How many rows, at most `batch`, to take at a time in storage order."""
         return batch
 
     def typical_batch(self, batch: int) -> tuple[int, Schema]:
-        """Rows and columns of a training batch of middling size."""
+        """Rows and columns of an average training batch."""
         return batch, self.schema
 
     def padded_to(self, longest: int) -> Source:
-        """The same rows beside a model that takes so many tokens, if rows differ in length."""
+        """The same rows for a model that takes `longest` tokens, if rows differ in length."""
         return self
 
 
 class ArraySource(Source):
-    """Columns that are in memory whole."""
+    """Columns in memory."""
 
     def __init__(self, columns: Mapping[str, Tensor]) -> None:
         self._columns = dict(columns)
@@ -283,7 +283,7 @@ class ArraySource(Source):
 
 
 def fill_buffers(batch: Batch) -> Take:
-    """Out of buffers that the caller reuses; of a ragged column's one, as much from its beginning as is needed."""
+    """Takes columns from buffers that the caller reuses; of a ragged column, as much as is needed."""
 
     def take(name: str, length: int) -> Tensor:
         if len(batch[name]) < length:
@@ -294,7 +294,7 @@ def fill_buffers(batch: Batch) -> Take:
 
 
 def pick_rows(column: Tensor, rows: Tensor) -> Tensor:
-    """On a CPU NumPy picks a small batch: torch would wake its threads for it, which stall where cores are shared."""
+    """NumPy picks small batches on a CPU: torch would wake its threads, which stall on shared cores."""
     row_bytes = column.element_size() * math.prod(column.shape[1:])
     if column.device.type != "cpu" or column.dtype == torch.bfloat16 or len(rows) * row_bytes > _SMALL_BYTES:
         return column.index_select(0, rows)
@@ -302,7 +302,7 @@ def pick_rows(column: Tensor, rows: Tensor) -> Tensor:
 
 
 def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """A hash of names, types, shapes and content; of large tensors, of pieces spread evenly over the content."""
+    """A hash of names, types, shapes and content; of large tensors, of pieces spread evenly over them."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()

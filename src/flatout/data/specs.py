@@ -45,7 +45,7 @@ _COLUMNS_EXAMPLE = "a file, or a mapping of columns to files such as {x: images.
 
 @dataclass(frozen=True)
 class Kind:
-    """One way to write data: what makes it, its options, which of those are needed, and which hold paths."""
+    """One kind of data: the function that makes it, its options, the required ones, and those that hold paths."""
 
     load: Callable[..., Data]
     options: Mapping[str, Check]
@@ -55,7 +55,7 @@ class Kind:
 
 
 def parse_data(written: Mapping[str, Any] | str, base_folder: Path, cache: Path | None = None) -> Data:
-    """`cache` is a folder for what takes long to make again: encoded text, rows of tables larger than memory."""
+    """`cache` is a folder for results that take long to make: encoded text, rows of tables larger than memory."""
     problems = check_data(written, base_folder)
     if problems:
         raise RecipeError(problems, where="data")
@@ -67,7 +67,7 @@ def parse_data(written: Mapping[str, Any] | str, base_folder: Path, cache: Path 
 
 
 def check_data(written: Any, base_folder: Path) -> list[str]:
-    """One line for each mistake; none for data that can be loaded, as far as names and files tell."""
+    """One line for each mistake that names and files show; empty for data that can be loaded."""
     if isinstance(written, str):
         return [] if written == "digits" else [f"unknown data {written!r}; {did_you_mean(written, KINDS)}"]
     if not isinstance(written, Mapping):
@@ -84,7 +84,7 @@ def check_data(written: Any, base_folder: Path) -> list[str]:
         if part in spec.options and options.get(part) is not None:
             problems += [f"{part}: {problem}" for problem in spec.check_main(options[part], base_folder)]
     if options.get("validation") is not None and options.get("holdout") and kind != "text":
-        problems.append("holdout and validation are two ways to say the same: give one of them")
+        problems.append("holdout and validation are two ways to get validation rows: give one of them")
     problems += [f"{kind} needs {why}" for name, why in spec.required.items() if name not in options]
     for name, value in options.items():
         if name not in spec.options:
@@ -95,7 +95,7 @@ def check_data(written: Any, base_folder: Path) -> list[str]:
 
 
 def _kinds(written: Mapping[str, Any]) -> list[str]:
-    """What it says it is; `text` beside a table names columns of it."""
+    """The kinds that are named. Next to `table`, `text` is not a kind: it names columns."""
     return [name for name in written if name in KINDS and not (name == "text" and "table" in written)]
 
 
@@ -106,7 +106,7 @@ def _parts(written: Mapping[str, Any] | str) -> tuple[str, Any, dict[str, Any]]:
     return kind, written[kind], {name: value for name, value in written.items() if name != kind}
 
 
-# ---- what each kind is made by ----
+# ---- functions that make each kind ----
 
 
 def _digits(main: Any, base_folder: Path, cache: Path | None, **options: Any) -> Data:
@@ -145,11 +145,11 @@ def _sql(main: Any, base_folder: Path, cache: Path | None, **options: Any) -> Da
     return table(None, sql=main, base_folder=base_folder, cache=cache, **options)
 
 
-# ---- what their first value may be ----
+# ---- checks of the first value of each kind ----
 
 
 def _check_digits(main: Any, base_folder: Path) -> list[str]:
-    return [] if main is None else [f"digits takes no value, got {main!r}: write its options beside it"]
+    return [] if main is None else [f"digits takes no value, got {main!r}: write its options as other keys"]
 
 
 def _check_text(main: Any, base_folder: Path) -> list[str]:
@@ -187,7 +187,7 @@ def _check_images(main: Any, base_folder: Path) -> list[str]:
     if is_remote(main):
         return []
     place = Path(located(main, base_folder))
-    return [] if place.exists() else [f"nothing is at {place}: expected a folder of class folders, or a list of files"]
+    return [] if place.exists() else [f"{place} does not exist: expected a folder of class folders, or a list of files"]
 
 
 def _check_table(main: Any, base_folder: Path) -> list[str]:

@@ -1,6 +1,6 @@
-"""What is done to a batch on the device: batched, with shapes known before it runs, random only through keys.
+"""Transforms of a batch on the device: batched, with shapes known in advance, random only through keys.
 
-Each is capturable in a CUDA graph once it has run on the device: it makes no value on the host and waits for nothing.
+After a first run on a device, each can be captured in a CUDA graph: it makes no values on the host and never waits.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = [
 
 class Transform(Protocol):
     def describe(self, schema: Schema) -> dict[str, Column]:
-        """The schema after it; DataError when it does not fit."""
+        """The schema after the transform; DataError if it does not fit."""
         ...
 
     def __call__(self, batch: Batch, keys: Keys) -> Batch: ...
 
     def written(self) -> Any:
-        """The form of a recipe file; `parse_transforms` of it gives an equal transform back."""
+        """As a recipe writes it; `parse_transforms` gives an equal transform back."""
         ...
 
 
@@ -44,13 +44,13 @@ TRANSFORMS = {
 
 
 def parse_transforms(written: Sequence[Any] | Any) -> tuple[Transform, ...]:
-    """`[flip, {crop: 4}, {cutout: {size: 8}}]`, or transforms themselves, or a mix."""
+    """`[flip, {crop: 4}, {cutout: {size: 8}}]`, or transforms, or a mix."""
     items = written if isinstance(written, Sequence) and not isinstance(written, str) else [written]
     return tuple(_parse(item) for item in items)
 
 
 def describe_all(transforms: Sequence[Transform], schema: Schema) -> dict[str, Column]:
-    """The schema after all of them."""
+    """The schema after all transforms."""
     for transform in transforms:
         schema = transform.describe(schema)
     return dict(schema)
@@ -63,7 +63,7 @@ def apply(transforms: Sequence[Transform], batch: Batch, keys: Keys) -> Batch:
 
 
 def rehearse(transforms: Sequence[Transform], batch: Batch) -> None:
-    """Once over a single row before training, so that constants are on the device before a graph is captured."""
+    """Runs the transforms on one row before training, so that constants are on the device before a graph is captured."""
     if transforms:
         none = torch.zeros(1, dtype=torch.int64, device=next(iter(batch.values())).device)
         apply(transforms, batch, Keys(0, none, none))

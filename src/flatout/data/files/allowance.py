@@ -1,4 +1,4 @@
-"""How much memory what is read may take: no more than is free, and said before it is taken."""
+"""Limits on memory: what is read may take 80% of the free memory, and is checked before it is allocated."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from flatout.base.errors import DataError
 from flatout.base.units import show_bytes
 from flatout.machine.host import free_host_bytes
 
-_SHARE = 0.8  # of what is free: the rest is for what is made of it
+_SHARE = 0.8  # of the free memory: the rest is for what is made of the content
 
 
 def allowed_bytes() -> int:
-    """What may be taken now: a share of what is free on this machine, in this container and below this process's own limit."""
+    """The bytes that may be taken now: 80% of what this machine, this container and the limit of this process leave free."""
     return max(0, int(_SHARE * min(free_host_bytes(), _below_own_limit())))
 
 
 def check_fits(nbytes: int, name: str, why: str = "its content is") -> None:
-    """DataError unless so many bytes of memory can be had. `why` begins the sentence that says what is so large."""
+    """DataError if there is no memory for so many bytes. `why` starts the sentence about the size."""
     allowed = allowed_bytes()
     if nbytes > allowed:
         raise too_large(name, f"{why} {show_bytes(nbytes)}", allowed)
 
 
 class Allowance:
-    """Memory for something whose size shows only as it is read: each piece is counted before it is kept."""
+    """Memory for content whose size is not known in advance: each piece is counted before it is kept."""
 
     def __init__(self) -> None:
         self._allowed = allowed_bytes()
@@ -37,23 +37,23 @@ class Allowance:
     def take(self, nbytes: int, name: str) -> None:
         self._taken += nbytes
         if self._taken > self._allowed:
-            raise too_large(name, f"what was read of it takes more than {show_bytes(self._allowed)}", self._allowed)
+            raise too_large(name, f"the part read so far takes more than {show_bytes(self._allowed)}", self._allowed)
 
 
 class TooLarge(DataError):
-    """Not a bad sample, to be left out, but a machine too small for the file."""
+    """The file is too large for this machine. Not a bad sample: on_bad='skip' does not leave it out."""
 
 
 def too_large(name: str, what: str, allowed: int) -> TooLarge:
     return TooLarge(
-        f"{name} does not fit into memory: {what}, and {show_bytes(allowed)} may be taken here (80% of what is free). "
-        "Read it in parts or on a machine with more memory; if it should be small, it is damaged or made to fill memory"
+        f"{name} does not fit into memory: {what}; the limit here is {show_bytes(allowed)} (80% of the free memory). "
+        "Read it in parts or on a machine with more memory; if it should be small, it is damaged or malicious"
     )
 
 
 @contextmanager
 def within_memory(name: str) -> Iterator[None]:
-    """An allocation that fails although it was counted: an error in words, not a traceback."""
+    """Turns a failed allocation into an error that names the file."""
     try:
         yield
     except MemoryError as error:
@@ -61,7 +61,7 @@ def within_memory(name: str) -> Iterator[None]:
 
 
 def _below_own_limit() -> int:
-    """What `ulimit -v` leaves of addresses."""
+    """The addresses that `ulimit -v` leaves."""
     if sys.platform == "win32":
         return sys.maxsize
     import resource

@@ -1,4 +1,4 @@
-"""Arrays from files: .npy, .npz, .safetensors, and idx (the format of MNIST), gzipped or not. Nothing is ever unpickled."""
+"""Arrays from .npy, .npz, .safetensors and idx files (the format of MNIST), gzipped or not. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMATS = ".npy, .npz, .safetensors, .idx or idx.gz (such as train-images-idx3-u
 
 
 def file_format(path: Path) -> str | None:
-    """ "npy", "npz", "safetensors" or "idx" by name; None when the name says nothing known."""
+    """ "npy", "npz", "safetensors" or "idx" by the name of the file; None if the name is unknown."""
     suffix = path.suffix.lower()
     if suffix in (".npy", ".npz", ".safetensors"):
         return suffix[1:]
@@ -45,7 +45,7 @@ def read_columns(path: Path) -> Mapping[str, Array | Tensor]:
 
 
 def read_array(path: Path, column: str) -> Array | Tensor:
-    """The one array of a file; of a file with several, the one called `column`."""
+    """The array of a file; if there are several, the one called `column`."""
     kind = _checked_format(path)
     if kind in ("npz", "safetensors"):
         columns = read_columns(path)
@@ -99,7 +99,7 @@ def _read_safetensors(file: BinaryIO, name: str) -> dict[str, Tensor]:
 
 
 def _read_idx(file: BinaryIO, name: str) -> Array:
-    """By what its header declares: a byte more or less and it is damaged."""
+    """The file must have exactly the bytes that its header declares."""
     with open_plain(LocalFile(Path(name))) as content:
         start = content.read(4)
         if len(start) < 4 or start[:2] != b"\0\0" or start[2] not in _IDX_TYPES:
@@ -107,13 +107,13 @@ def _read_idx(file: BinaryIO, name: str) -> Array:
         shape = tuple(int(size) for size in np.frombuffer(content.read(4 * start[3]), ">u4"))
         kind = np.dtype(_IDX_TYPES[start[2]])
         if len(shape) != start[3] or len(shape) > _MOST_DIMENSIONS:
-            raise ValueError(f"its header tells of {start[3]} dimensions: the file is cut off or damaged")
+            raise ValueError(f"its header declares {start[3]} dimensions: the file is cut off or damaged")
         expected = math.prod(shape) * kind.itemsize
         check_fits(expected, name, "its header asks for")
         values = np.empty(expected, np.uint8)
         count = content.readinto(values.data)
         if count < expected or content.read(1):
             came = f"{count} are there" if count < expected else "more are there"
-            raise ValueError(f"its header asks for {expected} bytes of values, and {came}: the file is cut off or damaged")
+            raise ValueError(f"its header declares {expected} bytes of values, {came}: the file is cut off or damaged")
     array = values.view(kind)
     return (array if kind.isnative else array.byteswap(inplace=True).view(kind.newbyteorder("="))).reshape(shape)

@@ -1,7 +1,6 @@
-"""What goes wrong in a library that reads a file, as an error that names the file.
+"""Errors of libraries that read files, as a DataError that names the file.
 
-Each library speaks of damaged files in many ways: a decoder may raise whatever its code stumbles on. Around the calls of a
-library, and nothing else, all of it means the same.
+A decoder may raise any kind of error for a damaged file. Around its calls, all of them mean the same.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from contextlib import contextmanager
 from flatout.base.errors import DataError, FlatoutError
 from flatout.data.files.allowance import within_memory
 
-_RUST_PANIC = "PanicException"  # of pyo3: derived from BaseException, and not to be imported by name
+_RUST_PANIC = "PanicException"  # of pyo3: derives from BaseException, and can't be imported
 _LONGEST = 300
 
 
 @contextmanager
 def reading(name: str, how: str) -> Iterator[None]:
-    """Around the calls of a library that reads the file `name`; `how` is "as Parquet", "to its end"."""
+    """Wraps calls of a library that reads the file `name`; `how` is "as Parquet", "to its end"."""
     with within_memory(name):
         try:
             yield
@@ -33,6 +32,6 @@ def reading(name: str, how: str) -> Iterator[None]:
 
 
 def in_words(error: BaseException) -> str:
-    """The message, on one line and no longer than one reads; the kind of error where there is none."""
+    """The message on one line, shortened; the class of the error if it has no message."""
     said = " ".join(str(error).split()) or type(error).__name__
     return said if len(said) <= _LONGEST else said[:_LONGEST] + "..."

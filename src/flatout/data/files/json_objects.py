@@ -1,4 +1,4 @@
-"""One JSON object, as a line of a file holds it. What JSON does not say, or says twice, is no object here."""
+"""One JSON object from a line of a file. Duplicate keys are an error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def parse_object(content: bytes, numbers: bool = False) -> dict[str, Any]:
-    """ValueError says in words what is wrong. With `numbers`, NaN and Infinity, which JSON has not, are wrong too."""
+    """ValueError says what is wrong. With `numbers`, NaN and Infinity are errors too: they are not JSON."""
     try:
         found = json.loads(content, object_pairs_hook=_pairs, parse_constant=_no_constant if numbers else None)
     except UnicodeDecodeError as error:
@@ -15,7 +15,7 @@ def parse_object(content: bytes, numbers: bool = False) -> dict[str, Any]:
     except _Twice as error:
         raise ValueError(str(error)) from error
     except RecursionError as error:
-        raise ValueError("not JSON: nested deeper than it can be read") from error
+        raise ValueError("not JSON: nested too deeply") from error
     except ValueError as error:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(found, dict):
@@ -32,9 +32,9 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for place, name in enumerate(names) if name in names[:place])
-        raise _Twice(f"the key {twice!r} comes twice: which of its values counts is not said")
+        raise _Twice(f"the key {twice!r} occurs twice")
     return found
 
 
 def _no_constant(word: str) -> Any:
-    raise ValueError(f"{word} is no number of JSON: write null for a missing one")
+    raise ValueError(f"{word} is not a JSON number: write null for a missing value")

@@ -1,7 +1,7 @@
-"""The .npy format, in files and in .npz archives, read by what its header declares.
+"""Reads .npy files and .npz archives.
 
-NumPy evaluates the header as Python source, and takes the memory it asks for. Here it is a line of three known entries; what it
-declares is held against what is there, and against the memory that is free, before any is taken.
+NumPy evaluates the header as Python source and allocates what it asks for. Here the header must be a line of three known
+entries, and its size is checked against the file and against free memory first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NpyHeader:
     shape: tuple[int, ...]
     fortran: bool
     header_bytes: int
-    """Where the values begin."""
+    """Where the values start."""
 
     @property
     def nbytes(self) -> int:
@@ -41,10 +41,10 @@ class NpyHeader:
 
 
 def read_header(file: BinaryIO) -> NpyHeader:
-    """ValueError says what is wrong. The file is then where the values begin."""
+    """Leaves the file at the first value. ValueError says what is wrong."""
     start = _exactly(file, 8)
     if start[:6] != _MAGIC:
-        raise ValueError(f"it does not begin as a .npy file does, but with the bytes {start[:6].hex(' ')}")
+        raise ValueError(f"it does not start like a .npy file, but with the bytes {start[:6].hex(' ')}")
     if start[6] not in (1, 2, 3):
         raise ValueError(f"its format has version {start[6]}.{start[7]}; 1, 2 and 3 are known")
     size = 2 if start[6] == 1 else 4
@@ -60,11 +60,11 @@ def read_header(file: BinaryIO) -> NpyHeader:
 
 
 def read_values(file: BinaryIO, header: NpyHeader, there: int, name: str) -> Array:
-    """The array of which `there` bytes are in the file after its header."""
+    """The array, if `there` bytes follow the header in the file."""
     if there != header.nbytes:
         state = "it is cut off" if there < header.nbytes else "it is damaged, or holds more than one array"
         raise ValueError(
-            f"its header tells of {list(header.shape)} values of {header.dtype}, {header.nbytes} bytes, and {there} are there: "
+            f"its header declares {list(header.shape)} values of {header.dtype}, {header.nbytes} bytes, and {there} are there: "
             f"{state}"
         )
     check_fits(header.nbytes, name, "its array is")
@@ -99,7 +99,7 @@ def read_archive(file: BinaryIO, name: str) -> dict[str, Array]:
             with archive.open(member) as content:
                 header = read_header(content)  # type: ignore[arg-type]
                 arrays[column] = read_values(content, header, member.file_size - header.header_bytes, f"{name} ({column})")  # type: ignore[arg-type]
-                if content.read(1):  # only here is the checksum compared
+                if content.read(1):  # the checksum is compared only here
                     raise ValueError(f"{member.filename!r} is longer than the archive says")
     return arrays
 
@@ -125,7 +125,7 @@ def _sizes(written: str) -> tuple[int, ...]:
     if not all(size.isdigit() and len(size) < 20 for size in sizes) or len(sizes) > _MOST_DIMENSIONS:
         raise ValueError(f"its header has the shape ({written[:80]})")
     shape = tuple(int(size) for size in sizes)
-    if math.prod(max(size, 1) for size in shape) >= 1 << 62:  # NumPy counts in 64 bits, empty ones as well
+    if math.prod(max(size, 1) for size in shape) >= 1 << 62:  # NumPy counts in 64 bits, also for empty arrays
         raise ValueError(f"its header has the shape ({written[:80]}), more than any machine holds")
     return shape
 

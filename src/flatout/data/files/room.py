@@ -1,5 +1,4 @@
-"""Memory for large host tensors in huge pages, where the kernel grants them: the first touch of a plain page costs as much as
-copying it."""
+"""Large host tensors in huge pages, if the kernel has them: touching a normal page first costs as much as copying it."""
 
 from __future__ import annotations
 
@@ -10,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_LARGE_BYTES = 4 << 20  # from here on NumPy asks for huge pages; torch never does
+_LARGE_BYTES = 4 << 20  # from this size on NumPy asks for huge pages; torch never does
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """torch.empty on the host. RuntimeError, torch's own, when there is no memory."""
+    """torch.empty on the host. RuntimeError, like torch, if there is no memory."""
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < _LARGE_BYTES:
         return torch.empty(tuple(shape), dtype=dtype)

@@ -1,4 +1,4 @@
-"""The host part of arrays and datasets: columns of numbers as they are, in the layout that the model takes."""
+"""The host part of arrays and datasets: columns of numbers, in the layout that the model takes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LAYOUT_DIMS = {"hw": 3, "hwc": 4, "chw": 4}
 
 @dataclass(frozen=True)
 class ArrayHost:
-    """`columns` has the type and the shape of a row of each, as they are after `layout`; `vocabulary`: x holds token ids."""
+    """`columns` has the type and row shape of each column, after `layout`; with a `vocabulary`, x holds token ids."""
 
     columns: Mapping[str, tuple[str, tuple[int, ...]]]
     layout: str | None = None
@@ -37,7 +37,7 @@ class ArrayHost:
         return tuple(RawInput(name, kinds[name], *self._given(name)) for name in kinds)
 
     def rows(self, raw: Any) -> Batch:
-        """x, or columns by name; a y among them as its numbers. Columns that training had not don't matter."""
+        """x, or columns by name, y too if it is given. Other columns are ignored."""
         given = raw if isinstance(raw, Mapping) else {"x": raw}
         known = {name: column for name, column in given.items() if name in self.columns}
         if not known.keys() - {"y"}:
@@ -54,7 +54,7 @@ class ArrayHost:
     def _column(self, name: str, given: Any) -> Tensor:
         if name == "y":
             return targets_of(given, self.class_names or ())
-        # a tensor stays on its device, and keeps its gradient
+        # a tensor stays on its device and keeps its gradient
         tensor = plain_type(given) if isinstance(given, Tensor) else to_tensor(given, name)
         if tensor.dim() == 0:
             raise DataError(f"column {name!r} is one number; expected an array with a row for each sample")
@@ -68,7 +68,7 @@ class ArrayHost:
         return tensor
 
     def _arranged(self, x: Tensor) -> Tensor:
-        """In the layout of the training data; rows that have the model's own shape already stay as they are."""
+        """x in the layout of the training data. Rows that have the shape of the model already stay as they are."""
         if self.layout is None or x.dim() != _LAYOUT_DIMS[self.layout]:
             return x
         arranged = arrange(x, self.layout)
@@ -116,7 +116,7 @@ def arrange(x: Tensor, layout: str | None) -> Tensor:
 
 
 def targets_of(given: Any, names: Sequence[str], part: str = "") -> Tensor:
-    """Whole numbers as int64, words as their place among `names`, which are sorted."""
+    """Integers as int64; words as their place in `names`, which is sorted."""
     words = given if isinstance(given, Tensor) else np.asarray(given)
     if isinstance(words, np.ndarray) and words.dtype.kind in "US":
         words = words.astype(str)

@@ -1,6 +1,6 @@
-"""Points in time as numbers: microseconds since 1970, and the parts that a model can use.
+"""Dates and times as numbers: microseconds since 1970, and parts for a model.
 
-A time with a zone is taken in UTC; one without stands as it is written.
+A time with a zone is converted to UTC; a time without one is used as written.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 PARTS = ("year", "month", "day", "weekday", "hour")
-"""`weekday` counts from Monday = 0; `hour` has minutes and seconds as its fraction."""
+"""`weekday` counts from Monday = 0; `hour` includes minutes and seconds as a fraction."""
 
 PERIODS = {"month": 12.0, "weekday": 7.0, "hour": 24.0}
-"""Parts that begin again: their sine and cosine put the last beside the first."""
+"""Parts that repeat: sine and cosine make the last value a neighbour of the first."""
 
 _DAY_US = 86_400_000_000
 _EPOCH = dt.datetime(1970, 1, 1)
@@ -40,7 +40,7 @@ def date_part(part: str, instants: Array) -> Array:
 
 
 def to_instant(value: Any, format: str | None = None) -> int | None:
-    """Microseconds of a date, a time, or text that holds one; None for a missing value. ValueError or TypeError for others."""
+    """Microseconds of a date, a time, or text with one; None if missing. ValueError or TypeError for other values."""
     if value is None or value != value:
         return None
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The part that runs on the device: the steps that evaluation takes from rows to a batch, as one module."""
+"""The part that runs on the device: the steps of evaluation from rows to a batch, as one module."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from flatout.data.transforms import Transform, apply, parse_transforms
 
 
 class DevicePart(nn.Module):
-    """Normalising, cropping, filling and scaling; without steps it hands rows on. Its tensors follow from its JSON, exactly."""
+    """Normalizes, crops, fills and scales. Its JSON gives the same tensors again, exactly."""
 
     def __init__(self, steps: Sequence[Transform] = ()) -> None:
         super().__init__()
         self.steps = tuple(steps)
-        self._modules_of_steps = nn.ModuleList(step for step in steps if isinstance(step, nn.Module))  # go where it goes
+        self._modules_of_steps = nn.ModuleList(step for step in steps if isinstance(step, nn.Module))  # move along
 
     def forward(self, rows: Batch) -> Batch:
         if not self.steps:
@@ -38,7 +38,7 @@ class DevicePart(nn.Module):
 
 def _step(written: Any) -> Transform:
     if isinstance(written, Mapping) and "table" in written:
-        from flatout.data.fitted.table_features import TableFeatures  # a kind loads when it is used
+        from flatout.data.fitted.table_features import TableFeatures  # loads only if used
 
         return TableFeatures(**written["table"])
     return parse_transforms([written])[0]

@@ -1,4 +1,4 @@
-"""One object for what was fitted on data: a host part (raw values to tensors) and a device part (tensors to a batch)."""
+"""What was fitted on data: a host part (raw values to tensors) and a device part (tensors to a batch)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Words = np.ndarray[Any, np.dtype[np.str_]]
 
 @dataclass(frozen=True)
 class Fitted:
-    """`schema` has the columns that `rows` makes, and the target; `reading` says how files were read, for other files."""
+    """`schema` has the columns that `rows` makes, and the target; `reading` says how files were read."""
 
     host: HostPart
     device: DevicePart
@@ -38,11 +38,11 @@ class Fitted:
         return self.host.rows(raw)
 
     def columns(self) -> dict[str, Column]:
-        """Of a batch after the device part."""
+        """The columns of a batch after the device part."""
         return describe_all(self.device.steps, self.schema)
 
     def check_columns(self, other: Schema, wanted: Sequence[str], name: str) -> None:
-        """Other rows must have the columns `wanted`, which the model takes, in the same shapes. `name` is for messages."""
+        """DataError if other rows lack a column that the model takes, or have it in another shape. `name` is for messages."""
         here, there = describe_all(self.device.steps, other), self.columns()
         for column in wanted:
             if column not in here:
@@ -54,11 +54,11 @@ class Fitted:
                 )
 
     def name_outputs(self, columns: Mapping[str, Tensor], objective: str) -> dict[str, Tensor | Words]:
-        """The columns of a prediction, and in `class` the name of the predicted class, where classes have names."""
+        """The columns of a prediction, and in `class` the names of the predicted classes, if classes have names."""
         names = self.host.class_names
         if names is None or "prediction" not in columns or objective not in ("classify", "binary"):
             return dict(columns)
-        words = np.array([*names, ""])  # the last one is for a model that is wider than there are classes
+        words = np.array([*names, ""])  # the last one is for a model with more outputs than classes
         numbers = columns["prediction"].numpy()
         named: dict[str, Tensor | Words] = {
             "prediction": columns["prediction"],
@@ -78,9 +78,9 @@ class Fitted:
 
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> Fitted:
-        """UsageError where a step of the device part was an object of the user's own, which no file can hold."""
+        """UsageError if a step of the device part was a Python object of the user, which JSON can't hold."""
         if written.get("version") != VERSION:
-            raise DataError(f"what was fitted has version {written.get('version')!r}, and this flatout reads version {VERSION}")
+            raise DataError(f"the fitted data has version {written.get('version')!r}; this flatout reads version {VERSION}")
         return cls(
             host_from_json(written["kind"], written["host"]),
             DevicePart.from_json(written["device"]),
@@ -90,7 +90,7 @@ class Fitted:
 
 
 def host_from_json(kind: str, written: Mapping[str, Any]) -> HostPart:
-    """Each kind loads when it is used."""
+    """Each kind loads only if used."""
     if kind == "table":
         from flatout.data.fitted.table_rows import TableHost
 
@@ -111,7 +111,7 @@ def host_from_json(kind: str, written: Mapping[str, Any]) -> HostPart:
         from flatout.data.fitted.array_rows import ArrayHost
 
         return ArrayHost.from_json(written)
-    raise DataError(f"what was fitted is of the kind {kind!r}, which this flatout does not know")
+    raise DataError(f"the fitted data is of the kind {kind!r}, which this flatout does not know")
 
 
 def column_from_json(written: Mapping[str, Any]) -> Column:

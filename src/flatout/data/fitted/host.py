@@ -1,4 +1,4 @@
-"""What every host part answers: which raw inputs it takes, and the tensors that it makes of them."""
+"""The protocol of host parts: which raw inputs they take, and the tensors they make."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flatout.data.source import Batch, Column
 
 @dataclass(frozen=True)
 class RawInput:
-    """One input from outside. `kind`: number, category, date, array, photo, text or tokens. In `shape`, None is any length."""
+    """One raw input. `kind`: number, category, date, array, photo, text or tokens. In `shape`, None is any length."""
 
     name: str
     kind: str
@@ -21,7 +21,7 @@ class RawInput:
 
 @dataclass(frozen=True)
 class Signature:
-    """`inputs` come from outside; `columns` are what the device part makes of them; `classes` are names in the order of ids."""
+    """`inputs` are raw; `columns` come out of the device part; `classes` are names in the order of their ids."""
 
     inputs: tuple[RawInput, ...]
     columns: Mapping[str, Column]
@@ -29,7 +29,7 @@ class Signature:
 
 
 class HostPart(Protocol):
-    """Raw rows to tensors, with a state that is plain JSON. A row that can't be read is a DataError that names it."""
+    """Raw rows to tensors, with a state that is plain JSON. DataError names a row that can't be read."""
 
     @property
     def kind(self) -> str: ...
@@ -39,11 +39,11 @@ class HostPart(Protocol):
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """In the order of their ids; None where there are no classes, or their numbers are their names."""
+        """In the order of their ids; None if there are no classes, or their names are their numbers."""
         ...
 
     def rows(self, raw: Any) -> Batch:
-        """One batch, on the host unless tensors came from elsewhere."""
+        """One batch, on the host. Tensors that were on a device stay there."""
         ...
 
     def to_json(self) -> dict[str, Any]: ...

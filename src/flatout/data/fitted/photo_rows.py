@@ -1,4 +1,4 @@
-"""The host part of photos: the bytes of image files, or pixels, to one flat tensor of pixels, decoded as in training."""
+"""The host part of photos: image files as bytes, or pixels, to one flat tensor of pixels, decoded as in training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class PhotoHost:
-    """Files are decoded no smaller than `cover` pixels on their short side; pixels are taken as they are."""
+    """Files are decoded to at least `cover` pixels on the short side; pixels are used as they are."""
 
     cover: int
     decoder: str
@@ -37,7 +37,7 @@ class PhotoHost:
         return (RawInput("photo", "photo", "uint8", (None, None, 3)),)
 
     def rows(self, raw: Any) -> Batch:
-        """A list of photos, each the bytes of an image file or a uint8 array [height, width, 3]; or {"photo": that list}."""
+        """A list of photos, each the bytes of an image file or a uint8 array [height, width, 3]; or {"photo": list}."""
         given = raw.get("photo") if isinstance(raw, Mapping) else raw
         if isinstance(given, bytes | str) or not isinstance(given, Sequence | np.ndarray | Tensor):
             raise DataError(f"expected a list of photos, each bytes or pixels; got {type(given).__name__}")

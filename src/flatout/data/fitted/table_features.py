@@ -1,7 +1,7 @@
-"""The device part of a table: encoded columns to what a model takes, all rows of a batch at once.
+"""The device part of a table: encoded columns to the inputs of a model, for a whole batch at once.
 
-`numeric` and `ids` become `x` (filled, clipped, logged, standardised or bucketed numbers, flags, columns of 0 and 1) and, where
-some category has too many values for that, `categories` for embeddings.
+`numeric` and `ids` become `x` (filled, clipped, logged, standardised or bucketed numbers, flags, one-hot columns) and, for
+categories with many values, `categories` for embeddings.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from flatout.data.source import Batch, Column, Schema
 
 @dataclass(frozen=True)
 class NumberFeatures:
-    """What becomes of one column of `numeric`. `value`: (v - mean) / std is a feature; `period`: sine and cosine are two;
-    `edges`: the bucket that v falls into is one (`rank`, from 0 to 1) or as many as there are buckets."""
+    """The features of one column of `numeric`. `value`: (v - mean) / std; `period`: sine and cosine; `edges`: the bucket of v,
+    as one number from 0 to 1 (`rank`) or one-hot.
+    """
 
     name: str
     fill: float = 0.0
@@ -40,7 +41,7 @@ class NumberFeatures:
 
 @dataclass(frozen=True)
 class CategoryFeatures:
-    """What becomes of one column of `ids`: a column of 0 and 1 for each of `onehot`, or an id below `cardinality`."""
+    """The features of one column of `ids`: one-hot columns for `onehot`, or an id below `cardinality`."""
 
     name: str
     cardinality: int
@@ -71,7 +72,7 @@ class TableFeatures(nn.Module):
     embedded: Tensor
 
     def __init__(self, numeric: Sequence[Any] = (), ids: Sequence[Any] = ()) -> None:
-        """Columns as `NumberFeatures` and `CategoryFeatures`, or as `written` writes them."""
+        """Columns as `NumberFeatures` and `CategoryFeatures`, or as the JSON of `written`."""
         super().__init__()
         self.numbers = tuple(_made(NumberFeatures, column) for column in numeric)
         self.categories = tuple(_made(CategoryFeatures, column) for column in ids)
@@ -102,7 +103,7 @@ class TableFeatures(nn.Module):
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Of each column of x."""
+        """The names of the columns of x."""
         names = [column.name for column in self.numbers if column.value]
         names += [f"{column.name}.{wave}" for wave in ("sin", "cos") for column in self.numbers if column.period is not None]
         names += [column.flag for column in self.numbers if column.flag is not None]
@@ -113,16 +114,16 @@ class TableFeatures(nn.Module):
 
     @property
     def embedded_names(self) -> tuple[str, ...]:
-        """Of each column of `categories`."""
+        """The names of the columns of `categories`."""
         return tuple(column.name for column in self.categories if not column.onehot)
 
     @property
     def cardinalities(self) -> tuple[int, ...]:
-        """How many ids each column of `categories` may have, 0 for unknown among them."""
+        """The number of ids of each column of `categories`, including 0 for unknown."""
         return tuple(column.cardinality for column in self.categories if not column.onehot)
 
     def forward(self, numeric: Tensor, ids: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """float32 [B, n] and ids [B, m]; one that the table has none of is [B, 0]."""
+        """float32 [B, n] and ids [B, m]; [B, 0] for a kind that the table does not have."""
         pieces = []
         if self.numbers:
             missing = torch.isnan(numeric)
@@ -149,13 +150,13 @@ class TableFeatures(nn.Module):
         return scaled if len(self.plain) == len(self.numbers) else scaled.index_select(1, self.plain)
 
     def _buckets(self, values: Tensor) -> list[Tensor]:
-        # a comparison with every edge: short lists, and every exporter knows it
+        # compare with every edge: the lists are short, and every exporter supports it
         buckets = (values.index_select(1, self.bucketed).unsqueeze(-1) >= self.edges).sum(-1)
         ranks = buckets.index_select(1, self.ranked).to(torch.float32) * self.rank_scale
         return [ranks, (buckets.index_select(1, self.bucket_of) == self.bucket_is).to(torch.float32)]
 
     def __call__(self, batch: Any, keys: Any = None) -> Any:
-        """A batch and its keys, as every transform; or the two tensors of `forward`."""
+        """A batch and its keys, like every transform; or the two tensors of `forward`."""
         if not isinstance(batch, dict):
             return super().__call__(batch, keys)
         return self._transformed(batch)
@@ -189,7 +190,7 @@ class TableFeatures(nn.Module):
         return hash((self.numbers, self.categories))
 
     def _on(self, device: torch.device) -> TableFeatures:
-        """Itself, or its copy there, made once: an upload inside of a step would make the host wait."""
+        """This module, or its copy on `device`, made once: an upload during a step would make the host wait."""
         if self.fill.device == device:
             return self
         if device not in self._copies:
@@ -206,7 +207,7 @@ class TableFeatures(nn.Module):
         self._constant(name, [place for place, take in enumerate(chosen) if take], torch.int64)
 
     def _pairs(self, name: str, pairs: Sequence[tuple[int, int]]) -> None:
-        """`name_of` says which column a feature looks at, `name_is` the value it stands for."""
+        """`name_of` is the column that a feature looks at, `name_is` the value that it stands for."""
         self._constant(f"{name}_of", [place for place, _ in pairs], torch.int64)
         self._constant(f"{name}_is", [value for _, value in pairs], torch.int64)
 
@@ -218,7 +219,7 @@ def _made(kind: Any, column: Any) -> Any:
 
 
 def _written(column: Any) -> dict[str, Any]:
-    """What differs from the usual, as JSON holds it."""
+    """The fields that differ from their defaults, as JSON."""
     written = {}
     for item in fields(column):
         value = getattr(column, item.name)

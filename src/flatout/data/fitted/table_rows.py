@@ -1,4 +1,4 @@
-"""The host part of a table: raw values to float32 and ids. Lists, arrays and NumPy alone: no pyarrow, no file."""
+"""The host part of a table: raw values to float32 and ids. Uses NumPy only: no pyarrow, no files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS: dict[type[Coding], str] = {Number: "number", Date: "date", Category: "ca
 
 @dataclass(frozen=True)
 class TableHost:
-    """`types` has the type of each raw column in training; `notes` are what a person should know about the fit."""
+    """`types` has the type of each raw column in training; `notes` are sentences about the fit for the user."""
 
     codings: Codings
     label: Label
@@ -42,11 +42,11 @@ class TableHost:
         return None if numbered else classes
 
     def needed(self, targets: bool) -> list[str]:
-        """The raw columns that are read, with the label where `targets` is set."""
+        """The raw columns to read; with the label if `targets`."""
         return [coding.name for coding in self.codings.columns] + ([self.label.name] if targets else [])
 
     def rows(self, raw: Any) -> Batch:
-        """{"age": [39, 50], ...}, or [{"age": 39, ...}, {"age": 50, ...}]; columns that are not needed don't matter."""
+        """{"age": [39, 50], ...}, or [{"age": 39, ...}, {"age": 50, ...}]; other columns are ignored."""
         columns = self._columns(raw)
         values = PlainValues(columns)
         if not values.rows:
@@ -57,7 +57,7 @@ class TableHost:
         return {name: torch.from_numpy(column) for name, column in self.codings.encode(values).items()}
 
     def encode(self, columns: Mapping[str, Any], unseen: Counter[str] | None = None) -> dict[str, Array]:
-        """Columns as lists or arrays to NumPy arrays; a number that float32 can't hold is missing, where `rows` refuses it."""
+        """Columns as lists or arrays to NumPy arrays. A number too large for float32 becomes missing; `rows` raises for it."""
         names = [name for name in self.needed(targets=False) if name in columns]
         return self.codings.encode(PlainValues({name: columns[name] for name in names}), unseen)
 
@@ -90,7 +90,7 @@ class TableHost:
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> TableHost:
         if written.get("version") != VERSION:
-            raise DataError(f"this table's host part has version {written.get('version')!r}; version {VERSION} is read here")
+            raise DataError(f"the fitted table has version {written.get('version')!r}; this flatout reads version {VERSION}")
         label = Label.from_dict(written["label"])
         return cls(Codings.from_dict(written["host"]), label, dict(written["schema"]), tuple(written["notes"]))
 
@@ -99,4 +99,4 @@ def _check_range(name: str, numbers: Array) -> None:
     beyond = np.abs(numbers) > LARGEST
     if beyond.any():
         row = int(beyond.argmax())
-        raise DataError(f"row {row}: column {name!r} is {numbers[row]:g}, which float32 can't hold; None is a missing value")
+        raise DataError(f"row {row}: column {name!r} is {numbers[row]:g}, too large for float32; use None for a missing value")

@@ -1,4 +1,4 @@
-"""Arrays of numbers as tensors of the types that training uses, and token ids that a model knows."""
+"""Arrays as tensors of the types that training uses, and checks of token ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLAIN_TYPES = {
 
 
 def to_tensor(array: Any, column: str) -> Tensor:
-    """Any array of numbers as a tensor of a type that training uses: float64 narrows to float32, unsigned widen."""
+    """An array of numbers as a tensor: float64 becomes float32, unsigned types become wider signed ones."""
     if isinstance(array, Tensor):
         tensor = array.detach().cpu()
     else:
@@ -39,7 +39,7 @@ def plain_type(tensor: Tensor) -> Tensor:
 
 
 def check_ids(ids: Tensor, vocabulary: int, column: str, first_row: int = 0) -> None:
-    """DataError names the first row with a token that the model was not built for."""
+    """DataError names the first row with a token id outside of the vocabulary."""
     if ids.is_floating_point():
         came = str(ids.dtype).removeprefix("torch.")
         raise DataError(f"column {column!r} holds token ids, whole numbers from 0 to {vocabulary - 1}; got {came}")

@@ -1,4 +1,4 @@
-"""The host parts of text and of sequences: text to token ids, ids as they are, each checked against the vocabulary."""
+"""The host parts of text and sequences: text to token ids, checked against the vocabulary."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class TextCode:
-    """Text to ids: by its characters' places in `alphabet`, by its bytes, or by a tokenizer; None of them: ids alone."""
+    """Text to ids: by places in `alphabet`, by bytes, or by a tokenizer; without any of them, only ids are accepted."""
 
     vocabulary: int
     alphabet: str | None = None
@@ -74,7 +74,7 @@ class TextCode:
 
 @dataclass(frozen=True)
 class TextHost:
-    """Windows of a stream. `tokens`: its files hold ids; `boundaries`: what is done where documents meet."""
+    """Windows of a stream. `tokens`: its files hold ids; `boundaries`: how documents are separated."""
 
     code: TextCode
     window: int
@@ -90,7 +90,7 @@ class TextHost:
         return (RawInput("text", "text"),) if self.code.takes_text else (ids,)
 
     def rows(self, raw: Any) -> Batch:
-        """Texts, or ids [rows, length]: all rows of one length, a window at most. Or {"text": texts}, {"x": ids}."""
+        """Texts, or ids [rows, length]: all rows of one length, at most a window. Or {"text": texts}, {"x": ids}."""
         given, more = _apart(raw, ("documents", "positions", "y"))
         if _is_text(given):
             rows = self.code.encode([given] if isinstance(given, str) else given)
@@ -117,7 +117,7 @@ class TextHost:
 
 @dataclass(frozen=True)
 class SequenceHost:
-    """Rows of up to `longest` tokens, filled up with `pad`."""
+    """Rows of up to `longest` tokens, padded with `pad`."""
 
     code: TextCode
     longest: int
@@ -132,7 +132,7 @@ class SequenceHost:
         return (RawInput("text", "text"),) if self.code.takes_text else (ids,)
 
     def rows(self, raw: Any) -> Batch:
-        """A list of texts, or of rows of ids; or ids [rows, length] that are padded already."""
+        """A list of texts, or of rows of ids; or padded ids [rows, length]."""
         given, more = _apart(raw, ("length", "y"))
         if isinstance(given, Tensor | np.ndarray) and given.ndim == 2:
             return {"x": _checked(given, self.code.vocabulary), **more}
@@ -178,7 +178,7 @@ class SequenceHost:
 
 
 def row_ids(row: Any) -> tuple[Array, str | None]:
-    """A row as int64, and what is wrong with it."""
+    """A row as int64, and an error message or None."""
     try:
         ids = np.asarray(row.detach().cpu() if isinstance(row, Tensor) else row)
     except ValueError as error:
@@ -191,7 +191,7 @@ def row_ids(row: Any) -> tuple[Array, str | None]:
 
 
 def _apart(raw: Any, others: Sequence[str]) -> tuple[Any, Batch]:
-    """Text or ids, and the columns beside them."""
+    """Text or ids, and the other columns."""
     if not isinstance(raw, Mapping):
         return raw, {}
     main = next((name for name in ("x", "text") if name in raw), None)

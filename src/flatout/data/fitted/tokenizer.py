@@ -1,4 +1,4 @@
-"""A tokenizer of Hugging Face, with the content of its file: it goes where the model goes."""
+"""A Hugging Face tokenizer with the content of its file, so that it can be saved with the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_IDS = 1 << 24
 
 
 def library(name: str) -> Any:
-    """Hugging Face's, which the tokenizer `name` needs."""
+    """The library that the tokenizer `name` needs."""
     try:
         import tokenizers
     except ImportError as error:
@@ -26,7 +26,7 @@ def library(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """`vocabulary` is one more than its largest id; `digest` says what the file holds; `path` is for messages."""
+    """`vocabulary` is the largest id plus one; `digest` is a hash of the file; `path` is for messages."""
 
     path: Path
     digest: str
@@ -41,7 +41,7 @@ class Tokenizer:
         try:
             with reading(str(place), "as a tokenizer"):
                 own: Any = tokenizers.Tokenizer.from_str(content.decode())
-                own.no_truncation()  # a file may carry settings of a model's input, which would cut or fill up documents
+                own.no_truncation()  # the file may set truncation or padding, which would change documents
                 own.no_padding()
                 ids = own.get_vocab(with_added_tokens=True).values()
         except DataError as error:
@@ -68,12 +68,12 @@ class Tokenizer:
         return cls.parse(written["content"].encode(), Path(written["name"]))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, on as many threads as the library takes (TOKENIZERS_PARALLELISM is its switch)."""
+        """The ids of each text. The library chooses the threads (TOKENIZERS_PARALLELISM)."""
         with reading(f"tokenizer: {self.path}", "as a tokenizer of this text"):
             return [found.ids for found in self.own.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def end_of_text(self, asked: str | int | None) -> int | None:
-        """The id of the token `asked` for, by its name or id; "auto" looks for the usual names."""
+        """The id of the token `asked`, a name or an id; "auto" tries the usual names."""
         if asked is None:
             return None
         if isinstance(asked, int):
@@ -90,7 +90,7 @@ class Tokenizer:
         return number
 
     def allows(self, vocabulary: int | None) -> int:
-        """A larger vocabulary may be asked for, as room for more; a smaller one can't be."""
+        """A vocabulary may be larger than the tokenizer needs, but not smaller."""
         if vocabulary is not None and vocabulary < self.vocabulary:
             has = f"{self.path.name} has ids up to {self.vocabulary - 1}"
             raise DataError(f"vocabulary is {vocabulary} and the tokenizer {has}: leave vocabulary out")

@@ -1,6 +1,6 @@
-"""Raw values of a table, whatever holds them, in three forms: numbers, instants, and texts with codes.
+"""Raw values of a table in three forms: numbers, instants, and texts with codes.
 
-Here from plain Python lists and NumPy arrays; `tables/arrow.py` does the same from record batches, with equal results.
+Here from Python lists and NumPy arrays; `tables/arrow.py` gives equal results from record batches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Texts = tuple[Array, list[str | None]]
 
 
 class Values(Protocol):
-    """Columns by name. Each asks for what it needs; a column that can't be that is a DataError."""
+    """Columns by name. DataError if a column can't be converted to the form asked for."""
 
     @property
     def rows(self) -> int: ...
@@ -31,11 +31,11 @@ class Values(Protocol):
         ...
 
     def instants(self, name: str, format: str | None) -> tuple[Array, Array]:
-        """int64 microseconds since 1970, and bool: where it is missing."""
+        """int64 microseconds since 1970, and a mask of missing values."""
         ...
 
     def texts(self, name: str) -> Texts:
-        """int64 codes into a list of texts, which may hold a text twice; None is the missing value."""
+        """int64 codes into a list of texts, which may have duplicates; None is the missing value."""
         ...
 
 
@@ -100,7 +100,7 @@ def _length(name: str, column: Any) -> int:
 
 
 def to_text(value: Any, name: str) -> str | None:
-    """The name of a category. 3, 3.0 and "3" are one: a column of whole numbers turns to floats where a value is missing."""
+    """The name of a category. 3, 3.0 and "3" are the same: integers become floats in a column with missing values."""
     if isinstance(value, str):
         return str(value)
     if value is None or value != value:
@@ -123,7 +123,7 @@ def to_text(value: Any, name: str) -> str | None:
 
 
 def parse_instants(texts: Iterable[str | None], format: str | None) -> tuple[Array, Array, Array]:
-    """Microseconds of each text, where it is missing, and where it is no date."""
+    """Microseconds of each text, a mask of missing ones, and a mask of those that are not dates."""
     instants, missing, bad = [], [], []
     for text in texts:
         try:

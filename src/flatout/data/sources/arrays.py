@@ -1,4 +1,4 @@
-"""Data from arrays: NumPy, torch, or files of them. What is wrong with them is said before anything is trained."""
+"""Data from arrays: NumPy, torch, or files of them. Checked before training starts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def arrays(
     `validation` is other data, in any form that x takes, or a pair (x, y). `normalize="auto"` is fitted on the training rows.
     """
     if holdout and validation is not None:
-        raise DataError("holdout and validation are two ways to say the same: give one of them")
+        raise DataError("holdout and validation are two ways to get validation rows: give one of them")
     names: list[str] = []
     train = _load(x, {"y": y, **columns}, layout, names, "")
     held: dict[str, Tensor] | None = None
@@ -91,7 +91,7 @@ def _load(x: Any, rest: Mapping[str, Any], layout: str | None, names: list[str],
 
 
 def columns_in_files(x: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns by name, those that are paths read from their files: of `x` alone, or of a mapping; and of the `rest`."""
+    """Columns by name, from arrays and files."""
     written = dict(x) if isinstance(x, Mapping) else _read_file_of_columns(x, rest)
     written.update({name: column for name, column in rest.items() if column is not None})
     paths = {name: Path(column) for name, column in written.items() if isinstance(column, str | os.PathLike)}
@@ -106,7 +106,7 @@ def _read_file_of_columns(x: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _targets(array: Any, names: list[str], part: str) -> Tensor:
-    """Whole numbers as int64, words as their place among the sorted words, which `names` collects."""
+    """Integers as int64; words as their place among the sorted words, which `names` collects."""
     words = array if isinstance(array, Tensor) else np.asarray(array)
     if isinstance(words, np.ndarray) and words.dtype.kind in "US" and not names:
         names.extend(str(name) for name in np.unique(words.astype(str)))
@@ -114,7 +114,7 @@ def _targets(array: Any, names: list[str], part: str) -> Tensor:
 
 
 def _split(columns: Mapping[str, Tensor], share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """The rows to train on and those to validate on, each in the order they came in. Their content decides, not their place."""
+    """The rows to train on and those to validate on, in order. The content of a row decides, not its place."""
     if not 0 < share < 1:
         raise DataError(f"holdout is the share of rows to validate on, between 0 and 1, got {share}")
     rows = len(columns["x"])

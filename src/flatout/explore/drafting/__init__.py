@@ -1,1 +1,1 @@
-"""A first recipe for files that nobody has described yet: what is in them, and choices that run as they are."""
+"""`flatout new`: looks into files and writes a first recipe for them that runs as it is."""

@@ -25,7 +25,7 @@ _EXAMPLE = "numpy.savez('train.npz', x=x, y=y)"
 
 @dataclass(frozen=True)
 class Columns:
-    """x and y, and how a recipe names their files."""
+    """x and y, and the names of their files in a recipe."""
 
     x: Array
     y: Array
@@ -33,7 +33,7 @@ class Columns:
 
 
 def is_tokens(found: Sequence[Given]) -> bool:
-    """A flat .npy of whole numbers is a stream of tokens."""
+    """A flat .npy of integers is a stream of tokens."""
     if len(found) != 1 or file_format(found[0].files[0]) != "npy":
         return False
     array = _plain(read_array(found[0].files[0], "x"))
@@ -95,7 +95,7 @@ def _is_target(name: str) -> bool:
 
 
 def _layout(x: Array) -> str | None:
-    """Of images; None for rows of numbers."""
+    """The height and width of images; None for rows of numbers."""
     if x.ndim == 3 and x.dtype == np.uint8 and min(x.shape[1:]) >= 8:
         return "hw"
     if x.ndim == 4:

@@ -1,4 +1,4 @@
-"""What the columns of a table hold, by a sample of its rows: kinds, missing values, ids, and what gives the label away."""
+"""The columns of a table by a sample of its rows: kinds, missing values, ids, and columns that reveal the label."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from flatout.base.units import show_count
 from flatout.data.sources.tables.csv import LEAD, NUMBER, converted, inferred
 from flatout.data.sources.tables.dialect import NO_NUMBER
 
-_MARKS = ("?", "(null)", "\\N", "<NA>", "#N/A", "NaN", "nan")  # missing in a column of text too
+_MARKS = ("?", "(null)", "\\N", "<NA>", "#N/A", "NaN", "nan")  # missing also in a column of text
 _USUAL = {
     *(mark.lower() for mark in (*_MARKS, *NO_NUMBER)), "", "-", "--", "---", ".", "..", "*", "x", "na", "n.a.", "nil", "none",
     "missing", "unknown", "unk", "undefined", "not available", "no data", "nodata", "empty", "blank", "void", "tbd",
 }  # fmt: skip
-"""Words that say "missing" whatever stands around them."""
+"""Words that mean "missing" in any column."""
 _MOST_MARKS, _LONGEST_MARK = 3, 12
 _ID_NAME = re.compile(r"(^|[^a-z])(id|ids|uuid|guid|index|key|rowid|unnamed)([^a-z]|$)|[a-z]Id$|[a-z]ID$", re.IGNORECASE)
-_FEW_ROWS = 20  # too few to call a column an id
+_FEW_ROWS = 20  # too few rows to call a column an id
 _FAR = 10  # deviations from the mean: a long tail
 WORDS = {
     "whole": "whole numbers", "number": "numbers", "truth": "true and false", "date": "dates", "text": "text",
@@ -32,15 +32,15 @@ WORDS = {
 
 @dataclass(frozen=True)
 class SampledColumn:
-    """One column of the sample. `values` is an Arrow array of its kind; `bad` counts cells that are not of it."""
+    """One column of the sample. `values` is an Arrow array; `bad` is the number of cells that do not fit its kind."""
 
     name: str
     kind: str
     values: Any
     bad: int = 0
-    stray: str = ""  # the first of these, and where
-    marks: tuple[str, ...] = ()  # words taken for missing that are not usual signs of that
-    zeros: bool = False  # digits with zeros in front, which a number would lose
+    stray: str = ""  # the first bad cell, and its row
+    marks: tuple[str, ...] = ()  # words taken for missing that are not the usual ones
+    zeros: bool = False  # digits with leading zeros, which a number would lose
 
     @property
     def rows(self) -> int:
@@ -52,7 +52,7 @@ class SampledColumn:
 
     @cached_property
     def counts(self) -> list[tuple[str, int]]:
-        """The values as they are written, the most frequent first."""
+        """The values as written, the most frequent first."""
         found = self.values.drop_null().value_counts()
         pairs = zip(found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True)
         return sorted(((_written(value), int(count)) for value, count in pairs), key=lambda pair: (-pair[1], pair[0]))
@@ -69,7 +69,7 @@ class SampledColumn:
 
     @property
     def is_id(self) -> bool:
-        """Another value in every row: text, or whole numbers that count on or are called so."""
+        """Whether every row has another value: text, or integers that count up or have the name of an id."""
         if self.rows < _FEW_ROWS or self.missing or self.kind not in ("text", "whole") or self.distinct < self.rows:
             return False
         counting = self.kind == "whole" and self.numbers.max() - self.numbers.min() == self.rows - 1
@@ -84,7 +84,7 @@ class SampledColumn:
 
     @property
     def words(self) -> str:
-        """For a person who has to say which column is which."""
+        """A short description, for a user who has to choose a column."""
         if self.kind in ("whole", "number") and len(self.numbers):
             return f"{WORDS[self.kind]}, {_plain(self.numbers.min())} to {_plain(self.numbers.max())}"
         few = ", ".join(value[:24] for value, _ in self.counts[:4])
@@ -92,7 +92,7 @@ class SampledColumn:
 
 
 def missing_marks(cells: Any) -> list[str]:
-    """Words of a column of text (an Arrow string array) that mean "missing": a few among numbers, or the usual signs."""
+    """Words in a column of text (an Arrow string array) that mean "missing": a few among numbers, or the usual ones."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -111,7 +111,7 @@ def missing_marks(cells: Any) -> list[str]:
 
 
 def seen(name: str, values: Any, marks: Sequence[str] | None = None) -> SampledColumn:
-    """A column as it is; with `marks`, which become missing, one of CSV: its text becomes what it looks like."""
+    """A column of the sample. With `marks` it is text of a CSV file: marks become missing, the rest gets its type."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -136,7 +136,7 @@ def seen(name: str, values: Any, marks: Sequence[str] | None = None) -> SampledC
 
 
 def tells_label(column: SampledColumn, label: SampledColumn) -> bool:
-    """Whether the label follows from this column alone, though many rows share each of its values."""
+    """Whether this column alone determines the label, although many rows share each of its values."""
     import pyarrow as pa
 
     if column.distinct < 2 or column.distinct > column.rows / 10 or label.distinct > 100 or column.missing or label.missing:

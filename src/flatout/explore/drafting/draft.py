@@ -1,4 +1,4 @@
-"""What was found out about some data, and the recipe that follows from it, as text."""
+"""A draft of a recipe, and the facts about the data that it follows from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MODELS = {
 
 @dataclass(frozen=True)
 class Draft:
-    """`headline` and `facts` are for a person to read now; the rest becomes the recipe."""
+    """`headline` and `facts` are printed; the rest becomes the recipe."""
 
     headline: str
     facts: tuple[tuple[str, str], ...]
@@ -34,7 +34,7 @@ class Draft:
     training: DraftTraining
 
     def text(self, command: Sequence[str], recipe: str) -> str:
-        """The recipe file; `command` is what was typed, `recipe` what the file is called."""
+        """The content of the recipe file; `command` is the command line, `recipe` the name of the file."""
         training = self.training
         ((model, options),) = training.model.items()
         entries = [

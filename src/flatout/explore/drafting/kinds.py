@@ -1,4 +1,4 @@
-"""What kind of data some paths are: by the names of the files, and by their content where a name says nothing."""
+"""Finds the kind of data in files: by their names, or by their content if the name says nothing."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _BY_NAME = {
 }
 _HELD = re.compile(r"(?<![a-z])(test|testing|val|valid|validation|dev|eval|t10k|heldout|holdout)(?![a-z])")
 _HEAD_BYTES, _HEAD_LINES = 64 << 10, 50
-_MOST_FILES = 20_000  # of a folder are looked at by name
+_MOST_FILES = 20_000  # the most files of a folder to look at
 
 
 @dataclass(frozen=True)
 class Given:
-    """One path as it was typed, and the files behind it."""
+    """One path as typed, and its files."""
 
     typed: str
     kind: str
@@ -48,7 +48,7 @@ class Given:
 
 
 def look_at(typed: Sequence[str]) -> list[Given]:
-    """All of one kind; UsageError says what is missing, empty, mixed or not known."""
+    """UsageError if files are missing, empty, unknown or of different kinds."""
     found = [given for path in typed for given in _given(path)]
     kinds = Counter(given.kind for given in found)
     if len(kinds) > 1:
@@ -58,14 +58,14 @@ def look_at(typed: Sequence[str]) -> list[Given]:
 
 
 def split_by_name(found: Sequence[Given]) -> tuple[list[Given], list[Given]]:
-    """To train on, and to validate on: those that are called test, val or the like, beside others that are not."""
+    """Files to train on, and files to validate on: those called test, val and the like, if there are others."""
     held = [given for given in found if _HELD.search(given.name.lower())]
     rest = [given for given in found if given not in held]
     return (rest, held) if rest else (list(found), [])
 
 
 def relative(typed: str, folder: Path) -> str:
-    """The path as a recipe in `folder` has to write it: an absolute one outside of it stays."""
+    """The path as a recipe in `folder` has to write it. Absolute paths outside of it stay."""
     if "://" in typed:
         return typed
     path = Path(typed).expanduser()
@@ -119,7 +119,7 @@ def _folder(typed: str, folder: Path) -> list[Given]:
 
 
 def _together(typed: str, kind: str, files: Sequence[Path]) -> list[Given]:
-    """As one, unless their names say that some are for training and some are not."""
+    """As one, unless their names say that some are not for training."""
     each = [Given(str(file), kind, (file,)) for file in files]
     return each if kind == "arrays" or split_by_name(each)[1] else [Given(typed, kind, tuple(files))]
 

@@ -1,4 +1,4 @@
-"""Which column of a table is to be learned, and whether it is a class or a number."""
+"""Chooses the label of a table, and whether it is a class or a number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from flatout.base.units import show_count
 from flatout.explore.drafting.columns import SampledColumn
 from flatout.explore.drafting.sample import TableSample
 
-_MOST_CLASSES = 20  # of whole numbers; more are a number to predict
+_MOST_CLASSES = 20  # of integers; more are a number to predict
 _SURE = ("label", "labels", "target", "targets", "class", "y")
 _LIKELY = (
     "income", "outcome", "survived", "species", "diagnosis", "churn", "churned", "exited", "fraud", "isfraud", "covertype",
@@ -16,7 +16,7 @@ _LIKELY = (
 
 
 def choose_label(sample: TableSample, asked: str | None, where: str) -> SampledColumn:
-    """The column asked for, or the one that is called like a label; UsageError lists the columns."""
+    """The column asked for, or the one with the name of a label; UsageError lists the columns."""
     columns = sample.columns
     if asked is not None:
         numbered = f"column_{asked}"
@@ -39,7 +39,7 @@ def choose_label(sample: TableSample, asked: str | None, where: str) -> SampledC
 
 
 def target_of(label: SampledColumn) -> str:
-    """ "class" or "number"; what can't be learned is said."""
+    """ "class" or "number"; an error if the column can't be a label."""
     if label.kind in ("date", "nested", "empty"):
         raise UsageError(f"--label: column {label.name!r} holds {label.words}: the label is a class or a number")
     if label.distinct < 2:

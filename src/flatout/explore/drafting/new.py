@@ -18,9 +18,9 @@ from flatout.explore.drafting.texts import draft_text, draft_tokens, text_field
 
 
 def draft(paths: Sequence[str], label: str | None, folder: Path) -> Draft:
-    """A recipe to be written into `folder`, for one table, one folder of images, ... that all paths are together.
+    """A recipe to write into `folder`, for all paths together: one table, one folder of images, ...
 
-    `label` is the column to learn, where the files have columns.
+    `label` is the column to predict, if the files have columns.
     """
     found = look_at(paths)
     kind = found[0].kind
@@ -41,7 +41,7 @@ def draft(paths: Sequence[str], label: str | None, folder: Path) -> Draft:
 
 
 def _columns(found: Sequence[Given], label: str | None, folder: Path) -> Draft:
-    """A table, unless its columns say that it lists images or holds documents."""
+    """A table, unless its columns show a list of images or documents."""
     if len(found) > 1 or len(found[0].files) != 1:
         return draft_table(found, label, folder)
     sample = sample_of(found)
@@ -59,7 +59,7 @@ def _columns(found: Sequence[Given], label: str | None, folder: Path) -> Draft:
 
 
 def _exists(given: Given, image: str) -> bool:
-    return os.path.exists(given.files[0].parent / image)  # what a table holds may be no name at all
+    return os.path.exists(given.files[0].parent / image)  # the cell may not be a valid file name
 
 
 def _no_label(label: str | None, what: str) -> None:

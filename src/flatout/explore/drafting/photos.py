@@ -20,14 +20,14 @@ from flatout.explore.drafting.sample import TableSample
 from flatout.explore.drafting.sizes import device_kind, for_images
 from flatout.explore.drafting.writing import DraftLine
 
-_LOOKED_INTO = 300  # headers, spread over all files
+_LOOKED_INTO = 300  # headers to read, spread over all files
 _SIZES = (224, 160, 128, 96, 64, 48, 32)
 _LARGEST = {"cpu": 64, "accelerator": 224}
 _HELD = ("val", "valid", "validation", "test")
 
 
 def image_column(sample: TableSample) -> str | None:
-    """The column of a table that names image files."""
+    """The column of a table that has image file names."""
     for name, column in sample.columns.items():
         if column.kind == "text" and column.counts and all(v.lower().endswith(SUFFIXES) for v, _ in column.counts[:100]):
             return name
@@ -35,7 +35,7 @@ def image_column(sample: TableSample) -> str | None:
 
 
 def check_list(sample: TableSample, column: str, where: str, asked: str | None) -> None:
-    """A list of images has its columns called path and label."""
+    """Checks that a list of images has the columns path and label."""
     if column == "path" and "label" in sample.columns and asked in (None, "label"):
         return
     names = ", ".join(sample.columns)

@@ -1,4 +1,4 @@
-"""Classes of a few rows: a split may leave none of them to train on, so the recipe has to say one that does not."""
+"""Classes with few rows: finds a split that leaves some rows of every class for training."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from flatout.data.specs import parse_data
 from flatout.explore.drafting.columns import SampledColumn
 from flatout.explore.drafting.writing import DraftLine
 
-_FEW = 6  # rows of a class: with more, that all are held out does not happen
+_FEW = 6  # rows of a class: with more, a split practically never takes all of them
 _TRIES = 8
 
 
 def holdout(share: float, label: SampledColumn, target: str, others: Sequence[DraftLine], folder: Path) -> list[DraftLine]:
-    """The share of rows to hold out, with a seed where it takes one; none where no split leaves all classes to train on."""
+    """The share to hold out, with a seed if one is needed; commented out if no split leaves all classes for training."""
     usual = DraftLine("holdout", share, "this share of the rows is only evaluated on; or validation: other.csv")
     rare = [name for name, count in label.counts if count <= _FEW] if target == "class" else []
     if not rare:

@@ -1,4 +1,4 @@
-"""How large a first model is, and how long it trains: choices that learn something and end in minutes."""
+"""The size of a first model and the length of its training: it learns something and ends within minutes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DraftTraining:
 
 
 def device_kind() -> str:
-    """ "cpu" or "accelerator": what a minute of training is worth."""
+    """ "cpu" or "accelerator": decides how much training fits into a minute."""
     from flatout.machine.device import pick_device
 
     return "cpu" if pick_device("auto").type == "cpu" else "accelerator"
@@ -40,7 +40,7 @@ def for_table(rows: int, training_rows: int) -> DraftTraining:
 
 
 def scaled_lr(lr: Raw, label_size: float) -> Raw:
-    """For a label that is a number as it stands: to reach large ones in as many steps, weights have to move faster."""
+    """For a label that is a raw number: weights have to move faster to reach large labels in the same number of steps."""
     if label_size <= 1:
         return lr
     return Raw(f"{float(lr.text) * min(label_size, 1e8) ** 0.25:.0e}".replace("e-0", "e-"))
@@ -60,14 +60,14 @@ def for_images(training_rows: int, size: int, device: str) -> DraftTraining:
 
 @dataclass(frozen=True)
 class Words:
-    """Training on text, with the window that its rows have."""
+    """Training on text, with its window."""
 
     window: int
     training: DraftTraining
 
 
 def for_text(tokens: int, held_share: float, vocabulary: int, device: str) -> Words:
-    """`held_share` of the tokens are validated on, which takes a window as well."""
+    """`held_share` of the tokens are for validation, which needs at least a window."""
     longest = 256 if device != "cpu" else 64
     least = int(tokens * min(1 - held_share, held_share or 1.0)) - 1
     window = longest
@@ -91,12 +91,12 @@ def for_text(tokens: int, held_share: float, vocabulary: int, device: str) -> Wo
 
 
 def _rows_a_step(rows: int, steps: int, least: int) -> float:
-    """So many that an epoch takes `steps`, but `least` where there are as many."""
+    """The batch for which an epoch takes `steps`, but at least `least` if there are that many rows."""
     return min(rows, max(least, rows / steps))
 
 
 def _power_of_two(value: float, least: int, most: int) -> int:
-    """The largest one that is not above, within bounds."""
+    """The largest power of two that is not larger, within bounds."""
     size = least
     while size * 2 <= min(value, most):
         size *= 2

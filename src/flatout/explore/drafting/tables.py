@@ -1,4 +1,4 @@
-"""A recipe for a table: which column to learn, which to leave out, and how its files are written."""
+"""A recipe for a table: the label, the columns to leave out, and how its files are read."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _ONE = {"numbers": "number", "categories": "category", "dates": "date"}
 
 
 def draft_table(found: Sequence[Given], asked: str | None, folder: Path, known: TableSample | None = None) -> Draft:
-    """`known` is a sample of the files, where one was taken already."""
+    """`known` is a sample of the files, if there is one already."""
     training, held = split_by_name(found)
     where = training[0].name if len(training) == 1 else f"{training[0].name} and {len(training) - 1} more"
     sample = sample_of(training) if known is None or held else known
     label = choose_label(sample, asked, where)
-    if label.marks:  # "maybe" among 0 and 1 is a label that is wrong, not one that is missing
+    if label.marks:  # "maybe" among 0 and 1 is a wrong label, not a missing one
         sample = sample_of(training, label.name)
         label = sample.columns[label.name]
     target = target_of(label)
@@ -82,7 +82,7 @@ def _written(given: Sequence[Given], folder: Path) -> Any:
 def _held_out(
     held: Sequence[Given], sample: TableSample, label: SampledColumn, target: str
 ) -> tuple[dict[str, list[Given]], dict[str, str]]:
-    """Files for validation and test, and those that can't be, with the reason. May add to how all files are read."""
+    """Files for validation and test, and files that can't be used, with the reason. May add options for reading all files."""
     parts: dict[str, list[Given]] = {}
     aside: dict[str, str] = {}
     for given in held:
@@ -112,7 +112,7 @@ def _held_out(
 
 
 def _hints(inputs: Sequence[SampledColumn], sample: TableSample) -> list[DraftLine]:
-    """Written as comments: what a person may know better."""
+    """Suggestions, written as comments."""
     hints = []
     few = [column.name for column in inputs if column.kind == "whole" and 3 <= column.distinct <= 12]
     if few and "text" not in sample.options:

@@ -1,4 +1,4 @@
-"""A recipe for text, or for tokens that were made of text before: what a token is, how many there are, a model of that size."""
+"""A recipe for text or token files: what a token is, how many there are, and a model of suitable size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TEXT_FIELDS = ("text", "content", "document", "body")
 
 
 def text_field(columns: Sequence[str]) -> str | None:
-    """The field of JSON lines that holds documents."""
+    """The field of JSON lines that has documents."""
     return next((name for name in _TEXT_FIELDS if name in columns), None)
 
 
@@ -92,7 +92,7 @@ def _draft(
 
 
 def _letters(head: bytes) -> int | None:
-    """How many different ones; None for what is no UTF-8."""
+    """The number of different characters; None if the text is not UTF-8."""
     try:
         return len(set(head[: len(head) - _cut(head)].decode()))
     except UnicodeDecodeError:
@@ -100,7 +100,7 @@ def _letters(head: bytes) -> int | None:
 
 
 def _cut(head: bytes) -> int:
-    """Bytes at the end that begin a character and don't end it."""
+    """The number of bytes at the end that are a cut-off character."""
     for back in range(1, min(4, len(head)) + 1):
         if head[-back] & 0xC0 == 0xC0:
             return back

@@ -1,4 +1,4 @@
-"""A recipe as text for people: values in YAML, and beside them comments that say what was seen and what may be changed."""
+"""Writes a recipe as YAML with comments that say what was found and what can be changed."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from flatout.base.errors import UsageError
 from flatout.base.plain_yaml import read_yaml
 
 _WIDTH = 100
-_KEY = 12  # room for what stands before a value
-_NOTES_AT = 34  # comments stand in one column up to here
+_KEY = 12  # room for the key before a value
+_NOTES_AT = 34  # comments start in one column up to here
 _PLAIN = re.compile(r"[\w./~][\w ./*<>=()+-]*")
 
 
 @dataclass(frozen=True)
 class DraftLine:
-    """`key: value` with a comment behind it, or above where it is long. Without a key: a comment alone."""
+    """`key: value` with a comment after it, or above it if it is long. Without a key: only a comment."""
 
     key: str
     value: Any = None
     note: str = ""
     depth: int = 0
-    off: bool = False  # written as a comment, for a person to switch on
+    off: bool = False  # written as a comment, for the user to switch on
 
 
 @dataclass(frozen=True)
 class Raw:
-    """A number in the digits that a person would write: 3e-4."""
+    """A number as a person would write it: 3e-4."""
 
     text: str
 
@@ -49,7 +49,7 @@ def page(title: Sequence[str], entries: Sequence[DraftLine]) -> str:
 
 
 def shown(value: Any, indent: int = 0) -> str:
-    """A value as YAML on one line, or a list over several lines where it is too long for one."""
+    """A value as YAML on one line; a list that is too long on several lines."""
     if isinstance(value, Raw):
         return value.text
     if isinstance(value, bool) or value is None:
@@ -64,7 +64,7 @@ def shown(value: Any, indent: int = 0) -> str:
 
 
 def _word(text: str) -> str:
-    """Plain where YAML reads it back as this very word, else quoted."""
+    """Unquoted if YAML reads it back as the same word."""
     with suppress(UsageError):
         if _PLAIN.fullmatch(text) and text == text.strip() and read_yaml(text) == (text, []):
             return text
@@ -72,7 +72,7 @@ def _word(text: str) -> str:
 
 
 def _flow(brackets: str, items: Sequence[str], indent: int) -> str:
-    """Broken between items alone: an item may hold spaces."""
+    """Breaks only between items: an item may have spaces."""
     whole = brackets[0] + ", ".join(items) + brackets[1]
     if len(whole) + indent + _KEY <= _WIDTH:
         return whole

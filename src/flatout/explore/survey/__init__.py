@@ -1,1 +1,1 @@
-"""What the data of a recipe is, how fast each stage of it goes on this machine, and what would make it faster."""
+"""`flatout data`: describes the data of a recipe, times each stage on this machine, and advises what would make it faster."""

@@ -1,6 +1,6 @@
-"""What the measured stages mean to a person: whether training will wait, for what, what would help, and by how much.
+"""Sentences about the measured stages: whether training will wait, for what, what would help, and by how much.
 
-Nothing is measured here, so every sentence can be replayed from numbers.
+Nothing is measured here, so tests can replay every sentence from numbers.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from flatout.explore.survey.speeds import Speeds, slowest
 
 _OPENING_MATTERS_S = 3.0
 _BUSY = 0.2
-_WAITS = 0.4  # of a thread's time: it is the files, not the decoding
+_WAITS = 0.4  # of a thread's time: then files are the limit, not decoding
 _WIDER_PAYS = 1.5
 
 
 def words_of(s: Speeds) -> list[str]:
-    """What to tell a person: whether training will wait, for what, and what would help."""
+    """Advice for the user: whether training will wait, for what, and what would help."""
     row = slowest(s)
     faster = None if row is None else _FASTER.get(row.name)
     return [*_verdict(s), *_slowest(s), *(() if faster is None else faster(s)), *_faster_opening(s), *_busy(s)]

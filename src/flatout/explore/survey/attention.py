@@ -1,4 +1,4 @@
-"""What a thread did with its time: it worked, waited for a core that others held, or waited for files."""
+"""How a thread spent its time: working, waiting for a core, or waiting for files."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-_SCHEDULED = Path("/proc/thread-self/schedstat")  # nanoseconds on a core, and nanoseconds in line for one
+_SCHEDULED = Path("/proc/thread-self/schedstat")  # nanoseconds on a core, and nanoseconds waiting for one
 
 
 @dataclass(frozen=True)
 class ThreadTime:
-    """Shares of the time that has passed; `queued` is 0 where the system does not tell."""
+    """Shares of the elapsed time; `queued` is 0 if the system does not report it."""
 
     working: float
     queued: float
@@ -22,7 +22,7 @@ class ThreadTime:
 
 
 class ThreadWatch:
-    """Of the thread that makes it, from then on."""
+    """Measures the thread that creates it, from then on."""
 
     def __init__(self) -> None:
         self._began_s, self._worked_s, self._queued_s = time.perf_counter(), time.thread_time(), _queued_s()
@@ -41,7 +41,7 @@ def _queued_s() -> float:
 
 
 def bytes_read() -> int | None:
-    """By this process so far, from files, wherever they came from; None where the system does not count it."""
+    """Bytes that this process has read from files so far; None if the system does not count them."""
     import psutil
 
     counters = getattr(psutil.Process(), "io_counters", None)

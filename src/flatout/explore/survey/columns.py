@@ -1,4 +1,4 @@
-"""What the columns of data are and what was fitted on them, in words, from a sample of the training rows."""
+"""Descriptions of the columns of data and of what was fitted on them, from a sample of the training rows."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from flatout.data.fitted.table_rows import TableHost
 from flatout.data.source import Source
 
 _SAMPLE_ROWS = 200_000
-_PLACES = ("start", "height", "width")  # where each photo lies among the pixels
+_PLACES = ("start", "height", "width")  # the places of photos among the pixels
 
 
 @dataclass(frozen=True)
 class ColumnWords:
-    """`missing` is a share of the rows; None where nothing can be missing."""
+    """`missing` is a share of the rows; None if nothing can be missing."""
 
     name: str
     kind: str
@@ -33,7 +33,7 @@ class ColumnWords:
 
 @dataclass(frozen=True)
 class LabelWords:
-    """`classes` has the share of each in the training rows, by its name; for numbers there are `low` and `high`."""
+    """`classes` has the share of each class in the training rows, by name; numbers have `low` and `high`."""
 
     name: str
     classes: tuple[tuple[str, float], ...] = ()
@@ -66,7 +66,7 @@ def label_of(data: Data) -> LabelWords | None:
 
 
 def _targets(source: Source) -> Tensor | None:
-    """Of all rows; None where there is not one number a row."""
+    """The targets of all rows; None if there is not one number a row."""
     if source.stream is not None or "y" not in source.schema or source.schema["y"].shape:
         return None
     return source.column("y")
@@ -150,7 +150,7 @@ def _stored(column: Any) -> str:
 
 
 def _as_given(name: str, data: Data) -> str:
-    """What the model gets of it."""
+    """What the model gets from it."""
     if name not in ("x", "pixels"):
         return ""
     words = [f"to the model: {_stored(data.schema()['x'])}"]

@@ -1,4 +1,4 @@
-"""What was measured of the data, as a table of stages: rates, ceilings, and which stage is slowest."""
+"""The measured speed of the data as a table of stages: rates, ceilings, and the slowest stage."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from flatout.base.units import show_bytes
 from flatout.explore.survey.stages import Stages
 
-_READS_FILES = 64  # bytes a row: less is not from files that hold rows
+_READS_FILES = 64  # bytes a row: fewer means that rows do not come from files
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """`threads` may read ahead beside the one that trains. None: not measured."""
+    """`threads` may read ahead of training. None: not measured."""
 
     unit: str
-    row_bytes: float  # as it is read
-    stored_bytes: float  # all training rows, as they are kept
+    row_bytes: float  # as read
+    stored_bytes: float  # all training rows, as stored
     in_memory: bool
     on_cpu: bool
     tier: str
@@ -24,10 +24,10 @@ class Speeds:
     threads: int
     stages: Stages
     opening_s: float
-    wanted_rows_per_s: float | None = None  # what training takes at most
+    wanted_rows_per_s: float | None = None  # the most that training takes
     opened_rows: int = 0  # of all parts
     file_bytes: float | None = None
-    parsed: bool = False  # the files are text
+    parsed: bool = False  # files are text
     disk_bytes_per_s: float | None = None
     link_bytes_per_s: float | None = None
     memory_bytes_per_s: float | None = None
@@ -36,12 +36,12 @@ class Speeds:
 
     @property
     def kept(self) -> bool:
-        """Whether rows that were read once are read again from somewhere faster."""
+        """Whether rows are read from a faster place after they were read once."""
         return not self.in_memory and self.tier in ("resident", "pinned", "mapped")
 
     @property
     def later_rows_per_s(self) -> float | None:
-        """From the second epoch on, if rows are kept: as measured, else what serves them, then copying and transforms."""
+        """The rate from the second epoch on, if rows are cached: as measured, else from serving, copying and transforms."""
         if self.in_memory:
             return None
         if self.kept and self.stages.loading.later_rows_per_s is not None:
@@ -56,7 +56,7 @@ class Speeds:
 
 @dataclass(frozen=True)
 class StageRow:
-    """A stage in the table. `path`: rows pass it in the first epoch, and can be held up there."""
+    """A stage in the table. `path`: rows of the first epoch pass it, so it can be the bottleneck."""
 
     name: str
     words: str
@@ -64,7 +64,7 @@ class StageRow:
     ceiling_rows_per_s: float | None = None
     ceiling: str = ""
     path: bool = True
-    at_once: int = 1  # threads that do it side by side
+    at_once: int = 1  # threads that work in parallel
 
     @property
     def effective_rows_per_s(self) -> float:
@@ -72,7 +72,7 @@ class StageRow:
 
 
 def rows_of(s: Speeds) -> list[StageRow]:
-    """In the order that rows pass them; then the whole, and what it is for."""
+    """In the order that rows pass them, then the whole."""
     stages, found = s.stages, []
     memory = s.memory_bytes_per_s
     if stages.reading is not None and s.in_memory:

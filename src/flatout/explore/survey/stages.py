@@ -1,4 +1,4 @@
-"""Each stage that rows pass on their way to a model, timed by itself for a part of a second."""
+"""Times each stage of the way of rows to a model, separately, for a part of a second."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flatout.data.source import Batch, Source
 from flatout.explore.survey.attention import ThreadTime, ThreadWatch, bytes_read
 from flatout.measure.clock import Stopwatch
 
-_SHARES = {"reading": 0.3, "keeping": 0.1, "copying": 0.1, "transforms": 0.2, "loader": 0.3}  # of the seconds there are
+_SHARES = {"reading": 0.3, "keeping": 0.1, "copying": 0.1, "transforms": 0.2, "loader": 0.3}  # share of the seconds to spend
 _MOST_ROWS = 50_000_000  # a store has a few bytes for each row of the source
 _KEPT_BYTES = 64 << 20
 _FEWEST = 3
@@ -29,7 +29,7 @@ _WIDER, _MOST_WIDE = 16, 16_384
 
 @dataclass(frozen=True)
 class Wider:
-    """Rows picked out of memory in larger batches."""
+    """Picking rows from memory in larger batches."""
 
     batch: int
     rows_per_s: float
@@ -37,11 +37,11 @@ class Wider:
 
 @dataclass(frozen=True)
 class ReadingSpeed:
-    """One thread, and what it did with its time."""
+    """One thread, and how it spent its time."""
 
     rows_per_s: float
     attention: ThreadTime
-    own_workers: int | None = None  # processes that read for it, so that the thread only waits for them
+    own_workers: int | None = None  # processes that read for it: the thread only waits for them
     file_bytes_per_row: float | None = None
     wider: Wider | None = None
 
@@ -56,9 +56,9 @@ class TransformSpeed:
 
 @dataclass(frozen=True)
 class LoaderSpeed:
-    """The whole loader, in the first epoch and, where there was time for it, in those after it.
+    """The whole loader, in the first epoch and, if there was time, in later ones.
 
-    `workers` threads read ahead; None where nothing is read ahead.
+    `workers` threads read ahead; None if nothing is read ahead.
     """
 
     rows_per_s: float
@@ -69,10 +69,10 @@ class LoaderSpeed:
 
 @dataclass(frozen=True)
 class Stages:
-    """None: there is no such stage here, or it can't be timed by itself."""
+    """None: there is no such stage, or it can't be timed separately."""
 
     reading: ReadingSpeed | None
-    kept_rows_per_s: float | None  # rows once read, from host memory
+    kept_rows_per_s: float | None  # cached rows, from host memory
     copy_bytes_per_s: float | None
     transforms: tuple[TransformSpeed, ...]
     loading: LoaderSpeed
@@ -86,9 +86,9 @@ class Stages:
 def measure(
     data: Data, tier: str, batch: int, device: torch.device, seconds: float, *, in_memory: bool, seed: int = 0
 ) -> Stages:
-    """Takes about `seconds`; rows so slow that a batch of them takes longer are read a few at a time.
+    """Takes about `seconds`; slow rows are read a few at a time.
 
-    `in_memory`: reading only copies, so that nothing is gained by keeping rows.
+    `in_memory`: reading only copies, so caching rows gains nothing.
     """
     source = data.train
     if source.stream is not None:
@@ -106,13 +106,13 @@ def measure(
     everything_s = len(source) / reading.rows_per_s
     tier = tier if in_memory or everything_s < seconds / 4 else "streamed"
     loading = _loading(data, tier, at_once if at_once < batch // 2 else batch, device, _SHARES["loader"] * seconds)
-    once = in_memory or source.varies  # samples that differ from visit to visit can't be kept
+    once = in_memory or source.varies  # samples that differ from visit to visit can't be cached
     kept = None if once else _kept(source, rows, columns, _SHARES["keeping"] * seconds)
     return Stages(reading, kept, copying, steps, loading)
 
 
 def _reading(source: Source, ahead: Lookahead, at_once: int, seconds: float) -> tuple[ReadingSpeed, Tensor, Batch]:
-    """In the order of training. Also hands over the last rows read."""
+    """Reads in the order of training. Also returns the last rows."""
     before, thread, done = bytes_read(), ThreadWatch(), 0
     with Stopwatch() as watch:
         while True:
@@ -128,7 +128,7 @@ def _reading(source: Source, ahead: Lookahead, at_once: int, seconds: float) -> 
 
 
 def _picking(source: Source, ahead: Lookahead, batch: int, reading: ReadingSpeed, seconds: float) -> ReadingSpeed:
-    """By the median of calls, which are short; and in larger batches, where the call itself costs next to nothing."""
+    """The median of short calls, and the rate in larger batches, where the cost of a call is small."""
     rates = {}
     for size in (batch, min(_WIDER * batch, len(source), _MOST_WIDE)):
         rates[size] = size / _median_s(partial(source.read, ahead.rows(0, size)), seconds / 2, None)
@@ -175,7 +175,7 @@ def _loading(data: Data, tier: str, batch: int, device: torch.device, seconds: f
 @dataclass(frozen=True)
 class _Epochs:
     rows_per_s: float
-    ended: bool  # all of them were read before the time was over
+    ended: bool  # all rows were read before the time was over
 
 
 def _epochs(batches: Loader, count: int, device: torch.device, seconds: float) -> _Epochs:
@@ -197,7 +197,7 @@ def _rows_in(batch: Batch) -> int:
 
 
 def _median_s(call: Callable[[], object], seconds: float, device: torch.device | None) -> float:
-    """After a first call, whose constants and buffers are made then."""
+    """After a first call, which makes constants and buffers."""
     call()
     taken: list[float] = []
     while len(taken) < _FEWEST or sum(taken) < seconds:

@@ -1,4 +1,4 @@
-"""`flatout data`: reads the data of a recipe, plans where it would live, and times how fast it can come. Trains nothing."""
+"""`flatout data`: reads the data of a recipe, plans where it would be stored, and times it. Trains nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from flatout.runs import verbs
 
 @dataclass(frozen=True)
 class PartSize:
-    """`rows` is None of an iterable that does not say."""
+    """`rows` is None for an iterable of unknown length."""
 
     name: str
     rows: int | None
@@ -41,7 +41,7 @@ class PartSize:
 
 @dataclass(frozen=True)
 class Survey:
-    """Everything that is shown. `no_plan` says why there is none: the model is at fault, not the data."""
+    """Everything that is shown. `no_plan` is the reason if there is no plan: a problem of the model, not of the data."""
 
     name: str
     machine: str
@@ -56,11 +56,11 @@ class Survey:
     speeds: Speeds
     notes: tuple[str, ...]
     no_plan: str | None = None
-    compression: Choice | None = None  # where the tier writes to the cache
+    compression: Choice | None = None  # if the tier writes to the cache
 
 
 def survey(recipe: Recipe, *, seconds: float = 5.0, cache: Path | None = verbs.CACHE) -> Survey:
-    """Measuring takes about `seconds`; reading the files and probing the machine for the first time come on top."""
+    """Measuring takes about `seconds`, in addition to reading the files and probing the machine for the first time."""
     with Stopwatch() as opening:
         data = recipe.load_data(cache)
     device = pick_device(recipe.pins.get("device", "auto"))
@@ -113,7 +113,7 @@ def survey(recipe: Recipe, *, seconds: float = 5.0, cache: Path | None = verbs.C
 
 
 def _plan(recipe: Recipe, cache: Path | None) -> tuple[Plan | None, str | None]:
-    """The data may be fine where the model is not."""
+    """Without a plan if only the model is wrong."""
     try:
         return default_plan(recipe, build_job(recipe, weights_budget=WeightsBudget()), cache), None
     except FlatoutError as error:
@@ -154,14 +154,14 @@ def _ceilings(ceilings: Ceilings | None) -> dict[str, float | None]:
 
 
 def _is_text(written: Any) -> bool:
-    """Whether a table is kept as text: CSV or JSON lines."""
+    """Whether the files of a table are text: CSV or JSON lines."""
     table = written.get("table") if isinstance(written, Mapping) else None
     first = table[0] if isinstance(table, list) and table else table
     return isinstance(first, str) and not first.lower().endswith((".parquet", ".pq", ".arrow", ".feather"))
 
 
 def _sizes(recipe: Recipe) -> Iterator[int]:
-    """Bytes of every local file that the recipe names, each once."""
+    """The bytes of all local files that the recipe names, each counted once."""
     if not isinstance(recipe.data, Mapping):
         return
     main = [value for name, value in recipe.data.items() if name in ("table", "images", "text", "arrays", "validation", "test")]

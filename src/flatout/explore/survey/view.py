@@ -1,4 +1,4 @@
-"""A survey as one tree: what the data is, where it would live, how fast each stage is, and what would help."""
+"""A survey as one tree: the data, where it would be stored, the speed of each stage, and advice."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def _said(found: Survey) -> Iterator[Node]:
 
 
 def _wrapped(name: str | None, words: str) -> Iterator[TextLine]:
-    """Under a name in the margin; None: no margin."""
+    """With a name in the margin; None: no margin."""
     if not words:
         return
     margin = "" if name is None else f"{name:<8}"

@@ -1,1 +1,1 @@
-"""Photographs: files found and looked at, decoded small, and cut to one size on the device."""
+"""Photos: finding files, decoding them small, and cropping them to one size on the device."""

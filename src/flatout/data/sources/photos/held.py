@@ -1,4 +1,4 @@
-"""Photos that are in memory, decoded, end to end."""
+"""Decoded photos in memory, concatenated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PER_PHOTO = ("start", "height", "width")
 
 
 class HeldPhotos(Source):
-    """`pixels` of all, flat; `start`, `height` and `width` of each."""
+    """`pixels` of all photos, flat; `start`, `height` and `width` of each."""
 
     def __init__(self, photos: Mapping[str, Tensor]) -> None:
         self._photos = dict(photos)
@@ -41,7 +41,7 @@ class HeldPhotos(Source):
         return dict(self._photos)
 
     def gather(self, stored: Mapping[str, Tensor], rows: Tensor) -> Batch:
-        """The pixels whole, as they are: only where each photo begins is picked."""
+        """The pixels stay as they are; only the places of photos are picked."""
         return {"pixels": stored["pixels"], **{name: stored[name].index_select(0, rows) for name in _PER_PHOTO}}
 
     def fingerprint(self) -> str:

@@ -1,4 +1,4 @@
-"""Images as data: a folder of class folders or a list of files, to squares of one size in the order asked for."""
+"""Images as data: a folder of class folders or a list of files, cropped to squares of one size."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def images(
 ) -> Data:
     """A folder with a folder for each class, a list (.csv, .parquet) with columns path and label, or a pair (paths, labels).
 
-    A folder whose folders are train and val (or valid, validation) and perhaps test is taken for that split. `holdout` sets a
-    share aside for validation by the files' names: adding files moves hardly any to the other side.
+    A folder with only the folders train and val (or valid, validation), and perhaps test, is used as that split. `holdout` sets
+    a share aside for validation by a hash of file names: adding files moves hardly any to the other side.
 
-    Training sees what `augment` says, in its order; evaluation a center crop. Photos are decoded no smaller than `cover` pixels
-    on their short side, 29/28 of `size` unless told; more keeps small crops sharp, and costs time and memory.
+    Training uses `augment`, in its order; evaluation uses a center crop. Photos are decoded to at least `cover` pixels on the
+    short side, by default 29/28 of `size`; more keeps small crops sharp, and costs time and memory.
     """
     if holdout and validation is not None:
-        raise DataError("holdout and validation are two ways to say the same: give one of them")
+        raise DataError("holdout and validation are two ways to get validation rows: give one of them")
     path, validation, test = _given_split(path, validation, test, holdout)
     bad, decode = Bad(on_bad), make_decoder(decoder)
     prepare = _center(size)
@@ -104,7 +104,7 @@ def images(
 
 
 def other_images(fitted: Fitted, path: str, targets: bool) -> PhotoSource:
-    """Other photos, decoded as those of `images` were. Without `targets` any folder of images will do, or a single file."""
+    """Other photos, decoded like those of `images`. Without `targets`, any folder of images or a single file will do."""
     host, bad = fitted.host, Bad(fitted.reading["on_bad"])
     assert isinstance(host, PhotoHost)
     listing = find_photos(path) if targets else find_unlabelled(path)
@@ -120,7 +120,7 @@ def other_images(fitted: Fitted, path: str, targets: bool) -> PhotoSource:
 def training_chain(
     augment: Sequence[Transform], size: int, center: CenterCrop, normalizer: tuple[Transform, ...]
 ) -> tuple[Transform, ...]:
-    """The crop, colours and shapes on bytes, then normalize, then what mixes and cuts out; otherwise in the order given."""
+    """Order: the crop, colours and shapes on bytes, then normalize, then mixing and cutout; otherwise as given."""
     sized = [_sized(transform, size) for transform in augment]
     crops = [place for place, transform in enumerate(sized) if isinstance(transform, RandomResizedCrop | CenterCrop)]
     if not crops:
@@ -136,7 +136,7 @@ def training_chain(
 
 
 def _sized(transform: Transform, size: int) -> Transform:
-    """A crop that says no size gets that of the data."""
+    """A crop without a size gets the size of the data."""
     if isinstance(transform, RandomResizedCrop | CenterCrop):
         if transform.size is None:
             return replace(transform, size=size)
@@ -148,7 +148,7 @@ def _sized(transform: Transform, size: int) -> Transform:
 
 
 def _given_split(path: Any, validation: Any, test: Any, holdout: float) -> tuple[Any, Any, Any]:
-    """The train, val and test folders of a folder that has nothing else; what was said outright goes first."""
+    """The train, val and test folders of a folder that has nothing else; explicit arguments win."""
     if not isinstance(path, str | os.PathLike) or is_remote(path) or not os.path.isdir(Path(path).expanduser()):
         return path, validation, test
     folder = Path(path).expanduser()
@@ -197,7 +197,7 @@ def _normalizer(
 
 
 def fit_normalize(train: PhotoSource, center: CenterCrop, rows: int = _FIT_ROWS) -> Normalize:
-    """On the center crops of up to `rows` photos, spread evenly over the training files."""
+    """Fitted on the center crops of up to `rows` photos, spread evenly over the training files."""
     picked = torch.arange(min(rows, len(train))) * len(train) // min(rows, len(train))
     none = torch.zeros(1, dtype=torch.int64)
     crops = [center(train.read(row), Keys(0, none, none))["x"] for row in picked.split(1)]

@@ -1,4 +1,4 @@
-"""Labels as written, to targets: words to their place among the class names, whole numbers as they are, others as numbers."""
+"""Labels of images to targets: words to their place among the class names, integers as they are, others as numbers."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Labels:
 
     @classmethod
     def of(cls, targets: Sequence[Any], classes: int | Sequence[str] | None = None, *, words: bool = False) -> Labels:
-        """By the targets, or told: the class names in order, or how many. `words` are names even if they are digits."""
+        """By the targets, or given: the class names in order, or their number. `words`: labels are names even if digits."""
         if classes is not None and not isinstance(classes, int):
             names = tuple(str(name) for name in classes)
             if len(set(names)) != len(names):
-                raise DataError(f"classes: a name comes twice in {list(names)}")
+                raise DataError(f"classes: a name occurs twice in {list(names)}")
             return cls(names, len(names))
         numbers = None if words else _numbers(targets)
         if numbers is None:
             names = tuple(sorted({str(target) for target in targets}))
             if isinstance(classes, int) and classes != len(names):
-                raise DataError(f"classes={classes}, and the labels are {len(names)} different words: {_few(names)}")
+                raise DataError(f"classes={classes}, but the labels are {len(names)} different words: {_few(names)}")
             return cls._checked(names, len(names), classes)
         if not all(number.is_integer() for number in numbers):
             return cls(None, None)
@@ -45,21 +45,21 @@ class Labels:
     def _checked(cls, names: tuple[str, ...] | None, count: int, told: int | None) -> Labels:
         if count < 2 and told is None:
             what = repr(names[0]) if names else "0"
-            raise DataError(f"images: all have the same label, {what}: nothing to tell apart. Expected two classes or more")
+            raise DataError(f"images: all have the same label, {what}: expected two classes or more")
         return cls(names, count)
 
     def targets(self, written: Sequence[Any], where: Sequence[str]) -> Tensor:
-        """int64 classes or float32 numbers; DataError names the first file whose label is not among those known."""
+        """int64 classes or float32 numbers; DataError names the first file with an unknown label."""
         if self.names is not None:
             places = {name: place for place, name in enumerate(self.names)}
             for target, file in zip(written, where, strict=True):
                 if str(target) not in places:
-                    raise DataError(f"{file} has label {str(target)!r}, which is no class here: {_few(self.names)}")
+                    raise DataError(f"{file} has label {str(target)!r}, which is not one of the classes: {_few(self.names)}")
             return torch.tensor([places[str(target)] for target in written], dtype=torch.int64)
         numbers = _numbers(written)
         if numbers is None:
             file = next(file for target, file in zip(written, where, strict=True) if _number(target) is None)
-            raise DataError(f"{file} has a label that is no number, and those to train on are numbers")
+            raise DataError(f"{file} has a label that is not a number; the training labels are numbers")
         if self.classes is None:
             return torch.tensor(numbers, dtype=torch.float32)
         for number, file in zip(numbers, where, strict=True):
@@ -69,7 +69,7 @@ class Labels:
 
 
 def _numbers(targets: Sequence[Any]) -> list[float] | None:
-    """None unless all of them are."""
+    """None unless all are numbers."""
     numbers = [_number(target) for target in targets]
     return None if None in numbers else [number for number in numbers if number is not None]
 

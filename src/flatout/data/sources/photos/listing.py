@@ -1,4 +1,4 @@
-"""Which image files there are, and what each shows: a folder for each class, or a list with a path and a label a row."""
+"""Finds image files and their labels: a folder for each class, or a list with a path and a label a row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flatout.data.sources.photos.lists import read_list
 from flatout.data.sources.photos.opening import is_remote, open_photo, remote_names
 
 Array = np.ndarray[Any, Any]
-_SCAN_THREADS = 16  # most of the time goes into waiting for the disk
+_SCAN_THREADS = 16  # most of the time is spent waiting for the disk
 _SCAN_AT_ONCE = 256
 _NOT_CLASSES = "__MACOSX"
 _KINDS_NAMED = 5
@@ -29,7 +29,7 @@ _KINDS_NAMED = 5
 
 @dataclass(frozen=True)
 class Listing:
-    """Files as they were found, not looked into. `where` says of each how to find its entry; `targets` are words or numbers."""
+    """Files that were found, not opened yet. `where` has the place of each entry; `targets` are words or numbers."""
 
     folder: str
     names: list[str]
@@ -37,10 +37,10 @@ class Listing:
     where: list[str]
     from_folders: bool = False
     left_out: Counter[str] = field(default_factory=Counter)
-    """Files of class folders that are no images by name or content, by the ends of their names."""
+    """Files of class folders that are not images, counted by suffix."""
 
     def note(self) -> str | None:
-        """What was left out, in words; None when nothing was."""
+        """A sentence about the files that were left out; None if there are none."""
         count = self.left_out.total()
         if not count:
             return None
@@ -53,7 +53,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Photos:
-    """Files whose headers could be read, column by column. Names are relative to `folder` and say which file is which."""
+    """Files whose headers could be read, by column. Names are relative to `folder` and identify the files."""
 
     folder: str
     names: list[str]
@@ -74,7 +74,7 @@ class Photos:
         return [os.path.join(self.folder, self.names[file]) for file in files]
 
     def select(self, chosen: Array) -> Photos:
-        """Those where `chosen`, a bool each, is true."""
+        """The photos where the mask `chosen` is true."""
         places = np.flatnonzero(chosen).tolist()
         names, targets = [self.names[place] for place in places], [self.targets[place] for place in places]
         columns = (self.height, self.width, self.orientation, self.turbo, self.marks)
@@ -90,7 +90,7 @@ def find_photos(written: Any) -> Listing:
         if os.path.isdir(path):
             return _from_folder(path)
         if not os.path.exists(path):
-            raise DataError(f"images: nothing is at {path}; expected a folder of class folders, or a list such as photos.csv")
+            raise DataError(f"images: {path} does not exist; expected a folder of class folders, or a list such as photos.csv")
         return _from_list(path)
     if isinstance(written, tuple | list) and len(written) == 2 and not isinstance(written[0], str | os.PathLike):
         return _from_pair(*written)
@@ -98,7 +98,7 @@ def find_photos(written: Any) -> Listing:
 
 
 def find_unlabelled(path: str) -> Listing:
-    """A single image, or every image below a folder; none has a label."""
+    """A single image, or every image below a folder, without labels."""
     if os.path.isfile(path):
         folder, names = os.path.dirname(path), [os.path.basename(path)]
     else:
@@ -106,12 +106,12 @@ def find_unlabelled(path: str) -> Listing:
         below = [os.path.join(place, name) for place, _, files in os.walk(path) for name in files if not name.startswith(".")]
         names = sorted(os.path.relpath(file, path) for file in below)
     if not names:
-        raise DataError(f"images: nothing is at {path}; expected a folder of images, or one")
+        raise DataError(f"images: {path} does not exist; expected a folder of images, or one image")
     return Listing(folder, names, [0] * len(names), [os.path.join(folder, name) for name in names])
 
 
 def look_into(listing: Listing, bad: Bad) -> Photos:
-    """Reads the header of every file, in several threads; those that are not images go to `bad`, in order."""
+    """Reads the headers of all files in several threads; reports files that are not images to `bad`, in order."""
     paths = [os.path.join(listing.folder, name) for name in listing.names]
     pieces = [paths[start : start + _SCAN_AT_ONCE] for start in range(0, len(paths), _SCAN_AT_ONCE)]
     kept: list[int] = []
@@ -145,7 +145,7 @@ def look_into(listing: Listing, bad: Bad) -> Photos:
 
 
 def _missing(target: Any) -> bool:
-    return target is None or target == "" or target != target  # NaN is not itself
+    return target is None or target == "" or target != target  # NaN is not equal to itself
 
 
 def _headers(paths: Sequence[str]) -> list[PhotoHeader | str]:
@@ -163,7 +163,7 @@ def _header(path: str) -> PhotoHeader | str:
 
 
 def _from_folder(folder: Path) -> Listing:
-    """A class is a folder right below; its images may lie deeper."""
+    """Each folder directly below is a class; its images may be deeper."""
     classes, loose = [], []
     for entry in _entries(str(folder)):
         if entry.is_dir():
@@ -194,7 +194,7 @@ def _from_folder(folder: Path) -> Listing:
 
 
 def _from_url(url: str) -> Listing:
-    """By name alone: to look into files that don't say they are images would mean to fetch them."""
+    """By name only: opening other files would download them."""
     folder, names = remote_names(url, SUFFIXES)
     loose = [name for name in names if "/" not in name]
     if loose:
@@ -205,7 +205,7 @@ def _from_url(url: str) -> Listing:
 def _images_below(folder: str, above: tuple[tuple[int, int], ...], left_out: Counter[str]) -> Iterator[str]:
     status = os.stat(folder)
     here = (status.st_dev, status.st_ino)
-    if here in above:  # a link that leads back up
+    if here in above:  # a link to a parent folder
         return
     for entry in _entries(folder):
         if entry.is_dir():
@@ -222,7 +222,7 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
-    """By name, so that a damaged one is noticed; by content where the name says nothing. Notes beside images are no images."""
+    """By name, so that a damaged image is noticed; by content if the name says nothing. Other files are not images."""
     if entry.name.lower().endswith(SUFFIXES):
         return True
     try:
@@ -236,7 +236,7 @@ def _from_pair(paths: Any, labels: Any) -> Listing:
     names = [os.fspath(path) for path in paths]
     targets = labels.tolist() if hasattr(labels, "tolist") else list(labels)
     if len(names) != len(targets):
-        raise DataError(f"images: {len(names)} paths came with {len(targets)} labels; each path needs one")
+        raise DataError(f"images: got {len(names)} paths and {len(targets)} labels; each path needs one")
     if not names:
         raise DataError("images: the list of paths is empty")
     return Listing("", names, targets, names)

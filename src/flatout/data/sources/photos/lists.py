@@ -1,4 +1,4 @@
-"""Lists of images: CSV, TSV or Parquet with a path and a label a row; other columns are left alone."""
+"""Lists of images: CSV, TSV or Parquet with a path and a label a row; other columns are ignored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROWS_AT_ONCE = 65536
 
 
 def read_list(path: Path) -> tuple[list[str], list[Any]]:
-    """The paths as they are written, and the labels."""
+    """The paths as written, and the labels."""
     kind = path.suffix.lower()
     if kind not in LISTS:
         raise DataError(f"images: {path} is neither a folder nor a list of images ({', '.join(LISTS)})")
@@ -28,7 +28,7 @@ def read_list(path: Path) -> tuple[list[str], list[Any]]:
 
 
 def _csv_columns(path: Path) -> tuple[list[str], list[Any]]:
-    """Rows are counted from 1, the header not among them."""
+    """Rows are counted from 1, without the header."""
     try:
         with open_plain(LocalFile(path)) as stream:
             guarded = io.BufferedReader(LineGuard(stream, f"images: {path}"))

@@ -1,4 +1,4 @@
-"""Image files by path: of this machine, or by a URL that fsspec reaches (s3://, https://, memory://)."""
+"""Opens image files: local ones, or by a URL that fsspec reaches (s3://, https://, memory://)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def is_remote(path: object) -> bool:
 
 
 def open_photo(path: str) -> BinaryIO:
-    """OSError where it can't be opened, whatever the store says of it."""
+    """OSError if the file can't be opened, whatever error the store raises."""
     if not is_remote(path):
-        return open_regular(path, buffering=0)  # few and large reads
+        return open_regular(path, buffering=0)  # few large reads
     import fsspec
 
     try:
         return cast(BinaryIO, fsspec.open(path, "rb").open())
     except OSError:
         raise
-    except Exception as error:  # each store has errors of its own
+    except Exception as error:  # every store raises its own kinds
         raise OSError(f"{type(error).__name__}: {error}") from error
 
 
@@ -43,8 +43,9 @@ def read_photo(path: str) -> bytes:
 
 
 def _read_here(path: str) -> bytes:
-    """With few calls of the system, each a turn at the interpreter, and no more memory than it takes: what is too much has to
-    be given back page by page, and every core hears of that."""
+    """Reads a file with few system calls, each of which takes the interpreter lock, and with no larger buffer than needed:
+    returning memory page by page interrupts every core.
+    """
     file = os.open(path, TO_READ)
     try:
         status = os.fstat(file)
@@ -55,7 +56,7 @@ def _read_here(path: str) -> bytes:
         if len(content) == size:
             return content
         more = [content]
-        while more[-1]:  # it grows, or more than one read takes
+        while more[-1]:  # it grew, or one read was not enough
             more.append(os.read(file, _AT_ONCE))
         return b"".join(more)
     finally:
@@ -63,12 +64,12 @@ def _read_here(path: str) -> bytes:
 
 
 def remote_names(url: str, suffixes: tuple[str, ...]) -> tuple[str, list[str]]:
-    """A folder as its store calls it, and the files below that end so, relative to it, sorted."""
+    """A remote folder, and the files below it with these suffixes, relative to it and sorted."""
     from fsspec.core import url_to_fs
 
     names = [place.name for place in find(url, what="images", suffixes=suffixes)]
     filesystem, path = url_to_fs(url)
     folder = str(filesystem.unstrip_protocol(path)).rstrip("/") + "/"
     if any(not name.startswith(folder) for name in names):
-        raise DataError(f"images: {url} is no folder; expected one with a folder for each class")
+        raise DataError(f"images: {url} is not a folder; expected one with a folder for each class")
     return folder, sorted(name.removeprefix(folder) for name in names)

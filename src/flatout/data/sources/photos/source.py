@@ -1,4 +1,4 @@
-"""Photos as rows: decoded when they are read, end to end in one flat tensor of bytes."""
+"""Photos as rows: decoded when they are read, concatenated in one flat tensor of bytes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def _new_pixels(name: str, length: int) -> Tensor:
 
 
 class PhotoSource(Source):
-    """`pixels` uint8, ragged, height x width x RGB; `start` of each photo in it; its `height` and `width`; its target `y`.
+    """`pixels` uint8, ragged, height x width x RGB; `start`, `height` and `width` of each photo; its target `y`.
 
-    A photo that turns out bad while training, where `bad` allows it, is replaced by the next good one in the order of storage:
-    the same one in every run and tier.
+    If a photo turns out to be bad during training and `bad` allows it, the next good one in storage order replaces it: the same
+    one in every run and tier.
     """
 
-    piece_rows = 16  # one thread's work at a time
+    piece_rows = 16  # for one thread at a time
 
     def __init__(self, photos: Photos, y: Tensor, cover: int, decoder: Decoder, bad: Bad) -> None:
         self._bad = bad
@@ -46,9 +46,9 @@ class PhotoSource(Source):
         self._decoder = decoder
         self._plans = plan(photos.height, photos.width, photos.orientation, photos.turbo, cover)
         self._height, self._width = torch.from_numpy(self._plans.height), torch.from_numpy(self._plans.width)
-        self._sizes = self._height * self._width * CHANNELS  # bytes of each photo, known before it is decoded
+        self._sizes = self._height * self._width * CHANNELS  # bytes of each photo, known before decoding
         self._pixels = Column(torch.uint8, (), ragged=float(self._sizes.double().mean()))
-        self._shown = torch.arange(len(photos))  # the photo that a row shows: itself, or what stands in for it
+        self._shown = torch.arange(len(photos))  # the photo shown for each row: its own, or a replacement
         self._broken: set[int] = set()
         self._one_at_a_time = Lock()
 
@@ -84,31 +84,31 @@ class PhotoSource(Source):
         return known[name].index_select(0, self._shown)
 
     def stand_ins(self, rows: Tensor) -> Tensor:
-        """Which of them show another photo, their own being bad: a cache that outlives the run does not keep those."""
+        """A mask of rows that show another photo because their own is bad: a cache on disk does not keep those."""
         return self.shown(rows) != rows
 
     def shown(self, rows: Tensor) -> Tensor:
-        """The photo that each shows: its own, or where that is bad what stands in for it."""
+        """The photo shown for each row: its own, or a replacement."""
         return self._shown.index_select(0, rows)
 
     def row_sizes(self, rows: Tensor) -> Tensor:
-        """Bytes of each, known before it is decoded; a photo that then turns out bad is replaced by one of another size."""
+        """Bytes of each photo, known before decoding; a bad photo is replaced by one of another size."""
         return self._sizes.index_select(0, self.shown(rows))
 
     def read(self, rows: Tensor) -> Batch:
         return self._read(rows, _new_pixels, threads=1)
 
     def read_into(self, rows: Tensor, batch: Batch) -> None:
-        """`pixels` may be longer than needed: its first part is filled."""
+        """`pixels` may be longer than needed: only its start is filled."""
         self.read_with(rows, fill_buffers(batch))
 
     def read_with(self, rows: Tensor, take: Take) -> Batch:
-        """Like `read`, decoded to where `take(column, length)` says."""
+        """Like `read`, decoded into tensors from `take(column, length)`."""
         batch = self._read(rows, take, threads=1)
         return {**batch, **{name: take(name, len(rows)).copy_(batch[name]) for name in _PER_PHOTO}}
 
     def fingerprint(self) -> str:
-        """Names, content marks and targets of the files, and the size they are decoded to."""
+        """A hash of names, sizes, times and targets of the files, and of the decoded size."""
         digest = hashlib.blake2b(repr((self._cover, len(self))).encode(), digest_size=16)
         digest.update("\0".join(self._photos.names).encode("utf-8", "surrogatepass"))
         digest.update(self._photos.marks.tobytes())
@@ -123,11 +123,11 @@ class PhotoSource(Source):
         return self._read(torch.arange(len(self)), _new_pixels, threads=affinity_cores())
 
     def laid_out(self, pixels: Tensor, start: Tensor) -> dict[str, Tensor]:
-        """What `gather` takes photos from, by their own numbers, when each begins there in `pixels`."""
+        """The input of `gather` by photo number, for photos that start at these places in `pixels`."""
         return {"pixels": pixels, "start": start, "height": self._height, "width": self._width, "y": self._y}
 
     def gather(self, stored: Mapping[str, Tensor], rows: Tensor) -> Batch:
-        """The pixels whole, as they are: only where each photo begins is picked."""
+        """The pixels stay as they are; only the places of photos are picked."""
         picked = {name: stored[name].index_select(0, rows) for name in _PER_PHOTO}
         return {"pixels": stored["pixels"], **picked}
 
@@ -146,7 +146,7 @@ class PhotoSource(Source):
         return {"pixels": pixels, "start": start, **{name: col.index_select(0, shown) for name, col in columns.items()}}
 
     def _decode_all(self, photos: list[int], start: list[int], pixels: Tensor, threads: int) -> dict[int, str]:
-        """The photos that could not be decoded, and why."""
+        """The photos that could not be decoded, with reasons."""
         flat = pixels.numpy()
         at_once = self._decoder.at_once
         outs = [flat[first : first + size] for first, size in zip(start, self._sizes[photos].tolist(), strict=True)]
@@ -179,7 +179,7 @@ class PhotoSource(Source):
         return failed
 
     def _replace(self, photo: int, why: str) -> None:
-        """Raises where bad photos are errors; else rows that show this photo show the next good one from now on."""
+        """Raises if bad photos are errors; else rows with this photo show the next good one from now on."""
         with self._one_at_a_time:
             if photo in self._broken:  # another thread was faster
                 return

@@ -1,6 +1,6 @@
-"""Parquet and Arrow files: columns with types of their own.
+"""Parquet and Arrow files.
 
-Their readers trust what a file says of itself, so every batch is checked before it is used: see validity.py.
+Their readers trust the file, so every batch is checked before it is used: see validity.py.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ParquetPart:
                     yield piece, Where(self.name, row)
                     row += piece.num_rows
         if row != self.rows:
-            raise DataError(f"{self.name} tells of {self.rows} rows and holds {row}: it is damaged, or was changed meanwhile")
+            raise DataError(f"{self.name} declares {self.rows} rows and has {row}: damaged, or changed while it was read")
 
     def blocks(self) -> tuple[int, ...]:
         return self._blocks
@@ -54,9 +54,9 @@ class ParquetPart:
         return self._place.fingerprint()
 
     def _most_rows(self, file: Any) -> int:
-        """So many that a batch of rows that are stored one by one stays in bounds.
+        """The rows of a batch that keep its size within bounds.
 
-        Of single columns nothing is asked: to look at a damaged one's metadata ends the process.
+        Uses only the metadata of row groups: reading that of a damaged column can crash the process.
         """
         groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
         widest = max((group.total_byte_size / group.num_rows for group in groups if group.num_rows), default=0.0)
@@ -64,7 +64,7 @@ class ParquetPart:
 
     @contextmanager
     def _opened(self, named: Sequence[str] = ()) -> Iterator[Any]:
-        """With the columns `named` as they are stored: distinct values, and the number of one for each row."""
+        """Reads the columns `named` as dictionaries, as they are stored."""
         from pyarrow import parquet
 
         with (
@@ -76,7 +76,7 @@ class ParquetPart:
 
 
 class ArrowPart:
-    """One file of Arrow record batches (Feather too), with a table of contents at its end or as it was streamed."""
+    """One file of Arrow record batches (also Feather), as a file with a footer or as a stream."""
 
     def __init__(self, place: FilePlace) -> None:
         self.name = place.name
@@ -87,7 +87,7 @@ class ArrowPart:
             self.types: Types = {field.name: plain(field.type) for field in schema}
         if path is not None:
             check_batches_fit(path, self.name)
-        with self._opened(schema.names[:1]) as (_, batches):  # one column is enough to count by
+        with self._opened(schema.names[:1]) as (_, batches):  # one column is enough to count rows
             blocks = [checked(batch, self.name).num_rows for batch in batches]
         self.rows: int | None = sum(blocks)
         self._blocks = tuple(rows for rows in blocks if rows)
@@ -109,7 +109,7 @@ class ArrowPart:
 
     @contextmanager
     def _opened(self, columns: Sequence[str] | None = None) -> Iterator[tuple[Any, Iterator[Any]]]:
-        """The schema of all columns, and batches of these."""
+        """The schema of all columns, and batches of the given ones."""
         import pyarrow as pa
         from pyarrow import ipc
 
@@ -138,7 +138,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _in_bounds(batch: Any) -> Iterator[Any]:
-    """The batch in pieces of bounded size once each row has its value: one long text may be named by every row."""
+    """The batch in pieces of bounded size: in a dictionary, one long text may be the value of every row."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -152,7 +152,7 @@ def _in_bounds(batch: Any) -> Iterator[Any]:
 
 
 def _readable(schema: Any) -> Any:
-    """Names of columns and of time zones are decoded only when they are asked for."""
+    """Reads all names and time zones now: they are decoded lazily, and may be damaged."""
     for field in schema:
         str(field)
     return schema
@@ -160,25 +160,25 @@ def _readable(schema: Any) -> Any:
 
 @contextmanager
 def _told(place: FilePlace, kind: str, mark: bytes) -> Iterator[None]:
-    """Whatever the library says of a file it can't read, in words that name the file."""
+    """Turns any error of the library into a DataError that names the file."""
     try:
         with within_memory(place.name):
             yield
     except FlatoutError:
         raise
-    except Exception as error:  # of ArrowException, OSError, ValueError and others, by where it stumbles
+    except Exception as error:  # ArrowException, OSError, ValueError and others
         raise DataError(unreadable(place, kind, mark, error)) from error
 
 
 def unreadable(place: FilePlace, kind: str, mark: bytes, error: Exception) -> str:
-    """Why a file can't be read as what its name says it is."""
+    """Why a file can't be read as the format that its name says."""
     with place.open() as file:
         start = file.read(64)
     if not start:
         return f"{place.name} is empty (0 bytes)"
     if start.startswith(mark):
-        return f"{place.name} is a damaged {kind} file, cut off perhaps: {in_words(error)}"
+        return f"{place.name} is a damaged {kind} file, perhaps cut off: {in_words(error)}"
     if start.isascii() and all(byte >= 32 or byte in b"\r\n\t" for byte in start):
         text = start[:24].decode()
-        return f"{place.name} is no {kind} file: it starts with the text {text!r}: if it is CSV, set format: csv, or rename it"
-    return f"{place.name} is no {kind} file: {in_words(error)}"
+        return f"{place.name} is not {kind}: it starts with the text {text!r}: if it is CSV, set format: csv, or rename it"
+    return f"{place.name} is not {kind}: {in_words(error)}"

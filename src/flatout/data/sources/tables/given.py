@@ -1,4 +1,4 @@
-"""A table that is in memory: columns by name, as lists or arrays, or whatever pyarrow takes for a table."""
+"""A table in memory: columns by name as lists or arrays, or anything that pyarrow reads as a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = "the data"
 
 
 def scan_given(given: Any, wanted: Sequence[str]) -> Scan:
-    """The columns `wanted` of {"age": [39, 50], ...}, of a pyarrow.Table or of a DataFrame; others that it has don't matter."""
+    """The columns `wanted` of {"age": [39, 50], ...}, of a pyarrow.Table or of a DataFrame. Other columns are ignored."""
     part = GivenPart(_from_mapping(given, wanted) if isinstance(given, Mapping) else _from_frame(given, wanted))
     if not part.rows:
         raise DataError(f"{_NAME} has columns and no rows")

@@ -1,7 +1,7 @@
-"""How much memory the batches of an Arrow file ask for, by its own tables of contents, before any of them is unpacked.
+"""The memory that the batches of an Arrow file need, from its metadata, before any batch is decompressed.
 
-A compressed buffer begins with the size that it unpacks to, and Arrow takes that much at its word. The tables are flatbuffers
-(Message.fbs, File.fbs of Arrow): few enough of their fields are needed that no library is.
+A compressed buffer starts with its decompressed size, and Arrow allocates that much. The metadata are flatbuffers (Message.fbs
+and File.fbs of Arrow); the few fields needed are read here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Table(NamedTuple):
     place: int
 
     def at(self, field: int) -> int | None:
-        """Where a field is; None where it has its default."""
+        """The place of a field; None if it has its default."""
         back = self.place - _number(self.content, "<i", self.place)
         if 4 + 2 * field >= _number(self.content, "<H", back):
             return None
@@ -46,7 +46,7 @@ class _Table(NamedTuple):
         return None if place is None else _Table(self.content, place + _number(self.content, "<I", place))
 
     def entries(self, field: int, size: int) -> Iterator[int]:
-        """Where each entry of a vector of structs is."""
+        """The places of the entries of a vector of structs."""
         place = self.at(field)
         if place is not None:
             place += _number(self.content, "<I", place)
@@ -57,10 +57,10 @@ class _Table(NamedTuple):
 
 
 def check_batches_fit(path: Path, name: str) -> None:
-    """DataError if one batch of the file at `path` asks for more memory than is free."""
+    """DataError if one batch of the file at `path` needs more memory than is free."""
     with open_regular(path) as file, reading(name, "as Arrow"):
         if not file.read(1):
-            return  # the reader says that it is empty
+            return  # the reader reports an empty file
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             listed = content[:6] == _MAGIC and content[-6:] == _MAGIC
             for metadata, body in _listed(content) if listed else _streamed(content):
@@ -72,7 +72,7 @@ def _unpacked_bytes(message: _Table, body: int) -> int:
     batch = message.table(2) if kind in (_DICTIONARY, _BATCH) else None
     if batch is not None and kind == _DICTIONARY:
         batch = batch.table(1)
-    if batch is None or batch.at(3) is None:  # no compression: buffers are used where they lie in the file
+    if batch is None or batch.at(3) is None:  # no compression: buffers are used directly from the file
         return 0
     sizes = []
     for place in batch.entries(2, _BUFFER_BYTES):
@@ -84,7 +84,7 @@ def _unpacked_bytes(message: _Table, body: int) -> int:
 
 
 def _listed(content: mmap.mmap) -> Iterator[tuple[_Table, int]]:
-    """Messages as the table of contents at the end has them, and where the body of each begins."""
+    """The messages in the footer, and where the body of each starts."""
     end = len(content) - len(_MAGIC) - 4
     footer = end - _number(content, "<i", end)
     root = _root(content, footer)

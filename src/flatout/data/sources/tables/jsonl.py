@@ -1,4 +1,4 @@
-"""JSON lines: one object a line, one column a name."""
+"""JSON lines: one object a line, one column for each key."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _BLOCK_BYTES = 4 << 20
 
 
 class JsonPart:
-    """One file of JSON lines. It is read through once when it is opened: what its columns hold, and which lines are bad."""
+    """One file of JSON lines. It is read once when it is opened, to find the types of columns and the bad lines."""
 
     def __init__(self, place: FilePlace, bad: Bad) -> None:
         self.name = place.name
         self._place, self._bad = place, bad
         self.types: Types = {}
-        self._bad_lines = array("q")  # in order: the same are left out in every pass, whichever columns are read
+        self._bad_lines = array("q")  # in order: every pass leaves out the same lines, whichever columns are read
         rows = 0
         for block, first_line in self._blocks_of_lines():
             rows += self._survey(block, first_line)
@@ -47,7 +47,7 @@ class JsonPart:
                 lines = lines[batch.num_rows :]
                 rows += batch.num_rows
         if rows != self.rows:
-            raise DataError(f"{self.name} had {self.rows} rows at first and now has {rows}: it was changed meanwhile")
+            raise DataError(f"{self.name} had {self.rows} rows at first and now has {rows}: it was changed while it was read")
 
     def blocks(self) -> tuple[int, ...] | None:
         return None if self.rows is None else (self.rows,)
@@ -56,7 +56,7 @@ class JsonPart:
         return self._place.fingerprint()
 
     def _survey(self, block: bytes, first_line: int) -> int:
-        """Widens the types by a block; how many good rows it has."""
+        """Widens the types by a block; returns the number of good rows."""
         lines = _numbered(block, first_line)
         if self._widened_by(block, len(lines)):
             return len(lines)
@@ -69,7 +69,7 @@ class JsonPart:
         return len(lines) - len(faults)
 
     def _widened_by(self, block: bytes, rows: int) -> bool:
-        """Whether all lines of a block are good rows; then the types are wide enough for it."""
+        """Widens the types by a block if all of its lines are good rows; else False."""
         import pyarrow as pa
         from pyarrow import json as arrow_json
 
@@ -85,7 +85,7 @@ class JsonPart:
         return True
 
     def _fault(self, content: bytes) -> str | None:
-        """Why a line is bad; a good one widens the types."""
+        """Why a line is bad; a good line widens the types."""
         import pyarrow as pa
 
         try:
@@ -101,15 +101,15 @@ class JsonPart:
                         pass
                 both = _both(known, kind)
                 if both is None:
-                    return f"column {name!r} is {told(known)}, and here it is {_shortened(value)}"
+                    return f"column {name!r} is {told(known)}, this row has {_shortened(value)}"
                 types[name] = both
-        except (ValueError, pa.ArrowException) as error:  # a half of a surrogate pair, values that are of no one kind
+        except (ValueError, pa.ArrowException) as error:  # half of a surrogate pair, lists of mixed types
             return in_words(error)
         self.types = types
         return None
 
     def _refused(self, lines: Mapping[int, bytes], good: Sequence[int]) -> dict[int, str]:
-        """Lines that Arrow does not read although nothing was wrong with them, found by halves; and what it says."""
+        """Lines that look right but that Arrow refuses, found by halves, with its messages."""
         import pyarrow as pa
         from pyarrow import json as arrow_json
 
@@ -146,11 +146,11 @@ class JsonPart:
             table = arrow_json.read_json(io.BytesIO(block), _reading(block), _as(types)).select(list(types))
             table.validate(full=True)
         if table.num_rows != len(lines):
-            raise DataError(f"{self.name} has other lines than at first: it was changed meanwhile")
+            raise DataError(f"{self.name} has other lines than at first: it was changed while it was read")
         return table, np.fromiter(lines, np.int64, len(lines))
 
     def _blocks_of_lines(self) -> Iterator[tuple[bytes, int]]:
-        """Whole lines, some megabytes at a time, and the number of the first."""
+        """Blocks of whole lines of some megabytes, and the number of the first line."""
         line = 1
         with open_plain(self._place) as stream:
             while block := stream.read(_BLOCK_BYTES):
@@ -160,7 +160,7 @@ class JsonPart:
 
 
 def _numbered(block: bytes, first_line: int) -> dict[int, bytes]:
-    """The lines that hold something, by their number."""
+    """The lines that are not blank, by number."""
     return {line: content for line, content in enumerate(block.split(b"\n"), first_line) if content.strip()}
 
 
@@ -178,7 +178,7 @@ def _kind(value: Any) -> Any:
         return pa.null()
     try:
         return pa.array([value]).type
-    except OverflowError:  # a whole number beyond 64 bits
+    except OverflowError:  # an integer beyond 64 bits
         return pa.float64()
 
 
@@ -194,7 +194,7 @@ def _reading(block: bytes) -> Any:
 
 
 def _both(known: Any, kind: Any) -> Any | None:
-    """Words that look like a date in one place and not in another are words."""
+    """Both types widened; texts of which only some look like dates are text."""
     import pyarrow as pa
 
     if known is None:

@@ -1,4 +1,4 @@
-"""Other rows for a run that was trained on a table: files, queries, and columns in memory, encoded as its own were."""
+"""Other rows for a run that was trained on a table: from files, queries and columns in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table that is the answer to an SQL query, run by DuckDB over files."""
+"""A table from an SQL query, run by DuckDB over files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROWS_AT_ONCE = 65536
 def scan_sql(query: str, base_folder: str | os.PathLike[str] | None = None, label: str | None = None) -> Scan:
     """The rows of `select ... from 'x.parquet'`, streamed. Relative paths in the query start at `base_folder`.
 
-    The query is run once here, which finds its mistakes and counts its rows, and again for each pass. It can only read.
+    The query runs once here, to check it and to count its rows, and again for each pass. It can only read.
     """
     part = QueryPart(query, Path(base_folder or "."))
     if label is not None and label not in part.types:
@@ -35,7 +35,7 @@ def scan_sql(query: str, base_folder: str | os.PathLike[str] | None = None, labe
 
 
 class QueryPart:
-    """One query. Each pass has to give the rows of the first one, in their order: that is checked, not hoped for."""
+    """One query. Every pass must give the same rows in the same order; this is checked."""
 
     name = "the query"
 
@@ -80,12 +80,12 @@ class QueryPart:
         elif (rows, digest.hexdigest()) != (self.rows, self._content):
             raise DataError(
                 f"sql: the query gave other rows than the first time, or another order ({self.rows} rows, then {rows}): "
-                "its files changed, or it draws at random. Add an order by, and leave random() and sample out"
+                "its files changed, or it is random. Add an order by, and leave out random() and sample"
             )
 
     @contextmanager
     def _reader(self, rows_at_once: int) -> Iterator[Any]:
-        """Record batches, from a connection of their own: an open result takes the whole of one."""
+        """Record batches from a new connection: an open result blocks its connection."""
         try:
             import duckdb
             import pyarrow as pa
@@ -104,13 +104,13 @@ class QueryPart:
             raise DataError(f"sql: {error}") from error
 
     def _settings(self, spill: Path) -> dict[str, str]:
-        """`spill`: for what memory is too small for. Of each connection its own: they name their files alike."""
+        """`spill` is a folder for what does not fit into memory, one for each connection: they use the same file names."""
         folder = str(self._base_folder.resolve()).replace("'", "''")
         return {
             "file_search_path": folder,
             "temp_directory": str(spill).replace("'", "''"),
-            "threads": "1",  # with more of them, a group by gives its rows in an order of its own each time
-            "python_enable_replacements": "false",  # a table's name never means a variable of this program
+            "threads": "1",  # with more threads, the order of a group by changes from run to run
+            "python_enable_replacements": "false",  # a table name never means a Python variable
             "enable_progress_bar": "false",
             "lock_configuration": "true",
         }

@@ -1,8 +1,7 @@
-"""Whether the values of a record batch are what their types say.
+"""Checks that the values of a record batch are valid.
 
-Arrow's readers trust a file's lengths and offsets: of a damaged file they make columns that reach into memory that is not
-theirs, and whoever looks at such a value ends the process. Arrow's own full check finds all of that, and text that is not
-UTF-8.
+Arrow's readers trust the lengths and offsets of a file: columns of a damaged file can point outside of their memory, and
+reading such a value crashes the process. Arrow's full validation finds this, and text that is not UTF-8.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from typing import Any
 from flatout.base.errors import DataError
 from flatout.data.files.damage import in_words
 
-_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # of the years 1 and 9999, in days from 1970
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # the years 1 and 9999, in days from 1970
 _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
 
 def checked(batch: Any, name: str, first_row: int = 0) -> Any:
-    """The batch, if nothing is wrong with it. DataError names the file, the column and, where it is one value, the row."""
+    """The batch, if it is valid. DataError names the file, the column and, for a single value, the row."""
     import pyarrow as pa
 
     try:
@@ -54,7 +53,7 @@ def _first_bad(column: Any, first_row: int) -> str:
 
 
 def _first_wrong(values: Any) -> int:
-    """By halves; what a slice holds is checked alone."""
+    """By halves; a slice is checked separately."""
     import pyarrow as pa
 
     start, stop = 0, len(values)
@@ -69,7 +68,7 @@ def _first_wrong(values: Any) -> int:
 
 
 def _check_dates(column: Any, where: str, first_row: int) -> None:
-    """Python knows the years 1 to 9999, and so do the parts that dates are cut into."""
+    """Python dates have the years 1 to 9999, and so do the parts of dates."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

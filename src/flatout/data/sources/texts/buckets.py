@@ -1,9 +1,9 @@
-"""Rows of differing lengths: batches of rows of like length, as many rows each as a budget of tokens allows, padded.
+"""Batches of rows of similar length, padded: as many rows in each as a budget of tokens allows.
 
-Rows sorted by length are cut into buckets of a few batches each. An epoch shuffles the rows within each bucket (and those of
-equal padded length across buckets), cuts the buckets into batches, and shuffles the batches. So what is in a batch changes from
-epoch to epoch, while the number of batches and their shapes never do: a place in the run is a number, and every shape that a
-compiler or a graph will meet is known before the first step.
+Rows sorted by length are cut into buckets of a few batches each. An epoch shuffles the rows within each bucket (and rows of
+equal padded length across buckets), cuts the buckets into batches, and shuffles the batches. So the content of batches changes
+from epoch to epoch, but their number and shapes do not: a place in the run is a number, and all shapes are known before the
+first step, for a compiler or a CUDA graph.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from flatout.data.order.keyed import hash32, keyed
 from flatout.data.order.order import Order
 
 _LEAST_MIX, _MOST_MIX, _BUCKETS = 2, 16, 64
-MULTIPLE = 8  # of tokens: what matrix units like
+MULTIPLE = 8  # of tokens: suits matrix units
 
 
 class Buckets:
-    """A plan of batches of at most `tokens` tokens each, padding included; a pure function of (seed, epoch, lengths).
+    """A plan of batches of at most `tokens` tokens each, including padding; a pure function of (seed, epoch, lengths).
 
-    Padded lengths are multiples of `multiple`. `mix` is how many batches a bucket holds: more is a better shuffle and more
-    padding; by default 2 to 16, as many as leave 64 buckets. `rows` is the most rows of a batch. `padding` is the share of the
-    tokens that is padding.
+    Padded lengths are multiples of `multiple`. `mix` is the number of batches in a bucket: more gives a better shuffle and more
+    padding; by default 2 to 16, so that there are 64 buckets. `rows` is the most rows of a batch. `padding` is the share of
+    padding among the tokens.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Buckets:
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
-        """Every (rows, length) that a batch can have, longest first."""
+        """All (rows, length) of batches, longest first."""
         found = {}
         for bucket in self._buckets:
             for count in (bucket.batch, bucket.rows % bucket.batch):
@@ -76,7 +76,7 @@ class Buckets:
         return [planned.rows for planned in self.plan(epoch)]
 
     def plan(self, epoch: int) -> list[PlannedBatch]:
-        """The same with the length that each batch is padded to."""
+        """The same, with the padded length of each batch."""
         ranked = np.argsort(self._keys(-self._classes, "rank", epoch))
         rows = ranked[np.argsort(self._keys(self._bucket_of_rank, "bucket", epoch, ranked))]
         made: list[PlannedBatch] = []
@@ -90,7 +90,7 @@ class Buckets:
         return [made[place] for place in order.tolist()]
 
     def _keys(self, major: Array, purpose: str, epoch: int, rows: Array | None = None) -> Array:
-        """Sort keys: by `major`, then by a hash of the row, which no two rows share."""
+        """Sort keys: by `major`, then by a hash that is unique for each row."""
         numbers = np.arange(len(major)) if rows is None else rows
         hashed = hash32(torch.from_numpy(numbers), keyed(self._seed, purpose, epoch)).numpy()
         return np.asarray((major << 32) + hashed)

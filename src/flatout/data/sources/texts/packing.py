@@ -1,7 +1,7 @@
-"""Documents packed end to end: a stream of token ids, windows cut out of it, and what becomes of the seams between documents.
+"""Documents packed end to end: a stream of token ids, windows of it, and the boundaries between documents.
 
-A window holds one token more than a row: x is all but its last, y all but its first. At a seam the target is the first token of
-an unrelated document. `boundaries` says what to do about that:
+A window has one token more than a row: x is all but its last, y all but its first. At a boundary the target is the first token
+of an unrelated document. `boundaries` says what to do about that:
 
     none        nothing: the model learns where documents begin
     loss        no loss there: y is IGNORED
@@ -30,9 +30,9 @@ IGNORED = -100
 
 
 class TokenStream:
-    """Parts end to end, in as few bytes a token as the vocabulary allows; windows and slices are copied out of them.
+    """Parts end to end, in as few bytes a token as the vocabulary allows; windows and slices are copies.
 
-    Two bytes are uint16 here and int16 with the same bits as tensors, since torch can't always index uint16.
+    Two bytes are uint16 here, and int16 with the same bits as tensors, since torch can't always index uint16.
     """
 
     def __init__(self, parts: Sequence[TokenFile], vocabulary: int) -> None:
@@ -47,7 +47,7 @@ class TokenStream:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its tensors."""
+        """The dtype of its tensors."""
         return {1: torch.uint8, 2: torch.int16, 4: torch.int32}[self.kind.itemsize]
 
     @property
@@ -62,7 +62,7 @@ class TokenStream:
         return TokenStream(kept, self.vocabulary)
 
     def windows(self, begins: Array, length: int, into: Array | None = None) -> Array:
-        """[len(begins), length]: the tokens from each place on, in an array of the caller's if there is one."""
+        """[len(begins), length]: the tokens from each place on, written to an array of the caller if given."""
         found = np.empty((len(begins), length), self.kind) if into is None else into
         first = np.searchsorted(self._ends, begins, side="right")
         last = np.searchsorted(self._ends, begins + (length - 1), side="right")
@@ -91,13 +91,13 @@ class TokenStream:
         return found
 
     def tensor(self) -> Tensor:
-        """All of it: the mapping itself where that will do, otherwise a copy in memory."""
+        """All tokens: the memory map itself if possible, otherwise a copy."""
         if len(self._parts) == 1 and self._parts[0].ids.dtype == self.kind:
             return as_tensor(self._parts[0].ids)
         return as_tensor(self.slice(0, len(self)))
 
     def fingerprint(self) -> str:
-        """What `hash_tensors` gives for {"tokens": self.tensor()}, without making that."""
+        """The result of `hash_tensors({"tokens": self.tensor()})`, without making the tensor."""
         digest = hashlib.blake2b(repr(("tokens", str(self.dtype), (len(self),))).encode(), digest_size=16)
         size = self.kind.itemsize
         if self.nbytes <= HASH_WHOLE_BYTES:
@@ -111,7 +111,7 @@ class TokenStream:
 
 
 def _joined(parts: Sequence[TokenFile], kind: np.dtype[Any]) -> list[TokenFile]:
-    """Neighbours that are in memory become one part: a corpus of many small files is as fast as one of a single file."""
+    """Joins neighbours in memory: a corpus of many small files is then as fast as one file."""
     joined: list[TokenFile] = []
     waiting: list[TokenFile] = []
     for part in [*parts, None]:
@@ -131,31 +131,31 @@ def _joined(parts: Sequence[TokenFile], kind: np.dtype[Any]) -> list[TokenFile]:
 def as_tensor(ids: Array) -> Tensor:
     """The same memory as a tensor, uint16 as int16."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a mapping can't be written to, and nobody will
+        warnings.simplefilter("ignore", UserWarning)  # a memory map is read-only, and nobody writes to it
         return torch.from_numpy(ids.view(np.int16) if ids.dtype == np.uint16 else ids)
 
 
 def as_array(tokens: Tensor) -> Array:
-    """The other way round."""
+    """The inverse of `as_tensor`."""
     ids: Array = tokens.numpy()
     return ids.view(np.uint16) if tokens.dtype == torch.int16 else ids
 
 
 def widen(tokens: Tensor) -> Tensor:
-    """Narrow ids, as `as_tensor` gives them, as int64."""
+    """Narrow ids from `as_tensor` as int64."""
     wide = tokens.to(torch.int64)
     return wide.bitwise_and_(0xFFFF) if tokens.dtype == torch.int16 else wide
 
 
 def document_starts(lengths: Sequence[int] | Array) -> Array:
-    """Where each document begins in the stream; those without tokens begin nowhere."""
+    """Where each document begins in the stream; empty documents are left out."""
     sizes = np.asarray(lengths, np.int64)
     sizes = sizes[sizes > 0]
     return np.asarray(np.cumsum(sizes) - sizes, np.int64)
 
 
 def cut_starts(starts: Array, start: int, stop: int) -> Array:
-    """The starts of the stream from `start` to `stop`: it begins with a document, or with the rest of one."""
+    """The starts of the stream from `start` to `stop`, which begins with a document or the rest of one."""
     inner = starts[np.searchsorted(starts, start, side="right") : np.searchsorted(starts, stop)] - start
     return np.concatenate([np.zeros(1, np.int64), inner]).astype(np.int64)
 
@@ -173,13 +173,13 @@ def seams(starts: Array, begins: Array, length: int, into: Array | None = None) 
 
 
 def numbers(starts: Tensor, begins: Tensor, length: int) -> Tensor:
-    """int64 [len(begins), length]: the number of each token's document in the whole stream, on the device of `starts`."""
+    """int64 [len(begins), length]: the number of each token's document in the stream, on the device of `starts`."""
     places = begins.unsqueeze(1) + torch.arange(length, device=begins.device)
     return torch.searchsorted(starts, places, right=True)
 
 
 def split(windows: Tensor, documents: Tensor | None, boundaries: str) -> Batch:
-    """Windows [B, length + 1] of narrow ids to the columns of a batch; `documents` counts up by 1 where one begins."""
+    """Windows [B, length + 1] of narrow ids to the columns of a batch; `documents` increases by 1 where one begins."""
     x, y = widen(windows[:, :-1]), widen(windows[:, 1:])
     if documents is None:
         return {"x": x, "y": y}
@@ -195,13 +195,13 @@ def split(windows: Tensor, documents: Tensor | None, boundaries: str) -> Batch:
 
 
 def columns(length: int, boundaries: str) -> dict[str, Column]:
-    """What `split` gives, for rows of `length` tokens."""
+    """The columns of `split`, for rows of `length` tokens."""
     names = ("x", "y", "documents", "positions") if boundaries == "attention" else ("x", "y")
     return {name: Column(torch.int64, (length,)) for name in names}
 
 
 class Split:
-    """The same on the device, for windows that came from the host: `tokens` and, where seams matter, `seams`."""
+    """The same on the device, for windows from the host: `tokens` and, if boundaries matter, `seams`."""
 
     def __init__(self, boundaries: str = "none") -> None:
         self._boundaries = boundaries

@@ -1,4 +1,4 @@
-"""Rows of tokens of differing lengths, end to end in memory, and padded when they are picked."""
+"""Rows of tokens of different lengths, concatenated in memory, and padded when they are picked."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from flatout.data.sources.texts.packing import IGNORED, widen
 
 
 class SequenceSource(Source):
-    """Rows of differing lengths, stored end to end. A row is padded to the longest, or with `padded` to a length of the plan.
+    """Rows of different lengths, concatenated. A row is padded to the longest, or with `padded` to a length of the plan.
 
-    Columns: x, `length`, and y. Without a y of its own, the target of each token is the next one of its row.
+    Columns: x, `length`, and y. Without a given y, the target of each token is the next token of its row.
     """
 
     def __init__(
@@ -29,10 +29,12 @@ class SequenceSource(Source):
         longest: int | None = None,
         batch_tokens: int | None = None,
     ) -> None:
-        """`tokens` as `packing.as_tensor` makes them; `longest` is that of all parts of the data. With `batch_tokens` a
-        training batch has no more tokens than that, padding included."""
+        """`tokens` come from `packing.as_tensor`; `longest` is that of all parts of the data.
+
+        With `batch_tokens`, a training batch has at most that many tokens, including padding.
+        """
         self._batch_tokens = batch_tokens
-        self._buckets: tuple[tuple[int, ...], Buckets] | None = None  # those asked for last
+        self._buckets: tuple[tuple[int, ...], Buckets] | None = None  # the last ones asked for
         self._stored = {"tokens": tokens, "start": lengths.cumsum(0) - lengths, "length": lengths}
         if y is not None:
             self._stored["y"] = y
@@ -84,14 +86,14 @@ class SequenceSource(Source):
         return max(1, round(rows)), columns
 
     def padded_to(self, longest: int) -> SequenceSource:
-        """The same rows beside a model that takes so many tokens; those that are longer stay so, and don't fit."""
+        """The same rows for a model that takes so many tokens. Longer rows stay longer, and don't fit."""
         tokens, lengths, y = (self._stored.get(name) for name in ("tokens", "length", "y"))
         assert tokens is not None and lengths is not None
         longest = max(longest, int(lengths.max()))
         return SequenceSource(tokens, lengths, y, self._pad, longest=longest, batch_tokens=self.batch_tokens)
 
     def buckets(self, batch: int, seed: int = 0, world: int = 1, tokens: int | None = None) -> Buckets:
-        """Of at most `batch` rows, and `tokens` tokens if others than its own are asked for, on each of so many processes."""
+        """Batches of at most `batch` rows and `tokens` tokens (by default its own limit), on each of `world` processes."""
         most = self._most_tokens() if tokens is None else tokens
         asked = batch, seed, world, most
         if self._buckets is None or self._buckets[0] != asked:
@@ -99,13 +101,13 @@ class SequenceSource(Source):
         return self._buckets[1]
 
     def buckets_of(self, rows: Tensor, batch: int) -> Buckets:
-        """Of some rows, one or more: a plan's rows are places in `rows`. A batch is no larger than one of all of them."""
+        """Batches of some rows; a plan's rows are places in `rows`. No batch is larger than one of all rows."""
         return Buckets(self.lengths[rows], self._most_tokens(), rows=batch)
 
     def _most_tokens(self) -> int:
         assert self.batch_tokens is not None
         padded = -(-int(self.lengths.max()) // MULTIPLE) * MULTIPLE
-        return max(self.batch_tokens, padded)  # of rows to validate on one may be longer
+        return max(self.batch_tokens, padded)  # a validation row may be longer
 
     @property
     def stored_bytes(self) -> int:
@@ -121,7 +123,7 @@ class SequenceSource(Source):
         return self.padded(stored, rows, self._longest)
 
     def padded(self, stored: Mapping[str, Tensor], rows: Tensor, length: int) -> Batch:
-        """Like `gather`, with x of `length` tokens: that of a plan, or any that no row of these is longer than."""
+        """Like `gather`, with x of `length` tokens: that of a plan, or any that fits these rows."""
         tokens = stored["tokens"]
         start, lengths = stored["start"].index_select(0, rows).unsqueeze(1), stored["length"].index_select(0, rows)
         places = torch.arange(length + 1, device=rows.device)

@@ -1,4 +1,4 @@
-"""Sequences of token ids: from lists, or from files of JSON lines that hold ids or text."""
+"""Sequences of token ids: from lists, or from JSON lines files with ids or text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from flatout.data.sources.texts.sequence_source import SequenceSource
 from flatout.data.sources.texts.tokenizer import load_tokenizer
 from flatout.data.sources.texts.tokens import TokenFile, check_vocabulary, find_files, json_rows, kind_of, text_field
 
-_BYTES_PER_TOKEN = 16  # of a row by itself, and of all rows end to end
+_BYTES_PER_TOKEN = 16  # of a single row, and of all rows concatenated
 
 
 def sequences(
@@ -51,15 +51,15 @@ def sequences(
     seed: int = 0,
     on_bad: str = "error",
 ) -> Data:
-    """Rows of token ids as a list of sequences; or files of JSON lines whose `field` holds ids, or text.
+    """Rows of token ids as a list of sequences; or JSON lines files whose `field` has ids or text.
 
-    Text is encoded by the `tokenizer`, or as its bytes. With `tokens`, training batches are of rows of like length, as many as
-    that many tokens allow, padding included; without, every row is padded to the longest. y is one label or number a row, in
-    files the field `label`; without it the target of each token is the next one. `holdout` sets a share of the rows aside, the
-    same ones in whatever order they come; `validation` is other rows, files, or a pair (rows, y).
+    Text is encoded by the `tokenizer`, or as bytes. With `tokens`, training batches have rows of similar length and at most so
+    many tokens with padding; without, every row is padded to the longest. y is one label or number a row, in files the
+    field `label`; without it, the target of each token is the next one. `holdout` sets a share of the rows aside, the same ones
+    in any order; `validation` is other rows, files, or a pair (rows, y).
     """
     if holdout and validation is not None:
-        raise DataError("holdout and validation are two ways to say the same: give one of them")
+        raise DataError("holdout and validation are two ways to get validation rows: give one of them")
     bad = Bad(on_bad)
     reader = _Reader(field, label, None if tokenizer is None else load_tokenizer(Path(tokenizer)), bad)
     train = reader.read(rows, y, "")
@@ -95,7 +95,7 @@ def sequences(
     if targets[0] is None and int(train.lengths().max()) == 1:
         raise DataError("every row has one token, and none after it to learn: give rows of more tokens, or a label")
     if tokens is not None:
-        longest = -(-longest // MULTIPLE) * MULTIPLE  # what a plan may pad to
+        longest = -(-longest // MULTIPLE) * MULTIPLE  # the lengths that a plan may pad to
     sources = [
         SequenceSource(
             as_tensor(TokenStream([part], vocabulary).slice(0, len(part))),
@@ -127,7 +127,7 @@ def sequences(
 
 
 def other_sequences(fitted: Fitted, given: Any, targets: bool) -> SequenceSource:
-    """Other rows, from files or in memory, padded as the training rows were. `targets`: with their label as y."""
+    """Other rows, from files or in memory, padded like the training rows. `targets`: with their label as y."""
     host, how = fitted.host, fitted.reading
     assert isinstance(host, SequenceHost)
     y = None
@@ -142,7 +142,7 @@ def other_sequences(fitted: Fitted, given: Any, targets: bool) -> SequenceSource
         read = _Rows("rows", host.ids(given), None)
     lengths = torch.from_numpy(read.lengths())
     stream = TokenStream([TokenFile(read.name, read.flat())], host.code.vocabulary)
-    longest = max(host.longest, int(lengths.max()))  # a longer row does not fit the model, which is said by name
+    longest = max(host.longest, int(lengths.max()))  # a longer row does not fit the model, and is reported
     tokens = as_tensor(stream.slice(0, len(stream)))
     return SequenceSource(tokens, lengths, y, host.pad, longest=longest, batch_tokens=how["tokens"])
 
@@ -166,7 +166,7 @@ class _Rows:
 class _Reader:
     def __init__(self, field: str, label: str | None, tokenizer: Tokenizer | None, bad: Bad) -> None:
         self.tokenizer = tokenizer
-        self.text = False  # whether any row came as text
+        self.text = False  # whether any row is text
         self._field, self._label, self._bad = field, label, bad
 
     def read(self, given: Any, y: Any, part: str) -> _Rows:
@@ -242,7 +242,7 @@ def _wrong_label(row: Mapping[str, Any], label: str) -> str | None:
 
 
 def _targets(given: Sequence[Array | None], names: list[str]) -> list[Tensor | None]:
-    """Words become their place among the sorted words of the training rows, which `names` collects; whole numbers int64."""
+    """Words become their place among the sorted words of the training rows, which `names` collects; integers become int64."""
     if given[0] is None or not any(targets is not None and targets.dtype.kind in "US" for targets in given):
         tensors = [None if targets is None else to_tensor(targets, "y") for targets in given]
         return [tensor if tensor is None or tensor.is_floating_point() else tensor.to(torch.int64) for tensor in tensors]

@@ -1,4 +1,4 @@
-"""Data from text: one long stream of tokens, cut into windows. y is x one token further on."""
+"""Data from text: one long stream of tokens, cut into windows. y is x shifted by one token."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ ENCODINGS = ("chars", "bytes", "tokens")
 
 
 class TextSource(Source):
-    """Row r is the window at r * stride: cut on the device out of the stream that is stored there, or read from the stream."""
+    """Row r is the window at r * stride: cut on the device out of the stored stream, or read from the stream."""
 
     def __init__(
         self, stream: TokenStream, window: int, stride: int, boundaries: str = "none", starts: Array | None = None
     ) -> None:
-        """`starts` are where documents begin, the first at 0; of no use when boundaries are "none"."""
+        """`starts` are the places where documents begin, the first at 0; not used if boundaries are "none"."""
         self._narrow = NarrowText(stream, window, stride, None if boundaries == "none" else starts)
         self._split = Split(boundaries)
         self._boundaries = boundaries
@@ -78,7 +78,7 @@ class TextSource(Source):
         return packing.split(batch["tokens"], None if marks is None else marks.cumsum(1), self._boundaries)
 
     def compact(self) -> tuple[Source, tuple[Transform, ...]]:
-        """The same rows in the bytes that they are stored in, and what makes columns of them on the device."""
+        """The same rows as stored bytes, and the transform that makes columns of them on the device."""
         return self._narrow, (self._split,)
 
     def stored(self) -> dict[str, Tensor]:
@@ -96,7 +96,7 @@ class TextSource(Source):
 
 
 class NarrowText(Source):
-    """Windows as they lie in the stream, one token longer than a row: 2 bytes a token where x and y would be 16."""
+    """Windows of the stream, one token longer than a row: 2 bytes a token, where x and y take 16."""
 
     def __init__(self, stream: TokenStream, window: int, stride: int, starts: Array | None) -> None:
         self._stream, self._starts = stream, starts
@@ -112,7 +112,7 @@ class NarrowText(Source):
 
     @property
     def in_memory(self) -> bool:
-        """Large files are mapped, and reading them is then a copy too."""
+        """Large files are memory-mapped: reading them only copies."""
         return True
 
     @property
@@ -169,15 +169,15 @@ def text(
     on_bad: str = "error",
     cache: str | os.PathLike[str] | None = None,
 ) -> Data:
-    """Files, globs, or "module:NAME": the source files of an installed Python module, sorted, end to end.
+    """Files, globs, or "module:NAME" (the source files of an installed Python module), sorted and concatenated.
 
-    A file of text is one document; of JSON lines (.jsonl), each line is one, in its `field`; .gz, .xz and .zst are unpacked.
-    `tokenizer` is a tokenizer.json of Hugging Face: the text is encoded once and kept in the folder `cache`, with the token
-    `eot` after each document ("auto": the one the tokenizer has, None: nothing). `encoding` is "chars", "bytes", or "tokens"
-    for files of raw token ids of type `dtype` (uint16 unless they say); without it .bin and .npy are tokens, others chars.
+    A text file is one document; in JSON lines (.jsonl), the `field` of each line is one; .gz, .xz and .zst are unpacked.
+    `tokenizer` is a Hugging Face tokenizer.json: the text is encoded once and kept in the folder `cache`, with the token `eot`
+    after each document ("auto": that of the tokenizer, None: nothing). `encoding` is "chars", "bytes", or "tokens" for files of
+    raw token ids of type `dtype` (default uint16); by default .bin and .npy files are tokens, others are chars.
 
     The last `holdout` of the stream is for validation, unless `validation` names other files. Windows start every `stride`
-    tokens, by default every `window`. `boundaries` keeps documents apart: "none", in the "loss", or in the "attention" as well.
+    tokens, by default every `window`. `boundaries` keeps documents apart: "none", in the "loss", or also in the "attention".
     """
     _check(window, stride, holdout, boundaries)
     bad = Bad(on_bad)
@@ -234,7 +234,7 @@ def text(
 
 
 def other_text(fitted: Fitted, paths: Paths, cache: Path | None) -> TextSource:
-    """Windows of other files, in the ids of the training text."""
+    """Windows of other files, with the ids of the training text."""
     host = fitted.host
     assert isinstance(host, TextHost)
     code, how = host.code, fitted.reading
@@ -242,7 +242,7 @@ def other_text(fitted: Fitted, paths: Paths, cache: Path | None) -> TextSource:
     encoding = _encoding(how["encoding"], code.tokenizer, files)
     if (encoding == "tokens") != host.tokens:
         kinds = ("token ids", "text") if encoding == "tokens" else ("text", "token ids")
-        raise DataError(f"{files[0]} holds {kinds[0]}, and the model was trained on files of {kinds[1]}")
+        raise DataError(f"{files[0]} holds {kinds[0]}; the model was trained on files of {kinds[1]}")
     reading = _Reading(
         encoding=encoding,
         tokenizer=code.tokenizer,
@@ -310,7 +310,7 @@ class _Reading:
         if eot is None:
             raise DataError(f"boundaries: where documents end in {files[0]} is not known: set eot to the id of the token there")
         ends = after_each(parts, eot)
-        # each file begins a document as well, whether or not the one before was closed
+        # each file also begins a document, whether or not the one before ended with eot
         firsts = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
         starts = np.union1d(ends, firsts)
         return _Read(parts, starts[starts < firsts[-1]])
@@ -350,7 +350,7 @@ def _encoding(told: str | None, tokenizer: object, files: Sequence[Path]) -> str
         if told not in ENCODINGS:
             raise DataError(f"encoding is 'chars', 'bytes' or 'tokens', got {told!r}")
         if tokenizer is not None and told != "tokens":
-            raise DataError(f"tokenizer and encoding={told!r} are two ways to say the same: give one of them")
+            raise DataError(f"tokenizer and encoding={told!r} both say how to encode text: give one of them")
         return told
     tokens = [path.suffix.lower() in TOKEN_SUFFIXES for path in files]
     if all(tokens):

@@ -1,7 +1,7 @@
-"""Text to token ids with a tokenizer file of Hugging Face (tokenizer.json): encoded once, kept in a folder, mapped from there.
+"""Text to token ids with a Hugging Face tokenizer (tokenizer.json): encoded once, kept in a folder, memory-mapped.
 
-What is kept is found by the content of the tokenizer and of the files, and by the options. It is written aside and renamed
-when it is whole, so a build that is killed, or two at once, leave nothing half done to be found.
+The folder is found by a hash of the tokenizer, the files and the options. It is written under another name and renamed when it
+is complete, so killed or parallel builds leave nothing half-written.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _BEFORE_SPACE = re.compile(r"\w(?=\s)")
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    library(path.name)  # a missing library is said before a missing file
+    library(path.name)  # report a missing library before a missing file
     place = path / "tokenizer.json" if os.path.isdir(path) else path
     try:
         with open_regular(place) as file:
@@ -61,7 +61,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def check_made_with(tokenizer: Tokenizer, path: Path) -> None:
-    """A token file that tells which tokenizer made it must tell of this one."""
+    """Checks that a token file was made with this tokenizer, if it says so."""
     known = None if path.suffix == ".npy" else read_sidecar(path)
     if known is not None and known.tokenizer != tokenizer.digest:
         made = f"{known.tokenizer_name} ({known.tokenizer[:8]}, {known.vocabulary} tokens)"
@@ -72,7 +72,7 @@ def check_made_with(tokenizer: Tokenizer, path: Path) -> None:
 def encoded(
     files: Sequence[Path], tokenizer: Tokenizer, field: str, eot: str | int | None, bad: Bad, cache: Path
 ) -> tuple[TokenFile, Array]:
-    """All documents of the files end to end, and where each begins; from the cache if it was done before."""
+    """All documents of the files end to end, and where each begins; from the cache if possible."""
     end = tokenizer.end_of_text(eot)
     lines = field if any(kind_of(path)[0] == "lines" for path in files) else None
     contents = [[*kind_of(path), _content(path), _date(path)] for path in files]
@@ -115,7 +115,7 @@ def _content(path: Path) -> str:
 
 
 def _date(path: Path) -> int:
-    """Where the hash is of pieces alone, an edit between them must be seen as well."""
+    """If only pieces are hashed, the time of the last change shows edits between them."""
     status = path.stat()
     return status.st_mtime_ns if status.st_size > _WHOLE_BYTES else 0
 
@@ -161,7 +161,7 @@ def _checksum(folder: Path, dtype: str, vocabulary: int) -> str:
 
 
 def _ids(pieces: Iterable[tuple[str, bool]], tokenizer: Tokenizer) -> Iterator[tuple[list[int], bool]]:
-    """The ids of each piece, encoded many at a time; whether it is the last of its document goes along."""
+    """The ids of each piece, many at a time, and whether it is the last of its document."""
     texts: list[str] = []
     lasts: list[bool] = []
     chars = 0
@@ -176,7 +176,7 @@ def _ids(pieces: Iterable[tuple[str, bool]], tokenizer: Tokenizer) -> Iterator[t
 
 
 def _pieces(found: Iterable[Document], tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
-    """Documents in pieces of bounded length, cut only where that changes no token; the flag marks the end of a document."""
+    """Documents in pieces of bounded length, cut only where no token changes; the flag marks the end of a document."""
     for document in found:
         held, wanted = "", _PIECE_CHARS
         for chunk in document:
@@ -184,11 +184,11 @@ def _pieces(found: Iterable[Document], tokenizer: Tokenizer) -> Iterator[tuple[s
             while len(held) >= wanted:
                 place = _cut(held, wanted, tokenizer.encode)
                 if not place:
-                    wanted *= 2  # no good place here: the piece grows, which takes memory, never a token
+                    wanted *= 2  # no good place here: the piece grows, which costs memory but changes no token
                     if wanted > _LONGEST_WORD_CHARS:
                         raise DataError(
                             f"the text has {len(held):,} characters without white space to cut it at ({held[:40]!r}...), "
-                            f"and {_LONGEST_WORD_CHARS:,} are the most: is it text? encoding: bytes takes it as it is"
+                            f"the limit is {_LONGEST_WORD_CHARS:,}: is it text? encoding: bytes accepts any content"
                         )
                     continue
                 yield held[:place], False
@@ -197,7 +197,7 @@ def _pieces(found: Iterable[Document], tokenizer: Tokenizer) -> Iterator[tuple[s
 
 
 def _cut(held: str, end: int, encode: Callable[[Sequence[str]], list[list[int]]]) -> int:
-    """A place before white space where both sides give the tokens that they give together; 0 where none is found."""
+    """A place before white space where both sides give the same tokens separately as together; 0 if there is none."""
     first = max(end - _CUT_REGION, end // 2)
     places = [match.end() for match in _BEFORE_SPACE.finditer(held, first, max(first, end - _CUT_CONTEXT))]
     for place in places[-_CUTS:]:
@@ -209,7 +209,7 @@ def _cut(held: str, end: int, encode: Callable[[Sequence[str]], list[list[int]]]
 
 
 def _open(folder: Path, bad: Bad) -> tuple[TokenFile, Array] | None:
-    """What was kept, if it is as it was written; what was left out then is told to `bad` again."""
+    """The kept result, if it is intact; samples that were left out then are reported to `bad` again."""
     path = folder / "tokens.bin"
     held = hold(folder)  # for as long as its ids are used
     try:
@@ -233,7 +233,7 @@ def _put(aside: Path, folder: Path, whole: Callable[[], bool]) -> None:
         if not folder.exists():
             raise
     if whole():
-        return  # someone else was first
+        return  # another process was first
     away = aside.with_name(aside.name + ".old")
     with suppress(OSError):
         folder.rename(away)
@@ -243,7 +243,7 @@ def _put(aside: Path, folder: Path, whole: Callable[[], bool]) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """What killed builds left; a build that writes is younger."""
+    """Removes the remains of killed builds; a running build is younger."""
     for left in folder.parent.glob("*.partial*"):
         with suppress(OSError):
             if time.time() - max(place.stat().st_mtime for place in [left, *left.iterdir()]) > _FORGOTTEN_S:

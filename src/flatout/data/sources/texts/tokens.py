@@ -1,6 +1,6 @@
-"""Files to text or to token ids: documents read piece by piece, characters, bytes, and ids that were written before.
+"""Files to text or to token ids: documents read piece by piece, characters, bytes, and files of ids.
 
-Large files of ids are mapped into memory, not read: what is looked at is fetched, and the system drops it when it needs room.
+Large files of ids are memory-mapped: only the parts in use are read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _BYTES_PER_BYTE = 2  # apart, and together
 
 
 def find_files(paths: Paths) -> list[Path]:
-    """Every file meant, in order; DataError names what matches nothing."""
+    """All files that the paths name, in order; DataError names a path that matches nothing."""
     found: list[Path] = []
     for written in [paths] if isinstance(paths, str | os.PathLike) else paths:
         name = os.fspath(written)
@@ -72,14 +72,14 @@ def find_files(paths: Paths) -> list[Path]:
 
 
 def kind_of(path: Path) -> tuple[str, str]:
-    """What is inside ("lines" of JSON or "text") and how its name says it is packed (".gz" and the like, or "")."""
+    """The content ("lines" of JSON or "text"), and the compression by the name of the file (".gz" and the like, or "")."""
     packed = path.suffix.lower() if path.suffix.lower() in _PACKED else ""
     inner = path.with_suffix("") if packed else path
     return ("lines" if inner.suffix.lower() in _LINES else "text"), packed
 
 
 def documents(files: Sequence[Path], field: str, bad: Bad) -> Iterator[Document]:
-    """A file of text is one document, given in pieces; a file of JSON lines has one in the `field` of each line.
+    """A text file is one document, given in pieces; a JSON lines file has one in the `field` of each line.
 
     Take each document whole before the next.
     """
@@ -91,7 +91,7 @@ def documents(files: Sequence[Path], field: str, bad: Bad) -> Iterator[Document]
 
 
 def _readable(path: Path, bad: Bad) -> bool:
-    """Read to the end before any of it is used: half of a bad file must not get through."""
+    """Reads the whole file before any of it is used: no half of a bad file gets through."""
     before = bad.count
     for _ in _decoded(path, bad):
         pass
@@ -129,7 +129,7 @@ def _from_lines(path: Path, field: str, bad: Bad) -> Iterator[str]:
 
 
 def json_rows(path: Path, bad: Bad) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a file of JSON lines, each with its file and line number for messages. Empty lines are passed over."""
+    """The objects of a JSON lines file, each with file and line number for messages. Empty lines are skipped."""
     for number, line in enumerate(_lines(_chunks(path, bad), path), start=1):
         if not line or line.isspace():
             continue
@@ -143,7 +143,7 @@ def json_rows(path: Path, bad: Bad) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def text_field(row: Mapping[str, Any], field: str) -> tuple[str, str | None]:
-    """The text in a field, and what is wrong with it."""
+    """The text in a field, and an error message or None."""
     if field not in row:
         return "", f"no field {field!r}; it has {', '.join(map(str, row)) or 'none'}: set field to the one that holds the text"
     value = row[field]
@@ -172,7 +172,7 @@ def _lines(chunks: Iterable[bytes], path: Path) -> Iterator[bytes]:
 
 
 def _chunks(path: Path, bad: Bad) -> Iterator[bytes]:
-    """The bytes of a file, unpacked, a megabyte at a time."""
+    """The decompressed bytes of a file, a megabyte at a time."""
     place = LocalFile(path)
     try:
         with open_plain(place, packed=True) if kind_of(path)[1] else place.open() as file:
@@ -191,14 +191,14 @@ def _chunks(path: Path, bad: Bad) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A stretch of ids, in memory or mapped; `name` is for messages."""
+    """A stretch of ids, in memory or memory-mapped; `name` is for messages."""
 
     name: str
     ids: Array
     pages: mmap.mmap | None = None
-    first_byte: int = 0  # of `ids` in the mapping
-    largest: int | None = None  # where it is known without a look at all of them
-    held: EntryInUse | None = None  # the entry of a cache that it is in
+    first_byte: int = 0  # of `ids` in the memory map
+    largest: int | None = None  # if it is known without reading all ids
+    held: EntryInUse | None = None  # the cache entry that it is in
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -208,7 +208,7 @@ class TokenFile:
         return TokenFile(self.name, self.ids[start:stop], self.pages, first_byte, self.largest, self.held)
 
     def expect(self, begins: Array, length: int) -> None:
-        """Ask for all that is about to be read at once: the disk then works on many requests, not on one after the other."""
+        """Requests everything that is about to be read at once, so that the disk handles requests in parallel."""
         if self.pages is None or _WILL_NEED is None:
             return
         size = self.ids.itemsize
@@ -223,7 +223,7 @@ class TokenFile:
 
 @dataclass(frozen=True)
 class Sidecar:
-    """What is known of a file of tokens that was made here, kept beside it as NAME.json."""
+    """The description of a token file that flatout made, kept next to it as NAME.json."""
 
     dtype: str
     count: int
@@ -251,7 +251,7 @@ def write_sidecar(path: Path, known: Sidecar) -> None:
 
 
 def read_sidecar(path: Path) -> Sidecar | None:
-    """None where there is none, or a JSON file of someone else's; DataError where it does not belong to the file."""
+    """None if there is none, or an unrelated JSON file; DataError if it does not match the file."""
     beside = sidecar_path(path)
     try:
         written = json.loads(beside.read_text())
@@ -266,14 +266,14 @@ def read_sidecar(path: Path) -> Sidecar | None:
         raise DataError(f"{beside} is damaged ({error}): remove it, or make the tokens again") from error
     if path.stat().st_size != expected:
         raise DataError(
-            f"{path} has {path.stat().st_size} bytes, and {beside.name} tells of {known.count} tokens in {expected} bytes: "
-            "the file is cut off or was written anew; make the tokens again, or remove the .json"
+            f"{path} has {path.stat().st_size} bytes, but {beside.name} says {known.count} tokens in {expected} bytes: "
+            "the file is cut off or was replaced; make the tokens again, or remove the .json"
         )
     return known
 
 
 def token_parts(files: Sequence[Path], dtype: str | None) -> list[TokenFile]:
-    """The ids of each file as they are stored there, of type `dtype` where the file does not say."""
+    """The ids of each file as stored, of type `dtype` if the file does not say."""
     if dtype is not None and dtype not in TOKEN_TYPES:
         raise DataError(f"dtype of token files is one of {', '.join(TOKEN_TYPES)}, got {dtype!r}")
     return [_token_part(path, dtype) for path in files]
@@ -285,7 +285,7 @@ def _token_part(path: Path, dtype: str | None) -> TokenFile:
     known = read_sidecar(path)
     if known is not None and dtype not in (None, known.dtype):
         raise DataError(
-            f"{path} holds {known.dtype} tokens, as {sidecar_path(path).name} tells, and dtype is {dtype}: drop dtype"
+            f"{path} holds {known.dtype} tokens, as {sidecar_path(path).name} says, but dtype is {dtype}: leave out dtype"
         )
     kind = np.dtype(known.dtype if known is not None else dtype or "uint16")
     size = path.stat().st_size
@@ -302,7 +302,7 @@ def _npy_part(path: Path) -> TokenFile:
     if len(shape) != 1 or kind.kind not in "ui":
         raise DataError(f"{path}: expected a flat array of token ids, got {kind} of shape {list(shape)}")
     if there < shape[0] * kind.itemsize:
-        raise DataError(f"{path}: its header tells of {shape[0]} tokens, {there // kind.itemsize} are there: it was cut off")
+        raise DataError(f"{path}: its header declares {shape[0]} tokens, {there // kind.itemsize} are there: it was cut off")
     return _part(path, kind, first, shape[0])
 
 
@@ -315,7 +315,7 @@ def _part(path: Path, kind: np.dtype[Any], first_byte: int, count: int) -> Token
 
 
 def byte_parts(files: Sequence[Path], field: str, bad: Bad) -> tuple[list[TokenFile], list[int]]:
-    """Bytes as they are, and the number of bytes of each document."""
+    """Raw bytes, and the number of bytes of each document."""
     parts: list[TokenFile] = []
     lengths: list[int] = []
     room = Allowance()
@@ -348,7 +348,7 @@ def _unpacked(path: Path, bad: Bad, room: Allowance) -> TokenFile:
 
 
 def _check_room(path: Path, times: int, bad: Bad) -> None:
-    """Of a packed file, before any of it is kept."""
+    """Checks a compressed file before any of it is kept."""
     if not kind_of(path)[1]:
         return
     try:
@@ -356,7 +356,7 @@ def _check_room(path: Path, times: int, bad: Bad) -> None:
     except TooLarge:
         raise
     except DataError:
-        pass  # damaged: said where it is read, and by what on_bad says
+        pass  # damaged: reported when it is read, as on_bad says
 
 
 def _check_unpacked_fits(file: LocalFile, times: int) -> None:
@@ -398,7 +398,7 @@ def by_alphabet(groups: Sequence[Sequence[TokenFile]]) -> tuple[str, list[list[T
 
 
 def placed(parts: Sequence[TokenFile], alphabet: str, name: str) -> list[TokenFile]:
-    """Code points to places in an alphabet that is known; `name` is of the files, for messages."""
+    """Code points to places in a known alphabet; `name` is for messages."""
     place = np.full(_CODE_POINTS, -1, dtype=np.int32)
     place[[ord(letter) for letter in alphabet]] = np.arange(len(alphabet))
     found = [TokenFile(part.name, place[part.ids]) for part in parts]
@@ -410,7 +410,7 @@ def placed(parts: Sequence[TokenFile], alphabet: str, name: str) -> list[TokenFi
 
 
 def check_vocabulary(parts: Sequence[TokenFile], told: int | None, whose: str = "") -> int:
-    """As told, if every token is below it, or one more than the largest token. Looks at a piece at a time."""
+    """As given, if every token is below it; else the largest token plus one. Reads a piece at a time."""
     largest = 0
     for part in parts:
         limits = np.iinfo(part.ids.dtype)
