@@ -84,7 +84,7 @@ def test_rows_are_compressed_where_the_disk_is_what_training_waits_for(tmp_path:
         run = fo.run(asked(photos), runs=tmp_path / "runs", cache=tmp_path / "cache")
     choice = row(run, "cache_compression")
     assert choice.value in ("lz4", "zstd") and written(asked(photos), tmp_path / "cache") == choice.value
-    assert "the disk reads 1 MB/s of the" in choice.why and "x smaller, unpacked at" in choice.why
+    assert "the disk reads 1 MB/s" in choice.why and "x smaller, decompressed at" in choice.why
     assert f"cache compression  {choice.value}" in run.explain() and "the disk reads 1 MB/s" in run.explain()
 
 

@@ -317,7 +317,7 @@ def test_the_page_of_a_slow_pipeline() -> None:
         label=LabelWords("y", tuple((f"class {i}", 0.1) for i in range(10))),
         data={},
         steps=("random_resized_crop", "flip"),
-        tier=Choice("tier", "streamed", "read from the source in every epoch: nothing else holds it or would be quicker"),
+        tier=Choice("tier", "streamed", "read from the source in every epoch: no other tier has room or is faster"),
         rejected=(RejectedSetting("tier", "pinned", "12 GB is too much for 8 GB free in host memory"),),
         speeds=replace(PHOTOS, file_bytes=2.2e9),
         notes=("1 bad sample was left out: a.jpg: is empty",),

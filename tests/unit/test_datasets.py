@@ -120,10 +120,10 @@ def test_pictures_are_bytes_channels_first(mode: str, shape: list[int]) -> None:
         (("words", 1), "column 'x' is text ('words')"),
         ((1, b"raw"), "column 'y' is text (b'raw')"),
         ({"x": None}, "column 'x' is None"),
-        ((1, 2, 3), "a sample has 3 parts and 2 names are known for them"),
+        ((1, 2, 3), "a sample has 3 parts, but there are 2 names"),
         (((1, "a"), 2), "column 'x' must hold numbers"),
         ((torch.zeros(2, dtype=torch.complex64), 0), "complex numbers"),
-        ((torch.zeros(2, 2).to_sparse(), 0), "make it dense"),
+        ((torch.zeros(2, 2).to_sparse(), 0), "to_dense"),
     ],
 )
 def test_samples_that_are_no_numbers_are_refused(sample: Any, said: str) -> None:
@@ -134,27 +134,27 @@ def test_samples_that_are_no_numbers_are_refused(sample: Any, said: str) -> None
 
 def test_a_type_that_does_not_fit_is_refused_and_one_that_fits_is_taken() -> None:
     assert source([(1.5, 0), (2, 0)], workers=0).read(torch.arange(2))["x"].tolist() == [1.5, 2.0]
-    with pytest.raises(DataError, match="sample 1 of list: x is float32, which does not fit int64, its type in sample 0"):
+    with pytest.raises(DataError, match="sample 1 of list: x is float32, in sample 0 it was int64"):
         source([(1, 0), (2.5, 0), (1, 0)], workers=0).read(torch.arange(3))
 
 
 def test_wrong_columns_are_named() -> None:
-    with pytest.raises(DataError, match="nothing at 'imag'; did you mean 'image'"):
+    with pytest.raises(DataError, match="no 'imag'; did you mean 'image'"):
         dataset([{"image": 1}] * 2, columns={"x": "imag"}, workers=0)
 
 
 @pytest.mark.parametrize(
     ("train", "settings", "error", "said"),
     [
-        (DataLoader(TensorDataset(torch.zeros(3))), {}, UsageError, "give its dataset, train.dataset"),
+        (DataLoader(TensorDataset(torch.zeros(3))), {}, UsageError, "give train.dataset"),
         (np.zeros((3, 2)), {}, UsageError, "fo.data.arrays"),
         (3, {}, UsageError, "has neither"),
         ([], {}, DataError, "the dataset is empty"),
         ([1, 2], {"workers": "many"}, UsageError, "workers is 'auto'"),
-        ([1, 2], {"timeout": 0}, UsageError, "timeout is the seconds"),
+        ([1, 2], {"timeout": 0}, UsageError, "timeout is the number of seconds"),
         ([1, 2], {"on_bad": "skipp"}, UsageError, "did you mean 'skip'"),
         ([1, 2], {"holdout": 0.5, "validation": [1]}, UsageError, "holdout and validation"),
-        ([1, 2], {"validation": [[1, 2, 3, 4]]}, DataError, r"x of a sample is \[\] in the training data and \[4\] in val"),
+        ([1, 2], {"validation": [[1, 2, 3, 4]]}, DataError, r"x has shape \[\] in training samples and \[4\] in val"),
         (given.Count(5), {"holdout": 0.5}, UsageError, "keeps its own order"),
     ],
 )
@@ -234,7 +234,7 @@ def test_a_dataset_with_a_generator_of_its_own_is_told_on() -> None:
 
     made = source(Own(), workers=0)
     assert made.varies
-    assert "Own gives other values for a sample each time" in made.degraded[0]
+    assert "Own gives different values each time" in made.degraded[0]
     assert made.fingerprint() == source(Own(), workers=0).fingerprint()
 
 
@@ -318,11 +318,11 @@ def test_a_collate_makes_rows_of_one_shape(closing: list[Any]) -> None:
     ragged = [(np.arange(1 + number % 4, dtype=np.float32), number) for number in range(20)]
     with pytest.raises(DataError) as raised:
         source(ragged, workers=0).read(torch.arange(20))
-    assert "sample 1 of list: x is [2], in sample 0 it was [1]" in str(raised.value) and "collate=" in str(raised.value)
+    assert "sample 1 of list: x has shape [2], in sample 0 it was [1]" in str(raised.value) and "collate=" in str(raised.value)
     made = source(ragged, collate=given.pad_to_five, workers=1)
     closing.append(made)
     assert made.processes and made.read(torch.tensor([6]))["x"].tolist() == [[0.0, 1.0, 2.0, 0.0, 0.0]]
-    with pytest.raises(DataError, match=r"list of one sample and made x of shape \[2\]"):
+    with pytest.raises(DataError, match=r"list of one sample and returned x of shape \[2\]"):
         source(ragged, collate=lambda samples: torch.zeros(2), workers=0)
 
 
@@ -370,7 +370,7 @@ def test_skip_takes_the_next_good_sample_and_counts(way: dict[str, Any], closing
     assert made.bad.count == 4
     assert "4 bad samples were left out" in str(made.bad.summary()) and "sample 17 of Broken" in str(made.bad.summary())
     nothing = given.Broken(tuple(range(16)), 16)
-    with pytest.raises(DataError, match=r"column 'x' is text .*; and none of the other 15 can be used"):
+    with pytest.raises(DataError, match=r"column 'x' is text .*; none of the other 15 samples"):
         dataset(nothing, on_bad="skip", workers=0)
 
 
@@ -380,13 +380,13 @@ def test_a_sample_that_never_comes_is_named(way: dict[str, Any], closing: list[A
     closing.append(made)
     with pytest.raises(DataError) as raised:
         made.read(torch.tensor([4, 5, 6]))
-    assert "sample 5 did not come within 0.3 s; it is at sample_datasets.py, line" in str(raised.value)
+    assert "sample 5 took longer than 0.3 s; it is at sample_datasets.py, line" in str(raised.value)
     assert "time.sleep(1000)" in str(raised.value) and "timeout=" in str(raised.value)
     assert made.read(torch.tensor([4, 6]))["y"].tolist() == [1, 0]
 
 
 def test_a_hang_in_the_first_sample_is_said_as_well() -> None:
-    with pytest.raises(DataError, match=r"sample 5 did not come within 0.2 s"):
+    with pytest.raises(DataError, match=r"sample 5 took longer than 0.2 s"):
         dataset(given.Slow(6), timeout=0.2, workers=0)  # the last is looked at as well
 
 
@@ -396,7 +396,7 @@ def test_a_killed_worker_is_named_with_what_it_had(closing: list[Any]) -> None:
     with pytest.raises(DataError) as raised:
         made.read(torch.tensor([22, 23, 24]))
     said = str(raised.value)
-    assert "worker 0 (process " in said and "was killed by SIGKILL while it read sample 23" in said
+    assert "worker 0 (process " in said and "was killed by SIGKILL while reading sample 23" in said
     assert "its job was samples 22, 23" in said and "memory" in said
     assert made.read(torch.tensor([22, 24]))["y"].tolist() == [1, 0]
 
@@ -421,7 +421,7 @@ def test_what_a_notebook_defines_is_read_by_threads(monkeypatch: pytest.MonkeyPa
     assert "Curious is defined in a notebook or an interactive session" in source(given.Curious(), workers=1).degraded[0]
     (tmp_path / "script.py").write_text("print('runs')")
     monkeypatch.setattr(main, "__file__", str(tmp_path / "script.py"))
-    assert "script.py, which runs as a whole when imported" in source(given.Curious(), workers=1).degraded[0]
+    assert "script.py, which has no" in source(given.Curious(), workers=1).degraded[0]
 
 
 def test_a_dataset_is_packed_before_it_is_looked_at(tmp_path: Path, closing: list[Any]) -> None:
@@ -672,9 +672,9 @@ def test_transforms_get_keys_that_follow_pass_and_place() -> None:
 
 
 def test_ends_that_were_not_expected_are_said() -> None:
-    with pytest.raises(DataError, match="Count gave no sample: its __iter__ ended at once"):
+    with pytest.raises(DataError, match="Count gave no sample"):
         feed(given.Count(0), 4)
-    with pytest.raises(DataError, match="length=inf said that Count never ends, and it ended after 6 samples of pass 0"):
+    with pytest.raises(DataError, match=r"length=inf .* Count .* ended after 6 samples of pass 0"):
         feed(given.Count(6), 8, {"in_process": False, "length": math.inf}).next()
     short = feed(given.Count(3), 8, {"in_process": False, "length": 5})
     assert firsts(short.next()) == [0, 1, 2, 1000, 1001, 1002, 2000, 2001]
@@ -684,9 +684,7 @@ def test_ends_that_were_not_expected_are_said() -> None:
     once = feed(_generator(6), 4)
     assert "is read by a thread" in once.degraded[0]
     assert firsts(once.next()) == [0, 1, 2, 3]
-    with pytest.raises(
-        DataError, match="generator is an iterator, which can be gone through once, and it ended after 6 samples"
-    ):
+    with pytest.raises(DataError, match=r"generator is an iterator, .* ended after 6 samples"):
         once.next()
     with pytest.raises(UsageError, match="length is a number of samples"):
         feed(given.Count(3), 8, {"length": 2.5})
@@ -706,7 +704,7 @@ def test_bad_samples_of_an_iterable() -> None:
         yield 1.0
         raise KeyError("tripped")
 
-    with pytest.raises(DataError, match="a generator can't go on after that"):
+    with pytest.raises(DataError, match="a generator can't continue"):
         feed(generator_that_raises(), 4, {"bad": Bad("skip")}).next()
 
 
@@ -715,7 +713,7 @@ def test_an_iterable_that_hangs_or_dies_is_named() -> None:
         yield 1.0
         time.sleep(1000)
 
-    with pytest.raises(DataError, match=r"sample 1 did not come within 0.2 s; it is at test_datasets.py, line"):
+    with pytest.raises(DataError, match=r"sample 1 took longer than 0.2 s; it is at test_datasets.py, line"):
         feed(stops(), 2, {"timeout_s": 0.2}).next()
 
 
@@ -727,7 +725,7 @@ def test_an_iterable_as_data() -> None:
     unknown = IterableSource(given.Count(), Form())
     with pytest.raises(DataError, match=r"Count is an iterable of unknown length.*budget in steps"):
         len(unknown)
-    with pytest.raises(DataError, match="can't be asked for by number"):
+    with pytest.raises(DataError, match="can't be read by number"):
         unknown.read(torch.arange(2))
 
 

@@ -418,16 +418,16 @@ DECODED = Surroundings(
         (
             {"device_free_bytes": 140 * GB},
             "pinned",
-            "kept there as rows are first read",
-            {"resident": "12.5 s for a run of 1 min 40 s"},
+            "rows stay there when first read",
+            {"resident": "takes 12.5 s; the run takes 1 min 40 s"},
         ),
         ({"device_free_bytes": 140 * GB, "epochs": 90}, "resident", "50 GB of 140 GB", {"pinned": "over the link"}),
-        ({"device_free_bytes": 140 * GB, "link_bytes_s": 2 * GB}, "resident", "picked out where it is used", {}),
+        ({"device_free_bytes": 140 * GB, "link_bytes_s": 2 * GB}, "resident", "batches are gathered on the device", {}),
         (
             {"device_free_bytes": 140 * GB, "epochs": 90, "on_host": True},
             "pinned",
             "host memory",
-            {"resident": "the CPU reads host memory"},
+            {"resident": "on a CPU, rows kept in host memory"},
         ),
         (
             {"host_free_bytes": 20 * GB, "disk_bytes_s": 5 * GB},
@@ -439,7 +439,7 @@ DECODED = Surroundings(
             {"host_free_bytes": 20 * GB},
             "streamed",
             "in every epoch",
-            {"mapped": "the disk delivers 6k rows/s, the source itself 8k rows/s"},
+            {"mapped": "the disk delivers 6k rows/s, the source 8k rows/s"},
         ),
         ({"host_free_bytes": 20 * GB, "disk_free_bytes": 0}, "streamed", "in every epoch", {"mapped": "no room for a cache"}),
         (

@@ -1,1 +1,1 @@
-"""Rows kept as they are first read: in memory, or in a cache on disk that outlives the run."""
+"""Keeps rows after they were first read: in memory, on the device, or on disk between runs."""

@@ -1,13 +1,13 @@
-"""A folder of prepared rows, kept between runs: one entry a key, and a key is a hash of all that the rows depend on.
+"""A folder with prepared rows, kept between runs. Each entry has a key: a hash of everything that its rows depend on.
 
-    <folder>/rows/<key>/manifest.json    how many rows, which columns
-    <folder>/rows/<key>/filling          locked by the one process that adds parts
+    <folder>/rows/<key>/manifest.json    number of rows, columns
+    <folder>/rows/<key>/filling          locked by the process that adds parts
     <folder>/rows/<key>/part-000007      some of the rows, with checksums
 
-Whatever changes the rows changes the key, so a stale entry is one that nobody asks for: it goes when room is needed, the least
-recently used one first, never one in use (entries.py). The limit is on everything in the folder: encoded text and tables count
-too, and go like rows. Files are written aside, synced and renamed; what a killed process left half-written is swept by the
-next that fills the entry.
+Whatever changes the rows changes the key, so a stale entry is never read. When room is needed, the least recently used entry is
+deleted, never one in use (entries.py). The limit is on the whole folder: encoded text and tables count too and are deleted in
+the same way. Files are written under another name, synced and renamed; half-written files of a killed process are deleted by
+the next process that fills the entry.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from flatout.data.cache.entries import Entries, lock_shared, mark_used
 from flatout.data.cache.records import RecordLayout
 from flatout.data.source import Schema, Source
 
-VERSION = 1  # of the code that prepares and keeps rows: raise it when either changes what is read back
+VERSION = 1  # raise it when preparing or keeping rows changes what is read back
 
 
 class CacheFull(Exception):
-    """No room within the budget; the message says why in words."""
+    """No room within the disk budget; the message says why."""
 
 
 def cache_key(source: Source, preparation: str = "") -> str:
-    """Of the source's content, what was done to its rows (in any stable wording), their form and this code's version."""
+    """A hash of the source's content, the preparation of its rows (any stable text), their schema, and VERSION."""
     content = [source.fingerprint(), source.made_by, len(source), _written(source.schema)]
     identity = [VERSION, sys.byteorder, preparation, *content]
     return hashlib.blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
 
 
 def disk_bytes(cache: Path | None, budget: str) -> int:
-    """What a cache may take: as told, or half of what it and the free space are together."""
+    """How much a cache may take: the given budget, or half of its present size and the free space together."""
     if cache is None:
         return 0
     cache = private_cache(cache)
@@ -59,10 +59,10 @@ def disk_bytes(cache: Path | None, budget: str) -> int:
 
 
 class Cache:
-    """A cache that can't be used costs time, never a run: `degraded` says what went wrong."""
+    """A cache that can't be used never stops a run: `degraded` says what went wrong."""
 
     def __init__(self, folder: Path, limit_bytes: int | None = None, compression: str = "none") -> None:
-        """`compression`: of the parts that are written from now on. Those that are there say their own."""
+        """`compression` is for new parts; existing parts keep theirs."""
         self.folder = folder = private_cache(folder)
         self.limit_bytes = limit_bytes
         self.compression = check_compression(compression)
@@ -70,7 +70,7 @@ class Cache:
         self.degraded: list[str] = []
 
     def open(self, key: str) -> CacheEntry | None:
-        """The entry, if there is one; it can't be evicted until it is closed."""
+        """The entry, if it exists; it is not evicted until it is closed."""
         try:
             with self._entries.alone():
                 return self._opened(key)
@@ -80,7 +80,7 @@ class Cache:
             return None
 
     def build(self, key: str, schema: Schema, rows: int) -> CacheEntry | None:
-        """The entry, made if need be. None: the folder can't be used, and `degraded` says why."""
+        """The entry, created if needed. None: the folder can't be used, and `degraded` says why."""
         try:
             (self.folder / "rows").mkdir(parents=True, exist_ok=True)
             with self._entries.alone():
@@ -98,17 +98,17 @@ class Cache:
             return None
 
     def used_bytes(self) -> int:
-        """By all that is kept in the folder, rows or not."""
+        """Size of all entries in the folder, rows or not."""
         return self._entries.used_bytes()
 
     def room_bytes(self) -> int:
-        """What an entry may take at most, once all others are gone."""
+        """How much an entry could take if all others were evicted."""
         there = next(folder for folder in (self.folder.absolute(), *self.folder.absolute().parents) if folder.is_dir())
         room = shutil.disk_usage(there).free + self.used_bytes()
         return room if self.limit_bytes is None else min(room, self.limit_bytes)
 
     def make_room(self, needed_bytes: int, write: Callable[[], None]) -> None:
-        """`write` takes its room while no other process can: what was not used for longest goes first. CacheFull without it."""
+        """Evict least recently used entries, then call `write`, while no other process can take the room. Else CacheFull."""
         with self._entries.alone():
             allowed_bytes = None if self.limit_bytes is None else self.limit_bytes - needed_bytes
             used = self._entries.evict(allowed_bytes)
@@ -120,7 +120,7 @@ class Cache:
             write()
 
     def trim(self) -> str | None:
-        """What is over the limit goes, but for what is in use. Where that alone is too much: so much, in words."""
+        """Evict entries until the limit is kept. Returns a message if the entries in use alone are over the limit."""
         with suppress(OSError), self._entries.alone():
             used = self._entries.evict(self.limit_bytes)
             if self.limit_bytes is not None and used > self.limit_bytes:
@@ -139,9 +139,9 @@ class Cache:
         try:
             manifest = json.loads((folder / "manifest.json").read_bytes())
             if manifest["key"] != key or manifest["version"] != VERSION:
-                raise ValueError(f"{folder}/manifest.json is of another entry")
+                raise ValueError(f"{folder}/manifest.json belongs to another entry")
         except (FileNotFoundError, ValueError, KeyError, TypeError):
-            os.close(lock)  # killed while it was made, or damaged: nothing in it can be trusted
+            os.close(lock)  # half-created or damaged
             self._entries.remove(folder)
             return None
         except BaseException:
@@ -156,7 +156,7 @@ class Cache:
 
 
 class CacheEntry:
-    """An open entry: shared by any number of processes, of which one may add parts."""
+    """An open entry. Any number of processes share it; one of them may add parts."""
 
     def __init__(self, cache: Cache, folder: Path, lock: int) -> None:
         self.folder = folder
@@ -166,7 +166,7 @@ class CacheEntry:
         self._filling: int | None = None
 
     def take_filling(self) -> bool:
-        """Become the one that adds parts; False while another process is. Sweeps what a killed one left."""
+        """Become the process that adds parts; False if another process is. Deletes half-written files of a killed process."""
         if self._filling is not None:
             return True
         handle = os.open(self.folder / "filling", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -181,18 +181,18 @@ class CacheEntry:
         return True
 
     def part_paths(self) -> list[Path]:
-        """In the order they were written: where a row is in two of them, the later one counts."""
+        """In the order they were written: if a row is in two parts, the later part counts."""
         return sorted(path for path in self.folder.glob("part-*") if path.name[5:].isdigit())
 
     def write_part(self, pieces: Iterable[Any], at_most_bytes: int) -> Path:
-        """A new part of these pieces, end to end. CacheFull or OSError leave everything as it was."""
+        """Write a new part from these pieces. CacheFull and OSError change nothing."""
         taken = [int(path.name[5:]) for path in self.part_paths()]
         path = self.folder / f"part-{max(taken, default=0) + 1:06d}"
         aside = self.folder / f".{path.name}.tmp"
 
         def take() -> None:
             with aside.open("wb") as file:
-                os.ftruncate(file.fileno(), at_most_bytes)  # counts against the budget from now on, for other processes too
+                os.ftruncate(file.fileno(), at_most_bytes)  # now it counts for other processes too
 
         try:
             self._cache.make_room(at_most_bytes, take)
@@ -218,8 +218,8 @@ class CacheEntry:
 
 
 def _written(schema: Schema) -> dict[str, Any]:
-    """Without the mean of ragged columns, which is only an estimate."""
-    RecordLayout.of(schema)  # says what is wrong with it
+    """As JSON, without the mean length of ragged columns, which is only an estimate."""
+    RecordLayout.of(schema)  # raises if the schema is wrong
     return {
         name: [str(column.dtype).removeprefix("torch."), list(column.shape), column.ragged is not None]
         for name, column in schema.items()

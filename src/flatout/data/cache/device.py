@@ -1,6 +1,6 @@
-"""Photos on the device, each put there when it is first read: the first epoch reads, later ones only pick.
+"""Photos kept on the device from the first time they are read: the first epoch reads them, later epochs only gather.
 
-A store in host memory would be written and read again for every photo; this one costs the copy that training needs anyway.
+Keeping them costs no extra copy, since training copies them to the device anyway.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FLAT = "pixels"
 
 
 class DeviceStore:
-    """Photos lie in the order they came: a batch of new ones is one copy. OutOfMemoryError where there is no room for all."""
+    """Photos are stored in the order they are read, so a batch of new ones is one copy. OutOfMemoryError if not all fit."""
 
     def __init__(self, source: PlacedRows, device: torch.device | str) -> None:
         self._source = source
@@ -34,25 +34,24 @@ class DeviceStore:
         self._written: Any = None if self._module is None else self._module.current_stream().record_event()
 
     def photos(self, rows: Tensor) -> Tensor:
-        """What each row shows as of now."""
+        """The photo that each row shows; it changes when a bad photo is replaced."""
         return self._source.shown(rows)
 
     def missing(self, rows: Tensor, photos: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of the rows, and their photos, that are to be read: each once and in no order."""
+        """The rows, and their photos, that still have to be read: each once, in any order."""
         wanted = ~self._here.index_select(0, photos)
         _, first = np.unique(rows[wanted].numpy(), return_index=True)
         return rows[wanted][first], photos[wanted][first]
 
     def put(self, photos: Tensor, batch: Batch) -> None:
-        """As they were read, copied in the order of the current stream. Nobody waits."""
+        """Copy photos to the device on the current stream, without waiting."""
         if not len(photos):
             return
         begins, pixels = batch[START], batch[_FLAT]
         with self._one_at_a_time:
             self._after_what_was_written()
-            if bool(self._here[photos].any()) or len(set(photos.tolist())) < len(
-                photos
-            ):  # some came by another batch meanwhile
+            seen_before = bool(self._here[photos].any()) or len(set(photos.tolist())) < len(photos)
+            if seen_before:  # another batch has brought some of them
                 sizes = self._source.sizes.index_select(0, photos).tolist()
                 for photo, begin, size in zip(photos.tolist(), begins.tolist(), sizes, strict=True):
                     if not self._here[photo]:
@@ -61,11 +60,11 @@ class DeviceStore:
                 self._append(photos, begins, pixels)
             if self._module is not None:
                 stream = self._module.current_stream(self._pixels.device)
-                self._pixels.record_stream(stream)  # not this stream's: its memory is not to be reused before the copy
+                self._pixels.record_stream(stream)  # belongs to another stream: don't reuse its memory before the copy
                 self._written = stream.record_event()
 
     def gather(self, photos: Tensor, take: Take | None = None) -> Batch:
-        """Photos that are all here: the pixels whole, the rest on the host, written to where `take` says."""
+        """A batch of photos that are all here: pixels on the device, other columns on the host, into the tensors of `take`."""
         self._after_what_was_written()
         batch = self._source.gather(self._stored, photos)
         if take is None:
@@ -80,6 +79,6 @@ class DeviceStore:
         self._used = end
 
     def _after_what_was_written(self) -> None:
-        """By whatever stream: the current one goes on after it."""
+        """Make the current stream wait for copies on other streams."""
         if self._module is not None:
             self._module.current_stream(self._pixels.device).wait_event(self._written)

@@ -1,10 +1,10 @@
-"""All that is kept in a cache folder, whoever made it: what it takes on disk, what is in use, what can go.
+"""The entries of a cache folder: their size, which are in use, and deleting the others.
 
-    <folder>/alone                  locked for the moments in which entries come and go
+    <folder>/alone                  locked while entries are created, opened or deleted
     <folder>/<kind>/<name>/         an entry
-    <folder>/<kind>/<name>/in-use   locked (shared) by whoever has the entry open; its time is that of the last use
+    <folder>/<kind>/<name>/in-use   locked (shared) by every process that has it open; its time is the last use
 
-Locks go with their process, however that ends.
+The kernel releases a lock when its process ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 KINDS = ("rows", "tokens", "tables")
-_NAME = re.compile(r"[0-9a-f]{32}(\..*)?")  # a key; and what stands beside it while it is made
+_NAME = re.compile(r"[0-9a-f]{32}(\..*)?")  # a key, or a temporary name while it is made
 _GONE = ".gone-"
 
 
@@ -31,7 +31,7 @@ class Entries:
     def all(self) -> list[Path]:
         found: list[Path] = []
         for kind in KINDS:
-            with suppress(OSError):  # not there yet, or no folder at all
+            with suppress(OSError):  # not a folder, or not there yet
                 found += [path for path in (self.folder / kind).iterdir() if _NAME.fullmatch(path.name)]
         return found
 
@@ -40,12 +40,12 @@ class Entries:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """While no other process or thread opens, makes or removes entries."""
+        """Locks out other processes and threads that open, make or remove entries."""
         path = self.folder / "alone"
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a cache that others keep can still be read
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a read-only cache can still be read
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
@@ -53,7 +53,7 @@ class Entries:
             os.close(handle)
 
     def evict(self, allowed_bytes: int | None) -> int:
-        """Call it while `alone`. What was not used for longest goes until no more is taken; the bytes that are left."""
+        """Call it while `alone`. Deletes least recently used entries until `allowed_bytes` are left; returns the bytes left."""
         for kind in KINDS:
             for leftover in (self.folder / kind).glob(f"{_GONE}*"):
                 shutil.rmtree(leftover, ignore_errors=True)
@@ -67,7 +67,7 @@ class Entries:
         return used
 
     def remove(self, entry: Path) -> bool:
-        """Call it while `alone`. Not if somebody has it open."""
+        """Call it while `alone`. False if a process has it open."""
         gone = entry.with_name(f"{_GONE}{entry.name}")
         try:
             lock = os.open(entry / "in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -75,7 +75,7 @@ class Entries:
             return False
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.rename(entry, gone)  # first out of sight: half an entry is never seen
+            os.rename(entry, gone)  # so that no process sees half an entry
         except OSError:
             return False
         finally:
@@ -85,17 +85,17 @@ class Entries:
 
 
 class EntryInUse:
-    """An entry that nobody evicts until this is closed or forgotten."""
+    """Protects an entry from eviction until it is closed or garbage collected."""
 
     def __init__(self, lock: int) -> None:
         self.close = weakref.finalize(self, _let_go, lock)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()  # a copy holds nothing: what it was made from does
+        return type(None), ()  # a pickled copy holds no lock
 
 
 def hold(entry: Path, make: bool = False) -> EntryInUse | None:
-    """`entry` is <cache>/<kind>/<name>. None: it is not there, or it is a folder of other people, which nobody evicts."""
+    """`entry` is <cache>/<kind>/<name>. None: it does not exist, or it is not in a cache, so nothing evicts it."""
     if entry.parent.name not in KINDS or not _NAME.fullmatch(entry.name):
         if make:
             entry.mkdir(parents=True, exist_ok=True)
@@ -110,11 +110,11 @@ def hold(entry: Path, make: bool = False) -> EntryInUse | None:
     except OSError:
         if make:
             raise
-        return None  # not there; or it can't be written, and then whoever can must leave it alone
+        return None  # it does not exist or is read-only
 
 
 def lock_shared(entry: Path, make: bool = False) -> int:
-    """Call it while `alone`. FileNotFoundError where there is no entry."""
+    """Call it while `alone`. FileNotFoundError if there is no entry."""
     flags = os.O_RDWR | os.O_CREAT if make else os.O_RDONLY
     lock = os.open(entry / "in-use", flags | os.O_CLOEXEC, 0o644)
     try:
@@ -127,9 +127,9 @@ def lock_shared(entry: Path, make: bool = False) -> int:
 
 
 def mark_used(lock: int) -> None:
-    """To the nanosecond: the kernel's own time of files moves in steps of milliseconds, in which two uses would tie."""
+    """In nanoseconds: the kernel's file times have steps of milliseconds, too coarse to order two uses."""
     now_ns = time.time_ns()
-    with suppress(OSError):  # of another user, and then theirs is the word on when it was used
+    with suppress(OSError):  # belongs to another user
         os.utime(lock, ns=(now_ns, now_ns))
 
 
@@ -139,7 +139,7 @@ def _let_go(lock: int) -> None:
 
 
 def _size(folder: Path) -> int:
-    """Of a folder that others may be writing or removing."""
+    """Size of a folder that other processes may be changing."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

@@ -1,6 +1,6 @@
-"""Rows of a source, kept: put in any order by any thread, each once, and read back bit for bit.
+"""Stores that keep rows of a source: any thread puts rows in any order, and reads them back bit for bit.
 
-This one keeps them in memory: fixed columns in the order of the source, ragged ones in chunks.
+`MemoryStore` keeps them in host memory: fixed columns in the order of the source, ragged columns in chunks.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from flatout.data.offers import Take
 from flatout.data.source import Batch, Source
 from flatout.machine.host import free_host_bytes
 
-_KEEP_FREE = 0.05  # of the host's memory: what the rest of the machine is left with
-_INDEX_BYTES = 32  # what a row costs beside its content
+_KEEP_FREE = 0.05  # of the host's memory, for other processes
+_INDEX_BYTES = 32  # of each row, in addition to its content
 
 
 class RowStore(Protocol):
-    """`degraded` says in words why rows could not be kept; the rows are then simply not there."""
+    """`degraded` says why rows could not be kept; such rows are read from the source again."""
 
     @property
     def degraded(self) -> list[str]: ...
@@ -42,39 +42,39 @@ class RowStore(Protocol):
         ...
 
     def has(self, rows: Tensor) -> Tensor:
-        """A bool for each row: can be read, and what is read will be what was put."""
+        """A bool for each row: it is kept and intact."""
         ...
 
     def put(self, rows: Tensor, batch: Batch, passing: Tensor | None = None) -> None:
-        """Keeps copies of rows that it does not have, as far as there is room.
+        """Keep copies of rows that are not kept yet, as far as there is room.
 
-        Rows that are true in `passing` stand in for others in this run: they are not for a store that outlives it.
+        Rows that are true in `passing` replace bad rows in this run only: a store on disk does not keep them.
         """
         ...
 
     def read(self, rows: Tensor, take: Take | None = None) -> Batch:
-        """Rows that `has` was true for, ragged ones end to end in the order asked for; written to where `take` says."""
+        """Rows for which `has` was true, in the order asked for, into the tensors of `take`."""
         ...
 
     def stored(self) -> dict[str, Tensor]:
-        """Everything in the form that the source's `gather` takes rows from. Only of a complete store."""
+        """All rows, in the form that the source's `gather` takes. Only if the store is complete."""
         ...
 
     def flush(self) -> None:
-        """What was put is kept for good afterwards, unless `degraded` says why not."""
+        """Returns when all rows that were put are stored, unless `degraded` says why not."""
         ...
 
     def close(self) -> None: ...
 
 
 def bytes_needed(source: Source) -> int:
-    """An estimate of what a store of the whole source takes: ragged columns count by their mean."""
+    """Estimated size of a store of the whole source; ragged columns count by their mean length."""
     layout = RecordLayout.of(source.schema)
     return round(len(source) * (layout.row_bytes + _INDEX_BYTES))
 
 
 class MemoryStore:
-    """A store in host memory. Within `limit_bytes` the first rows of the source are kept, the others are not."""
+    """A store in host memory. With `limit_bytes`, only as many rows from the start of the source are kept."""
 
     in_memory = True
 
@@ -90,17 +90,17 @@ class MemoryStore:
         self._full = False
         try:
             self._columns, self._runs = self._allocated(limit_bytes, source.sizes)
-        except RuntimeError as error:  # torch has no other word for "no memory"
+        except RuntimeError as error:  # torch raises it when memory runs out
             self._stop(str(error).splitlines()[0])
             self._capacity = 0
             self._columns, self._runs = self._allocated(limit_bytes, source.sizes)
-        self._claimed = np.zeros(self._rows, bool)  # somebody puts it, or has
+        self._claimed = np.zeros(self._rows, bool)  # kept, or being written by a thread
         self._claimed[self._capacity :] = True
         self._present = torch.zeros(self._rows, dtype=torch.bool)
         self._count = 0
         self._free_bytes = free_bytes
         self._keep_free_bytes = round(_KEEP_FREE * psutil.virtual_memory().total)
-        self._unchecked_bytes = CHUNK_BYTES  # put since free memory was last looked at
+        self._unchecked_bytes = CHUNK_BYTES  # put since free memory was last checked
         self._one_at_a_time = threading.Lock()
 
     @property
@@ -114,7 +114,7 @@ class MemoryStore:
         sizes = self._layout.sizes(batch, len(rows))
         wanted = rows.numpy()
         with self._one_at_a_time:
-            picked = np.unique(wanted, return_index=True)[1]  # a row that comes twice is put once
+            picked = np.unique(wanted, return_index=True)[1]  # each row once
             picked = self._with_room(wanted, picked[~self._claimed[wanted[picked]]], sizes)
             self._claimed[wanted[picked]] = True
             runs = self._runs
@@ -141,14 +141,14 @@ class MemoryStore:
         if not self.complete:
             raise UsageError(f"{self._rows - self._count} of {self._rows} rows are not in the store yet: read them first")
         with self._one_at_a_time:
-            self._runs = self._runs.joined()  # readers on the way in the old one finish there
+            self._runs = self._runs.joined()  # threads that still read the old one finish there
             return {**self._columns, **self._runs.whole()}
 
     def flush(self) -> None:
-        """Nothing waits here."""
+        """Nothing to do: rows are stored at once."""
 
     def close(self) -> None:
-        """Nothing is open here."""
+        """Nothing to close."""
 
     def _allocated(self, limit_bytes: int | None, sizes: Tensor | None) -> tuple[Batch, Runs]:
         fixed = self._layout.fixed.items()
@@ -156,7 +156,7 @@ class MemoryStore:
         return columns, Runs(self._layout, self._capacity, limit_bytes, sizes)
 
     def _with_room(self, wanted: Array, picked: Array, sizes: Array) -> Array:
-        """Those of the picked rows that there is room for; theirs is set aside."""
+        """The picked rows for which there is room; the room is reserved."""
         if self._full or not len(picked):
             return picked[:0]
         self._unchecked_bytes += len(picked) * self._layout.record_bytes + int(sizes[picked].sum()) * self._layout.item_bytes
@@ -173,7 +173,7 @@ class MemoryStore:
 
     def _stop(self, why: str) -> None:
         self._full = True
-        if self._capacity == self._rows:  # else it was never meant to hold them all
+        if self._capacity == self._rows:  # else the limit excluded some rows from the start
             self.degraded.append(
                 f"the store in memory takes no more rows ({why}): other rows are read from the source every time"
             )

@@ -1,6 +1,6 @@
-"""Ragged rows in memory: each goes to the end of the last of a list of large chunks.
+"""Ragged rows in memory, appended to a list of large chunks.
 
-When all sizes are known beforehand there is one chunk, and a place for every row in it, in the order of the source.
+If all sizes are known in advance there is one chunk, with rows in the order of the source.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ CHUNK_BYTES = 64 << 20
 
 
 class Runs:
-    """The ragged columns of a source. `allocate` is called by one thread at a time, on rows that were not allocated before."""
+    """The ragged columns of a source. One thread at a time calls `allocate`, once for each row."""
 
     def __init__(self, layout: RecordLayout, rows: int, limit_bytes: int | None, known_sizes: Tensor | None) -> None:
         self._layout = layout
         self._limit_bytes = limit_bytes
         self._chunks: list[Batch] = []
         self._chunk = np.zeros(rows, np.int32)
-        self._first = np.zeros(rows, np.int64)  # in items, from the beginning of its chunk
+        self._first = np.zeros(rows, np.int64)  # item in its chunk
         self._sizes = np.zeros(rows, np.int64)
         self._used, self._room = 0, 0  # items of the last chunk
         self._known: list[int] | None = None
@@ -37,10 +37,10 @@ class Runs:
             self._first = starts(self._sizes)
             self._known = self._sizes.tolist()
             self._add_chunk(int(self._sizes.sum()))
-            self._room = 0  # all of it is spoken for; a row that has another size after all goes to a chunk behind
+            self._room = 0  # all of it is reserved; a row with another size than expected goes to a new chunk
 
     def allocate(self, rows: Array, sizes: Array) -> tuple[Array, str | None]:
-        """Which of the rows have a place now, as bools; and why no row will have one any more."""
+        """(a bool for each row: it has a place; the reason if there is no room for more rows)."""
         fits = np.ones(len(rows), bool)
         if not self._layout.ragged:
             return fits, None
@@ -58,7 +58,7 @@ class Runs:
         return fits, None
 
     def write(self, rows: Array, begins: Array, batch: Batch) -> None:
-        """Rows that begin there in the flat columns of `batch`."""
+        """Store rows; `begins` says where each one begins in the flat columns of `batch`."""
         for name in self._layout.ragged:
             chunks, flat = self._arrays(name), plain(batch[name])
             for chunk, first, size, begin in self._places(rows, begins):
@@ -74,7 +74,7 @@ class Runs:
         return flat
 
     def joined(self) -> Runs:
-        """With all chunks in one; this one stays as it is."""
+        """A copy with all chunks joined to one."""
         if not self._layout.ragged or len(self._chunks) == 1:
             return self
         ends = np.zeros(len(self._chunks), np.int64)
@@ -96,7 +96,7 @@ class Runs:
         return {**{name: column[:end] for name, column in self._chunks[0].items()}, START: torch.from_numpy(self._first)}
 
     def _grow(self, size: int) -> str | None:
-        """A chunk that takes at least this many items, or why there is none."""
+        """Add a chunk for at least this many items. Returns why that is impossible, or None."""
         items = max(size, CHUNK_BYTES // self._layout.item_bytes)
         if self._limit_bytes is not None:
             taken = sum(column.nbytes for chunk in self._chunks for column in chunk.values())
@@ -105,7 +105,7 @@ class Runs:
                 return f"its limit of {show_bytes(self._limit_bytes)} is reached"
         try:
             self._add_chunk(items)
-        except RuntimeError as error:  # torch has no other word for "no memory"
+        except RuntimeError as error:  # torch raises it when memory runs out
             return str(error).splitlines()[0]
         return None
 

@@ -1,4 +1,4 @@
-"""Which tier serves a source best, from sizes and rates alone: nothing is measured here, so every choice can be replayed."""
+"""Chooses the tier of a source from sizes and speeds. It measures nothing, so every choice can be replayed."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from dataclasses import dataclass
 
 from flatout.base.units import show_bytes, show_rate, show_seconds
 
-_SHARE = 0.6  # of free memory: the rest is for weights, activations, and other processes
-_SHARE_OF_RUN = 0.1  # reading everything before the first step may cost this much of the run
-_MANY_EPOCHS = 10  # where the length of the run is not known
+_SHARE = 0.6  # of free memory; the rest is for weights, activations and other processes
+_SHARE_OF_RUN = 0.1  # the largest share of a run for reading everything before the first step
+_MANY_EPOCHS = 10  # if the length of the run is unknown
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the choice looks at. None: not known, and then it does not count against a tier."""
+    """Facts for the choice. None: unknown, and not held against any tier."""
 
     rows: int
-    row_bytes: float  # as it is stored
-    in_memory: bool  # reading a row is a copy already: no store would make it quicker
+    row_bytes: float  # when stored
+    in_memory: bool  # reading a row is only a copy: no store would be faster
     device_free_bytes: float
     host_free_bytes: float
     disk_free_bytes: float  # within the cache's budget; 0 without a cache
-    fills: bool = False  # rows go to the device as they are first read, not all beforehand
+    fills: bool = False  # rows are copied to the device when first read, not all in advance
     on_host: bool = False  # the device is the CPU: its memory is the host's
     cached: bool = False  # the cache has all rows, from an earlier run
     epochs: float | None = None
-    needed_rows_s: float | None = None  # what the training step takes
-    decode_rows_s: float | None = None  # what the source delivers
+    needed_rows_s: float | None = None  # that training could use
+    decode_rows_s: float | None = None  # that the source delivers
     disk_bytes_s: float | None = None
     link_bytes_s: float | None = None
 
@@ -36,7 +36,7 @@ class Surroundings:
 
     @property
     def fits_in_memory(self) -> bool:
-        """What is read from disk once is then served by the kernel from memory."""
+        """Then the kernel reads each row from disk once and keeps it in memory."""
         return self.stored_bytes <= _SHARE * self.host_free_bytes
 
     @property
@@ -52,7 +52,7 @@ class TierChoice:
 
 
 def choose_tier(s: Surroundings) -> TierChoice:
-    """The first that nothing speaks against, of those that cost least in every epoch."""
+    """The fastest tier that nothing rules out."""
     if s.in_memory:
         against = {"resident": _too_large(s, s.device_free_bytes, "on the device")}
         chosen = "pinned" if against["resident"] else "resident"
@@ -72,38 +72,40 @@ def choose_tier(s: Surroundings) -> TierChoice:
 def _reason(tier: str, s: Surroundings) -> str:
     size = show_bytes(s.stored_bytes)
     if tier == "resident" and s.fills:
-        return f"{size} of {show_bytes(s.device_free_bytes)} free: kept there as rows are first read, then picked out"
+        return f"{size} of {show_bytes(s.device_free_bytes)} free: rows stay there when first read, then gathered"
     if tier == "resident":
-        return f"{size} of {show_bytes(s.device_free_bytes)} free: each batch is picked out where it is used"
+        return f"{size} of {show_bytes(s.device_free_bytes)} free: batches are gathered on the device"
     if tier == "pinned" and s.in_memory:
-        return f"{size} is too much for {show_bytes(s.device_free_bytes)} free: copied ahead from host memory"
+        return f"{size} is too much for {show_bytes(s.device_free_bytes)} free on the device: copied ahead from host memory"
     if tier == "pinned":
-        return f"{size} of {show_bytes(s.host_free_bytes)} host memory: kept there as rows are first read, copied ahead"
+        return (
+            f"{size} of {show_bytes(s.host_free_bytes)} host memory: rows stay there when first read, batches are copied ahead"
+        )
     if tier == "mapped" and s.cached:
-        return f"all {s.rows} rows are in the cache already: {size}, read through memory mappings"
+        return f"all {s.rows} rows are in the cache already: {size}, memory-mapped"
     if tier == "mapped":
-        return f"{size} of {show_bytes(s.disk_free_bytes)} for the cache: written there as rows are first read, then mapped"
+        return f"{size} of {show_bytes(s.disk_free_bytes)} for the cache: written there when first read, then memory-mapped"
     if s.once:
-        return "every row is used once: read from the source as it is needed, nothing is kept"
-    return "read from the source in every epoch: nothing else holds it or would be quicker"
+        return "every row is used once: read from the source, nothing is kept"
+    return "read from the source in every epoch: no other tier has room or is faster"
 
 
 def _not_resident(s: Surroundings) -> str | None:
     if large := _too_large(s, s.device_free_bytes, "on the device"):
         return large
     if s.once:
-        return "every row is used once: nothing is gained by keeping them"
+        return "every row is used once: keeping rows gains nothing"
     if s.on_host:
-        return "the CPU reads host memory as it is: kept there while training, nothing is read beforehand"
+        return "on a CPU, rows kept in host memory are as fast, without reading everything first"
     if s.fills:
         return None
     if s.link_bytes_s is not None and s.needed_rows_s is not None and s.needed_rows_s * s.row_bytes > 0.8 * s.link_bytes_s:
-        return None  # later epochs would wait for the link, and reading beforehand is paid once
+        return None  # else every later epoch would wait for the link
     if s.decode_rows_s is not None and s.needed_rows_s is not None and s.epochs is not None:
         first_s, run_s = s.rows / s.decode_rows_s, s.epochs * s.rows / s.needed_rows_s
         if first_s <= _SHARE_OF_RUN * run_s:
             return None
-        return f"everything is read before the first step: {show_seconds(first_s)} for a run of {show_seconds(run_s)}"
+        return f"reading everything before the first step takes {show_seconds(first_s)}; the run takes {show_seconds(run_s)}"
     if s.epochs is not None and s.epochs >= _MANY_EPOCHS:
         return None
     return "everything would be read before the first step"
@@ -111,7 +113,7 @@ def _not_resident(s: Surroundings) -> str | None:
 
 def _not_pinned(s: Surroundings) -> str | None:
     if s.once:
-        return "every row is used once: nothing is gained by keeping them"
+        return "every row is used once: keeping rows gains nothing"
     return _too_large(s, s.host_free_bytes, "in host memory")
 
 
@@ -119,7 +121,7 @@ def _not_mapped(s: Surroundings) -> str | None:
     if s.cached:
         return _slow_disk(s)
     if s.once:
-        return "every row is used once: writing them down gains nothing in this run"
+        return "every row is used once: writing rows gains nothing in this run"
     if s.disk_free_bytes <= 0:
         return "no room for a cache"
     if s.stored_bytes > s.disk_free_bytes:
@@ -133,7 +135,7 @@ def _slow_disk(s: Surroundings) -> str | None:
     from_disk = s.disk_bytes_s / max(s.row_bytes, 1.0)
     if from_disk >= s.decode_rows_s:
         return None
-    return f"the disk delivers {show_rate(from_disk, 'rows')}, the source itself {show_rate(s.decode_rows_s, 'rows')}"
+    return f"the disk delivers {show_rate(from_disk, 'rows')}, the source {show_rate(s.decode_rows_s, 'rows')}"
 
 
 def _too_large(s: Surroundings, free_bytes: float, where: str) -> str | None:
@@ -144,7 +146,7 @@ def _too_large(s: Surroundings, free_bytes: float, where: str) -> str | None:
 
 def _less_good(tier: str, chosen: str) -> str:
     return {
-        "resident": f"{chosen} has all rows without reading anything beforehand",
+        "resident": f"{chosen} has all rows without reading anything first",
         "pinned": "copies every batch over the link" if chosen == "resident" else "would read every row from the source again",
         "mapped": "slower than memory, and writes to disk",
         "streamed": "reads every row from the source in every epoch",

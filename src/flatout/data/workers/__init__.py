@@ -1,1 +1,1 @@
-"""Processes that read samples for the one that trains: how they start, are spoken to, watched, and end."""
+"""Worker processes that read samples: starting them, giving them jobs, watching them, ending them."""

@@ -1,6 +1,6 @@
-"""What a class needs of the file that defines it, so that another process can have the class without running all of the file.
+"""The statements of a file that a class needs, so that another process can define the class without running the whole file.
 
-A recipe in Python makes its data and its model when it is run: a worker is to have the Dataset's class, not a second recipe.
+A Python recipe builds data and model when it runs. A worker needs only the class of the Dataset.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator
 
-_PATHS = ("sys", "os", "warnings")  # `sys.path.append(...)` binds no name, and imports may need it
+_PATHS = ("sys", "os", "warnings")  # imports may need `sys.path.append(...)`, which binds no name
 
 
 def needed_code(source: str, names: Collection[str]) -> ast.Module:
-    """The top-level statements that define these names, and whatever their code names, in the order of the file."""
+    """The top-level statements that define these names and all names they use, in the order of the file."""
     tree = ast.parse(source)
     binds = [frozenset(_bound(statement)) for statement in tree.body]
     wanted, kept = set(names), set[int]()
@@ -27,7 +27,7 @@ def needed_code(source: str, names: Collection[str]) -> ast.Module:
 
 
 def _bound(statement: ast.AST) -> Iterator[str]:
-    """Names that a statement gives to the module; functions and classes keep what is inside of them."""
+    """Names that a statement defines in the module, without those inside functions and classes."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield statement.name
         return
@@ -38,7 +38,7 @@ def _bound(statement: ast.AST) -> Iterator[str]:
     elif isinstance(statement, ast.Name) and isinstance(statement.ctx, ast.Store):
         yield statement.id
     elif isinstance(statement, ast.Attribute | ast.Subscript) and isinstance(statement.ctx, ast.Store):
-        root: ast.AST = statement  # TABLE["x"] = 1 is a part of what TABLE is
+        root: ast.AST = statement  # TABLE["x"] = 1 belongs to the definition of TABLE
         while isinstance(root, ast.Attribute | ast.Subscript):
             root = root.value
         if isinstance(root, ast.Name):
@@ -52,7 +52,7 @@ def _named(statement: ast.AST) -> Iterator[str]:
 
 
 def _sets_up(statement: ast.stmt) -> bool:
-    """With the imports that it takes: `sys.path.append(...)`."""
+    """Whether it is `sys.path.append(...)` or an import for it."""
     if isinstance(statement, ast.Import):
         return any(alias.name in _PATHS for alias in statement.names)
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):

@@ -1,4 +1,4 @@
-"""What went wrong with a sample, in a form that crosses from a worker to the one who asked."""
+"""Errors of samples, in a form that a worker can send to its owner."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _NOT_THEIRS = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib"
 
 
 class Unusable(Exception):
-    """A sample that can't become a row. The message follows the sample's number."""
+    """A sample that can't become a row. The message is shown after the sample's number."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """`number` is that of the sample in its dataset, `trace` the whole traceback as text."""
+    """`number`: of the sample in its dataset. `trace`: the whole traceback as text."""
 
     number: int
     why: str
@@ -44,14 +44,14 @@ class SampleFailed(Exception):
 
 
 class WorkerTraceback(Exception):
-    """A traceback from a worker: the cause of an error, to be read in the place where Python prints causes."""
+    """A traceback from a worker, used as `__cause__`, so that Python prints it with the error."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 def error_of(failure: Failure, name: str, bad: Bad) -> DataError:
-    """What to raise for a sample of the dataset of that name: in the words of `bad`, unless bad samples are left out."""
+    """The error to raise for a failed sample of the dataset `name`. `bad` adds what to do, unless it skips bad samples."""
     where = f"sample {failure.number} of {name}"
     if bad.policy == "error":
         try:
@@ -62,11 +62,11 @@ def error_of(failure: Failure, name: str, bad: Bad) -> DataError:
 
 
 def own_line(frames: traceback.StackSummary | list[traceback.FrameSummary]) -> str:
-    """The innermost line of the code that isn't a library's: where a person would look first."""
+    """The innermost line that is not in a library: where a user would look first."""
     theirs = [frame for frame in frames if not frame.filename.startswith((_OURS, *_NOT_THEIRS, "<"))]
     outside = [frame for frame in frames if not frame.filename.startswith(_OURS)]
     if not (theirs or outside):
-        return "no line of it is known"
+        return "unknown line"
     frame = (theirs or outside)[-1]
     line = frame.line or linecache.getline(frame.filename, frame.lineno or 0).strip()
     code = f": {line}" if line else ""

@@ -1,6 +1,6 @@
-"""A Python object on its way to worker processes: pickled once, its arrays beside it in memory that all of them map.
+"""A Python object for worker processes: pickled once, with its arrays in memory that all workers map.
 
-Workers write to copies of their own, page by page, so an array of gigabytes is there once and not once a worker.
+Pages are copied only when a worker writes to them, so an array of gigabytes is in memory once, not once per worker.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from torch import Tensor
 from flatout.data.workers.arena import aligned, open_memory
 from flatout.data.workers.definitions import needed_code
 
-RECIPE_MODULE, SOURCE_ATTRIBUTE = "flatout_recipe", "__recipe_source__"  # how a recipe in Python is known
+RECIPE_MODULE, SOURCE_ATTRIBUTE = "flatout_recipe", "__recipe_source__"  # mark a recipe in Python
 
 
 class Unpackable(Exception):
-    """The object can't go to another process; the message says why."""
+    """The object can't be sent to another process; the message says why."""
 
 
 @dataclass(frozen=True)
 class Definitions:
-    """The source of a module that is in no file by its name, and what is needed of it."""
+    """The source of a module that can't be imported by its name, and the names that are needed from it."""
 
     module: str
     path: str
@@ -44,8 +44,8 @@ class Definitions:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a worker must know to open a parcel. `main` is how it gets at what was defined in the script that started all;
-    `recipe` at what was defined in a recipe's own file, which no import finds."""
+    """How to unpack a parcel. `main`: how to import the script that started everything, if the object needs it. `recipe`: what
+    it needs from a recipe's file, which can't be imported."""
 
     size: int
     spans: tuple[tuple[int, int], ...]  # of the pickle, then of each array
@@ -54,7 +54,7 @@ class Contents:
 
 
 class Parcel:
-    """Pickled at once, so that what happens to the object later does not matter; arrays are copied when it is first sent."""
+    """Pickled immediately, so later changes to the object have no effect; arrays are copied when it is first sent."""
 
     def __init__(self, packed: object) -> None:
         buffers: list[pickle.PickleBuffer] = []
@@ -62,7 +62,7 @@ class Parcel:
         pickler = _Pickler(stream, protocol=5, buffer_callback=buffers.append)
         try:
             pickler.dump(packed)
-        except Exception as error:  # __reduce__ and __getstate__ of other people's classes may raise anything
+        except Exception as error:  # a user's __reduce__ and __getstate__ may raise anything
             raise Unpackable(f"it can't be pickled: {_without_addresses(error)}") from error
         self._main = _way_to_main(sorted(pickler.from_main)) if pickler.from_main else None
         self._recipe = _of_recipe(sorted(pickler.from_recipe)) if pickler.from_recipe else None
@@ -71,7 +71,7 @@ class Parcel:
         self._lock = threading.Lock()
 
     def sealed(self) -> tuple[int, Contents]:
-        """A descriptor of the memory it is in, and what is where in there."""
+        """A descriptor of its memory, and what is where in it."""
         with self._lock:
             if self._sealed is None:
                 self._sealed = self._seal()
@@ -92,7 +92,7 @@ class Parcel:
 
 
 def unpack(descriptor: int, contents: Contents) -> Any:
-    """In the worker, with whatever its `main` asks for in place."""
+    """In a worker, after the script in `main` was imported."""
     if contents.recipe is not None:
         _define(contents.recipe)
     memory = memoryview(mmap.mmap(descriptor, contents.size, flags=mmap.MAP_PRIVATE))
@@ -130,12 +130,12 @@ def _of_recipe(names: list[str]) -> Definitions:
     module = sys.modules[RECIPE_MODULE]
     source = getattr(module, SOURCE_ATTRIBUTE, None)
     if source is None:
-        raise Unpackable(f"{names[0]} is defined in a recipe whose source is not known: put it into a module of its own")
+        raise Unpackable(f"{names[0]} is defined in a recipe whose source is unknown: move it to a separate module")
     return Definitions(RECIPE_MODULE, str(module.__file__), source, tuple(names))
 
 
 def _define(given: Definitions) -> None:
-    """The definitions alone: the rest of the file makes data and models, which a worker has no use for."""
+    """Only the definitions: the rest of the file builds data and models, which a worker does not need."""
     module = types.ModuleType(given.module)
     module.__file__ = given.path
     sys.modules[given.module] = module
@@ -146,13 +146,13 @@ def _way_to_main(names: list[str]) -> dict[str, str]:
     main = sys.modules["__main__"]
     path = getattr(main, "__file__", None)
     defined = f"{names[0]} is defined in"
-    move = "put it into a module of its own"
+    move = "move it to a separate module"
     if path is None or not Path(path).is_file():
-        raise Unpackable(f"{defined} a notebook or an interactive session, where other processes can't import it: {move}")
+        raise Unpackable(f"{defined} a notebook or an interactive session, which other processes can't import: {move}")
     if not _has_guard(Path(path)):
         guard = "if __name__ == '__main__':"
         raise Unpackable(
-            f"{defined} {Path(path).name}, which runs as a whole when imported: {move}, or start it all below `{guard}`"
+            f"{defined} {Path(path).name}, which has no `{guard}`, so importing it runs everything: {move}, or add it"
         )
     spec = getattr(main, "__spec__", None)
     return {"init_main_from_path": str(Path(path).resolve())} if spec is None else {"init_main_from_name": spec.name}

@@ -1,4 +1,4 @@
-"""Several workers behind one queue: a job goes to whichever is free; who waits for jobs gets the first error in their order."""
+"""Several workers behind one queue: each job goes to the next free worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _END_S = 1.0
 
 @dataclass
 class _Group:
-    """The jobs of one request."""
+    """The jobs of one `Pool.run`."""
 
     left: int
     done: threading.Event = field(default_factory=threading.Event)
@@ -37,7 +37,7 @@ class _Group:
 
 @dataclass(frozen=True)
 class Errand:
-    """A job, what to do with its reply while the worker's memory still holds it, and the samples by name."""
+    """A job; `take` is called with the reply while the worker's memory still holds the rows; `samples` names them in errors."""
 
     job: Any
     take: Callable[[Any, WorkerMemory], None]
@@ -45,11 +45,11 @@ class Errand:
 
 
 class Pool:
-    """Several workers behind one queue. `make(number, of)` makes one. Any thread may ask; close it when done."""
+    """`make(number, of)` makes a worker. Any thread may call `run`. Call `close` when done."""
 
     def __init__(self, make: Callable[[int, int], Worker], workers: int) -> None:
         self._shared = _Shared(make)
-        self.close = weakref.finalize(self, self._shared.close)  # also when it is forgotten, and when Python ends
+        self.close = weakref.finalize(self, self._shared.close)  # also when it is garbage collected, and at exit
         self.resize(workers)
 
     @property
@@ -57,11 +57,11 @@ class Pool:
         return self._shared.wanted
 
     def resize(self, workers: int) -> None:
-        """While it runs. A worker too many ends after the job it is at."""
+        """May be called while jobs run. A worker that is not needed any more ends after its current job."""
         self._shared.resize(workers)
 
     def run(self, errands: Sequence[Errand]) -> None:
-        """All of them, in no order. Raises what the first one that failed raised, first by place in `errands`."""
+        """Do all of them, in any order. If some fail, raises the error of the first one in `errands`."""
         group = _Group(len(errands))
         if not errands:
             return
@@ -75,8 +75,8 @@ class Pool:
 
 
 class _Shared:
-    """What the threads of a pool know: one thread a worker, which waits for it. The pool itself they don't know, so that one
-    that is forgotten is closed.
+    """State of the pool's threads, one per worker. They hold no reference to the pool, so that an unused pool is closed by
+    garbage collection.
     """
 
     def __init__(self, make: Callable[[int, int], Worker]) -> None:
@@ -117,7 +117,7 @@ class _Shared:
         self.empty()
 
     def empty(self) -> None:
-        """Nobody will come for what is left in the queue."""
+        """Fail all jobs that are left in the queue."""
         while True:
             try:
                 item = self.queue.get_nowait()
@@ -125,7 +125,7 @@ class _Shared:
                 return
             if item is not None:
                 _, group, place = item
-                group.finish(place, DataError("the workers were closed while samples were asked for"))
+                group.finish(place, DataError("the workers were closed while samples were being read"))
 
     def _drive(self, worker: Worker) -> None:
         while (item := self.queue.get()) is not None:
@@ -137,9 +137,9 @@ class _Shared:
             except BaseException as raised:
                 error = raised
             if self.closed and error is None:
-                error = DataError("the workers were closed while samples were asked for")
+                error = DataError("the workers were closed while samples were being read")
             group.finish(place, error)
-            del errand, group, item, error  # nothing is held on to while there is nothing to do
+            del errand, group, item, error  # free memory while the thread waits
         worker.close()
         with self._lock:
             self._workers.pop(threading.current_thread(), None)

@@ -1,6 +1,6 @@
-"""Random numbers of code that isn't ours: Python's, NumPy's and torch's generators, set before each sample.
+"""Seeds Python's, NumPy's and torch's generators before each sample of a user's dataset.
 
-What a sample draws is then a function of (seed, visit, number): neither the worker that reads it nor their count matters.
+The random numbers of a sample are then a function of (seed, visit, number), whichever worker reads it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def set_generators(seed: int, visit: int, number: int) -> None:
 
 @contextmanager
 def borrowed_generators() -> Iterator[None]:
-    """For use in a process that has other uses for them: they are afterwards as they were before.
+    """Restores the generators afterwards, for a process that uses them elsewhere.
 
-    To be held by who waits for samples, not by who reads them and may hang.
+    Held by the thread that waits for samples, not by the thread that reads them, which may hang.
     """
     with _ONE_AT_A_TIME:
         before = generators()
@@ -50,7 +50,7 @@ def generators() -> tuple[Any, Any, torch.Tensor]:
 
 
 def drawn_since(before: tuple[Any, Any, torch.Tensor]) -> bool:
-    """Whether any of the three was used."""
+    """Whether any of the three generators was used."""
     python, array, tensor = generators()
     return (
         python != before[0]

@@ -1,7 +1,7 @@
-"""One worker that reads samples with other people's code: a process where it is Python, a thread where it has to be.
+"""One worker that runs a user's dataset code: a process, or a thread where a process is not possible.
 
-It does one job at a time and is watched: one that hangs is given up, one that dies is reported with what it was at, and either
-way the next job gets a new one.
+It does one job at a time. A worker that hangs is stopped, one that dies is reported with the sample it was reading; the next
+job gets a new worker in both cases.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _TRACE_BYTES = 1 << 16
 
 
 class WontStart(Exception):
-    """Processes can't be had here; the message says why."""
+    """A worker process can't be started; the message says why."""
 
 
 def packed(task: object, say: Callable[[str], None]) -> Parcel | None:
-    """Ready for a process of its own; None, and `say` is told why, where it has to stay in this one."""
+    """The task, packed for other processes; None if that is impossible, and `say` is called with the reason."""
     why = can_start()
     if why is None:
         try:
@@ -53,7 +53,7 @@ def packed(task: object, say: Callable[[str], None]) -> Parcel | None:
 
 class Worker(Protocol):
     def call(self, job: Any, samples: Callable[[], str]) -> tuple[Any, WorkerMemory]:
-        """The reply of the task, and the memory that holds its rows until the next call. `samples` names them in errors."""
+        """The task's reply, and the memory that holds its rows until the next call. `samples` names them in errors."""
         ...
 
     def close(self, at_once: bool = False) -> None: ...
@@ -71,13 +71,13 @@ def answered(answer: Answer) -> Any:
 
 def hung(number: int, timeout_s: float, where: str) -> DataError:
     return DataError(
-        f"sample {number} did not come within {timeout_s:g} s; it is at {where}. If samples may take that long, set timeout= "
-        "to more seconds; else look what it waits for"
+        f"reading sample {number} took longer than {timeout_s:g} s; it is at {where}. If samples may take that long, raise "
+        "timeout=; else find out what that line waits for"
     )
 
 
 class ThreadWorker:
-    """In this process, whose random number generators it may borrow. A thread can't be ended: one that hangs is left behind."""
+    """A thread of this process; with `borrows` it uses the process's random generators. One that hangs can't be ended."""
 
     def __init__(self, task: Task, layout: ArenaLayout, timeout_s: float, borrows: bool = False) -> None:
         self._task, self._layout, self._timeout_s, self._borrows = task, layout, timeout_s, borrows
@@ -115,20 +115,20 @@ class _Runner:
         self._thread = threading.Thread(target=_run, args=(task, memory, self.jobs, self.answers), daemon=True)
         self._thread.name = "flatout-samples"
         self._thread.start()
-        self._end = weakref.finalize(self, _end, self.jobs, self._thread)  # the thread does not know us
+        self._end = weakref.finalize(self, _end, self.jobs, self._thread)  # the thread holds no reference to self
 
     def abandon(self) -> None:
-        """It hangs: nobody waits for it any more."""
+        """Stop waiting for a thread that hangs."""
         self._end.detach()
         self.jobs.put(None)
 
     def where(self) -> str:
         frame = sys._current_frames().get(self._thread.ident or 0)
-        return own_line(traceback.extract_stack(frame)) if frame is not None else "no known line"
+        return own_line(traceback.extract_stack(frame)) if frame is not None else "an unknown line"
 
 
 def _end(jobs: queue.SimpleQueue[Any], thread: threading.Thread) -> None:
-    """Waits for it: a thread that lets go of tensors while the interpreter goes down takes the process with it."""
+    """Waits for the thread: one that frees tensors while the interpreter shuts down crashes the process."""
     jobs.put(None)
     if thread is not threading.current_thread():
         thread.join(_END_S)
@@ -140,7 +140,7 @@ def _run(task: Task, memory: WorkerMemory, jobs: queue.SimpleQueue[Any], answers
 
 
 class _Patience:
-    """Time left for the sample that a worker is at."""
+    """How long the current sample has taken."""
 
     def __init__(self, memory: WorkerMemory, timeout_s: float) -> None:
         self._memory, self._timeout_s = memory, timeout_s
@@ -156,7 +156,7 @@ class _Patience:
 
 
 class ProcessWorker:
-    """One process, started by the first call. Its memory is mapped here as well, and stays when the process is replaced."""
+    """One process, started by the first call. Its memory is mapped here too, and stays when the process is replaced."""
 
     def __init__(
         self, parcel: Parcel, terms: Any, layout: ArenaLayout, timeout_s: float, number: int = 0, workers: int = 1
@@ -175,7 +175,7 @@ class ProcessWorker:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Until the worker has opened its parcel. WontStart when it can't."""
+        """Returns when the worker has unpacked its task. WontStart if it can't."""
         parcel, contents = self._parcel.sealed()
         self._line, theirs = Pipe()
         with theirs:
@@ -186,7 +186,7 @@ class ProcessWorker:
         try:
             place = os.getcwd(), [os.path.abspath(folder) for folder in sys.path]
             self._line.send(Setup(contents, self._terms, self._layout, self._number, self._workers, *place))
-            ready = self._line.recv() if self._line.poll(_START_S) else Broken(f"nothing was heard from it for {_START_S:g} s")
+            ready = self._line.recv() if self._line.poll(_START_S) else Broken(f"it did not answer within {_START_S:g} s")
         except (EOFError, OSError):
             ready = Broken(f"the process {self._ended()}")
         if isinstance(ready, Broken):
@@ -198,7 +198,7 @@ class ProcessWorker:
             try:
                 self.start()
             except WontStart as error:
-                raise DataError(f"worker {self._number} can't be started again: {error}") from error
+                raise DataError(f"worker {self._number} can't be restarted: {error}") from error
         line = self._line
         assert line is not None
         patience = _Patience(self._memory, self._timeout_s)
@@ -215,11 +215,11 @@ class ProcessWorker:
             raise
 
     def close(self, at_once: bool = False) -> None:
-        """It may finish what it prints and ends; one that does not is killed."""
+        """Ask the process to end, and kill it if it does not."""
         process, line = self._process, self._line
         if line is not None:
             if not at_once:
-                with contextlib.suppress(OSError):  # it may be gone
+                with contextlib.suppress(OSError):  # it may have ended
                     line.send(None)
             if process is not None:
                 process.wait(0 if at_once else _END_S)
@@ -229,7 +229,7 @@ class ProcessWorker:
         self._process = self._line = None
 
     def kill(self) -> None:
-        """From any thread: the one that waits for an answer sees the line closed."""
+        """May be called from any thread: the thread that waits for an answer sees the connection close."""
         if (process := self._process) is not None:
             process.kill()
 
@@ -238,17 +238,17 @@ class ProcessWorker:
         self.close(at_once=True)
         memory = ""
         if "SIGKILL" in how:
-            memory = " The system kills processes when memory runs out: with fewer workers, set by workers=, less is needed."
+            memory = " The system kills processes when memory runs out: set workers= to fewer."
         return DataError(
-            f"worker {self._number} (process {pid}) {how} while it read sample {number}; its job was {samples()}.{memory}"
+            f"worker {self._number} (process {pid}) {how} while reading sample {number}; its job was {samples()}.{memory}"
         )
 
     def _ended(self) -> str:
         code = None if self._process is None else self._process.wait(_END_S)
-        return "closed its line" if code is None else exit_words(code)
+        return "closed its connection" if code is None else exit_words(code)
 
     def _where(self) -> str:
-        """The innermost line, as the process itself tells when it is sent a signal."""
+        """The innermost line of the process, which writes its stack trace when it gets SIGUSR1."""
         assert self._process is not None
         os.ftruncate(self._trace, 0)
         os.lseek(self._trace, 0, os.SEEK_SET)
@@ -258,7 +258,7 @@ class ProcessWorker:
 
 
 def _innermost(told: str) -> str:
-    """Of what faulthandler writes: lines `File "...", line 3 in name`, the innermost first."""
+    """From faulthandler's output: lines `File "...", line 3 in name`, the innermost first."""
     frames = []
     for line in reversed(told.splitlines()):
         if line.lstrip().startswith('File "') and '", line ' in line:

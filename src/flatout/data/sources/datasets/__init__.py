@@ -1,1 +1,1 @@
-"""Any torch Dataset: read by worker processes that leak nothing, or as the stream that it is."""
+"""Data from torch Datasets, map-style or iterable, read by worker processes."""

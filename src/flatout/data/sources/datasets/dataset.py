@@ -1,6 +1,6 @@
-"""Data from any torch Dataset, unchanged. Its order is ours; its samples are read by worker processes, or threads.
+"""Data from any torch Dataset. flatout shuffles; worker processes or threads read the samples.
 
-What a sample draws at random is a function of (seed, visit, number): neither the number of workers nor their kind changes it.
+Random numbers that a sample draws are a function of (seed, visit, number), whatever the number and kind of workers.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ _HASH_ROWS = 16
 
 
 class DatasetSource(Source):
-    """Rows of one part of what a `RowReader` reads.
+    """Rows of one part of a `RowReader`.
 
-    `varies` says that samples differ from visit to visit: such rows are not to be kept. `alone` says that they draw from the
-    random number generators of this process, or may: such rows are to be read while the thread that trains waits for them, not
-    ahead of it.
+    `varies`: samples change between visits, so their rows must not be kept. `alone`: samples draw, or may draw, from the random
+    number generators of this process, so they are read while the training thread waits, not ahead of it.
     """
 
     def __init__(self, reader: RowReader, part: int = 0) -> None:
@@ -73,11 +72,11 @@ class DatasetSource(Source):
 
     @property
     def processes(self) -> bool:
-        """Whether the workers are processes; else they are threads."""
+        """Whether the workers are processes; otherwise they are threads."""
         return self._reader.processes
 
     def resize(self, workers: int) -> None:
-        """While it is being read; the batches stay the same."""
+        """May be called while rows are read; batches do not change."""
         self._reader.resize(workers)
 
     def close(self) -> None:
@@ -99,12 +98,12 @@ class DatasetSource(Source):
         self._reader.read(self._part, rows, visits, batch)
 
     def column(self, name: str, rows_at_once: int = 1024) -> Tensor:
-        """One column of all rows, without keeping the others."""
+        """One column of all rows. The other columns are not kept in memory."""
         starts = range(0, len(self), rows_at_once)
         return torch.cat([self.read(torch.arange(s, min(s + rows_at_once, len(self))))[name] for s in starts])
 
     def fingerprint(self) -> str:
-        """Of the length and of a few samples spread evenly: to read all of them could take as long as an epoch."""
+        """Of the length and a few evenly spaced samples: reading all of them could take as long as an epoch."""
         rows = torch.arange(min(_HASH_ROWS, len(self))) * (len(self) - 1) // max(1, min(_HASH_ROWS, len(self)) - 1)
         sample = self._reader.read_here(self._part, rows) if self._reader.repeats else {}
         kinds = torch.tensor([len(self), *str(self.schema).encode()])
@@ -129,16 +128,16 @@ def dataset(
     seed: int = 0,
     draw: str | Any = "shuffle",
 ) -> Data:
-    """A torch Dataset, map-style or iterable, or anything that has its methods.
+    """A torch Dataset, map-style or iterable, or any object with the same methods.
 
-    Samples are (x, y), a mapping, or x alone, of tensors, arrays, numbers or PIL images (bytes, channels first). `columns`
-    gives names: a list, one for each part of a sample, or a mapping such as {"x": "image", "y": "label"}. `collate` makes a row
-    of a list of one sample. `holdout` sets a share of the samples aside, the same numbers for the same seed; `validation` is
-    another Dataset.
+    A sample is (x, y), a mapping, or x alone, made of tensors, arrays, numbers or PIL images (which become bytes, channels
+    first). `columns` names its parts: a list with one name each, or a mapping such as {"x": "image", "y": "label"}. `collate`
+    turns a list of one sample into a row. `holdout` is the share of samples for validation, chosen by `seed`; `validation` is
+    a separate Dataset for it.
 
-    `workers` read samples, in processes unless `processes` is False; with 0, each batch is read when it is asked for. A sample
-    that takes longer than `timeout` seconds is an error. Iterables keep their own order and are read by one worker; `length`
-    tells how many samples an epoch of one has, and math.inf that it never ends.
+    `workers` is the number of worker processes, or threads if `processes` is False; with 0, each batch is read when it is
+    needed. A sample that takes longer than `timeout` seconds is an error. Iterables keep their own order and are read by one
+    worker; `length` is their number of samples per epoch, math.inf if they never end.
     """
     _check_arguments(train, workers, timeout, holdout, validation)
     bad, form = Bad(on_bad), Form(columns, collate)
@@ -146,7 +145,9 @@ def dataset(
     if is_iterable(train):
         if holdout or not isinstance(draw, str) or draw != "shuffle":
             asked = "holdout" if holdout else "draw"
-            raise UsageError(f"{asked}: an iterable dataset keeps its own order and can't be split or drawn from; leave it out")
+            raise UsageError(
+                f"{asked}: an iterable dataset keeps its own order and can't be split or drawn from; remove {asked}"
+            )
         in_process = processes and workers != 0
         stream = IterableSource(train, form, length=length, in_process=in_process, timeout_s=timeout, bad=bad, seed=seed)
         sources: list[Source] = [stream]
@@ -180,7 +181,7 @@ def dataset(
 
 
 def in_memory(part: DatasetPart, form: Form) -> ArraySource | None:
-    """What a TensorDataset holds, as it is, so that rows are taken by the thousand. None for others, which make each row."""
+    """The tensors of a TensorDataset, so that whole batches are gathered at once. None for other datasets."""
     if type(part.dataset) is not TensorDataset or form.collate is not None:
         return None
     held = {}
@@ -191,7 +192,7 @@ def in_memory(part: DatasetPart, form: Form) -> ArraySource | None:
 
 
 def is_iterable(dataset: Any) -> bool:
-    """Whether samples come in an order of the dataset's own, and not by number."""
+    """Whether samples can only be iterated over, not read by number."""
     return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
 
 
@@ -199,21 +200,19 @@ def _check_arguments(train: Any, workers: int | str, timeout: float, holdout: fl
     for name, given in (("train", train), ("validation", validation)):
         if isinstance(given, DataLoader):
             raise UsageError(
-                f"{name}: a DataLoader came; give its dataset, {name}.dataset: batches and their order are made here"
+                f"{name}: expected a Dataset, got a DataLoader; give {name}.dataset: flatout shuffles and makes batches itself"
             )
         if isinstance(given, str | bytes | Mapping | Tensor) or type(given).__module__ == "numpy":
             came = type(given).__name__
-            raise UsageError(
-                f"{name}: expected a torch Dataset, and a {came} came; for arrays and files there is fo.data.arrays"
-            )
+            raise UsageError(f"{name}: expected a torch Dataset, got a {came}; for arrays and files use fo.data.arrays")
         if given is not None and not hasattr(given, "__getitem__") and not hasattr(given, "__iter__"):
-            raise UsageError(f"{name}: a Dataset has __getitem__ or __iter__, and {type(given).__name__} has neither")
+            raise UsageError(f"{name}: a Dataset needs __getitem__ or __iter__; {type(given).__name__} has neither")
     if workers != "auto" and (isinstance(workers, str | bool) or workers < 0):
-        raise UsageError(f"workers is 'auto' or a number from 0 on, got {workers!r}")
+        raise UsageError(f"workers is 'auto' or a number, 0 or more; got {workers!r}")
     if not timeout > 0:
-        raise UsageError(f"timeout is the seconds that a sample may take, above 0; got {timeout}")
+        raise UsageError(f"timeout is the number of seconds a sample may take, above 0; got {timeout}")
     if holdout and validation is not None:
-        raise UsageError("holdout and validation are two ways to say the same: give one of them")
+        raise UsageError("holdout and validation both choose the validation data: give only one of them")
 
 
 def _length_of(dataset: Any, length: float | None) -> int:
@@ -221,9 +220,7 @@ def _length_of(dataset: Any, length: float | None) -> int:
         there = int(length) if length is not None else len(dataset)
     except (TypeError, NotImplementedError, OverflowError) as error:
         name = type(dataset).__name__
-        raise DataError(
-            f"{name} does not know its length ({error}): give it __len__, or tell length=, a whole number"
-        ) from error
+        raise DataError(f"{name} has no length ({error}): add __len__, or set length= to a whole number") from error
     if there < 1:
         raise DataError(f"the dataset is empty: {type(dataset).__name__} has {there} samples")
     return there
@@ -231,9 +228,9 @@ def _length_of(dataset: Any, length: float | None) -> int:
 
 def _split(rows: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
     if not 0 < share < 1:
-        raise DataError(f"holdout is the share of samples to validate on, between 0 and 1, got {share}")
+        raise DataError(f"holdout is the share of samples for validation, between 0 and 1; got {share}")
     if rows < 2:
-        raise DataError(f"holdout={share} needs 2 samples or more to split, got {rows}")
+        raise DataError(f"holdout={share} needs at least 2 samples, got {rows}")
     count = min(max(1, round(rows * share)), rows - 1)
     order = Order(keyed(seed, "holdout"), (rows,)).rows(0, rows)
     return order[count:].sort().values, order[:count].sort().values
@@ -246,7 +243,7 @@ def _validation(validation: Any, form: Form, timeout: float, bad: Bad, seed: int
 
 
 def _classes(dataset: Any, told: int | None) -> tuple[int | None, tuple[str, ...] | None]:
-    """As told, by the names that the dataset has, or one more than the largest of the targets it lists."""
+    """As given, or from the dataset's `classes`, or the largest of its `targets` plus one."""
     if told is not None:
         return told, None
     while dataset is not None:
@@ -267,12 +264,10 @@ def _normalizer(normalize: str | Mapping[str, Any] | Transform | None, source: S
         return ()
     if normalize == "auto":
         if source.stream is not None:
-            raise UsageError(
-                "normalize='auto' reads all samples once, and an iterable has no end that is known: give mean and std"
-            )
+            raise UsageError("normalize='auto' reads all samples once, but an iterable may never end: give mean and std")
         return (Normalize.fit(source),)
     if isinstance(normalize, Mapping):
         return parse_transforms([{"normalize": normalize}])
     if isinstance(normalize, str):
-        raise UsageError(f"normalize is 'auto', or scale, mean and std; got {normalize!r}")
+        raise UsageError(f"normalize is 'auto', or a mapping with scale, mean and std; got {normalize!r}")
     return (normalize,)

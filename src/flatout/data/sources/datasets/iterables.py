@@ -1,4 +1,4 @@
-"""Data from iterable datasets, finite or without end. They keep their own order and are read by one worker."""
+"""Data from iterable datasets, finite or endless. They keep their own order and are read by one worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GATHER_MOST_BYTES = 8 << 30
 
 
 class IterableSource(Source):
-    """What is known of an iterable before it is read. Rows can't be asked for by number: a `reader` takes them."""
+    """An iterable dataset. Rows can't be read by number: a `reader` takes them in order."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class IterableSource(Source):
         seed: int = 0,
     ) -> None:
         if length is not None and (not length >= 1 or (length != math.inf and length != int(length))):
-            raise UsageError(f"length is a number of samples, 1 or more, or math.inf for an iterable without end; got {length}")
+            raise UsageError(f"length is a number of samples, 1 or more, or math.inf for an endless iterable; got {length}")
         self._degraded: list[str] = []
         self._bad = bad or Bad()
         self.length = None if length is None or length == math.inf else int(length)
@@ -61,7 +61,7 @@ class IterableSource(Source):
         if self.length is None:
             raise DataError(
                 f"{self.name} is an iterable of unknown length, so epochs can't be counted: give a budget in steps, samples or "
-                "minutes, or tell length="
+                "minutes, or set length="
             )
         return self.length
 
@@ -82,10 +82,10 @@ class IterableSource(Source):
         return self._degraded
 
     def read(self, rows: Tensor) -> Batch:
-        raise DataError(f"{self.name} is an iterable: its samples come in its own order and can't be asked for by number")
+        raise DataError(f"{self.name} is an iterable: its samples can't be read by number")
 
     def fingerprint(self) -> str:
-        """Of the kind of samples alone: to read some would take them from whoever streams them."""
+        """Of name, length and schema only: samples that are read here would be missing from the stream."""
         kinds = repr((self.name, self.length, str(self.schema))).encode()
         return hash_tensors({"kinds": torch.tensor(list(kinds), dtype=torch.uint8)})
 
@@ -97,7 +97,7 @@ class IterableSource(Source):
         return IterableReader(self._worker(most), self._called)
 
     def _worker(self, rows: int) -> Worker:
-        """The one that reads, from the start. A process where that can be had."""
+        """A worker that reads from the start: a process if possible, else a thread."""
         layout = ArenaLayout(self.schema, rows)
         if self._parcel is not None:
             nursery.prepare(StreamTask.__module__)
@@ -126,11 +126,11 @@ class IterableSource(Source):
             raise error_of(failed.failure, self.name, self._bad) from WorkerTraceback(failed.failure.trace)
 
     def _say_thread(self, why: str) -> None:
-        self._degraded.append(f"{self.name} is read by a thread, beside the Python code that trains, not by a process: {why}")
+        self._degraded.append(f"{self.name} is read by a thread of the training process, not by a worker process: {why}")
 
 
 class IterableReader:
-    """What has a worker do its part, and counts the samples that were left out."""
+    """Takes samples from a worker; skipped bad samples are counted."""
 
     def __init__(self, worker: Worker, call: Callable[[Worker, Any], tuple[Any, WorkerMemory]]) -> None:
         self._worker, self._call = worker, call
@@ -139,7 +139,7 @@ class IterableReader:
         self._call(self._worker, at)
 
     def take(self, samples: int, *, one_pass: bool = False) -> tuple[Taken, Mapping[str, Tensor]]:
-        """With `one_pass` fewer at the end of the pass."""
+        """The next samples. With `one_pass`, fewer at the end of the pass."""
         taken, memory = self._call(self._worker, TakeSamples(samples, one_pass))
         return taken, memory.columns
 
@@ -148,7 +148,7 @@ class IterableReader:
 
 
 def gathered(source: IterableSource, most_bytes: int = _GATHER_MOST_BYTES) -> ArraySource:
-    """One pass of an iterable, kept in memory: to validate on, samples must be the same each time."""
+    """One pass of an iterable, kept in memory, so that every validation uses the same samples."""
     reader = source.reader(_GATHER_ROWS)
     columns: dict[str, list[Tensor]] = {name: [] for name in source.schema}
     held_bytes = 0
@@ -163,8 +163,8 @@ def gathered(source: IterableSource, most_bytes: int = _GATHER_MOST_BYTES) -> Ar
                 return ArraySource({name: torch.cat(parts) for name, parts in columns.items()})
             if held_bytes > most_bytes:
                 raise DataError(
-                    f"validation: {source.name} is an iterable and has not ended after {held_bytes / 1e9:.1f} GB: to validate "
-                    "on, give a dataset that ends, or one with __getitem__ and __len__"
+                    f"validation: the iterable {source.name} has not ended after {held_bytes / 1e9:.1f} GB: give a dataset "
+                    "that ends, or one with __getitem__ and __len__"
                 )
     finally:
         reader.close()

@@ -1,4 +1,4 @@
-"""Reads samples of map-style datasets by their numbers, with as many workers as pay, and says how and why so."""
+"""Reads samples of map-style datasets by number, with worker processes or threads, and decides how many."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from flatout.data.workers.pool import Errand, Pool
 from flatout.data.workers.watched import ProcessWorker, ThreadWorker, WontStart, Worker, packed
 from flatout.machine import host
 
-_START_S = 2.0  # what workers take to start: where all samples are read sooner, a thread does that
+_START_S = 2.0  # what starting workers takes: if all samples can be read sooner, one thread reads them
 _MOST_WORKERS = 16
 _JOB_ROWS, _JOB_BYTES = 256, 8 << 20
 _JOB_S = 0.002  # handing a job over takes about 0.2 ms
@@ -41,9 +41,9 @@ _TOGETHER_ROWS = 64
 
 
 class RowReader:
-    """`parts` share the workers and a schema, which is that of the first good sample of the first part.
+    """All `parts` share the workers and the schema, which comes from the first good sample of the first part.
 
-    `varies`: samples differ from visit to visit. `repeats`: for the same visit they are the same again.
+    `varies`: samples change between visits. `repeats`: reading a sample again for the same visit gives the same values.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RowReader:
         self._known_bad: set[int] = set()
         skip = bad.policy == "skip"
         self._task = RowTask(parts, form, seed, skip)
-        # before a look changes what is in the dataset
+        # packed before the first look, which may change the dataset
         self._parcel = packed(self._task, self._say_threads) if processes and workers != 0 else None
         self._looker = ThreadWorker(LookTask(parts, form, seed, skip), ArenaLayout({}, 0), timeout_s, borrows=True)
         first = self._look_at_all()
@@ -93,11 +93,11 @@ class RowReader:
         return self._parcel is not None
 
     def read(self, part: int, rows: Tensor, visits: Tensor, batch: Batch) -> None:
-        """Rows of a part to the tensors of a batch, in the order asked for."""
+        """Read rows of a part into the tensors of a batch, in the order asked for."""
         self._run(self._ready_pool(), part, rows, visits, batch, self._job_rows(len(rows)))
 
     def read_here(self, part: int, rows: Tensor) -> Batch:
-        """A few rows by a thread of this process, without starting workers."""
+        """Read a few rows in this process, without starting workers."""
         batch = {name: torch.empty((len(rows), *c.shape), dtype=c.dtype) for name, c in self.schema.items()}
         pool = Pool(self._thread_workers(borrow=True), 1)
         try:
@@ -168,23 +168,23 @@ class RowReader:
             if not self.varies:
                 self.varies = True
                 self.degraded.append(
-                    f"{self._name} draws random numbers for some samples, though not for the first and the last: rows of it "
-                    "that were kept stay as they were drawn"
+                    f"{self._name} draws random numbers for some samples, but not for the first and last: rows kept until now "
+                    "do not change any more"
                 )
 
     def _say_threads(self, why: str) -> None:
-        self.degraded.append(f"{self._name} is read by threads, one sample of Python code at a time, not by processes: {why}")
+        self.degraded.append(f"{self._name} is read by threads, which run Python code one at a time, not by processes: {why}")
 
     def _look_at_all(self) -> SampleLook:
-        """The first sample and the last, twice each, and the first of other parts."""
+        """Read the first and the last sample, twice each, and the first sample of other parts."""
         first = self._look(0, 0)
         looks = [first, self._look(0, 0), *(self._look(0, self._parts[0].length - 1) for _ in range(2))]
         self.repeats = _equal(looks[0].row, looks[1].row) and _equal(looks[2].row, looks[3].row)
         self.varies = not self.repeats or any(look.drew for look in looks)
         if not self.repeats:
             self.degraded.append(
-                f"{self._name} gives other values for a sample each time, whatever random numbers it is given: use Python's, "
-                "NumPy's or torch's own generators, which are set for each sample. Until then no batch can be had a second time"
+                f"{self._name} gives different values each time a sample is read: its random numbers don't come from the "
+                "global generators of Python, NumPy or torch, which are seeded for each sample. Else a resume is not exact"
             )
         for part in range(1, len(self._parts)):
             _check_fits(self._look(part, 0), first)
@@ -207,7 +207,7 @@ class RowReader:
         wanted = max(1, min(cores - 1, _MOST_WORKERS) if isinstance(workers, str) else workers)
         if self.alone and wanted > 1:
             self.degraded.append(
-                f"{self._name} draws random numbers from this process's generators: one thread reads it, not {wanted}"
+                f"{self._name} draws random numbers from this process's generators, so one thread reads it, not {wanted}"
             )
         return 1 if self.alone else wanted
 
@@ -239,9 +239,9 @@ class RowReader:
 def _process_workers(
     parcel: Parcel, terms: SampleTerms, layout: ArenaLayout, timeout_s: float, workers: int
 ) -> Callable[[int, int], ProcessWorker]:
-    """Makes them; it knows nothing of who will read, so that a reader that is forgotten takes its workers along.
+    """Makes workers. Holds no reference to the reader, so that workers end when the reader is garbage collected.
 
-    The first is started here: what keeps one from starting keeps them all.
+    The first worker is started here: if it can't start, no worker can.
     """
     first = ProcessWorker(parcel, terms, layout, timeout_s, 0, workers)
     first.start()
@@ -255,10 +255,12 @@ def _equal(one: Batch, other: Batch) -> bool:
 def _check_fits(validation: SampleLook, train: SampleLook) -> None:
     for name, column in train.terms.schema.items():
         if name not in validation.row:
-            raise DataError(f"validation samples have no {name!r}, which the training samples have")
+            raise DataError(f"validation samples have no {name!r}, but training samples have it")
         shape = tuple(validation.row[name].shape)
         if shape != column.shape:
-            raise DataError(f"{name} of a sample is {list(column.shape)} in the training data and {list(shape)} in validation")
+            raise DataError(
+                f"{name} has shape {list(column.shape)} in training samples and {list(shape)} in validation samples"
+            )
     try:
         places = {name: column.clone().unsqueeze(0) for name, column in train.row.items()}
         put_row(validation.row, train.terms.schema, train.terms.first, places, 0)

@@ -1,4 +1,4 @@
-"""Rows of somebody's map-style Dataset, read into the memory of a worker. The same code runs in processes and in threads."""
+"""Reads samples of a map-style Dataset into a worker's memory. The same code runs in processes and threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flatout.data.workers.seeding import drawn_since, generators, set_generators
 
 @dataclass(frozen=True)
 class DatasetPart:
-    """A dataset, or those of its samples that `numbers` lists: row r of it is the sample numbers[r]."""
+    """A dataset, or the samples listed in `numbers`: row r is then sample numbers[r]."""
 
     dataset: Any
     length: int
@@ -32,7 +32,7 @@ class DatasetPart:
 
 @dataclass(frozen=True)
 class RowJob:
-    """Rows of one part, with what tells their visits apart. `rows` and `visits` are int64 arrays."""
+    """Rows of one part and their visits, as int64 arrays."""
 
     part: int
     rows: Any
@@ -41,7 +41,7 @@ class RowJob:
 
 @dataclass(frozen=True)
 class SampleTerms:
-    """What the first samples settled: how they become rows of which kind, the first one's name, whether they draw at random."""
+    """From the first samples: how they become rows, their schema, the first one's name, whether they draw at random."""
 
     picks: tuple[tuple[str, str | int], ...]
     schema: Schema
@@ -51,7 +51,7 @@ class SampleTerms:
 
 @dataclass(frozen=True)
 class SampleLook:
-    """A sample read to see what the dataset gives."""
+    """A sample that was read to learn the schema."""
 
     terms: SampleTerms
     row: Batch
@@ -69,10 +69,10 @@ class RowsRead:
 
 
 class RowTask:
-    """With a seed, random number generators are set for each sample; without, they are left alone.
+    """With a seed, random number generators are seeded for each sample.
 
-    To set them takes longer than to read a small sample. So where none has drawn yet, a job is read as it is, and a second time
-    with generators set if it turns out that it did draw.
+    Seeding takes longer than reading a small sample. So as long as no sample has drawn random numbers, a job is read without
+    seeding, and read again with seeding if a sample did draw.
     """
 
     def __init__(self, parts: Sequence[DatasetPart], form: Form, seed: int | None, skip: bool) -> None:
@@ -105,7 +105,7 @@ class RowTask:
         return RowsRead(left_out, drew, time.perf_counter() - began_s)
 
     def _read(self, job: RowJob, memory: WorkerMemory) -> list[Failure]:
-        """The samples that were left out on the way."""
+        """Returns the samples that were skipped."""
         part, bad = self._parts[job.part], list[Failure]()
         together = self._together(part, job, memory)
         for place, (row, visit) in enumerate(zip(job.rows.tolist(), job.visits.tolist(), strict=True)):
@@ -114,7 +114,7 @@ class RowTask:
         return bad
 
     def _together(self, part: DatasetPart, job: RowJob, memory: WorkerMemory) -> list[Any] | None:
-        """What __getitems__ gives; None when the dataset has none or it raised, and then samples are read one by one."""
+        """The samples from __getitems__. None if there is none or it raised; then samples are read one by one."""
         fetch = many(part.dataset)
         if fetch is None or not len(job.rows):
             return None
@@ -124,9 +124,9 @@ class RowTask:
         try:
             samples = list(fetch(numbers))
         except Exception:
-            return None  # which sample it was, one by one will tell
+            return None  # reading one by one finds the bad sample
         if len(samples) != len(numbers):
-            why = f"__getitems__ was asked for {len(numbers)} samples, this one first, and gave {len(samples)}"
+            why = f"__getitems__ got {len(numbers)} numbers, starting with this one, and returned {len(samples)} samples"
             raise SampleFailed(Failure(numbers[0], why, why))
         return samples
 
@@ -138,7 +138,7 @@ class RowTask:
         return True
 
     def _one(self, part: DatasetPart, row: int, visit: int, memory: WorkerMemory, place: int, bad: list[Failure]) -> None:
-        """The row, or where bad ones are left out the next good one as they are stored, which is the same in every run."""
+        """Read a row. If bad samples are skipped, the next good one in stored order takes its place, the same in every run."""
         for step in range(part.length):
             number = part.number((row + step) % part.length)
             memory.at(number)
@@ -164,7 +164,7 @@ class RowTask:
 
 
 class LookTask:
-    """The row of the first good sample from a row on, read in the process that trains, before anything is known of it."""
+    """Reads the first good sample from a row on, in the training process, to learn the schema."""
 
     def __init__(self, parts: Sequence[DatasetPart], form: Form, seed: int, skip: bool) -> None:
         self._parts, self._form, self._seed, self._skip = parts, form, seed, skip
@@ -183,7 +183,7 @@ class LookTask:
                 seconds = time.perf_counter() - start_s
                 drew = drawn_since(before)
             except DataError:
-                raise  # about the names of columns, which is no fault of this sample
+                raise  # about the names of columns, not about this sample
             except Exception as error:
                 failure = Failure.of(number, error)
             else:
@@ -195,7 +195,7 @@ class LookTask:
 
 
 def many(dataset: Any) -> Callable[[list[int]], Any] | None:
-    """A __getitems__ that is more than a loop. Subsets always have one, whether or not what they are of does."""
+    """The dataset's __getitems__. A Subset always has one, so it counts only if the dataset inside has one too."""
     within = dataset
     while type(within) is Subset:
         within = within.dataset
@@ -204,4 +204,6 @@ def many(dataset: Any) -> Callable[[list[int]], Any] | None:
 
 
 def _none_left(part: DatasetPart, last: Failure) -> SampleFailed:
-    return SampleFailed(Failure(last.number, f"{last.why}; and none of the other {part.length - 1} can be used", last.trace))
+    return SampleFailed(
+        Failure(last.number, f"{last.why}; none of the other {part.length - 1} samples can be used either", last.trace)
+    )

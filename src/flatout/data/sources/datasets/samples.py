@@ -1,4 +1,4 @@
-"""A sample of somebody's Dataset as named tensors: (x, y), mappings, arrays, numbers, pictures. Anything else is refused."""
+"""Turns a sample of a Dataset into named tensors: (x, y), mappings, arrays, numbers, images. Other types are errors."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _LARGE = 1 << 62
 
 @dataclass(frozen=True)
 class Form:
-    """How samples become rows. `picks` says for each column where it is in a sample; None before the first one was seen."""
+    """How samples become rows. `picks`: where each column is in a sample; None until the first sample was read."""
 
     columns: Columns | None = None
     collate: Callable[[list[Any]], Any] | None = None
     picks: tuple[tuple[str, str | int], ...] | None = None
 
     def settled(self, sample: Any) -> Form:
-        """With `picks`, as this first sample asks for. DataError when the names don't fit it."""
+        """With `picks` from this first sample. DataError if `columns` does not match it."""
         return replace(self, picks=_picks(_fields(self._collated(sample)), self.columns))
 
     def row(self, sample: Any) -> Batch:
-        """The columns of one sample, of types that training uses."""
+        """The columns of one sample, in types that training uses."""
         assert self.picks is not None, "settled() comes first"
         fields = _fields(self._collated(sample))
         row = {name: as_tensor(_pick(fields, key), name, key) for name, key in self.picks}
@@ -54,7 +54,7 @@ def schema_of(row: Mapping[str, Tensor]) -> dict[str, Column]:
 
 
 def put(sample: Any, form: Form, schema: Schema, first: str, memory: WorkerMemory, place: int) -> None:
-    """A sample's row to its place in the memory. Most samples are just what is wanted, and need no other checks than that."""
+    """Store a sample in row `place` of the memory. The fast path is for samples that match the schema."""
     if form.collate is None and type(sample) in (tuple, dict):
         for name, key in form.picks or ():
             try:
@@ -69,7 +69,7 @@ def put(sample: Any, form: Form, schema: Schema, first: str, memory: WorkerMemor
 
 
 def _put_directly(value: Any, name: str, column: Column, memory: WorkerMemory, place: int) -> bool:
-    """Whether it could be stored as it is, or with a conversion that NumPy does right."""
+    """Store the value if that takes no checks beyond type and shape. False: use `put_row`."""
     kind = type(value)
     if kind is Tensor:
         if not value.is_cpu or value.layout is not torch.strided or value.requires_grad or value.shape != column.shape:
@@ -94,27 +94,27 @@ def _put_directly(value: Any, name: str, column: Column, memory: WorkerMemory, p
 
 @lru_cache(maxsize=64)
 def _keeps_values(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """float64 narrows to float32, as everywhere; else no value may change."""
+    """Whether the conversion is lossless, or float64 to float32, which is done everywhere."""
     return given == wanted or (given == np.float64 and wanted == np.float32) or np.can_cast(given, wanted, "safe")
 
 
 def put_row(row: Mapping[str, Tensor], schema: Schema, first: str, columns: Batch, place: int) -> None:
-    """One sample's row to its place in a batch; `first` names the sample that the schema was taken from."""
+    """Store one row in a batch; `first` names the sample that the schema comes from."""
     for name, column in schema.items():
         value = row[name]
         if value.shape != column.shape:
             raise Unusable(
-                f"{name} is {list(value.shape)}, in {first} it was {list(column.shape)}, and rows of a batch have one shape: "
+                f"{name} has shape {list(value.shape)}, in {first} it was {list(column.shape)}; all samples need one shape: "
                 "crop or pad in the dataset, or give collate=, a function that takes a list of one sample and pads it"
             )
         if value.dtype != column.dtype and not torch.equal(value, value.to(column.dtype).to(value.dtype)):
             was, came = _short(column.dtype), _short(value.dtype)
-            raise Unusable(f"{name} is {came}, which does not fit {was}, its type in {first}: return one type for all samples")
+            raise Unusable(f"{name} is {came}, in {first} it was {was}, which can't hold it: return one type for all samples")
         columns[name][place] = value
 
 
 def _fields(sample: Any) -> Any:
-    """A mapping, a tuple, or (anything else) the one value that a sample is."""
+    """A mapping or a tuple; a sample that is a single value becomes a tuple of one."""
     if isinstance(sample, tuple) and hasattr(sample, "_asdict"):
         return sample._asdict()
     if isinstance(sample, list):
@@ -131,18 +131,18 @@ def _picks(fields: Any, columns: Columns | None) -> tuple[tuple[str, str | int],
         for key in columns.values():
             if key not in known:
                 near = did_you_mean(str(key), map(str, known))
-                raise DataError(f"columns: samples have nothing at {key!r}; {near}")
+                raise DataError(f"columns: samples have no {key!r}; {near}")
         picks = tuple(columns.items())
     elif isinstance(fields, Mapping):
         picks = _picks_of_mapping(known, columns)
     else:
         names = tuple(columns) if columns is not None else ("x", "y")[: len(known)]
         if len(names) != len(known):
-            give = "columns=('x', 'y', 'weight'), one name for each and None for what is not needed"
-            raise DataError(f"a sample has {len(known)} parts and {len(names)} names are known for them: give names, as {give}")
+            give = "columns=('x', 'y', 'weight'), one name for each part, None for parts that are not needed"
+            raise DataError(f"a sample has {len(known)} parts, but there are {len(names)} names: give {give}")
         picks = tuple((name, place) for place, name in enumerate(names) if name is not None)
     if not picks:
-        raise DataError("a sample has no columns" if columns is None else f"columns={columns!r} leaves nothing of a sample")
+        raise DataError("a sample has no columns" if columns is None else f"columns={columns!r} selects nothing")
     return picks
 
 
@@ -153,7 +153,7 @@ def _picks_of_mapping(known: list[Any], columns: Sequence[str | None] | None) ->
                 raise DataError(f"columns: samples have no {name!r}; {did_you_mean(str(name), map(str, known))}")
         return tuple((name, name) for name in columns if name is not None)
     names = {key: str(key) for key in known}
-    if "x" not in known:  # the names that most data sets use for inputs and targets, when they leave no doubt
+    if "x" not in known:  # usual names of inputs and targets, if exactly one matches
         for ours, theirs in (("x", _INPUTS), ("y", _TARGETS)):
             found = [key for key in known if key in theirs]
             if len(found) == 1 and ours not in known:
@@ -166,22 +166,22 @@ def _pick(fields: Any, key: str | int) -> Any:
         return fields[key]
     except (KeyError, IndexError, TypeError):
         there = ", ".join(map(repr, fields)) if isinstance(fields, Mapping) else f"{len(fields)} parts"
-        raise Unusable(f"it has nothing at {key!r}, as the samples before it had; it has {there}") from None
+        raise Unusable(f"it has no {key!r}, which the samples before it had; it has {there}") from None
 
 
 def as_tensor(value: Any, name: str, key: str | int) -> Tensor:
-    """What is at `key` of a sample, of a type that training uses."""
+    """The value at `key` of a sample, in a type that training uses."""
     if isinstance(value, str | bytes | bytearray) or value is None:
         kind = "None" if value is None else f"text ({value[:40]!r})"
         raise Unusable(
-            f"column {name!r} is {kind}, and models take numbers: turn it into some in the dataset, "
+            f"column {name!r} is {kind}, but models need numbers: convert it in the dataset, "
             f"or name only the columns you need: columns={{'x': ..., 'y': ...}}"
         )
     pictures = sys.modules.get("PIL.Image")
     if pictures is not None and isinstance(value, pictures.Image):
         value = _pixels(value)
     if isinstance(value, Tensor) and (value.layout != torch.strided or value.is_nested):
-        raise Unusable(f"column {name!r} is a {value.layout} tensor: make it dense, .to_dense()")
+        raise Unusable(f"column {name!r} is a {value.layout} tensor: call .to_dense()")
     try:
         tensor = to_tensor(value, name)
     except (DataError, TypeError) as error:
@@ -190,7 +190,7 @@ def as_tensor(value: Any, name: str, key: str | int) -> Tensor:
 
 
 def _pixels(picture: Any) -> Any:
-    """Channels first. What has a palette, ink colours or one bit a pixel is made plain."""
+    """Channels first. Palettes, CMYK and one-bit images are converted to RGB or grey."""
     if picture.mode == "1":
         picture = picture.convert("L")
     elif picture.mode not in ("L", "RGB", "RGBA", "F") and not picture.mode.startswith("I"):
@@ -202,9 +202,7 @@ def _pixels(picture: Any) -> Any:
 def _only_row(column: Tensor, name: str) -> Tensor:
     if column.dim() == 0 or len(column) != 1:
         shape = list(column.shape)
-        raise Unusable(
-            f"collate was given a list of one sample and made {name} of shape {shape}; the first dimension should be 1"
-        )
+        raise Unusable(f"collate got a list of one sample and returned {name} of shape {shape}; the first dimension must be 1")
     return column[0]
 
 

@@ -1,4 +1,4 @@
-"""Samples of somebody's iterable, pass after pass in its own order, read into the memory of a worker."""
+"""Reads samples of an iterable into a worker's memory, pass after pass, in the iterable's order."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from flatout.data.workers.arena import WorkerMemory
 from flatout.data.workers.failures import Failure, SampleFailed
 from flatout.data.workers.seeding import drawn_since, generators, set_generators
 
-_SNAPSHOT_S = 1.0  # states can be large, and slow to make: none sooner than this after the last
-_BEGINNING = (1 << 63) - 1  # in place of a sample's number, for what is drawn when a pass begins
+_SNAPSHOT_S = 1.0  # least time between two states: they can be large and slow to make
+_BEGINNING = (1 << 63) - 1  # stands for a sample's number when generators are seeded for the start of a pass
 
 
 @dataclass(frozen=True)
 class TakeSamples:
-    """The next samples; with `one_pass` fewer at the end of the pass."""
+    """Take the next samples. With `one_pass`, fewer at the end of the pass."""
 
     samples: int
     one_pass: bool = False
@@ -33,13 +33,13 @@ class TakeSamples:
 
 @dataclass
 class Reply(Taken):
-    """What came of it, and what was left out on the way."""
+    """The samples taken, and the bad samples that were skipped."""
 
     left_out: list[Failure] = field(default_factory=list)
 
 
 class _Ended(Exception):
-    """A pass, where one was asked for."""
+    """The pass ended, and only one was asked for."""
 
 
 class StreamTask:
@@ -59,19 +59,19 @@ class StreamTask:
         self._form = replace(self._form, picks=terms.picks)
 
     def leave_generators(self) -> None:
-        """Don't set them any more."""
+        """Don't seed generators any more."""
         self._seed = None
 
     def rewind(self) -> None:
-        """To the start, for a new reader; what can be gone through once goes on where it is."""
+        """Back to the start, for a new reader. An iterator, which can be used once, continues where it is."""
         if not self._once:
             self._restart(0)
 
     def look(self) -> tuple[SampleTerms, bool]:
-        """The first sample's kind, and whether it draws random numbers. It is read again, or kept where it can't be."""
+        """(terms of the first sample, whether it draws random numbers). The sample is read again later, or kept."""
         state = None
         if has_state(self.dataset):
-            with suppress(Exception):  # some have none before they are first gone through
+            with suppress(Exception):  # some have no state before the first iteration
                 state = self.dataset.state_dict()
         self._set(_BEGINNING)
         before = generators()
@@ -128,14 +128,14 @@ class StreamTask:
             self._next(memory, [])
         if (self._pass, self._place) != (job.number, job.place):
             raise DataError(
-                f"the run had come to sample {job.place} of pass {job.number}, and that pass ended before it this time: "
-                "the dataset is another than it was; start a new run"
+                f"the run had read {job.place} samples of pass {job.number}, but this time that pass ended earlier: "
+                "the dataset has changed; start a new run"
             )
 
     def _restart(self, number: int) -> None:
         if self._once and self._place:
             name = type(self.dataset).__name__
-            raise DataError(f"{name} is an iterator, which can be gone through once: what was read of it can't be read again")
+            raise DataError(f"{name} is an iterator, which can be used only once: samples that were read can't be read again")
         self._pass, self._place, self._iterator = number, 0, None
 
     def _load(self, snapshot: StreamState) -> None:
@@ -159,13 +159,13 @@ class StreamTask:
         return StreamState(self._pass, self._place, state, of_iterator)
 
     def _good(self, memory: WorkerMemory, at: int | None, ends: list[int], left_out: list[Failure]) -> int:
-        """The next sample that can be used, to place `at` of the memory; its place in its pass."""
+        """Store the next good sample in row `at` of the memory; returns its place in the pass."""
         while True:
             place = self._place
             try:
                 sample = self._next(memory, ends)
                 place = self._place - 1
-                if at is not None or self._skip:  # whether a sample is left out is known once it is looked at
+                if at is not None or self._skip:  # only conversion shows whether it is bad
                     put(sample, self._form, self._terms.schema, self._terms.first, memory, at or 0)
                 return place
             except (DataError, MemoryError, _Ended):
@@ -174,17 +174,15 @@ class StreamTask:
                 failure = Failure.of(place, error)
                 if not self._skip:
                     raise SampleFailed(failure) from error
-                if self._place == place:  # it was the iterator that raised
+                if self._place == place:  # the iterator raised
                     self._place += 1
                     if hasattr(self._iterator, "gi_frame"):
                         raise SampleFailed(
-                            replace(failure, why=f"{failure.why}; a generator can't go on after that")
+                            replace(failure, why=f"{failure.why}; a generator can't continue after an error")
                         ) from error
                 left_out.append(failure)
                 if len(left_out) > 1000:
-                    raise SampleFailed(
-                        replace(failure, why=f"1000 samples of one batch can't be used; {failure.why}")
-                    ) from error
+                    raise SampleFailed(replace(failure, why=f"1000 bad samples in one batch; {failure.why}")) from error
 
     def _next(self, memory: WorkerMemory, ends: list[int]) -> Any:
         while True:
@@ -193,7 +191,7 @@ class StreamTask:
                 self._set_epoch()
                 self._set(_BEGINNING)
                 self._iterator = iter(self.dataset)
-            if self._place:  # the first sample goes on with what was drawn when the pass began
+            if self._place:  # the first sample continues with the numbers drawn at the start of the pass
                 self._set(self._place)
             try:
                 sample = self._peeked.pop() if self._peeked else next(self._iterator)
@@ -212,19 +210,19 @@ class StreamTask:
             raise _Ended
         if self._once:
             raise DataError(
-                f"{name} is an iterator, which can be gone through once, and it ended after {self._place} samples: give an "
-                "object whose __iter__ starts again, such as a torch IterableDataset, or a smaller budget"
+                f"{name} is an iterator, which can be used only once; it ended after {self._place} samples: give an object "
+                "whose __iter__ starts again, such as a torch IterableDataset, or a smaller budget"
             )
         if self._endless:
             raise DataError(
-                f"length=inf said that {name} never ends, and it ended after {came}: leave length out, and it starts again"
+                f"length=inf means that {name} never ends, but it ended after {came}: remove length to start it again"
             )
         self._pass += 1
         self._place, self._iterator = 0, None
 
     def _empty(self) -> DataError:
         which = "" if self._pass == 0 else f" in pass {self._pass}"
-        return DataError(f"{type(self.dataset).__name__} gave no sample{which}: its __iter__ ended at once")
+        return DataError(f"{type(self.dataset).__name__} gave no sample{which}: its __iter__ ended immediately")
 
     def _set_epoch(self) -> None:
         if hasattr(self.dataset, "set_epoch"):
@@ -240,7 +238,7 @@ def has_state(owner: Any) -> bool:
 
 
 class LookAtStream:
-    """`StreamTask.look` where it can be waited for with a time limit, in the process that trains."""
+    """Runs `StreamTask.look` as a task, so that it has a time limit."""
 
     def __init__(self, task: StreamTask) -> None:
         self._task = task
