@@ -124,7 +124,7 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     with pytest.raises(DamagedFile, match=r"a\.json is damaged: it does not match its checksum; mend a\.json"):
         manifest.read("a.json")
     (tmp_path / "a.json").write_bytes(b"{")
-    with pytest.raises(DamagedFile, match="has 1 bytes, not its size"):
+    with pytest.raises(DamagedFile, match="has 1 bytes instead of"):
         manifest.check("a.json")
     with pytest.raises(DamagedFile, match="is not listed"):
         manifest.read("old.json")

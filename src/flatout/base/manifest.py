@@ -146,7 +146,8 @@ class _Seen:
             raise DamagedFile(f"{path} can't be checked, because {self.damage}; {remedy}")
         if not known:
             raise DamagedFile(f"{path} is not listed in {NAME}, so flatout did not write it; {remedy}")
-        what = "does not match its checksum" if any(e["bytes"] == size for e in known) else f"has {size} bytes, not its size"
+        same_size = any(e["bytes"] == size for e in known)
+        what = "does not match its checksum" if same_size else f"has {size} bytes instead of {known[-1]['bytes']}"
         raise DamagedFile(f"{path} is damaged: it {what}; {remedy}")
 
 

@@ -1,7 +1,7 @@
 """How long no rank may move before it counts as a hang.
 
 Half a minute for short steps, five usual steps for long ones. Some phases are slow by nature: they have their own limits, and
-after such a phase has ended normally once, twice its duration is allowed.
+after one of them has ended normally once, twice its duration is allowed.
 """
 
 from __future__ import annotations
