@@ -24,7 +24,7 @@ import flatout as fo
 from flatout.data.cache.cache import Cache
 from flatout.data.feeds.feed import feed
 from flatout.data.source import Batch
-from flatout.data.sources.tables import encoded
+from flatout.data.sources.tables import encoding
 
 EPOCHS, FROM = 10, 2  # growth is counted from the second epoch: in the first, libraries and buffers come to be
 LIMIT = 0.02
@@ -101,7 +101,7 @@ def cached_photos(folder: Path, size: Sizes) -> tuple[Epochs, dict[str, Any]]:
 
 def table(folder: Path, size: Sizes) -> tuple[Epochs, dict[str, Any]]:
     """Encoded rows that take more than the bound lie in files."""
-    encoded.MEMORY_BYTES = size.bound_bytes
+    encoding.MEMORY_BYTES = size.bound_bytes
     data = fo.data.table(folder / "table.parquet", label="y")
     if not isinstance(data.train, encoded.RowFiles):
         raise RuntimeError(f"{data.train.stored_bytes} bytes of rows are in memory, the bound is {size.bound_bytes}")

@@ -107,7 +107,7 @@ def troubled(desk: Path, raised: object) -> Troubled:
 
 
 def test_a_straggler_is_told_with_its_rank_and_what_it_costs(troubled: Troubled) -> None:
-    assert "degraded: straggler: rank 1 works " in troubled.told.splitlines()[-1]
+    assert "degraded: straggler: rank 1 " in troubled.told.splitlines()[-1]
     (event,) = [event for event in events_of(troubled.folder, "degraded") if event["what"] == "straggler"]
     assert re.search(r"in split forward\. All ranks wait for it: a step takes \S+ ms instead of \S+ ms", event["why"])
 

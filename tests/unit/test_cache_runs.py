@@ -23,7 +23,7 @@ from flatout.data.cache.cache import Cache
 from flatout.data.cache.filling import place
 from flatout.data.cache.mapped import cached_compression, cached_rows
 from flatout.data.feeds.feed import feed
-from flatout.data.sources.tables import encoded
+from flatout.data.sources.tables import encoding
 from flatout.explore.survey.survey import survey
 from flatout.explore.survey.view import doc
 from flatout.machine.ceilings import Ceilings, MeasuredRate
@@ -167,7 +167,7 @@ def test_batches_of_part_lz4_and_part_zstd_are_those_of_the_source(tmp_path: Pat
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Two tables that are kept on disk, as those above 2 GB are."""
-    monkeypatch.setattr(encoded, "MEMORY_BYTES", 1000)
+    monkeypatch.setattr(encoding, "MEMORY_BYTES", 1000)
     random = np.random.default_rng(0)
     for name in ("old", "new"):
         rows = random.normal(size=(400, 3)).round(3)
