@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +86,13 @@ def worker_arms(trial: bool) -> dict[str, tuple[Rate, Rate]]:
         kinds[name] = data, data, batch
     noisy = samples.Noisy(8_000 // share)
     kinds["samples that draw random numbers"] = noisy, samples.Seeded(noisy), 64
-    arms = {}
+    arms: dict[str, tuple[Rate, Rate]] = {}
     for name, (ours, theirs, batch) in kinds.items():
         one, other = our_loader(ours, batch), torch_loader(theirs, batch)
         rows = len(ours)  # type: ignore[arg-type]
         arms[name] = (
-            lambda one=one, rows=rows: timed(rows, lambda: use_up(one)),
-            lambda other=other, rows=rows: timed(rows, lambda: use_up(other)),
+            partial(timed, rows, partial(use_up, one)),
+            partial(timed, rows, partial(use_up, other)),
         )
     return arms
 
@@ -158,7 +158,7 @@ def resumed(exact: bool) -> float:
 def we_resume() -> float:
     """The same of fo.loader, whose second half is read by other workers, of another number."""
     loader = our_loader(samples.Noisy(512), 64)
-    whole, state = [], None
+    whole, state = [], dict[str, Any]()
     for number, batch in enumerate(loader):
         whole.append(batch["x"].clone())
         if number == 3:
@@ -320,8 +320,8 @@ def cache_arms(folder: Path, trial: bool) -> dict[str, tuple[Rate, Rate]]:
         ours, theirs = our_cache(folder / str(number), source, compression), ArrowCache(path, source, at_once)
         check_same(ours, theirs, rows)
         arms[name] = (
-            lambda ours=ours, rows=rows: reads(ours, rows),
-            lambda theirs=theirs, rows=rows: reads(theirs, rows),
+            partial(reads, ours, rows),
+            partial(reads, theirs, rows),
         )
     photos = cases[1][1]
     arms["writing 3x224x224 photos"] = (lambda: our_writing(folder, photos), lambda: arrow_writing(folder, photos))
@@ -360,7 +360,7 @@ def arrow_writing(folder: Path, source: Source) -> float:
 
 def memory_arms(trial: bool) -> dict[str, tuple[Rate, Rate]]:
     share = 8 if trial else 1
-    arms = {}
+    arms: dict[str, tuple[Rate, Rate]] = {}
     for name, source in (
         ("rows of 20 to 400 tokens", Ragged(16_000 // share, 20, 400)),
         ("rows of 6,000 to 25,000 tokens", Ragged(600 // share, 6_000, 25_000)),
@@ -372,8 +372,8 @@ def memory_arms(trial: bool) -> dict[str, tuple[Rate, Rate]]:
         rows = len(source)
         check_same(ours, theirs, rows)
         arms[name] = (
-            lambda ours=ours, rows=rows: reads(ours, rows),
-            lambda theirs=theirs, rows=rows: reads(theirs, rows),
+            partial(reads, ours, rows),
+            partial(reads, theirs, rows),
         )
     return arms
 

@@ -25,6 +25,7 @@ from flatout.data.cache.cache import Cache
 from flatout.data.feeds.feed import feed
 from flatout.data.source import Batch
 from flatout.data.sources.tables import encoding
+from flatout.data.sources.tables.row_files import RowFiles
 
 EPOCHS, FROM = 10, 2  # growth is counted from the second epoch: in the first, libraries and buffers come to be
 LIMIT = 0.02
@@ -103,7 +104,7 @@ def table(folder: Path, size: Sizes) -> tuple[Epochs, dict[str, Any]]:
     """Encoded rows that take more than the bound lie in files."""
     encoding.MEMORY_BYTES = size.bound_bytes
     data = fo.data.table(folder / "table.parquet", label="y")
-    if not isinstance(data.train, encoded.RowFiles):
+    if not isinstance(data.train, RowFiles):
         raise RuntimeError(f"{data.train.stored_bytes} bytes of rows are in memory, the bound is {size.bound_bytes}")
     loader = fo.loader(data, 1024, device="cpu", tier="streamed")
     how = {"rows": size.table_rows, "bytes": data.train.stored_bytes, "bound_bytes": size.bound_bytes, "batch": 1024}

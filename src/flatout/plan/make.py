@@ -94,9 +94,7 @@ def plan_of_share(
     """
     rows = -(-job.batch // shares)
     total = Situation(job, torch.device("cpu"), pins, None, Prediction()).total_steps
-    budget = (
-        job.budget if total is None else Budget(float(total), "steps")
-    )  # fewer rows a step, the same steps
+    budget = job.budget if total is None else Budget(float(total), "steps")  # fewer rows a step, the same steps
     share, smaller = recipe.with_share(rows, pins), replace(job, batch=rows, budget=budget)
     plan, receipt = checked_plan(share, smaller, cache, limit_s=0.0 if job.data.train.shapes_vary else limit_s, say=say)
     return replace(plan, batch=round(job.rows_per_step)), receipt
