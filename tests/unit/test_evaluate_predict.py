@@ -163,7 +163,7 @@ def test_a_table_predicts_in_its_own_words(desk: Path, flatout: Command, objecti
     for name in ("p.parquet", "p.csv", "p.npz"):
         answer = flatout("predict", "last", "new.csv", "--out", name)
         assert answer.code == 0, answer.err
-        assert answer.out.startswith("3 rows of prediction, class, probability")
+        assert answer.out.startswith("wrote 3 rows with prediction, class, probability")
     read = [pq.read_table("p.parquet").to_pydict(), csv.read_csv("p.csv").to_pydict()]
     read.append({name: column.tolist() for name, column in np.load("p.npz").items()})
     for columns in read:
