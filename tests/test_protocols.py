@@ -114,7 +114,7 @@ def test_tiers_and_feeds_know_sources_by_their_protocol_alone() -> None:
 
 def test_the_docs_say_what_of_a_source_may_be_overridden() -> None:
     page = (SOURCE.parent.parent / "docs" / "extend.md").read_text()
-    table = page[page.index("What may be overridden:") : page.index("`read` is called by several threads")]
+    table = page[page.index("You may override:") : page.index("`read` is called by several threads")]
     told = {name.strip("` ") for line in table.splitlines() if line.startswith("| `") for name in line.split("|")[1].split(",")}
     members = {name for name in vars(Source) if not name.startswith("_")}
     assert told == members - Source.__abstractmethods__ - OF_TIERS

@@ -110,7 +110,7 @@ def test_a_straggler_is_told_once_with_its_cost(said: Said) -> None:
     slow = told(said["a slow rank"], "straggler")
     assert slow["odd"] == [1] and slow["rank"] == 0
     assert (
-        "rank 1 works" in slow["told"]
+        "rank 1 takes" in slow["told"]
         and "difference is in data" in slow["told"]
         and "All ranks wait for it: a step takes" in slow["told"]
     )

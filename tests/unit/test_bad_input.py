@@ -268,7 +268,7 @@ def test_a_target_that_nothing_evaluates(refused: Callable[..., None]) -> None:
 
 def test_cuda_where_there_is_none(refused: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
-    refused("settings.device=cuda", code=1, words=("device 'cuda' was asked for", "only the CPU", "'auto' or 'cpu'"))
+    refused("settings.device=cuda", code=1, words=("device 'cuda'", "only the CPU", "'auto' or 'cpu'"))
     refused("settings.device=gpu9", code=2, words=("device must be 'auto' or 'cpu'; got 'gpu9'",))
 
 

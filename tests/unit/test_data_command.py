@@ -151,7 +151,7 @@ def test_an_iterable(desk: Path, flatout: Command) -> None:
 
 def test_the_data_is_told_even_if_the_model_is_wrong(desk: Path, flatout: Command) -> None:
     data = found(flatout("data", "table.yaml", "model=convnet", "--json", *QUICK))
-    assert "convnet takes images" in data["no_plan"]
+    assert "convnet needs images" in data["no_plan"]
     assert data["parts"][0]["rows"] == 96 and "training" not in stages(data)
 
 

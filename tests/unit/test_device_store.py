@@ -141,6 +141,6 @@ def test_nothing_speaks_against_a_device_that_is_filled_on_the_way() -> None:
     roomy = replace(DECODED, device_free_bytes=140e9)
     assert choose_tier(roomy).tier == "pinned"
     chosen = choose_tier(replace(roomy, fills=True))
-    assert chosen.tier == "resident" and "as rows are first read" in chosen.why
+    assert chosen.tier == "resident" and "when first read" in chosen.why
     assert choose_tier(replace(roomy, fills=True, epochs=1)).tier == "streamed"
     assert choose_tier(replace(DECODED, fills=True)).tier == "pinned"  # no room there

@@ -304,7 +304,7 @@ def test_columns_in_memory_can_be_evaluated(table_run: Any) -> None:
         ({"age": 39, "job": "cook"}, "column 'age' is a list or an array, one value a row, got 39"),
         ({"age": [39], "job": "cook"}, "column 'job' is a list or an array, one value a row, got 'cook'"),
         ({"age": np.ones((2, 2)), "job": ["cook", "cook"]}, "column 'age' is one value a row, got an array of shape [2, 2]"),
-        ({"age": ["old"], "job": ["cook"]}, "column 'age' was numbers in training and is string here"),
+        ({"age": ["old"], "job": ["cook"]}, "column 'age' was numeric in training and is string here"),
         ({"age": [39, "old"], "job": ["cook", "cook"]}, "column 'age' can't be read as values of one kind"),
         ({"age": [], "job": []}, "the data has columns and no rows"),
         (np.zeros((2, 2)), "the run was trained on a table: give its columns by name, as {'age': [...], ...}"),

@@ -153,7 +153,7 @@ def test_a_knob_can_not_take_the_name_of_a_setting() -> None:
     class Taken(TanhGelu):
         name = "precision"
 
-    with pytest.raises(RecipeError, match="give it another name"):
+    with pytest.raises(RecipeError, match="precision is already a setting"):
         recipe(Taken())
 
 

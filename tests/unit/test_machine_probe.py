@@ -17,7 +17,7 @@ from flatout.machine.ceilings import RATES, Ceilings, MeasuredRate, measure_ceil
 from flatout.machine.facts import CpuFacts, Facts
 from flatout.machine.nvml import GpuFacts
 from flatout.machine.probe import doc, probe
-from flatout.machine.rates import MATMUL_DTYPES, Unavailable, disk_bytes_per_s
+from flatout.machine.rates import MATMUL_DTYPES, Unavailable, disk_bytes_per_s, matmul_flops_per_s
 from flatout.measure.counts import count_step
 from flatout.world.links import ring_bytes_per_s
 from flatout.world.world import World
@@ -220,3 +220,11 @@ def test_advice_is_printed_with_cost_and_remedy() -> None:
     assert "    remedy  set OMP_NUM_THREADS=16" in text.splitlines()
     assert "  /dev/shm has 67.1 MB" in text.splitlines()
     assert max(map(len, text.splitlines())) <= 128
+
+
+def test_measuring_changes_nothing_about_later_products() -> None:
+    """torch turns its CPU library off for good after a product in a format that the CPU does not have."""
+    left, right = (torch.randn(64, 96, generator=torch.Generator().manual_seed(seed)) for seed in range(2))
+    before = left @ right.T
+    matmul_flops_per_s("bf16", CPU, 0.01, 256)
+    assert torch.equal(left @ right.T, before)

@@ -14,6 +14,7 @@ from torch import nn
 
 from flatout.machine import operators
 from flatout.machine.ceilings import Ceilings, MeasuredRate
+from flatout.machine.onednn import onednn_kept
 from flatout.machine.operators import with_operators
 from flatout.measure.counts import Call, Operation, count_step
 
@@ -197,11 +198,14 @@ def test_calls_with_the_same_work_have_the_same_key() -> None:
     assert len({key(8, torch.float32), key(9, torch.float32), key(8, torch.bfloat16)}) == 3
 
 
-def test_a_format_that_the_cpu_has_no_instructions_for_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_format_that_the_cpu_has_no_instructions_for_prints_nothing_and_turns_nothing_off(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     def product() -> None:
         x = torch.ones(64, 96, dtype=torch.bfloat16)
         torch.addmm(x[0, :64], x, x.T)
 
-    operations = count_step(product).operations
+    with onednn_kept(torch.bfloat16):
+        operations = count_step(product).operations
     assert timed(operations)[operations[-1].key]
-    assert capfd.readouterr().err == ""
+    assert capfd.readouterr().err == "" and torch.backends.mkldnn.is_available() == torch._C._get_mkldnn_enabled()

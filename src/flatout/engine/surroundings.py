@@ -18,8 +18,10 @@ from torch.optim import Optimizer
 from flatout.data.order.keyed import keyed
 from flatout.engine.settings import Settings
 from flatout.engine.signals import StopRequest, watch_signals
+from flatout.machine.onednn import onednn_kept
 from flatout.world.world import World
 
+_DTYPES_OF = {"bf16": (torch.bfloat16,), "fp16": (torch.float16,)}
 _KEPT_OUT = "__dynamo_disable"  # the attribute where torch stores the uncompiled version of a function
 
 
@@ -38,6 +40,7 @@ def process_set_up(settings: Settings, seed: int) -> Iterator[None]:
         own_random_state(seed, device),
         deterministic_kernels(settings.deterministic, compiled=settings.compile != "off"),
         matmul_precision(settings.precision),
+        onednn_kept(*_DTYPES_OF.get(settings.precision, ())),  # a resumed run then rounds like an uninterrupted one
         allocator(settings.allocator, device),
     ):
         yield

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flatout.machine.convolutions import own_convolutions
 from flatout.machine.gains import GainComparison, Pair, Way, gain_key
+from flatout.machine.onednn import onednn_kept
 from flatout.machine.operators import arguments_of, called_again
 from flatout.machine.optimisations import AUTOCAST, CHANNELS_LAST, FUSED_OPTIMIZER, OWN_CONVOLUTIONS
 from flatout.measure.counts import Call, Operation, TensorLayout
@@ -145,7 +146,12 @@ def _cast_and_called(call: Call, device: torch.device, numbers: torch.Generator)
     narrow = Call(call.func, *tree_map_only(TensorLayout, _narrowed, (call.given, dict(call.named))))
     given, named = arguments_of(narrow, device, numbers)
     wide = given[smallest].float()
-    return lambda: call.func(*given[:smallest], wide.to(torch.bfloat16), *given[smallest + 1 :], **named)
+
+    def called() -> object:
+        with onednn_kept(torch.bfloat16):  # the float32 call that takes turns with this one needs it
+            return call.func(*given[:smallest], wide.to(torch.bfloat16), *given[smallest + 1 :], **named)
+
+    return called
 
 
 def _narrowed(layout: TensorLayout) -> TensorLayout:

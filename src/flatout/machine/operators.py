@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.host import free_host_bytes
+from flatout.machine.onednn import onednn_kept
 from flatout.machine.rates import MATMUL_DTYPES, tf32_products
 from flatout.machine.turns import BEARABLE_S, time_in_turns
 from flatout.measure.clock import synchronize
@@ -124,17 +125,9 @@ def _has_integers(call: Call) -> bool:
 
 
 def _seconds(call: Call, device: torch.device, numbers: torch.Generator) -> float:
-    with _without_failing_kernels(call, device):
-        return _usual_s(called_again(call, device, numbers), device)
-
-
-def _without_failing_kernels(call: Call, device: torch.device) -> AbstractContextManager[Any]:
-    """On a CPU without bf16 instructions, oneDNN fails and torch falls back to BLAS: go there directly. Outside of torch's
-    Python functions, each failure would print a C++ stack trace."""
     layouts = (leaf for leaf in tree_leaves((call.given, call.named)) if isinstance(leaf, TensorLayout))
-    if device.type == "cpu" and any(layout.dtype == torch.bfloat16 for layout in layouts):
-        return torch.backends.mkldnn.flags(enabled=torch.ops.mkldnn._is_mkldnn_bf16_supported())  # type: ignore[no-untyped-call]
-    return nullcontext()
+    with onednn_kept(*{layout.dtype for layout in layouts}):
+        return _usual_s(called_again(call, device, numbers), device)
 
 
 def called_again(call: Call, device: torch.device, numbers: torch.Generator) -> Callable[[], object]:

@@ -10,7 +10,6 @@ import os
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ import psutil
 import torch
 from torch import nn
 
+from flatout.machine.onednn import onednn_kept
 from flatout.measure.clock import synchronize, time_repeats
 from flatout.measure.counts import count_step
 
@@ -48,8 +48,7 @@ def matmul_flops_per_s(name: str, device: torch.device, limit_s: float, largest:
         raise Unavailable("GPUs only")
     if name == "tf32" and device.type != "cuda":
         raise Unavailable(f"{device.type} does not support this format")
-    with tf32_products(name == "tf32", device), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=NO_SUCH_KERNEL)  # the figure itself shows how slow it is
+    with tf32_products(name == "tf32", device), onednn_kept(MATMUL_DTYPES[name]):
         size = 256
         while True:
             try:
