@@ -52,6 +52,15 @@ def ceilings_measured_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield
 
 
+@pytest.fixture(autouse=True)
+def each_test_has_onednn() -> Iterator[None]:
+    """A test that computes in bf16 on a CPU without bf16 instructions turns it off, and later products round differently."""
+    from flatout.machine.onednn import onednn_kept
+
+    with onednn_kept():
+        yield
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start processes come first: they take longest, and the last file is waited for by one worker alone."""
     slow = ("parallel", "boost", "doctor", "faults", "drill", "docs")

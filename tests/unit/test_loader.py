@@ -441,7 +441,7 @@ def test_a_cache_serves_the_next_loader_and_a_closed_one_goes_on(tmp_path: Path)
         assert all(batch["x"].equal(x) for batch, x in zip(served, expected, strict=True))
         served.close()
     assert source.reads <= 1  # the second found all of it in the cache, but for the row that transforms are tried on
-    with pytest.raises(UsageError, match="tier mapped needs .*: set cache"):
+    with pytest.raises(UsageError, match=r"tier mapped needs .*: set cache"):
         loader(_scattered(), 20, device="cpu", tier="mapped")
 
 

@@ -83,5 +83,5 @@ def test_an_average_is_kept_under_each_name_and_read_from_an_older_list() -> Non
     assert all((tensor == 3.0).all() for tensor in average.average)
     with pytest.raises(StoreError, match=r"no average of norm\.weight"):
         average.restore({name: tensor for name, tensor in kept.items() if name != "norm.weight"})
-    with pytest.raises(StoreError, match="average of the weights.*--fresh"):
+    with pytest.raises(StoreError, match=r"average of the weights.*--fresh"):
         average.restore(None)

@@ -198,7 +198,7 @@ def test_calls_with_the_same_work_have_the_same_key() -> None:
     assert len({key(8, torch.float32), key(9, torch.float32), key(8, torch.bfloat16)}) == 3
 
 
-def test_a_format_that_the_cpu_has_no_instructions_for_prints_nothing_and_turns_nothing_off(
+def test_a_format_without_instructions_prints_nothing_and_turns_nothing_off(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     def product() -> None:

@@ -16,6 +16,7 @@ from flatout.base.errors import RecipeError
 from flatout.engine.assembly import make_step
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings
+from flatout.machine.onednn import onednn_kept
 from flatout.measure.groups import ATTENTION
 from flatout.models.gpt import gpt
 from flatout.models.residual import can_narrow, narrow_residual
@@ -61,7 +62,7 @@ def flows_in(model: nn.Module, x: Tensor, autocast: bool = True) -> set[torch.dt
     """Formats of what enters the blocks."""
     seen: set[torch.dtype] = set()
     hooks = [block.register_forward_pre_hook(lambda _, given: seen.add(given[0].dtype)) for block in model.blocks]  # type: ignore[union-attr,arg-type,func-returns-value]
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+    with onednn_kept(torch.bfloat16), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         model(x)
     for hook in hooks:
         hook.remove()
