@@ -156,7 +156,7 @@ def test_a_file_that_is_no_recipe(desk: Path, flatout: Command, name: str, text:
 def test_a_recipe_that_is_not_there(desk: Path, flatout: Command) -> None:
     answer = flatout("run", "tabel.yaml")
     assert answer.code == 2
-    assert "there is no recipe at tabel.yaml" in answer.err
+    assert "recipe not found: tabel.yaml" in answer.err
 
 
 # ---- the data ----

@@ -210,18 +210,18 @@ def test_slow_decoding_is_named_with_its_rate_its_ceiling_and_what_helps() -> No
     assert [row.name for row in rows_of(PHOTOS)] == ["reading", "keeping", "copying", "transforms"]
     words = words_of(PHOTOS)
     assert words == [
-        "Training may wait for data: it could take 3k images/s, and data comes at 380 images/s, 13% of that.",
-        "The slowest stage is reading: 400 images/s on 2 threads, 4% of what the disk would give (10k images/s).",
-        "Kept once read, rows would come at about 4.1k images/s from the second epoch on: --set tier=mapped, 12 GB of disk "
+        "Training may wait for data: it could use 3k images/s, and data can be read at 380 images/s, 13% of that.",
+        "The slowest stage is reading: 400 images/s on 2 threads, 4% of the speed of the disk (10k images/s).",
+        "With --set tier=mapped, rows would be read at about 4.1k images/s from the second epoch on; it takes 12 GB of disk "
         "(100 GB free).",
-        "Each further thread adds 200 images/s: 15 would keep up with training, and this machine has 2 cores.",
+        "Each thread reads 200 images/s: 15 would keep up with training, but this machine has 2 cores.",
     ]
 
 
 def test_rows_that_are_kept_already() -> None:
     words = words_of(replace(PHOTOS, tier="pinned", stored_bytes=2e9))
     assert words[0].startswith("Training may wait for data in the first epoch: ")
-    assert "From the second epoch on rows come out of host memory, about 4.1k images/s: 2 GB are kept there." in words
+    assert any("host memory" in one and "4.1k images/s" in one and "2 GB" in one for one in words)
 
 
 def test_nothing_is_advised_that_there_is_no_room_for() -> None:
@@ -233,20 +233,20 @@ def test_threads_that_wait_for_files() -> None:
     reading = replace(PHOTOS.stages.reading, attention=ThreadTime(0.2, 0.0))
     words = words_of(replace(PHOTOS, stages=replace(PHOTOS.stages, reading=reading)))
     assert any("a faster disk" in sentence for sentence in words)
-    assert not any("further thread" in sentence for sentence in words)
+    assert not any("Each thread" in sentence for sentence in words)
 
 
 def test_a_busy_machine_is_said() -> None:
     reading = replace(PHOTOS.stages.reading, attention=ThreadTime(0.4, 0.6))
     words = words_of(replace(PHOTOS, stages=replace(PHOTOS.stages, reading=reading)))
-    assert "stood in line for one 60% of the time" in words[-1]
+    assert "60% of the time" in words[-1]
 
 
 def test_workers_of_a_dataset() -> None:
     reading = replace(PHOTOS.stages.reading, own_workers=4)
     words = words_of(replace(PHOTOS, stages=replace(PHOTOS.stages, reading=reading)))
     assert "The slowest stage is reading: 200 images/s by 4 workers of the dataset." in words
-    assert "Each worker of the dataset reads 50 images/s: more of them with workers=, or less work in a sample." in words
+    assert any("50 images/s" in sentence and "workers=" in sentence for sentence in words)
 
 
 def test_slow_transforms() -> None:
@@ -255,13 +255,13 @@ def test_slow_transforms() -> None:
     assert slowest(speeds).name == "transforms"
     assert words_of(speeds)[1:] == [
         "The slowest stage is transforms: 100 images/s.",
-        "random_resized_crop takes 80% of it: the others alone would do 500 images/s.",
+        "random_resized_crop takes 80% of the time of all transforms: without it they would do 500 images/s.",
     ]
 
 
 def test_a_slow_link() -> None:
     speeds = replace(PHOTOS, stages=replace(PHOTOS.stages, copy_bytes_per_s=60e6))
-    assert words_of(speeds)[1] == "The slowest stage is copying: 100 images/s, 0% of what the link would give (40k images/s)."
+    assert words_of(speeds)[1] == "The slowest stage is copying: 100 images/s, 0% of the speed of the link (40k images/s)."
     assert words_of(speeds)[2].startswith("A row is 600 kB")
 
 
@@ -292,11 +292,11 @@ TABLE = Speeds(
 
 def test_a_table_in_memory_that_took_long_to_parse() -> None:
     assert words_of(TABLE) == [
-        "Training will not wait for data: it takes at most 200k rows/s, and data comes at 600k rows/s, 3.0 times that.",
+        "Training will not wait for data: it needs at most 200k rows/s, and data can be read at 600k rows/s, 3.0 times that.",
         "The slowest stage is picking: 1M rows/s.",
-        "Most of that is the cost of a call: batches of 8,192 would be picked at 30M rows/s.",
-        "Before the first step 20 s go into reading and preparing the files, 50k rows/s: their text is parsed each time, which "
-        "a copy as Parquet would save.",
+        "Most of the time is overhead per batch: batches of 8,192 would be picked at 30M rows/s.",
+        "Reading and preparing the files takes 20 s before the first step, 50k rows/s: the text is parsed each time; a copy as "
+        "Parquet avoids that.",
     ]
 
 

@@ -27,7 +27,7 @@ def read_recipe(
     `moved_from`: the original place of a copied Python file; relative paths start there.
     """
     if not _is_file(path):
-        raise UsageError(f"there is no recipe at {path}; `flatout demo` shows one that runs")
+        raise UsageError(f"recipe not found: {path}; `flatout demo` shows one that works")
     if path.suffix == ".py":
         return _from_python(path, overrides, pins or {}, moved_from or path)
     if path.suffix not in (".yaml", ".yml"):

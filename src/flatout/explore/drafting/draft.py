@@ -12,14 +12,14 @@ from flatout.explore.drafting.writing import DraftLine, page
 _OBJECTIVES = {
     "binary": "one of two classes; metrics are accuracy and AUC",
     "classify": "one of several classes",
-    "multilabel": "any number of classes a row",
-    "regress": "a number; {regress: {error: huber}} cares less for outliers",
-    "next_token": "each token from those before it",
+    "multilabel": "any number of classes per row",
+    "regress": "a number; {regress: {error: huber}} is less sensitive to outliers",
+    "next_token": "predicts each token from those before it",
 }
 _MODELS = {
-    "mlp": "larger where there is more to learn",
-    "convnet": "each layer halves the sides",
-    "gpt": "larger learns more, and takes longer",
+    "mlp": "larger layers for more data",
+    "convnet": "each layer halves height and width",
+    "gpt": "a larger model learns more and takes longer",
 }
 
 
@@ -40,14 +40,14 @@ class Draft:
         entries = [
             DraftLine("data"),
             *(replace(entry, depth=entry.depth + 1) for entry in self.data),
-            DraftLine("model", note="or your own: mine:Net, for class Net in mine.py beside this file"),
+            DraftLine("model", note="or your own: mine:Net for class Net in mine.py, in this folder"),
             DraftLine(model, options, _MODELS[model], depth=1),
             DraftLine("objective", self.objective, _OBJECTIVES[self.objective]),
-            DraftLine("batch", training.batch, "rows a step; with a larger one, a larger lr"),
-            DraftLine("lr", training.lr, "the first thing to try others of: 3 times more or less"),
+            DraftLine("batch", training.batch, "rows per step; a larger batch needs a larger lr"),
+            DraftLine("lr", training.lr, "learning rate; try this first: 3 times more or less"),
         ]
         if training.clip is not None:
-            entries.append(DraftLine("clip", training.clip, "gradients longer than this are shortened"))
+            entries.append(DraftLine("clip", training.clip, "gradients with a larger norm are scaled down to it"))
         if training.evaluate is not None:
             entries.append(DraftLine("evaluate", training.evaluate))
         entries.append(DraftLine("budget", training.budget, f"or {self._other_budgets()}"))
@@ -55,8 +55,8 @@ class Draft:
             f"Written by: {shlex.join(command)}",
             self.headline,
             "",
-            f"flatout data {shlex.quote(recipe)}    what the data is, and how fast it comes",
-            f"flatout run {shlex.quote(recipe)}     trains it",
+            f"flatout data {shlex.quote(recipe)}    shows the data and how fast it can be read",
+            f"flatout run {shlex.quote(recipe)}     trains",
         ]
         return page(title, entries)
 

@@ -30,13 +30,13 @@ def _verdict(s: Speeds) -> Iterator[str]:
         return
     if come >= wanted:
         times = f", {come / wanted:.1f} times that" if come < 100 * wanted else ""
-        takes = f"it takes at most {_rate(wanted, s)}"
-        yield f"Training will not wait for data: {takes}, and data comes at {_rate(come, s)}{times}."
+        takes = f"it needs at most {_rate(wanted, s)}"
+        yield f"Training will not wait for data: {takes}, and data can be read at {_rate(come, s)}{times}."
         return
     later = s.later_rows_per_s if s.kept else None
     when = " in the first epoch" if later is not None and later > come else ""
     yield (
-        f"Training may wait for data{when}: it could take {_rate(wanted, s)}, and data comes at {_rate(come, s)}, "
+        f"Training may wait for data{when}: it could use {_rate(wanted, s)}, and data can be read at {_rate(come, s)}, "
         f"{come / wanted:.0%} of that."
     )
 
@@ -52,7 +52,7 @@ def _slowest(s: Speeds) -> Iterator[str]:
     words = f"The slowest stage is {row.name}: {_rate(row.effective_rows_per_s, s)}{threads}"
     if row.ceiling_rows_per_s is not None and row.name != "picking":
         share = min(1.0, row.effective_rows_per_s / row.ceiling_rows_per_s)
-        words += f", {share:.0%} of what the {row.ceiling} would give ({_rate(row.ceiling_rows_per_s, s)})"
+        words += f", {share:.0%} of the speed of the {row.ceiling} ({_rate(row.ceiling_rows_per_s, s)})"
     yield words + "."
 
 
@@ -62,26 +62,27 @@ def _faster_reading(s: Speeds) -> Iterator[str]:
     size = s.stored_bytes
     if later is not None and s.kept:
         where = {"resident": "the device", "pinned": "host memory", "mapped": "the cache on disk"}[s.tier]
-        yield f"From the second epoch on rows come out of {where}, about {_rate(later, s)}: {show_bytes(size)} are kept there."
+        kept = f"{show_bytes(size)} are kept there"
+        yield f"From the second epoch on, rows are read from {where} at about {_rate(later, s)}: {kept}."
     elif later is not None:
         tier, free = ("pinned", s.host_free_bytes) if size < 0.6 * s.host_free_bytes else ("mapped", s.disk_free_bytes)
         where = "memory" if tier == "pinned" else "disk"
         if size < free:
             yield (
-                f"Kept once read, rows would come at about {_rate(later, s)} from the second epoch on: --set tier={tier}, "
+                f"With --set tier={tier}, rows would be read at about {_rate(later, s)} from the second epoch on; it takes "
                 f"{show_bytes(size)} of {where} ({show_bytes(free)} free)."
             )
     if reading.own_workers is not None:
         each = _rate(reading.rows_per_s / reading.own_workers, s)
-        yield f"Each worker of the dataset reads {each}: more of them with workers=, or less work in a sample."
+        yield f"Each worker of the dataset reads {each}: set workers= to more, or do less work per sample."
     elif reading.attention.waiting > _WAITS:
-        yield "Threads wait for files more than they work: a faster disk, or fewer and larger files, helps more than threads."
+        yield "Threads mostly wait for files: a faster disk, or fewer and larger files, helps more than more threads."
     elif s.wanted_rows_per_s is not None:
         needed = math.ceil(s.wanted_rows_per_s / reading.rows_per_s)
         if needed > s.threads:
             yield (
-                f"Each further thread adds {_rate(reading.rows_per_s, s)}: {show_count(needed)} would keep up with training, "
-                f"and this machine has {s.cores} core{'' if s.cores == 1 else 's'}."
+                f"Each thread reads {_rate(reading.rows_per_s, s)}: {show_count(needed)} would keep up with training, "
+                f"but this machine has {s.cores} core{'' if s.cores == 1 else 's'}."
             )
 
 
@@ -91,18 +92,18 @@ def _faster_transforms(s: Speeds) -> Iterator[str]:
     most = max(steps, key=lambda step: step.s_per_row)
     if len(steps) > 1 and whole > most.s_per_row:
         rest = _rate(1 / (whole - most.s_per_row), s)
-        yield f"{most.name} takes {most.s_per_row / whole:.0%} of it: the others alone would do {rest}."
+        yield f"{most.name} takes {most.s_per_row / whole:.0%} of the time of all transforms: without it they would do {rest}."
 
 
 def _faster_copying(s: Speeds) -> Iterator[str]:
-    yield f"A row is {show_bytes(s.row_bytes)}: with a narrower type or a smaller size, half of the bytes come twice as fast."
+    yield f"A row is {show_bytes(s.row_bytes)}: a type or size with half of the bytes is copied twice as fast."
 
 
 def _faster_picking(s: Speeds) -> Iterator[str]:
     reading = s.stages.reading
     if reading is not None and reading.wider is not None and reading.wider.rows_per_s > _WIDER_PAYS * reading.rows_per_s:
         yield (
-            f"Most of that is the cost of a call: batches of {reading.wider.batch:,} would be picked at "
+            f"Most of the time is overhead per batch: batches of {reading.wider.batch:,} would be picked at "
             f"{_rate(reading.wider.rows_per_s, s)}."
         )
 
@@ -110,9 +111,9 @@ def _faster_picking(s: Speeds) -> Iterator[str]:
 def _faster_opening(s: Speeds) -> Iterator[str]:
     if s.opening_s < _OPENING_MATTERS_S or not s.file_bytes or not s.opened_rows:
         return
-    remedy = ": their text is parsed each time, which a copy as Parquet would save" if s.parsed else ""
+    remedy = ": the text is parsed each time; a copy as Parquet avoids that" if s.parsed else ""
     yield (
-        f"Before the first step {show_seconds(s.opening_s)} go into reading and preparing the files, "
+        f"Reading and preparing the files takes {show_seconds(s.opening_s)} before the first step, "
         f"{_rate(s.opened_rows / s.opening_s, s)}{remedy}."
     )
 
@@ -121,8 +122,8 @@ def _busy(s: Speeds) -> Iterator[str]:
     reading = s.stages.reading
     if reading is not None and reading.attention.queued > _BUSY:
         yield (
-            f"Other processes hold the cores: the reading thread stood in line for one {reading.attention.queued:.0%} of the "
-            "time, so all rates here are lower than this machine can do."
+            f"Other processes use the cores: the reading thread waited for a core {reading.attention.queued:.0%} of the time, "
+            "so this machine is faster than the rates shown here."
         )
 
 
