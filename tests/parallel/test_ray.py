@@ -54,7 +54,7 @@ def cluster() -> Iterator[Any]:
 
     with pytest.MonkeyPatch.context() as changed:
         changed.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)  # what workers do is imported there
-        soon = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+        soon = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
         head = {"num_cpus": 0, "include_dashboard": False, "_system_config": soon}  # a killed node is noticed within seconds
         made = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(3):

@@ -33,6 +33,7 @@ MATMUL_DTYPES = {
 NO_SUCH_KERNEL = r"(?s)mkldnn_\w+ failed, switching to"
 _FEWEST, _MOST = 5, 50
 _BEARABLE_S = 1.0
+_SMALLEST = 64  # a format without instructions takes 0.1 s for a product of 256 x 256
 _REST_S, _BURST = 0.2, 20  # a GPU slows down at its power limit: the ceiling is the rate of a short burst after a pause
 _OPS_A_REPEAT = 500
 _TINY_LAYERS = 10
@@ -49,7 +50,7 @@ def matmul_flops_per_s(name: str, device: torch.device, limit_s: float, largest:
     if name == "tf32" and device.type != "cuda":
         raise Unavailable(f"{device.type} does not support this format")
     with tf32_products(name == "tf32", device), onednn_kept(MATMUL_DTYPES[name]):
-        size = 256
+        size, bearable_s = _SMALLEST, min(_BEARABLE_S, 2.5 * limit_s)
         while True:
             try:
                 product = _product(MATMUL_DTYPES[name], size, device)
@@ -57,7 +58,7 @@ def matmul_flops_per_s(name: str, device: torch.device, limit_s: float, largest:
                 once_s = min(time_repeats(product, 2, 0, device))
             except (RuntimeError, NotImplementedError) as error:
                 raise Unavailable(first_line(error)) from error
-            if size >= largest or once_s * 8 * _FEWEST > _BEARABLE_S:
+            if size >= largest or once_s * 8 * _FEWEST > bearable_s:
                 break
             size *= 2
         if device.type != "cpu":
