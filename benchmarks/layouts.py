@@ -63,10 +63,10 @@ def scored(row: Row) -> dict[str, Any]:
         "note": row.note,
         "fitted_on": row.fits,
         "rate_published": row.rate,
-        "rate_foretold": round(found.per_device, 1),
+        "rate_predicted": round(found.per_device, 1),
         "rate_error": round(found.per_device / row.rate - 1, 4),
         "memory_published_gib": row.memory_gib,
-        "memory_foretold_gib": round(memory, 2),
+        "memory_predicted_gib": round(memory, 2),
         "memory_error": None if row.memory_gib is None else round(memory / row.memory_gib - 1, 4),
         "communication_share": round(found.times.communication_share, 4),
     }
@@ -98,7 +98,7 @@ def main() -> int:
     for name, row in rows.items():
         memory = "" if row["memory_error"] is None else f"{row['memory_published_gib']:>7} GiB {row['memory_error']:+6.1%}"
         mark = f"fitted: {row['fitted_on']}" if row["fitted_on"] else ""
-        print(f"{name:46} {row['rate_published']:>8} {row['rate_foretold']:>8} {row['rate_error']:+6.1%}  {memory:21} {mark}")
+        print(f"{name:46} {row['rate_published']:>8} {row['rate_predicted']:>8} {row['rate_error']:+6.1%}  {memory:21} {mark}")
     return report.finish(asked)
 
 

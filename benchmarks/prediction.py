@@ -83,7 +83,7 @@ def main() -> int:
     parser.add_argument("--go-on", type=Path, metavar="JSON", help="an earlier result: what is not found anew counts")
     asked = parser.parse_args()
     device = pick_device("auto")
-    report = Report("foretold", str(__doc__), device)
+    report = Report("prediction", str(__doc__), device)
     ceilings = probe(device, None, quick=True).ceilings
     named = models(device, asked.smoke)
     chosen = asked.only or list(named)[: 1 if asked.smoke else None]
