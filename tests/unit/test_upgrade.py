@@ -54,7 +54,8 @@ def unpack(desk: Path) -> Any:
         shutil.copytree(UPGRADE / "data", desk, dirs_exist_ok=True)
         with tarfile.open(UPGRADE / date / "runs.tar.xz") as archive:
             wanted = [one for one in archive.getmembers() if one.name.startswith(f"runs/{kind}-")]
-            archive.extractall(desk, wanted, filter="data")
+            safe: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4 and newer
+            archive.extractall(desk, wanted, **safe)
 
     return unpacked
 
