@@ -50,7 +50,8 @@ def matmul_flops_per_s(name: str, device: torch.device, limit_s: float, largest:
     if name == "tf32" and device.type != "cuda":
         raise Unavailable(f"{device.type} does not support this format")
     with tf32_products(name == "tf32", device), onednn_kept(MATMUL_DTYPES[name]):
-        size, bearable_s = _SMALLEST, min(_BEARABLE_S, 2.5 * limit_s)
+        size = _SMALLEST
+        bearable_s = min(_BEARABLE_S, 2.5 * limit_s) if device.type == "cpu" else _BEARABLE_S
         while True:
             try:
                 product = _product(MATMUL_DTYPES[name], size, device)
