@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import signal
 import sys
@@ -54,14 +55,17 @@ def cluster() -> Iterator[Any]:
 
     with pytest.MonkeyPatch.context() as changed:
         changed.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)  # what workers do is imported there
+        changed.setenv("RAY_TQDM_PATCH_PRINT", "0")  # Ray's own print would break the graphs of later tests
+        changed.setattr(logging.root, "level", logging.root.level)  # Ray Train turns on everybody's debug messages
+        changed.setattr(logging.root, "handlers", list(logging.root.handlers))
         soon = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
         head = {"num_cpus": 0, "include_dashboard": False, "_system_config": soon}  # a killed node is noticed within seconds
         made = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(3):
             made.add_node(num_cpus=1, wait=False)
         made.wait_for_nodes()
-    yield made
-    made.shutdown()
+        yield made
+        made.shutdown()
 
 
 def trained(cluster: Any, recipe: Path, runs: Path, observer: Observer) -> Path:
