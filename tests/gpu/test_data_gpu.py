@@ -13,8 +13,7 @@ from flatout.base.errors import DataError
 from flatout.data import Data, arrays, digits, text
 from flatout.data.feeds.feed import EvalFeed, PinnedFeed, ResidentFeed, feed, feed_options
 from flatout.data.order.draws import Balanced, Weighted
-from flatout.data.order.keyed import floor_divide
-from flatout.data.order.order import Order, block_rows
+from flatout.data.order.keyed import Order, block_rows, floor_divide
 from flatout.data.source import ArraySource, Batch
 
 AUGMENT = ["flip", {"crop": 2}, {"crop": {"padding": 1, "mode": "zero"}}, {"cutout": 3}]

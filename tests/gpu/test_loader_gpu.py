@@ -16,7 +16,7 @@ from flatout.data.feeds.feed import feed_options
 from flatout.data.feeds.loader import loader
 from flatout.data.feeds.pinned import PinnedFeed
 from flatout.data.feeds.tuning import ReadingBudget
-from flatout.data.order.order import Order
+from flatout.data.order.keyed import Order
 from flatout.data.source import Batch, Column, Source
 
 

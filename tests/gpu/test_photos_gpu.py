@@ -19,9 +19,9 @@ from flatout.data.decoding.decoders import make_decoder
 from flatout.data.feeds.feed import PinnedFeed, feed, feed_options
 from flatout.data.feeds.resident import ResidentFeed
 from flatout.data.order.keyed import Keys
-from flatout.data.source import Batch
+from flatout.data.source import Batch, apply
 from flatout.data.sources.photos.images import images
-from flatout.data.transforms import apply, parse_transforms
+from flatout.data.transforms import parse_transforms
 
 SIZES = [(8, 8), (40, 600), (600, 40), (33, 57), (224, 224), (1, 1), (1, 30), (375, 500), (300, 200), (17, 512)]
 CHAIN = [{"random_resized_crop": 64}, "flip", {"colour_jitter": {"hue": 0.1}}, {"normalize": {"scale": 0.01}}, {"mixup": 0.2}]

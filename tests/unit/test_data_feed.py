@@ -14,7 +14,7 @@ from flatout.base.errors import DataError, UsageError
 from flatout.data import Data, arrays, digits, text
 from flatout.data.feeds.ahead import Ahead
 from flatout.data.feeds.feed import EvalFeed, PinnedFeed, ResidentFeed, eval_batches, feed, feed_options
-from flatout.data.order.order import Order
+from flatout.data.order.keyed import Order
 from flatout.data.source import Batch, Column, Source
 
 AUGMENT = ["flip", {"crop": 2}, {"crop": {"padding": 1, "mode": "zero"}}, {"cutout": 3}]

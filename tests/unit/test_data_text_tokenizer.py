@@ -22,7 +22,7 @@ import torch
 from flatout.base.errors import DataError, MissingExtra, UsageError
 from flatout.data import text
 from flatout.data.cache.cache import Cache
-from flatout.data.files.bad import Bad
+from flatout.data.files.bad import Bad, OnBad
 from flatout.data.sources.texts import tokenizer, tokens
 from flatout.data.sources.texts.packing import IGNORED
 from flatout.data.sources.texts.tokenizer import encoded, load_tokenizer
@@ -393,12 +393,12 @@ def test_what_was_left_out_is_told_again_when_it_comes_from_the_cache(tmp_path: 
     loaded = load_tokenizer(tmp_path / "tok.json")
     told = []
     for _ in range(2):
-        bad = Bad("skip")
+        bad = Bad(OnBad.SKIP)
         encoded([tmp_path / "d.jsonl"], loaded, "text", "auto", bad, tmp_path / "cache")
         told.append((bad.count, bad.examples))
     assert told[0] == told[1] and told[0][0] == 7
     with pytest.raises(DataError, match="line 2: not JSON"):
-        encoded([tmp_path / "d.jsonl"], loaded, "text", "auto", Bad("error"), tmp_path / "cache")
+        encoded([tmp_path / "d.jsonl"], loaded, "text", "auto", Bad(), tmp_path / "cache")
 
 
 def test_mapped_files_give_what_files_in_memory_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

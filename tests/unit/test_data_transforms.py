@@ -12,8 +12,8 @@ from torch import Tensor
 from flatout.base.errors import DataError, UsageError
 from flatout.data import arrays
 from flatout.data.order.keyed import Keys, hash32, keyed
-from flatout.data.source import Column
-from flatout.data.transforms import Crop, Cutout, Flip, Normalize, Transform, describe_all, parse_transforms
+from flatout.data.source import Column, Transform, describe_all
+from flatout.data.transforms import Crop, Cutout, Flip, Normalize, parse_transforms
 
 
 def _keys(count: int, seed: int = 0) -> Keys:

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from flatout.base.errors import DataError, UsageError
 from flatout.data.feeds.feed import feed_options
 from flatout.data.feeds.streamed import IterableFeed
-from flatout.data.order.order import Order
+from flatout.data.order.keyed import Order
 from flatout.data.source import ArraySource, Batch, Column
 from flatout.data.sources.datasets import rowreader
 from flatout.data.sources.datasets.dataset import DatasetSource, dataset
@@ -691,11 +691,11 @@ def test_ends_that_were_not_expected_are_said() -> None:
 
 
 def test_bad_samples_of_an_iterable() -> None:
-    from flatout.data.files.bad import Bad
+    from flatout.data.files.bad import Bad, OnBad
 
     with pytest.raises(DataError, match=r"sample 3 of Tripping: KeyError: 'tripped' \(sample_datasets.py, line"):
         feed(given.Tripping(), 4, {"in_process": False}).next()
-    bad = Bad("skip")
+    bad = Bad(OnBad.SKIP)
     left = feed(given.Tripping(), 4, {"in_process": False, "bad": bad})
     assert firsts(left.next()) == [0, 1, 2, 4] and bad.count == 1
     left.close()
@@ -705,7 +705,7 @@ def test_bad_samples_of_an_iterable() -> None:
         raise KeyError("tripped")
 
     with pytest.raises(DataError, match="a generator can't continue"):
-        feed(generator_that_raises(), 4, {"bad": Bad("skip")}).next()
+        feed(generator_that_raises(), 4, {"bad": Bad(OnBad.SKIP)}).next()
 
 
 def test_an_iterable_that_hangs_or_dies_is_named() -> None:

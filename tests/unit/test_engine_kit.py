@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flatout as fo
-from flatout.data.order.order import Order
+from flatout.data.order.keyed import Order
 from flatout.engine.device import inside_sync_point
 from flatout.engine.saver import Saver
 from flatout.machine.facts import read_facts

@@ -18,7 +18,7 @@ from flatout.cli.training import read_asked
 from flatout.data.feeds.evaluation import EvalFeed
 from flatout.data.feeds.feed import PinnedFeed, feed_options
 from flatout.data.feeds.tuning import ReadingBudget
-from flatout.data.order.order import Order
+from flatout.data.order.keyed import Order
 from flatout.data.source import Batch, Column, Source
 from flatout.engine.settings import is_setting, parse_pins, value_of
 from flatout.machine.ceilings import Ceilings, MeasuredRate

@@ -32,8 +32,7 @@ from flatout.data.feeds.pinned import PinnedFeed
 from flatout.data.feeds.ranks import EpochShare
 from flatout.data.feeds.slots import Slots
 from flatout.data.feeds.tuning import ReadingBudget
-from flatout.data.order.keyed import Keys
-from flatout.data.order.order import Order
+from flatout.data.order.keyed import Keys, Order
 from flatout.data.source import Batch, Column, Schema, Source
 from flatout.data.sources.datasets.dataset import dataset
 from flatout.data.sources.texts.sequences import sequences

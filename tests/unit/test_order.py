@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from flatout.base.errors import DataError
-from flatout.data.order.draws import Balanced, Weighted
-from flatout.data.order.keyed import Permutations
-from flatout.data.order.order import Order, Sequential
+from flatout.data.order.draws import Balanced, Sequential, Weighted
+from flatout.data.order.keyed import Order, Permutations
 
 AWKWARD = [1, 2, 3, 4, 5, 7, 8, 9, 10, 15, 16, 17, 97, 99, 100, 101, 1023, 1024, 1025, 1797, 4095, 4097, 10_007, 65_536, 65_537]
 

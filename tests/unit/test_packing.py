@@ -12,12 +12,11 @@ import torch
 from flatout.base.errors import DataError
 from flatout.data import text
 from flatout.data.order.keyed import Keys
-from flatout.data.source import hash_tensors
+from flatout.data.source import describe_all, hash_tensors
 from flatout.data.sources.texts import tokens
 from flatout.data.sources.texts.packing import IGNORED, TokenStream, cut_starts, document_starts, seams
 from flatout.data.sources.texts.text import TextSource
 from flatout.data.sources.texts.tokens import TokenFile, token_parts
-from flatout.data.transforms import describe_all
 
 NOBODY = Keys(0, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
 

@@ -20,7 +20,7 @@ from flatout.base.errors import DataError, MachineError, UsageError
 from flatout.data.decoding.decode import decode_one, plan
 from flatout.data.decoding.decoders import make_decoder
 from flatout.data.decoding.headers import exif_orientation, read_header
-from flatout.data.files.bad import Bad
+from flatout.data.files.bad import Bad, OnBad
 from flatout.data.sources.photos.labels import Labels
 from flatout.data.sources.photos.listing import Photos, find_photos, look_into
 from flatout.data.sources.photos.source import PhotoSource
@@ -66,7 +66,7 @@ def folder_of(tmp_path: Path, **classes: list[bytes]) -> Path:
 
 
 def source_of(path: Any, policy: str = "error", cover: int = 32) -> PhotoSource:
-    bad = Bad(policy)
+    bad = Bad(OnBad(policy))
     listing = find_photos(path)
     photos = look_into(listing, bad)
     y = Labels.of(photos.targets, words=listing.from_folders).targets(photos.targets, photos.names)
@@ -84,8 +84,8 @@ def test_bad_stops_at_the_first_or_counts_all_from_any_thread() -> None:
     with pytest.raises(DataError, match=r"a.jpg: is empty. .*on_bad='skip'"):
         Bad().found("a.jpg", "is empty")
     with pytest.raises(UsageError, match="did you mean 'skip'"):
-        Bad("skipp")
-    bad = Bad("skip")
+        OnBad("skipp")
+    bad = Bad(OnBad.SKIP)
     assert bad.summary() is None
     threads = [threading.Thread(target=lambda: [bad.found("f", "w") for _ in range(500)]) for _ in range(4)]
     for thread in threads:
@@ -311,7 +311,7 @@ def test_bad_lists_are_said(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_text("path,label\nphotos/x/0.jpg,1\nphotos/x/1.jpg,0\nphotos/x/0.jpg,\n")
     with pytest.raises(DataError, match=r"c.csv row 2: .*photos/x/1.jpg: can't be read: No such file"):
         look_into(find_photos(tmp_path / "c.csv"), Bad())
-    bad = Bad("skip")
+    bad = Bad(OnBad.SKIP)
     assert look_into(find_photos(tmp_path / "c.csv"), bad).names == ["photos/x/0.jpg"]
     assert bad.count == 2 and "row 3: " in bad.examples[1] and "has no label" in bad.examples[1]
     (tmp_path / "d.csv").write_text("path,label\n")
@@ -394,7 +394,7 @@ def test_what_is_no_image_is_found_by_its_header(tmp_path: Path, kind: str) -> N
     source = source_of(folder, "skip")
     assert len(source) == 3 and source.bad.count == 1 and "b/1.jpg" in (source.bad.summary() or "")
     with pytest.raises(DataError, match="none of the 1 files"):
-        look_into(find_photos(([folder / "b" / "1.jpg"], ["x"])), Bad("skip"))
+        look_into(find_photos(([folder / "b" / "1.jpg"], ["x"])), Bad(OnBad.SKIP))
 
 
 @pytest.mark.parametrize("content", [_truncated(), encoded(scene(), "PNG")[:-40]], ids=["jpeg", "png"])

@@ -28,12 +28,11 @@ from flatout.data.feeds.pinned import PinnedFeed
 from flatout.data.feeds.resident import ResidentFeed
 from flatout.data.normalize import Normalize
 from flatout.data.order.keyed import Keys
-from flatout.data.source import Source
+from flatout.data.source import Source, apply
 from flatout.data.sources.photos import source as photo_source
 from flatout.data.sources.photos.images import IMAGENET, images
 from flatout.data.sources.photos.opening import read_photo
 from flatout.data.sources.photos.source import PhotoSource
-from flatout.data.transforms import apply
 
 Shared = Callable[[str], Path]
 

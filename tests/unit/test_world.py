@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from flatout.base.errors import MachineError, UsageError
 from flatout.data.feeds.ranks import RunShare
-from flatout.data.order.order import Order
+from flatout.data.order.keyed import Order
 from flatout.engine.parallel.mesh import parse_mesh, show_mesh
 from flatout.world import joining
 from flatout.world.joining import ProcessPlace, first_host, join, read_place

@@ -18,9 +18,8 @@ from flatout.data.fitted.device import DevicePart
 from flatout.data.fitted.fitted import Fitted
 from flatout.data.fitted.host import HostPart
 from flatout.data.order.draws import Balanced, Weighted, check_weights
-from flatout.data.order.order import Order, Sampler
-from flatout.data.source import Column, Source, hash_tensors
-from flatout.data.transforms import Transform, describe_all
+from flatout.data.order.keyed import Order, Sampler
+from flatout.data.source import Column, Source, Transform, describe_all, hash_tensors
 
 PARTS = ("train", "validation", "test")
 

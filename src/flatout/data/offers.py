@@ -8,8 +8,21 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from flatout.base.errors import UsageError
+
 Take = Callable[[str, int], Tensor]
 """Allocates a column: a tensor of that many rows, or of that many items of a ragged column."""
+
+
+def fill_buffers(batch: Mapping[str, Tensor]) -> Take:
+    """Takes columns from buffers that the caller reuses; of a ragged column, as much as is needed."""
+
+    def take(name: str, length: int) -> Tensor:
+        if len(batch[name]) < length:
+            raise UsageError(f"the buffer for {name!r} holds {len(batch[name])} items, this batch has {length}")
+        return batch[name][:length]
+
+    return take
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The Source interface: a schema, a length, and rows read as one batch.
+"""The Source interface: a schema, a length, and rows read as one batch. The Transform interface: a batch to a batch.
 
 A batch is a dict from column to tensor; targets are under "y", inputs by default under "x".
 """
@@ -8,16 +8,17 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from flatout.base.errors import DataError, UsageError
+from flatout.base.errors import DataError
 from flatout.data.files.bad import Bad
 from flatout.data.offers import PlacedRows, RowsByLength, SampleStream, Take
+from flatout.data.order.keyed import Keys
 
 Batch = dict[str, Tensor]
 
@@ -48,6 +49,43 @@ class Column:
 
 
 Schema = Mapping[str, Column]
+
+
+class Transform(Protocol):
+    """Runs on the device: batched, with shapes known in advance, random only through keys.
+
+    After a first run on a device it can be captured in a CUDA graph: it makes no values on the host and never waits.
+    """
+
+    def describe(self, schema: Schema) -> dict[str, Column]:
+        """The schema after the transform; DataError if it does not fit."""
+        ...
+
+    def __call__(self, batch: Batch, keys: Keys) -> Batch: ...
+
+    def written(self) -> Any:
+        """As a recipe writes it; `parse_transforms` gives an equal transform back."""
+        ...
+
+
+def describe_all(transforms: Sequence[Transform], schema: Schema) -> dict[str, Column]:
+    """The schema after all transforms."""
+    for transform in transforms:
+        schema = transform.describe(schema)
+    return dict(schema)
+
+
+def apply(transforms: Sequence[Transform], batch: Batch, keys: Keys) -> Batch:
+    for transform in transforms:
+        batch = transform(batch, keys)
+    return batch
+
+
+def rehearse(transforms: Sequence[Transform], batch: Batch) -> None:
+    """Runs the transforms on one row before training, so that constants are on the device before a graph is captured."""
+    if transforms:
+        none = torch.zeros(1, dtype=torch.int64, device=next(iter(batch.values())).device)
+        apply(transforms, batch, Keys(0, none, none))
 
 
 class Source(ABC):
@@ -280,17 +318,6 @@ class ArraySource(Source):
 
     def fingerprint(self) -> str:
         return hash_tensors(self._columns)
-
-
-def fill_buffers(batch: Batch) -> Take:
-    """Takes columns from buffers that the caller reuses; of a ragged column, as much as is needed."""
-
-    def take(name: str, length: int) -> Tensor:
-        if len(batch[name]) < length:
-            raise UsageError(f"the buffer for {name!r} holds {len(batch[name])} items, this batch has {length}")
-        return batch[name][:length]
-
-    return take
 
 
 def pick_rows(column: Tensor, rows: Tensor) -> Tensor:

@@ -25,8 +25,7 @@ from flatout.data.feeds.bucketed import BucketFeed
 from flatout.data.feeds.contract import FeedOptions
 from flatout.data.feeds.evaluation import EvalFeed
 from flatout.data.order.keyed import Keys
-from flatout.data.source import Batch
-from flatout.data.transforms import apply
+from flatout.data.source import Batch, apply
 from flatout.engine.job import Job
 from flatout.engine.optimizers import parse_schedule
 from flatout.engine.parallel.rounds import parse_rounds

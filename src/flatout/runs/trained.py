@@ -15,8 +15,7 @@ from flatout.base.errors import DamagedCheckpoint, DataError, MissingFile, Store
 from flatout.data.checks import check_labels
 from flatout.data.data import Data
 from flatout.data.kept import recall
-from flatout.data.source import Source
-from flatout.data.transforms import describe_all
+from flatout.data.source import Source, describe_all
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings
 from flatout.models.finetune import load_weights

@@ -25,8 +25,7 @@ from flatout.data.feeds.feed import feed
 from flatout.data.feeds.streamed import IterableFeed
 from flatout.data.offers import Go, Skip, StreamReader
 from flatout.data.order.keyed import Keys
-from flatout.data.source import Batch, Source
-from flatout.data.transforms import apply
+from flatout.data.source import Batch, Source, apply
 
 _FEW = 16
 _SAMPLES = _BATCH = 4

@@ -15,8 +15,8 @@ from flatout.data.cache.memory import MemoryStore, RowStore
 from flatout.data.cache.records import START, RecordLayout, plain
 from flatout.data.files.bad import Bad
 from flatout.data.files.room import empty
-from flatout.data.offers import Take
-from flatout.data.source import Batch, Column, Source, fill_buffers
+from flatout.data.offers import Take, fill_buffers
+from flatout.data.source import Batch, Column, Source
 
 TIERS = ("resident", "pinned", "mapped", "streamed")
 _ROWS_AT_ONCE = 256

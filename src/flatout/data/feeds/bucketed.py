@@ -13,8 +13,7 @@ from flatout.data.feeds.contract import Feed, FeedOptions, StepEnds
 from flatout.data.feeds.resident import move
 from flatout.data.offers import BatchPlan, PlannedBatch, RowsByLength
 from flatout.data.order.keyed import Keys, to_device
-from flatout.data.source import Batch
-from flatout.data.transforms import Transform, apply
+from flatout.data.source import Batch, Transform, apply
 
 
 class Bucketed:

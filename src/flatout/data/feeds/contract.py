@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from flatout.data.source import Batch
-from flatout.data.transforms import Transform
+from flatout.data.source import Batch, Transform
 
 
 @dataclass(frozen=True)

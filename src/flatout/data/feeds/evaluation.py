@@ -21,10 +21,9 @@ from flatout.data.feeds.resident import filled_by, move
 from flatout.data.feeds.tuning import ReadingBudget, depth_for
 from flatout.data.feeds.uplink import Uplink, next_sent, piece_rows
 from flatout.data.offers import BatchPlan, RowsByLength
+from flatout.data.order.draws import Sequential
 from flatout.data.order.keyed import Keys
-from flatout.data.order.order import Sequential
-from flatout.data.source import Batch, Source
-from flatout.data.transforms import Transform, apply, rehearse
+from flatout.data.source import Batch, Source, Transform, apply, rehearse
 from flatout.world.world import World
 
 

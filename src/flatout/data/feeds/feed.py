@@ -21,9 +21,8 @@ from flatout.data.feeds.ranks import RunShare
 from flatout.data.feeds.resident import ResidentFeed, filled_by
 from flatout.data.feeds.streamed import IterableFeed
 from flatout.data.feeds.together import CutFeed, ShareFeed
-from flatout.data.order.order import Sampler
-from flatout.data.source import Source
-from flatout.data.transforms import Transform
+from flatout.data.order.keyed import Sampler
+from flatout.data.source import Source, Transform
 from flatout.world.world import World
 
 __all__ = [

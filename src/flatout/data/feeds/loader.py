@@ -19,7 +19,7 @@ from flatout.data.feeds.courses import BucketCourse, Course, FeedCourse
 from flatout.data.feeds.feed import TIERS, IterableFeed, feed_options, serve_rows
 from flatout.data.feeds.ranks import EpochShare, rank_and_world
 from flatout.data.feeds.resident import filled_by
-from flatout.data.order.order import Sequential
+from flatout.data.order.draws import Sequential
 from flatout.data.source import Batch, Source
 from flatout.data.sources.arrays import arrays
 from flatout.machine.host import free_host_bytes

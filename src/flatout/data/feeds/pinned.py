@@ -20,10 +20,8 @@ from flatout.data.feeds.contract import CapturableFeed, FeedOptions
 from flatout.data.feeds.transfer import SentBatch
 from flatout.data.feeds.tuning import ReadingBudget, Tuner, depth_for
 from flatout.data.feeds.uplink import BatchPiece, Span, Uplink, next_sent, piece_rows
-from flatout.data.order.keyed import Keys
-from flatout.data.order.order import Sampler
-from flatout.data.source import Batch, Source
-from flatout.data.transforms import apply, describe_all
+from flatout.data.order.keyed import Keys, Sampler
+from flatout.data.source import Batch, Source, apply, describe_all
 
 
 class PinnedFeed(CapturableFeed):

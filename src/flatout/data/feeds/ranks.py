@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import UsageError
-from flatout.data.order.keyed import to_device
-from flatout.data.order.order import Sampler
+from flatout.data.order.keyed import Sampler, to_device
 from flatout.data.source import pick_rows
 from flatout.world.world import World
 

@@ -10,10 +10,8 @@ from torch import Tensor
 from flatout.base.errors import UsageError
 from flatout.data.feeds.contract import CapturableFeed, FeedOptions
 from flatout.data.offers import PlacedRows
-from flatout.data.order.keyed import Keys
-from flatout.data.order.order import Lookahead, Sampler, block_rows
-from flatout.data.source import Batch, Source
-from flatout.data.transforms import apply, rehearse
+from flatout.data.order.keyed import Keys, Lookahead, Sampler, block_rows
+from flatout.data.source import Batch, Source, apply, rehearse
 
 _LARGE_BYTES = 64 << 10  # per row. Batches of smaller rows are used faster than a host can look rows up
 

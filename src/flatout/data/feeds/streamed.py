@@ -19,8 +19,7 @@ from flatout.data.feeds.contract import Feed, FeedOptions
 from flatout.data.feeds.transfer import SentBatch, Transfer
 from flatout.data.offers import Go, SampleStream, Skip, StreamReader, StreamState
 from flatout.data.order.keyed import Keys
-from flatout.data.source import Batch, Source
-from flatout.data.transforms import apply
+from flatout.data.source import Batch, Source, apply
 
 _DEPTH = 3
 

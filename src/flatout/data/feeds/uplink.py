@@ -19,7 +19,7 @@ from flatout.data.feeds.slots import Slot
 from flatout.data.feeds.transfer import Finish, SentBatch, Transfer
 from flatout.data.feeds.tuning import SPARE
 from flatout.data.files.room import empty
-from flatout.data.order.order import Lookahead, Sampler
+from flatout.data.order.keyed import Lookahead, Sampler
 from flatout.data.source import Batch, Column, Source
 
 Span = tuple[int, int]

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from flatout.data.order.keyed import Keys
-from flatout.data.source import Batch
-from flatout.data.transforms import Transform, apply, parse_transforms
+from flatout.data.source import Batch, Transform, apply
+from flatout.data.transforms import parse_transforms
 
 
 class DevicePart(nn.Module):

@@ -13,8 +13,7 @@ from torch import Tensor
 from flatout.base.errors import DataError
 from flatout.data.fitted.device import DevicePart
 from flatout.data.fitted.host import HostPart, Signature
-from flatout.data.source import Batch, Column, Schema
-from flatout.data.transforms import describe_all
+from flatout.data.source import Batch, Column, Schema, describe_all
 
 VERSION = 1
 Words = np.ndarray[Any, np.dtype[np.str_]]

@@ -1,4 +1,4 @@
-"""Draws with replacement, keyed by position: by weight, or balanced over classes. They have the interface of an order."""
+"""Samplers without a shuffle: draws with replacement, by weight or balanced over classes, and the stored order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError
-from flatout.data.order.keyed import below, hash32, keyed, to_device
+from flatout.data.order.keyed import below, floor_divide, hash32, keyed, to_device
 
 
 class DrawTables:
@@ -81,3 +81,20 @@ def check_weights(weights: Tensor) -> Tensor:
     if not exact.sum() > 0:
         raise DataError("draw: the weights are all 0, so no row can be drawn")
     return exact
+
+
+class Sequential:
+    """Rows in stored order, epoch after epoch."""
+
+    def __init__(self, rows: int) -> None:
+        self._epoch_rows = rows
+
+    @property
+    def epoch_rows(self) -> int:
+        return self._epoch_rows
+
+    def rows(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
+        return torch.arange(start, stop, device=device).remainder_(self._epoch_rows)
+
+    def visits(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
+        return floor_divide(torch.arange(start, stop, device=device), self._epoch_rows)

@@ -19,8 +19,8 @@ from flatout.data.fitted.array_rows import arrange, targets_of
 from flatout.data.fitted.tensors import to_tensor
 from flatout.data.order.keyed import keyed
 from flatout.data.order.split import hash_records, held_out
-from flatout.data.source import ArraySource
-from flatout.data.transforms import Normalize, Transform, parse_transforms
+from flatout.data.source import ArraySource, Transform
+from flatout.data.transforms import Normalize, parse_transforms
 
 
 def arrays(

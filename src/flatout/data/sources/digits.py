@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from flatout.data.data import Data
+from flatout.data.source import Transform
 from flatout.data.sources.arrays import arrays
-from flatout.data.transforms import Transform
 
 
 def digits(

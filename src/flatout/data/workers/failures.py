@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.base.errors import DataError
-from flatout.data.files.bad import Bad
+from flatout.data.files.bad import Bad, OnBad
 
 _OURS = str(Path(__file__).parent.parent)
 _NOT_THEIRS = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -53,7 +53,7 @@ class WorkerTraceback(Exception):
 def error_of(failure: Failure, name: str, bad: Bad) -> DataError:
     """The error to raise for a failed sample of the dataset `name`. `bad` adds what to do, unless it skips bad samples."""
     where = f"sample {failure.number} of {name}"
-    if bad.policy == "error":
+    if bad.policy == OnBad.ERROR:
         try:
             bad.found(where, failure.why)
         except DataError as error:

@@ -11,7 +11,7 @@ import numpy as np
 
 from flatout.base.errors import UsageError
 from flatout.data.decoding.headers import SUFFIXES
-from flatout.data.files.bad import Bad
+from flatout.data.files.bad import Bad, OnBad
 from flatout.data.sources.photos.labels import Labels
 from flatout.data.sources.photos.listing import Listing, find_photos, look_into
 from flatout.explore.drafting.draft import Draft
@@ -53,7 +53,7 @@ def draft_images(given: Given, asked: str | None, folder: Path) -> Draft:
     split = "train" in parts and set(parts) <= {"train", *_HELD} and len(parts) > 1
     listing = find_photos(path / "train" if split else path)
     labels = Labels.of(listing.targets, words=listing.from_folders)
-    bad = Bad("skip")
+    bad = Bad(OnBad.SKIP)
     photos = look_into(_spread(listing), bad)
     height, width = int(np.median(photos.height)), int(np.median(photos.width))
     device = device_kind()

@@ -14,8 +14,7 @@ from torch import Tensor
 from flatout.data.cache.memory import MemoryStore
 from flatout.data.data import Data
 from flatout.data.feeds.loader import Loader, loader
-from flatout.data.order.keyed import Keys
-from flatout.data.order.order import Lookahead
+from flatout.data.order.keyed import Keys, Lookahead
 from flatout.data.source import Batch, Source
 from flatout.explore.survey.attention import ThreadTime, ThreadWatch, bytes_read
 from flatout.measure.clock import Stopwatch

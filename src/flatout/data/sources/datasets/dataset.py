@@ -14,17 +14,16 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from flatout.base.errors import DataError, UsageError
 from flatout.data.data import Data
-from flatout.data.files.bad import Bad
+from flatout.data.files.bad import Bad, OnBad
 from flatout.data.fitted.tensors import to_tensor
 from flatout.data.normalize import Normalize
-from flatout.data.order.keyed import keyed
-from flatout.data.order.order import Order
-from flatout.data.source import ArraySource, Batch, Column, Source, hash_tensors
+from flatout.data.order.keyed import Order, keyed
+from flatout.data.source import ArraySource, Batch, Column, Source, Transform, hash_tensors
 from flatout.data.sources.datasets.iterables import IterableSource, gathered
 from flatout.data.sources.datasets.rowreader import RowReader
 from flatout.data.sources.datasets.rowtask import DatasetPart
 from flatout.data.sources.datasets.samples import Columns, Form, as_tensor
-from flatout.data.transforms import Transform, parse_transforms
+from flatout.data.transforms import parse_transforms
 
 _HASH_ROWS = 16
 
@@ -140,7 +139,7 @@ def dataset(
     worker; `length` is their number of samples per epoch, math.inf if they never end.
     """
     _check_arguments(train, workers, timeout, holdout, validation)
-    bad, form = Bad(on_bad), Form(columns, collate)
+    bad, form = Bad(OnBad(on_bad)), Form(columns, collate)
     weights = draw if isinstance(draw, str) else to_tensor(draw, "draw")
     if is_iterable(train):
         if holdout or not isinstance(draw, str) or draw != "shuffle":

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError, UsageError
-from flatout.data.files.bad import Bad
+from flatout.data.files.bad import Bad, OnBad
 from flatout.data.offers import Go, SampleStream, Skip, Taken
 from flatout.data.source import ArraySource, Batch, Column, Source, hash_tensors
 from flatout.data.sources.datasets.samples import Form
@@ -46,7 +46,7 @@ class IterableSource(Source):
         self.name = type(dataset).__name__
         self.resumes = has_state(dataset)
         self._timeout_s = timeout_s
-        self._task = StreamTask(dataset, form, seed, self._bad.policy == "skip", endless=length == math.inf)
+        self._task = StreamTask(dataset, form, seed, self._bad.policy == OnBad.SKIP, endless=length == math.inf)
         self._parcel = packed(self._task, self._say_thread) if in_process else None
         looker = ThreadWorker(LookAtStream(self._task), ArenaLayout({}, 0), timeout_s, borrows=True)
         self._terms, self._drew = self._answer(looker, TakeSamples(1))[0]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError
-from flatout.data.files.bad import Bad
+from flatout.data.files.bad import Bad, OnBad
 from flatout.data.source import Batch
 from flatout.data.sources.datasets.rowtask import (
     DatasetPart,
@@ -64,7 +64,7 @@ class RowReader:
         self._lock = threading.Lock()
         self._pool: Pool | None = None
         self._known_bad: set[int] = set()
-        skip = bad.policy == "skip"
+        skip = bad.policy == OnBad.SKIP
         self._task = RowTask(parts, form, seed, skip)
         # packed before the first look, which may change the dataset
         self._parcel = packed(self._task, self._say_threads) if processes and workers != 0 else None

@@ -16,19 +16,19 @@ from flatout.data.augment.mixing import Cutmix, Mixup
 from flatout.data.augment.pixels import Cutout
 from flatout.data.data import Data
 from flatout.data.decoding.decoders import make_decoder
-from flatout.data.files.bad import Bad
+from flatout.data.files.bad import Bad, OnBad
 from flatout.data.fitted.fitted import Fitted
 from flatout.data.fitted.photo_rows import PhotoHost
 from flatout.data.fitted.tensors import to_tensor
 from flatout.data.normalize import Normalize
 from flatout.data.order.keyed import Keys
 from flatout.data.order.split import hash_strings, held_out
-from flatout.data.source import ArraySource
+from flatout.data.source import ArraySource, Transform
 from flatout.data.sources.photos.labels import Labels
 from flatout.data.sources.photos.listing import Photos, find_photos, find_unlabelled, look_into
 from flatout.data.sources.photos.opening import is_remote
 from flatout.data.sources.photos.source import PhotoSource
-from flatout.data.transforms import Transform, parse_transforms
+from flatout.data.transforms import parse_transforms
 
 IMAGENET = Normalize(1 / 255, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _FIT_ROWS = 1024
@@ -63,7 +63,7 @@ def images(
     if holdout and validation is not None:
         raise DataError("holdout and validation are two ways to get validation rows: give one of them")
     path, validation, test = _given_split(path, validation, test, holdout)
-    bad, decode = Bad(on_bad), make_decoder(decoder)
+    bad, decode = Bad(OnBad(on_bad)), make_decoder(decoder)
     prepare = _center(size)
     cover = _checked_cover(cover, prepare)
     listing = find_photos(path)
@@ -105,7 +105,7 @@ def images(
 
 def other_images(fitted: Fitted, path: str, targets: bool) -> PhotoSource:
     """Other photos, decoded like those of `images`. Without `targets`, any folder of images or a single file will do."""
-    host, bad = fitted.host, Bad(fitted.reading["on_bad"])
+    host, bad = fitted.host, Bad(OnBad(fitted.reading["on_bad"]))
     assert isinstance(host, PhotoHost)
     listing = find_photos(path) if targets else find_unlabelled(path)
     photos = look_into(listing, bad)

@@ -15,8 +15,8 @@ from flatout.base.errors import DataError, UsageError
 from flatout.data.decoding.decode import Decoder, plan
 from flatout.data.files.bad import Bad
 from flatout.data.files.room import empty
-from flatout.data.offers import PlacedRows, Take
-from flatout.data.source import Batch, Column, Source, fill_buffers
+from flatout.data.offers import PlacedRows, Take, fill_buffers
+from flatout.data.source import Batch, Column, Source
 from flatout.data.sources.photos.listing import Photos
 from flatout.data.sources.photos.opening import read_photo
 from flatout.machine.host import affinity_cores

@@ -17,7 +17,7 @@ from flatout.base.errors import DataError
 from flatout.base.units import show_bytes
 from flatout.data.data import PARTS
 from flatout.data.files.allowance import allowed_bytes
-from flatout.data.files.bad import Bad
+from flatout.data.files.bad import Bad, OnBad
 from flatout.data.fitted.codings import LARGEST, UNKNOWN, Date, FoldMeans, Number
 from flatout.data.fitted.table_rows import TableHost
 from flatout.data.fitted.values import not_a_date, parse_instants
@@ -168,7 +168,7 @@ class TableEncoder:
 
     def read(self, rows: Scan, targets: bool = True, *, folder: Path | None = None, on_bad: str = "error") -> Source:
         """All rows, encoded; with the label as y if `targets`."""
-        return self.read_noted(rows, targets, folder=folder, bad=Bad(on_bad))[0]
+        return self.read_noted(rows, targets, folder=folder, bad=Bad(OnBad(on_bad)))[0]
 
     def read_noted(
         self, rows: Scan, targets: bool = True, *, folder: Path | None = None, bad: Bad, part: str = ""

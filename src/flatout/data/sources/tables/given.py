@@ -24,7 +24,7 @@ def scan_given(given: Any, wanted: Sequence[str]) -> Scan:
     part = GivenPart(_from_mapping(given, wanted) if isinstance(given, Mapping) else _from_frame(given, wanted))
     if not part.rows:
         raise DataError(f"{_NAME} has columns and no rows")
-    return Scan([part], dict(part.types), Bad("error"))
+    return Scan([part], dict(part.types), Bad())
 
 
 class GivenPart:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from flatout.base.errors import DataError, UsageError, did_you_mean
-from flatout.data.files.bad import Bad
+from flatout.data.files.bad import Bad, OnBad
 from flatout.data.files.places import PACKED_SUFFIXES, FilePlace, Written, find, open_plain
 from flatout.data.sources.tables.arrow import Where
 from flatout.data.sources.tables.columnar import ArrowPart, ParquetPart
@@ -133,7 +133,7 @@ class Scan:
         """A hash of the content of the files and of how they are read, in hex."""
         kinds = [(name, str(kind)) for name, kind in self.columns.items()]
         parts = [part.fingerprint() for part in self._parts]
-        return hashlib.blake2b(repr((kinds, parts, self.bad.policy)).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(repr((kinds, parts, self.bad.policy.value)).encode(), digest_size=16).hexdigest()
 
     def blocks(self) -> tuple[int, ...] | None:
         """The sizes of row groups or files, in order; None if they are not known."""
@@ -153,7 +153,7 @@ def scan(
 
 
 def scan_files(places: Sequence[FilePlace], options: ReadOptions, label: str | None = None) -> Scan:
-    bad = Bad(options.on_bad)
+    bad = Bad(OnBad(options.on_bad))
     kind = _one_format(places, options.format)
     csv_options = options.csv()
     parts: Sequence[TableFile]

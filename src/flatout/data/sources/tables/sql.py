@@ -31,7 +31,7 @@ def scan_sql(query: str, base_folder: str | os.PathLike[str] | None = None, labe
         raise DataError(f"sql: the query gives no column {label!r} for the label; {did_you_mean(label, part.types)}")
     if not part.rows:
         raise DataError(f"sql: the query gives no rows: {query}")
-    return Scan([part], dict(part.types), Bad("error"))
+    return Scan([part], dict(part.types), Bad())
 
 
 class QueryPart:

@@ -15,7 +15,7 @@ import torch
 from flatout.base.errors import DataError, UsageError, did_you_mean
 from flatout.base.trust import private_cache
 from flatout.data.data import PARTS, Data
-from flatout.data.files.bad import Bad
+from flatout.data.files.bad import Bad, OnBad
 from flatout.data.fitted.table_features import TableFeatures
 from flatout.data.fitted.table_rows import VERSION, TableHost
 from flatout.data.source import Source
@@ -119,7 +119,7 @@ def table(
     found = _found(paths, sql, asked, base_folder, scan_options)
     notes: list[str] = []
     columns = _planned(asked, found, notes)
-    bad = Bad(on_bad)
+    bad = Bad(OnBad(on_bad))
     rows = _usable(asked, found, columns, bad)
     part_of = _part_of(asked, rows)
     fitted = fit(
@@ -142,7 +142,7 @@ def table(
             try:
                 other = _other(encoder, given, sql is not None, on_bad, base_folder, scan_options)
                 folder = _folders(cache, host, features, other, part).get(part)
-                mine = Bad(on_bad)
+                mine = Bad(bad.policy)
                 others[part], more = encoder.read_noted(other, folder=folder, bad=mine, part=part)
             except DataError as error:
                 raise DataError(f"{part}: {error}") from error
@@ -275,4 +275,4 @@ def _folders(cache: Path | str | None, host: TableHost, features: TableFeatures,
 
 
 def _summaries(*bads: Bad) -> list[str]:
-    return [said for bad in bads if (said := bad.summary())]
+    return [said for bad in bads if bad.count and (said := bad.summary())]

@@ -18,8 +18,7 @@ from torch import Tensor
 from flatout.base.errors import DataError, UsageError
 from flatout.data.files.array_files import Array
 from flatout.data.offers import PlannedBatch
-from flatout.data.order.keyed import hash32, keyed
-from flatout.data.order.order import Order
+from flatout.data.order.keyed import Order, hash32, keyed
 
 _LEAST_MIX, _MOST_MIX, _BUCKETS = 2, 16, 64
 MULTIPLE = 8  # of tokens: suits matrix units

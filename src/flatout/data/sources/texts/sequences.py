@@ -18,7 +18,7 @@ from flatout.data.checks import check_labels
 from flatout.data.data import Data
 from flatout.data.files.allowance import Allowance
 from flatout.data.files.array_files import Array
-from flatout.data.files.bad import Bad
+from flatout.data.files.bad import Bad, OnBad
 from flatout.data.fitted.array_rows import targets_of
 from flatout.data.fitted.fitted import Fitted
 from flatout.data.fitted.tensors import to_tensor
@@ -60,7 +60,7 @@ def sequences(
     """
     if holdout and validation is not None:
         raise DataError("holdout and validation are two ways to get validation rows: give one of them")
-    bad = Bad(on_bad)
+    bad = Bad(OnBad(on_bad))
     reader = _Reader(field, label, None if tokenizer is None else load_tokenizer(Path(tokenizer)), bad)
     train = reader.read(rows, y, "")
     held = None
@@ -132,7 +132,7 @@ def other_sequences(fitted: Fitted, given: Any, targets: bool) -> SequenceSource
     assert isinstance(host, SequenceHost)
     y = None
     if isinstance(given, str | os.PathLike):
-        reader = _Reader(how["field"], how["label"] if targets else None, host.code.tokenizer, Bad(how["on_bad"]))
+        reader = _Reader(how["field"], how["label"] if targets else None, host.code.tokenizer, Bad(OnBad(how["on_bad"])))
         read = reader.read(given, None, "")
         check_vocabulary([TokenFile(read.name, read.flat())], host.code.vocabulary)
         if read.y is not None:

@@ -14,11 +14,11 @@ from torch import Tensor
 from flatout.base.errors import DataError, did_you_mean
 from flatout.data.data import Data
 from flatout.data.files.array_files import Array
-from flatout.data.files.bad import Bad
+from flatout.data.files.bad import Bad, OnBad
 from flatout.data.fitted.fitted import Fitted
 from flatout.data.fitted.token_rows import TextCode, TextHost
 from flatout.data.fitted.tokenizer import Tokenizer
-from flatout.data.source import Batch, Column, Source, hash_tensors
+from flatout.data.source import Batch, Column, Source, Transform, hash_tensors
 from flatout.data.sources.texts import packing
 from flatout.data.sources.texts.packing import BOUNDARIES, Split, TokenStream
 from flatout.data.sources.texts.tokenizer import check_made_with, encoded, load_tokenizer
@@ -36,7 +36,6 @@ from flatout.data.sources.texts.tokens import (
     read_sidecar,
     token_parts,
 )
-from flatout.data.transforms import Transform
 
 ENCODINGS = ("chars", "bytes", "tokens")
 
@@ -180,7 +179,7 @@ def text(
     tokens, by default every `window`. `boundaries` keeps documents apart: "none", in the "loss", or also in the "attention".
     """
     _check(window, stride, holdout, boundaries)
-    bad = Bad(on_bad)
+    bad = Bad(OnBad(on_bad))
     files = find_files(paths)
     held_files = None if validation is None else find_files(validation)
     told, encoding = encoding, _encoding(encoding, tokenizer, [*files, *(held_files or [])])
@@ -250,7 +249,7 @@ def other_text(fitted: Fitted, paths: Paths, cache: Path | None) -> TextSource:
         eot=how["eot"],
         dtype=how["dtype"],
         seams=host.boundaries != "none",
-        bad=Bad(how["on_bad"]),
+        bad=Bad(OnBad(how["on_bad"])),
         cache=_cache(cache),
     )
     read = reading.read(files)

@@ -23,7 +23,7 @@ from flatout.data.cache.entries import EntryInUse
 from flatout.data.files import npy
 from flatout.data.files.allowance import Allowance, TooLarge, allowed_bytes, too_large
 from flatout.data.files.array_files import Array
-from flatout.data.files.bad import Bad
+from flatout.data.files.bad import Bad, OnBad
 from flatout.data.files.damage import in_words, reading
 from flatout.data.files.json_objects import parse_object
 from flatout.data.files.lines import LONGEST_LINE_BYTES, line_too_long
@@ -86,7 +86,7 @@ def documents(files: Sequence[Path], field: str, bad: Bad) -> Iterator[Document]
     for path in files:
         if kind_of(path)[0] == "lines":
             yield from ([document] for document in _from_lines(path, field, bad))
-        elif bad.policy == "error" or _readable(path, bad):
+        elif bad.policy == OnBad.ERROR or _readable(path, bad):
             yield _decoded(path, bad)
 
 
