@@ -279,6 +279,34 @@ def test_explain_trains_nothing_and_writes_to_its_cache_alone(desk: Path, flatou
     assert {name: one for name, one in contents(desk).items() if not name.startswith("cache/")} == before
 
 
+def test_explain_shows_the_stored_plan_of_a_run(desk: Path, flatout: Command) -> None:
+    assert flatout("run", "table.yaml", "--quiet", "--set", "tier=pinned").code == 0
+    shown = data(flatout("runs", "show", "last", "--json"))["plan"]
+    for name in ("last", "table-1", "runs/table-1"):
+        assert data(flatout("explain", name, "--json")) == shown
+    Path("runs").rename("elsewhere")
+    text = flatout("explain", "last", "--runs", "elsewhere").out
+    assert text.startswith("Plan for train/mlp on ") and "pinned by you" in text
+    assert "<title>Plan of table-1" in _page_of("table-1", flatout)
+
+
+def _page_of(run: str, flatout: Command) -> str:
+    assert flatout("explain", run, "--runs", "elsewhere", "--html", "plan.html").code == 0
+    return Path("plan.html").read_text()
+
+
+def test_explain_says_what_is_neither_a_recipe_nor_a_run(desk: Path, flatout: Command) -> None:
+    answer = flatout("explain", "last")
+    assert answer.code == 2 and "recipe not found: last" in answer.err and "no run in runs" in answer.err
+    answer = flatout("explain", "x" * 300)
+    assert answer.code == 2 and "recipe not found: xxx" in answer.err
+    assert flatout("run", "table.yaml", "--quiet").code == 0
+    answer = flatout("explain", "tabel-1")
+    assert answer.code == 2 and "'table-1'" in answer.err
+    answer = flatout("explain", "table-1", "lr=1", "--set", "tier=pinned", "--devices", "4")
+    assert answer.code == 2 and "leave out lr=1, --set, --devices" in answer.err
+
+
 # ---- evaluate and predict ----
 
 

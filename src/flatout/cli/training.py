@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import nullcontext
 from functools import partial
@@ -10,16 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flatout.base.errors import UsageError
+from flatout.base.errors import NotARun, UsageError
 from flatout.cli.output import check_page_path, print_json, write_page
 from flatout.cli.places import allow_deterministic_cuda, cache_folder, quiet_torch
 
 if TYPE_CHECKING:
     from flatout.base.events import Observer
+    from flatout.base.tree import Doc
     from flatout.recipe.schema import Recipe
     from flatout.runs.verbs import Run
 
 RecipePath = Annotated[Path, typer.Argument(help="Recipe file: .yaml, or .py that defines `recipe`.", show_default=False)]
+RecipeOrRun = Annotated[
+    Path,
+    typer.Argument(
+        help="Recipe file (.yaml, or .py that defines `recipe`), or a run: its name, its folder, or `last`.", show_default=False
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="key=value to change the recipe, such as lr=3e-4 or data.window=64.", show_default=False),
@@ -122,7 +130,7 @@ def in_worker(
 
 
 def explain(
-    recipe: RecipePath,
+    recipe: RecipeOrRun,
     overrides: Overrides = None,
     sets: Sets = None,
     offs: Offs = None,
@@ -141,8 +149,12 @@ def explain(
         str | None, typer.Option("--device-kind", help="Kind of these devices, such as h100 or a100-80gb.")
     ] = None,
     per_node: Annotated[int | None, typer.Option("--per-node", help="Devices per machine. Default: the usual number.")] = None,
+    runs: Runs = Path("runs"),
 ) -> None:
-    """Show how a recipe would be trained here, and why. Trains nothing; can also plan how to split it over many devices."""
+    """Show how a recipe would be trained here, and why. Trains nothing; can also plan how to split it over many devices.
+
+    Of a run, show the plan that it was trained with, and what was measured.
+    """
     from flatout.base.tree import to_data, to_text
     from flatout.models.dataless import WeightsBudget, sparing_weights
     from flatout.runs import verbs
@@ -152,20 +164,46 @@ def explain(
 
     if html is not None:
         check_page_path(html)
-    with nullcontext() if analyze else sparing_weights(WeightsBudget()):  # a Python recipe may contain a built model
-        asked = read_asked(recipe, overrides, sets, offs)
-    if devices is None and device_kind is None:
-        doc = verbs.explain(asked, cache=cache_folder(), analyze=analyze, planning=planning, say=say)
-    elif devices is None or device_kind is None:
-        raise UsageError("to plan for other devices, give their number and kind: --devices 64 --device-kind h100")
+    if _names_a_run(recipe):
+        changes = {"--set": sets, "--off": offs, "--analyze": analyze, "--devices": devices, "--device-kind": device_kind,
+                   "--per-node": per_node}  # fmt: skip
+        title, doc = _stored_plan(recipe, runs, [*(overrides or ()), *(name for name, value in changes.items() if value)])
     else:
-        many: Any = {"devices": devices, "device_kind": device_kind, "per_node": per_node}
-        doc = verbs.explain_layouts(asked, cache=cache_folder(), **many)
+        title = f"Plan for {recipe.name}"
+        with nullcontext() if analyze else sparing_weights(WeightsBudget()):  # a Python recipe may contain a built model
+            asked = read_asked(recipe, overrides, sets, offs)
+        if devices is None and device_kind is None:
+            doc = verbs.explain(asked, cache=cache_folder(), analyze=analyze, planning=planning, say=say)
+        elif devices is None or device_kind is None:
+            raise UsageError("to plan for other devices, give their number and kind: --devices 64 --device-kind h100")
+        else:
+            many: Any = {"devices": devices, "device_kind": device_kind, "per_node": per_node}
+            doc = verbs.explain_layouts(asked, cache=cache_folder(), **many)
     if html is not None:
         from flatout.base.html import to_html
 
-        write_page(html, to_html(doc, f"Plan for {recipe.name}"))
+        write_page(html, to_html(doc, title))
     print_json(to_data(doc)) if as_json else print(to_text(doc))
+
+
+def _names_a_run(given: Path) -> bool:
+    """Files are recipes, also missing ones with a recipe's suffix."""
+    return os.path.isdir(given) or not (os.path.isfile(given) or given.suffix in (".yaml", ".yml", ".py"))
+
+
+def _stored_plan(given: Path, runs: Path, changes: list[str]) -> tuple[str, Doc]:
+    """A title, and the plan in a run's folder."""
+    from flatout.runs import verbs
+
+    try:
+        found = verbs.load(str(given), runs=runs)
+    except NotARun as error:
+        raise UsageError(f"recipe not found: {given}, and it is no run either: {error}") from error
+    if changes:
+        raise UsageError(
+            f"{found.name} is a run, and its plan is stored: leave out {', '.join(changes)}, or explain its recipe"
+        )
+    return f"Plan of {found.name}", found.explain_doc()
 
 
 def receipt(run: RunName, runs: Runs = Path("runs"), as_json: Json = False) -> None:

@@ -322,7 +322,7 @@ def find(runs: Path, name: str) -> RunFolder:
     if name == "last":
         return _last(runs)
     for candidate in (runs / name, Path(name)):
-        if candidate.is_dir():
+        if os.path.isdir(candidate):  # of any text: Path.is_dir raises for a name that is too long
             return open_run(candidate)
     names = [folder.name for folder in all_runs(runs)]
     hint = did_you_mean(name, names) if names else f"there is no run in {runs} yet"
@@ -331,7 +331,7 @@ def find(runs: Path, name: str) -> RunFolder:
 
 def find_to_mend(runs: Path, name: str) -> RunFolder:
     """By name or path, even with wrong checksums: only its run.json must be readable."""
-    path = next((one for one in (runs / name, Path(name)) if one.is_dir()), None)
+    path = next((one for one in (runs / name, Path(name)) if os.path.isdir(one)), None)
     if path is None:
         return find(runs, name)
     try:
