@@ -10,18 +10,20 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from flatout.base.tree import to_text
 from flatout.boost.remedies.channels_last import ChannelsLast
 from flatout.boost.remedies.fused import Fused
 from flatout.doctor import kinds, watching
 from flatout.doctor.account import OPTIMIZER, PYTHON, ROWS, Account
 from flatout.doctor.called import Called
 from flatout.doctor.case import Case
-from flatout.doctor.diagnosis import diagnose
+from flatout.doctor.diagnosis import diagnose, doc
 from flatout.doctor.finding import Finding
 from flatout.doctor.findings import channels_first, fp32_matmul, unfused_optimizer
 from flatout.doctor.flops import flops_of
 from flatout.doctor.seen import Calls, Optimizer, ScriptRecord
 from flatout.doctor.trace import Trace
+from flatout.machine.advice import Advice
 from flatout.machine.cache import CeilingsCache
 from flatout.machine.ceilings import Ceilings, MeasuredRate
 from flatout.machine.facts import fingerprint, read_facts
@@ -164,3 +166,19 @@ def test_gains_that_the_doctor_measured_are_kept_and_a_first_report_measures_non
     assert watch.diagnosis is not None and limits_s[0] == 0.0 and 0 < limits_s[1] <= 2.0
     kept = CeilingsCache(tmp_path).load(fingerprint(read_facts()), CPU, True)
     assert kept is not None and kept.ceilings.gains == {"measured by the doctor": 1.5}
+
+
+def test_a_problem_without_a_measured_cost_is_a_note_and_has_no_share() -> None:
+    idle = Advice("idle cores", "torch uses 1 of 2 cores", "half of the cores are idle", "set OMP_NUM_THREADS=2")
+    probe = Probe(read_facts(), Ceilings("cpu", {}), (idle,), cached=True)
+    alone, beside = (diagnose(case_of(Told(factor), probe=probe)) for factor in (0.9, 2.0))
+    texts = [to_text(doc(found)) for found in (alone, beside)]
+    assert "Nothing found" in texts[0] and "\n1. " not in texts[0]
+    assert "\n1. " in texts[1]
+    for found, text in zip((alone, beside), texts, strict=True):
+        findings, notes = text.split("Also noticed")
+        assert "idle cores" not in findings
+        assert "\n- idle cores: torch uses 1 of 2 cores  [hardware]\n  half of the cores" in notes
+        assert "Fix: set OMP_NUM_THREADS=2" in notes and " 0%" not in notes
+        assert found.findings[-1].id == "hardware"  # in JSON, where the costs are, still last
+    assert "Also noticed" not in to_text(doc(diagnose(case_of(Told(2.0)))))

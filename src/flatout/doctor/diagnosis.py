@@ -31,8 +31,12 @@ class Diagnosis:
 
 def diagnose(case: Case, notes: Sequence[str] = ()) -> Diagnosis:
     found = [finding for look in FINDINGS for finding in look(case)]
-    worth = [one for one in found if one.always or case.share(one.cost_ms) >= WORTH_SAYING]
+    worth = [one for one in found if one.always or _is_costly(one, case)]
     return Diagnosis(case, tuple(sorted(worth, key=lambda one: -one.cost_ms)), tuple(notes))
+
+
+def _is_costly(one: Finding, case: Case) -> bool:
+    return case.share(one.cost_ms) >= WORTH_SAYING
 
 
 def doc(diagnosis: Diagnosis) -> Doc:
@@ -105,14 +109,13 @@ def _finding_row(finding: Finding, case: Case) -> dict[str, object]:
 
 def _finding_lines(diagnosis: Diagnosis) -> list[TextLine]:
     case = diagnosis.case
-    if not diagnosis.findings:
-        return [TextLine("Nothing found that would save more than 1% of a step.")]
+    costly = [one for one in diagnosis.findings if _is_costly(one, case)]
+    if not costly:
+        return [TextLine("Nothing found that would save more than 1% of a step."), *_note_lines(diagnosis)]
     lines = [TextLine("What costs time, largest share of a step first:")]
-    for number, one in enumerate(diagnosis.findings, 1):
-        place = f"  {one.where}" if one.where else ""
-        lines.append(TextLine(f"{number}. {one.what}: {show_share(case.share(one.cost_ms))}{place}  [{one.id}]", strong=True))
-        lines.append(TextLine(f"   {one.evidence}"))
-        lines.append(TextLine(f"   Fix: {one.remedy}"))
+    for number, one in enumerate(costly, 1):
+        lines += _told(f"{number}. ", f"{one.what}: {show_share(case.share(one.cost_ms))}", one)
+    lines += _note_lines(diagnosis)
     worth = [
         f"{one.short} {one.predicted_gain(case.step_ms):.3g}x"
         for one in sorted(diagnosis.findings, key=lambda one: -one.predicted_gain(case.step_ms))
@@ -121,3 +124,22 @@ def _finding_lines(diagnosis: Diagnosis) -> list[TextLine]:
     if worth:
         lines += [TextLine(), TextLine("Expected speed-ups, largest first: " + " · ".join(worth))]
     return lines
+
+
+def _note_lines(diagnosis: Diagnosis) -> list[TextLine]:
+    """Findings that are reported however small their cost: without a number, a share or a place in the list."""
+    noted = [one for one in diagnosis.findings if not _is_costly(one, diagnosis.case)]
+    lines = [TextLine(), TextLine("Also noticed (cost below 1% of a step, or not measured):")] if noted else []
+    for one in noted:
+        lines += _told("- ", one.what, one)
+    return lines
+
+
+def _told(mark: str, title: str, one: Finding) -> list[TextLine]:
+    place = f"  {one.where}" if one.where else ""
+    indent = " " * len(mark)
+    return [
+        TextLine(f"{mark}{title}{place}  [{one.id}]", strong=True),
+        TextLine(f"{indent}{one.evidence}"),
+        TextLine(f"{indent}Fix: {one.remedy}"),
+    ]
