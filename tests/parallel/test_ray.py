@@ -8,8 +8,10 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from flatout.base.errors import MachineError, MissingExtra, Stopped, TrainingError, UsageError
 from flatout.base.events import Event, Observer, read_events
+from flatout.fleet import ray as fleet_ray
 from flatout.fleet.ray import WorkerCount, launch
 from flatout.fleet.ray_submit import submit
 from flatout.recipe.load import read_recipe
@@ -139,6 +142,84 @@ def test_a_worker_that_does_not_see_the_runs_says_so_once(cluster: Any, recipe: 
 def test_nobody_at_that_address(recipe: Path) -> None:
     with pytest.raises(MachineError, match=r"no Ray cluster found at 127\.0\.0\.1:1"):
         launch(partial(ray_work.train, "", "", ()), WorkerCount(1, 1), recipe.parent, address="127.0.0.1:1")
+
+
+PORT_TAKEN = "The server socket has failed to listen on any local network address. port: 41235, name: EADDRINUSE"
+
+
+class FakeRay:
+    """A cluster of two CPUs whose trainer raises the given errors, one at each start, and then finishes."""
+
+    def __init__(self, errors: list[Exception], ended: dict[str, Any] | None = None) -> None:
+        self.errors, self.folders = errors, list[Path]()
+        self.line = SimpleNamespace(
+            news=SimpleNamespace(remote=list), ended=SimpleNamespace(remote=lambda: ended)
+        )  # fmt: skip
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0}
+
+    def nodes(self) -> list[Any]:
+        return [None]
+
+    def get(self, answer: Any) -> Any:
+        return answer
+
+    def trainer(self, work: Any, workers: Any, line: Any, place: Path, use_gpu: bool, restarts: int) -> Any:
+        assert place.is_dir()
+        self.folders.append(place)
+        return SimpleNamespace(fit=self.fit)
+
+    def fit(self) -> Any:
+        if self.errors:
+            raise self.errors.pop(0)
+        return SimpleNamespace(return_value={"folder": "runs/mlp-1"})
+
+
+def launched(fake: FakeRay, runs: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Path:
+    monkeypatch.setattr(fleet_ray, "_connected", lambda *_: nullcontext((fake, False)))
+    monkeypatch.setattr(fleet_ray, "_line", lambda _: fake.line)
+    monkeypatch.setattr(fleet_ray, "_trainer", fake.trainer)
+    work = partial(ray_work.train, "", "", ())
+    return launch(work, WorkerCount(2, 2), runs, observers=(lambda event: said.append(event["line"]),))
+
+
+@needs_ray
+def test_a_port_that_was_taken_in_between_is_chosen_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.train import ControllerError
+
+    said: list[str] = []
+    fake = FakeRay([ControllerError(RuntimeError(PORT_TAKEN)), RuntimeError("Address already in use")])
+    assert launched(fake, tmp_path, monkeypatch, said) == Path("runs/mlp-1")
+    assert len(set(fake.folders)) == 3  # a folder of its own for each start, so that Ray restores nothing
+    assert ["EADDRINUSE" in line for line in said] == [False, True, True]
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_ray
+def test_a_port_is_chosen_again_twice_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.train import ControllerError
+
+    fake = FakeRay([ControllerError(RuntimeError(PORT_TAKEN)) for _ in range(9)])
+    with pytest.raises(TrainingError, match="EADDRINUSE"):
+        launched(fake, tmp_path, monkeypatch, [])
+    assert len(fake.folders) == 3
+
+
+@needs_ray
+def test_other_errors_start_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.train import ControllerError, WorkerGroupError
+
+    of_the_script = {"words": f"worker 0 could not start: {PORT_TAKEN}", "code": 1}
+    for error, ended, words in (
+        (ControllerError(RuntimeError("no disk")), None, "no disk"),
+        (WorkerGroupError(PORT_TAKEN, {0: RuntimeError(PORT_TAKEN)}), None, "worker 0: .*EADDRINUSE"),
+        (ControllerError(RuntimeError(PORT_TAKEN)), of_the_script, "worker 0 could not start"),
+    ):
+        fake = FakeRay([error], ended)
+        with pytest.raises(TrainingError, match=words):
+            launched(fake, tmp_path, monkeypatch, [])
+        assert len(fake.folders) == 1
 
 
 def test_ray_client_is_refused(tmp_path: Path) -> None:

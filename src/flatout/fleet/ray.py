@@ -29,6 +29,7 @@ _LOOK_S = 0.25
 _KNOCK_S = 10.0
 _MOST_WORDS = 200
 _GPU_BACKEND = "cpu:gloo,cuda:nccl"  # processes also exchange host tensors
+_PORT_RETRIES = 2
 _FOLDER = ".ray"  # Ray Train's files, in the folder of runs while one is active
 
 
@@ -79,13 +80,19 @@ def launch(
     def say(line: str) -> None:
         _show((notice(line),), observers)
 
-    with _connected(address, workers, say) as (ray, own), _storage(runs) as place:
+    with _connected(address, workers, say) as (ray, own):
         use_gpu = ray.cluster_resources().get("GPU", 0) > 0 if gpus is None else gpus
         _check_room(ray, workers, use_gpu, own, say)
-        line = _line(ray)
-        fit = _beside(_trainer(work, workers, line, place, use_gpu, restarts).fit)
-        _attend(ray, fit, line, observers, say)
-        return _outcome(ray, fit, line, restarts)
+        line = _line(ray)  # the same for all starts: it knows whether the run has begun
+        starts_left = _PORT_RETRIES
+        while True:
+            with _storage(runs) as place:
+                fit = _beside(_trainer(work, workers, line, place, use_gpu, restarts).fit)
+                stopped = _attend(ray, fit, line, observers, say)
+                if stopped or not starts_left or not _lost_its_port(ray, fit, line):
+                    return _outcome(ray, fit, line, restarts)
+            starts_left -= 1
+            say("another process took the port that Ray had chosen for the workers (EADDRINUSE): starting again")
 
 
 # ---- before it starts ----
@@ -242,8 +249,8 @@ def _beside(call: Callable[[], Any]) -> Future[Any]:
     return future
 
 
-def _attend(ray: Any, fit: Future[Any], line: Any, observers: tuple[Observer, ...], say: Callable[[str], None]) -> None:
-    """Show events until the run is over, and pass on requests to stop."""
+def _attend(ray: Any, fit: Future[Any], line: Any, observers: tuple[Observer, ...], say: Callable[[str], None]) -> bool:
+    """Show events until the run is over, and pass on requests to stop. Returns whether there was one."""
     placed = asked = False
     with watch_signals() as stop:
         over = threading.Event()
@@ -261,12 +268,27 @@ def _attend(ray: Any, fit: Future[Any], line: Any, observers: tuple[Observer, ..
                 ray.get(line.stop.remote(name))
                 say("asking the workers to save and stop; press Ctrl-C again to leave at once with the last checkpoint")
                 asked = True
+        return bool(stop)
 
 
 def _show(events: Any, observers: tuple[Observer, ...]) -> None:
     for event in events:
         for observer in observers:
             observer(event)
+
+
+def _lost_its_port(ray: Any, fit: Future[Any], line: Any) -> bool:
+    """Ray Train chooses a free port for the process group and opens it later; another process can take it in between.
+
+    Errors of workers are excluded: the port of such an error is the script's, and Ray Train has restarted the workers.
+    """
+    from ray.train import WorkerGroupError
+
+    error = fit.exception()
+    if error is None or isinstance(error, WorkerGroupError):
+        return False
+    told = str(error).lower()
+    return ("eaddrinuse" in told or "address already in use" in told) and ray.get(line.ended.remote()) is None
 
 
 def _outcome(ray: Any, fit: Future[Any], line: Any, restarts: int) -> Path:
