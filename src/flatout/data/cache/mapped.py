@@ -46,7 +46,6 @@ class MappedStore:
         self._part_bytes = part_bytes
         self._wait = wait
         self._parts = PartList(self._layout, self._rows)
-        self._yes = torch.ones(1, dtype=torch.bool)
         self._loaded: set[Path] = set()
         self._reasons: list[str] = []
         self._one_at_a_time = threading.Lock()
@@ -67,9 +66,11 @@ class MappedStore:
     def complete(self) -> bool:
         return self._parts.count == self._rows
 
+    @property
+    def sound(self) -> bool:
+        return self._parts.sound
+
     def has(self, rows: Tensor) -> Tensor:
-        if self._parts.sound:
-            return self._yes.expand(len(rows))
         here = self._parts.has(rows)
         if not here.numpy().all():
             self._hand_over()

@@ -37,6 +37,11 @@ class RowStore(Protocol):
     def complete(self) -> bool: ...
 
     @property
+    def sound(self) -> bool:
+        """Whether every row is kept and intact, so that `has` need not be asked."""
+        ...
+
+    @property
     def in_memory(self) -> bool:
         """Whether rows are in the memory of this process."""
         ...
@@ -106,6 +111,10 @@ class MemoryStore:
     @property
     def complete(self) -> bool:
         return self._count == self._rows
+
+    @property
+    def sound(self) -> bool:
+        return self.complete
 
     def has(self, rows: Tensor) -> Tensor:
         return self._present.index_select(0, rows)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flatout.base.errors import UsageError
 from flatout.data.cache.parts import CacheFile
-from flatout.data.cache.records import Array, RecordLayout, bytes_of, pick, plain, starts
+from flatout.data.cache.records import LARGE_BYTES, Array, RecordLayout, bytes_of, pick, plain, starts
 from flatout.data.offers import Take
 from flatout.data.source import Batch
 from flatout.machine.host import free_host_bytes
@@ -135,9 +135,9 @@ class PartList:
         index = self._index  # after the places: it contains every part they point to
         if self._larger_than_memory:
             index.read_ahead(index.granules(numbers))
-        found = _Found(self._layout, len(rows), take)
+        found = _Found(self._layout, len(numbers), take)
         if len(index.parts) == 1:
-            self._find(index.parts[0], np.arange(len(rows)), numbers, found)
+            self._find(index.parts[0], np.arange(len(numbers)), numbers, found)
         else:
             part, local = index.locate(numbers)
             for one in np.unique(part).tolist():
@@ -152,7 +152,7 @@ class PartList:
         elif not self._layout.ragged:
             found.add_records(places, part.records, numbers)
         else:
-            found.add_records(places, part.records_at(numbers), np.arange(len(numbers)))
+            found.add_records(places, part.records_at(numbers), None)
             runs, found.sizes[places] = part.runs_at(numbers)
             begins = part.begins(numbers)
             found.add_runs(part.bytes, places, [run + begins for run in runs])
@@ -200,10 +200,16 @@ class _Found:
         self._targets = {name: plain(column) for name, column in self._fixed.items()}
         self._runs: list[tuple[Array, Array, list[Array]]] = []
 
-    def add_records(self, places: Array, records: Array, numbers: Array) -> None:
+    def add_records(self, places: Array, records: Array, numbers: Array | None) -> None:
+        """The records of these numbers, or all of them."""
         where = slice(None) if len(places) == len(self.sizes) else places
+        if numbers is not None and records.itemsize < LARGE_BYTES:  # whole records first: picking each column costs twice that
+            records, numbers = records.take(numbers), None
         for name, target in self._targets.items():
-            pick(target, where, records[name], numbers)
+            if numbers is None:
+                target[where] = records[name]
+            else:
+                pick(target, where, records[name], numbers)
 
     def add_runs(self, content: Array, places: Array, runs: list[Array]) -> None:
         self._runs.append((content, places, runs))

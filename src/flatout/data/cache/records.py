@@ -23,7 +23,7 @@ from flatout.data.source import Batch, Column, Schema
 START = "start"
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NUMPY = {1: "u1", 2: "i2", 4: "i4", 8: "i8", 16: "c16"}
-_LARGE_BYTES = 4 << 10  # rows of a column from here on are copied one by one, without a temporary array of all
+LARGE_BYTES = 4 << 10  # rows of a column from here on are copied one by one, without a temporary array of all
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -123,7 +123,7 @@ class RecordLayout:
 
 def pick(target: Array, places: Array | slice, values: Array, numbers: Array) -> None:
     """target[places] = values[numbers]"""
-    if values[:1].nbytes < _LARGE_BYTES:
+    if values[:1].nbytes < LARGE_BYTES:
         target[places] = values[numbers]
         return
     wanted = range(len(numbers)) if isinstance(places, slice) else places.tolist()
