@@ -30,12 +30,13 @@ LAYERS = {
     "recipe": 6,
     "plan": 7,
     "runs": 8,
-    "boost": 9,  # tries remedies on any script
-    "explore": 9,
-    "fleet": 10,  # starts `python -m flatout` elsewhere
-    "drill": 10,
-    "testing": 11,
-    "cli": 12,
+    "packaging": 9,
+    "boost": 10,  # tries remedies on any script
+    "explore": 10,
+    "fleet": 11,  # starts `python -m flatout` elsewhere
+    "drill": 11,
+    "testing": 12,
+    "cli": 13,
 }
 # Inside of data, the lowest first. What is not listed stands on top of all: data as a recipe writes it.
 DATA_ORDER = (

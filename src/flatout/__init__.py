@@ -20,17 +20,20 @@ if TYPE_CHECKING:
     from flatout import doctor as doctor
     from flatout.base.errors import FlatoutError as FlatoutError
     from flatout.data.feeds.loader import loader as loader
+    from flatout.packaging.package import Package as Package
+    from flatout.packaging.verbs import export as export
+    from flatout.packaging.verbs import load as load
+    from flatout.packaging.verbs import predict as predict
     from flatout.recipe.schema import Recipe as Recipe
     from flatout.runs.evaluate import evaluate as evaluate
-    from flatout.runs.predict import predict as predict
     from flatout.runs.record import Run as Run
-    from flatout.runs.record import load as load
     from flatout.runs.train import run as run
     from flatout.runs.verbs import explain as explain
 
 __version__ = "0.1.0"
 __all__ = [
     "FlatoutError",
+    "Package",
     "Recipe",
     "Run",
     "boost",
@@ -38,6 +41,7 @@ __all__ = [
     "doctor",
     "evaluate",
     "explain",
+    "export",
     "load",
     "loader",
     "predict",
@@ -46,6 +50,7 @@ __all__ = [
 
 _HOMES = {
     "FlatoutError": "flatout.base.errors",
+    "Package": "flatout.packaging.package",
     "Recipe": "flatout.recipe.schema",
     "Run": "flatout.runs.record",
     "boost": "flatout.boost",
@@ -53,9 +58,10 @@ _HOMES = {
     "doctor": "flatout.doctor",
     "evaluate": "flatout.runs.evaluate",
     "explain": "flatout.runs.verbs",
-    "load": "flatout.runs.record",
+    "export": "flatout.packaging.verbs",
+    "load": "flatout.packaging.verbs",
     "loader": "flatout.data.feeds.loader",
-    "predict": "flatout.runs.predict",
+    "predict": "flatout.packaging.verbs",
     "run": "flatout.runs.train",
 }
 

@@ -5,10 +5,12 @@
     │   └── RecipeError                   all mistakes in a recipe at once
     ├── DataError                         the data is missing, empty, inconsistent or not numeric
     ├── ModelError                        the model can't be built or does not match its objective
+    │   └── NotExportable                 a format can't hold the model or its preparation of rows
     ├── MachineError                      this machine lacks something that was requested
     │   └── MissingExtra                  an optional library is not installed
     ├── StoreError                        a run folder or a checkpoint can't be used
     │   ├── NotARun
+    │   ├── NotAPackage
     │   ├── RunBusy                       another process is training in this folder
     │   ├── MissingFile
     │   ├── DamagedFile                   a file's content changed after flatout wrote it
@@ -55,6 +57,10 @@ class ModelError(FlatoutError):
     pass
 
 
+class NotExportable(ModelError):
+    pass
+
+
 class MachineError(FlatoutError):
     pass
 
@@ -69,6 +75,10 @@ class StoreError(FlatoutError):
 
 
 class NotARun(StoreError):
+    pass
+
+
+class NotAPackage(StoreError):
     pass
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flatout.base.errors import NotARun, UsageError
+from flatout.cli import packages
 from flatout.cli.output import check_page_path, print_json, write_page
 from flatout.cli.places import allow_deterministic_cuda, cache_folder, quiet_torch
 
@@ -164,7 +165,9 @@ def explain(
 
     if html is not None:
         check_page_path(html)
-    if _names_a_run(recipe):
+    if (package := packages.opened(recipe)) is not None:
+        title, doc = f"Package {recipe.name}", packages.explained(package, say)
+    elif _names_a_run(recipe):
         changes = {"--set": sets, "--off": offs, "--analyze": analyze, "--devices": devices, "--device-kind": device_kind,
                    "--per-node": per_node}  # fmt: skip
         title, doc = _stored_plan(recipe, runs, [*(overrides or ()), *(name for name, value in changes.items() if value)])
@@ -251,12 +254,13 @@ def predict(
     runs: Runs = Path("runs"),
     device: DeviceName = "auto",
 ) -> None:
-    """Predict with a run's model and write a table. It has class names if the data has them."""
+    """Predict with the model of a run or a package and write a table. It has class names if the data has them."""
     from flatout.cli.tables import check_table_path, write_table
-    from flatout.runs import verbs
+    from flatout.packaging import verbs
 
     check_table_path(out)
-    columns = verbs.predict(_load(run, runs), data, device=device, cache=cache_folder())
+    found = packages.opened(Path(run)) or _load(run, runs)
+    columns = verbs.predict(found, data, device=device, cache=cache_folder())
     write_table(out, columns)
     print(f"wrote {len(next(iter(columns.values())))} rows with {', '.join(columns)} to {out}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -42,6 +42,7 @@ class Data:
     cardinalities: tuple[int, ...] = ()  # of the columns of `categories`, for embeddings
     host: HostPart | None = None  # raw values to rows; None: columns of numbers
     reading: Mapping[str, Any] = field(default_factory=dict)  # how files are read, for other files
+    raw: Callable[[int], Any] | None = None  # the first n rows before the host part, held-out ones if there are any
     notes: tuple[str, ...] = ()  # sentences for the user about how the data was read
     bad: tuple[Bad, ...] = ()  # samples left out while reading; sources that read later have their own
     draw: str | Tensor = "shuffle"

@@ -140,7 +140,7 @@ class TableFeatures(nn.Module):
                 pieces += self._buckets(values)
         if len(self.onehot_of):
             pieces.append((ids.index_select(1, self.onehot_of) == self.onehot_is).to(torch.float32))
-        x = torch.cat(pieces, 1) if pieces else numeric.new_zeros((len(ids), 0))
+        x = torch.cat(pieces, 1) if pieces else numeric.new_zeros((ids.shape[0], 0))
         return (x, ids.index_select(1, self.embedded).to(torch.int64)) if len(self.embedded) else x
 
     def _values(self, values: Tensor) -> Tensor:
@@ -163,8 +163,8 @@ class TableFeatures(nn.Module):
 
     def _transformed(self, batch: Batch) -> Batch:
         at_hand = next(batch[name] for name in ("numeric", "ids") if name in batch)
-        numeric = batch["numeric"] if self.numbers else at_hand.new_zeros((len(at_hand), 0), dtype=torch.float32)
-        ids = batch["ids"] if self.categories else at_hand.new_zeros((len(at_hand), 0), dtype=torch.int32)
+        numeric = batch["numeric"] if self.numbers else at_hand.new_zeros((at_hand.shape[0], 0), dtype=torch.float32)
+        ids = batch["ids"] if self.categories else at_hand.new_zeros((at_hand.shape[0], 0), dtype=torch.int32)
         made = self._on(at_hand.device).forward(numeric, ids)
         rest = {name: column for name, column in batch.items() if name not in ("numeric", "ids")}
         return {"x": made, **rest} if isinstance(made, Tensor) else {"x": made[0], "categories": made[1], **rest}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from flatout.data.order.split import hash_strings, held_out
 from flatout.data.source import ArraySource, Transform
 from flatout.data.sources.photos.labels import Labels
 from flatout.data.sources.photos.listing import Photos, find_photos, find_unlabelled, look_into
-from flatout.data.sources.photos.opening import is_remote
+from flatout.data.sources.photos.opening import is_remote, read_photo
 from flatout.data.sources.photos.source import PhotoSource
 from flatout.data.transforms import parse_transforms
 
@@ -100,7 +101,12 @@ def images(
         labels=labels.names,
         host=PhotoHost(cover, decoder, labels.names, labels.classes),
         reading={"on_bad": on_bad},
+        raw=partial(_contents, photos if held is None else held),
     )
+
+
+def _contents(photos: Photos, rows: int) -> list[bytes]:
+    return [read_photo(photos.path(file)) for file in range(min(rows, len(photos)))]
 
 
 def other_images(fitted: Fitted, path: str, targets: bool) -> PhotoSource:

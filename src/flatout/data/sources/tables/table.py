@@ -6,6 +6,8 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from datetime import date, time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +137,7 @@ def table(
     folders = _folders(cache, host, features, found, (holdout, split, seed, asked.weights, on_bad))
     parts = _encoded(asked, rows, encoder, part_of, folders, fitted, columns)
     said = [*host.notes, *unseen_notes(parts.unseen, "held out"), *_summaries(bad, found.bad)]
-    left_out = [bad, found.bad]
+    left_out, unlearnt = [bad, found.bad], found
     others: dict[str, Source | None] = {"validation": parts.sources[1], "test": parts.sources[2]}
     for part, given in (("validation", validation), ("test", test)):
         if given is not None:
@@ -147,7 +149,7 @@ def table(
             except DataError as error:
                 raise DataError(f"{part}: {error}") from error
             said += [*more, *_summaries(other.bad)]
-            left_out += [mine, other.bad]
+            left_out, unlearnt = [*left_out, mine, other.bad], other
     if parts.sources[0] is None:
         raise DataError("no row is left to train on")
     return Data(
@@ -163,6 +165,7 @@ def table(
         test=others["test"],
         host=host,
         reading={**scan_options, "on_bad": on_bad},
+        raw=partial(_first_rows, unlearnt, host.needed(targets=False)),
         notes=tuple(said),
         bad=tuple(left_out),
     )
@@ -272,6 +275,15 @@ def _folders(cache: Path | str | None, host: TableHost, features: TableFeatures,
     content = json.dumps([VERSION, fitted, [found.fingerprint(), how]], sort_keys=True)
     key = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
     return {part: private_cache(Path(cache)) / "tables" / key / part for part in PARTS}
+
+
+def _first_rows(found: Scan, names: Sequence[str], rows: int) -> dict[str, list[Any]]:
+    """Raw columns; dates as ISO text, so that JSON can hold them."""
+    batch = next((batch for batch, _ in found.batches(names, rows)), None)
+    columns = {} if batch is None else {name: batch.column(name).to_pylist() for name in names}
+    return {
+        name: [value.isoformat() if isinstance(value, date | time) else value for value in columns[name]] for name in columns
+    }
 
 
 def _summaries(*bads: Bad) -> list[str]:

@@ -1,0 +1,171 @@
+"""A package in use: checked when it is opened, then rows in and named answers out.
+
+package = open_package(Path("package"))      # every file is compared with the manifest
+package.predict({"age": [39], "job": ["cook"]})
+model = package.model()                      # an nn.Module that takes raw rows as one batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from flatout.base.errors import DamagedFile, DataError, MissingFile, ModelError
+from flatout.data.feeds.evaluation import EvalFeed
+from flatout.data.fitted import Fitted
+from flatout.data.fitted.fitted import Words
+from flatout.data.others import other_batch, other_rows
+from flatout.data.source import Batch
+from flatout.machine.facts import fingerprint, read_facts
+from flatout.packaging.answering import Preparation
+from flatout.packaging.code_program import CodeProgram
+from flatout.packaging.folder import PackageFolder
+from flatout.packaging.parity import compare
+from flatout.packaging.program import Program
+from flatout.packaging.runtimes.choice import RUNTIMES, SIZES, Measured, MeasuredCache, fastest, measure, runtime_named
+from flatout.packaging.runtimes.runtime import Parts, Runtime
+from flatout.packaging.samples import Samples
+
+_ROWS_AT_ONCE = 8192
+_FEW_ROWS = 4096  # fewer are answered sooner than runtimes are compared
+
+
+def open_package(path: Path) -> Package:
+    """Checks every file against the manifest: DamagedFile names one that differs."""
+    folder = PackageFolder(path)
+    folder.check()
+    return Package(folder)
+
+
+@dataclass(frozen=True)
+class Package:
+    folder: PackageFolder
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @cached_property
+    def card(self) -> dict[str, Any]:
+        return dict(self.folder.parsed("card.json"))
+
+    @cached_property
+    def fitted(self) -> Fitted:
+        return Fitted.from_json(self.folder.parsed("fitted.json"))
+
+    @cached_property
+    def program(self) -> Program | CodeProgram:
+        """A graph; or, for a model that can't be written as one, the import path of its code."""
+        if "code.json" in self.folder.names():
+            return CodeProgram.from_json(self.folder.parsed("code.json"))
+        return Program.from_json(self.folder.parsed("program.json"))
+
+    @cached_property
+    def weights(self) -> dict[str, Tensor]:
+        tensors = load_file(self.path / "weights.safetensors")
+        for name in self.program.weight_names:
+            if name not in tensors:
+                raise DamagedFile(f"{self.path / 'weights.safetensors'} has no tensor {name!r}, which the program uses")
+        return tensors
+
+    @cached_property
+    def samples(self) -> Samples:
+        try:
+            raw = self.folder.parsed("samples.json")
+        except MissingFile:
+            raw = None
+        return Samples.from_tensors(load_file(self.path / "samples.safetensors"), str(self.card["samples"]["origin"]), raw)
+
+    def parts(self, device: torch.device, cache: Path | None = None) -> Parts:
+        precision = self.card["precision"] if device.type == "cuda" else "fp32"
+        onnx = self.path / "model.onnx"
+        compiled = None if cache is None else cache / "packages" / self.folder.hash
+        return Parts(self.program, self.weights, device, precision, onnx if onnx.exists() else None, compiled)
+
+    def measured(
+        self,
+        device: torch.device,
+        cache: Path | None,
+        *,
+        compilers: bool = False,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> list[Measured]:
+        """The runtimes on this machine, measured once and kept in the cache; those that compile only with `compilers`."""
+        machine = f"{fingerprint(read_facts())}-{str(device).replace(':', '')}"
+        kept = MeasuredCache(cache, self.folder.hash, machine)
+        known = {one.name: one for one in kept.load()}
+        wanted = [kind for kind in RUNTIMES if kind.name not in known and (compilers or not kind.needs_compiler)]
+        if wanted:
+            known |= {one.name: one for one in measure(self.parts(device, cache), self.samples, wanted, SIZES, say)}
+            kept.save(list(known.values()))
+        return [known[kind.name] for kind in RUNTIMES if kind.name in known]
+
+    def runtime(self, device: torch.device, cache: Path | None, batch: int) -> Runtime:
+        """The fastest for batches of this size among those measured here; it is compared with the samples again."""
+        best = fastest(self.measured(device, cache), batch)
+        parts = self.parts(device, cache)
+        made = runtime_named(best.name).load(parts)
+        self.check_preparation()
+        parity = compare(made.run, self.samples, parts.precision)
+        if not parity.holds:
+            raise ModelError(f"{best.name} no longer gives the run's outputs: {parity.problem}")
+        return made
+
+    def check_preparation(self) -> None:
+        """DataError if the raw samples are no longer prepared as they were at the export."""
+        if self.samples.raw is None:
+            return
+        for name, column in self.fitted.rows(self.samples.raw).items():
+            if name in self.samples.rows and not torch.equal(column, self.samples.rows[name]):
+                raise DataError(f"raw rows are prepared differently here: {name} of the samples in {self.path} differs")
+
+    def model(self, device: str = "cpu") -> PackagedModel:
+        """In eval mode. It takes raw rows as one batch, as `predict` does, and returns the columns of `predict` as tensors."""
+        place = torch.device(device)
+        return PackagedModel(self.fitted, self.program, self.program.module(self.weights, place), place)
+
+    def predict(self, data: Any, *, device: torch.device | None = None, cache: Path | None = None) -> dict[str, Tensor | Words]:
+        """Columns of predictions for every row, in the order of the data, as `fo.predict` gives them for the run."""
+        place = torch.device("cpu") if device is None else device
+        source = other_rows(self.fitted, data, targets=False, cache=cache)
+        names = [port.name for port in self.program.inputs]
+        self.fitted.check_columns(source.schema, [], str(data) if isinstance(data, str | Path) else "the data")
+        rows = source.stored_rows(_ROWS_AT_ONCE)
+        known = len(source) if source.in_memory else _FEW_ROWS
+        runtime = self._quick(place) if known < _FEW_ROWS else self.runtime(place, cache, min(rows, known))
+        before = Preparation(self.fitted).before
+        pieces: dict[str, list[Tensor]] = {}
+        for batch in EvalFeed(source, before.steps, rows, place, "resident" if source.in_memory else "streamed"):
+            for name, column in runtime.run({name: batch[name] for name in names}).items():
+                pieces.setdefault(name, []).append(column.cpu())
+        columns = {name: torch.cat(some) for name, some in pieces.items()}
+        return self.fitted.name_outputs(columns, str(self.card["objective"]))
+
+    def _quick(self, device: torch.device) -> Runtime:
+        return runtime_named("eager").load(self.parts(device))
+
+
+class PackagedModel(nn.Module):
+    """Raw rows in, named tensors out. `to` moves it; the preparation moves along."""
+
+    def __init__(self, fitted: Fitted, program: Program | CodeProgram, module: nn.Module, device: torch.device) -> None:
+        super().__init__()
+        self.program = module
+        self._fitted, self._before, self._place = fitted, Preparation(fitted).before, device
+        self._inputs = tuple(port.name for port in program.inputs)
+        self._outputs = tuple(port.name for port in program.outputs)
+        self.eval()
+
+    def forward(self, rows: Any) -> dict[str, Tensor]:
+        """`rows` as the run's host part takes them: columns by name, photos, texts or arrays."""
+        batch: Batch = {name: column.to(self._place) for name, column in other_batch(self._fitted, rows).items()}
+        prepared: Mapping[str, Tensor] = self._before(batch)
+        made = self.program(*(prepared[name] for name in self._inputs))
+        return dict(zip(self._outputs, made, strict=True))

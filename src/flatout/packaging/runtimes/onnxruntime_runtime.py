@@ -1,0 +1,139 @@
+"""onnxruntime as a runtime of a package: from the tensors of prepared rows to the outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from flatout.base.errors import MachineError
+from flatout.packaging.onnx_front import prepared_inputs
+from flatout.packaging.onnx_libraries import library
+from flatout.packaging.runtimes.runtime import Parts, Runtime
+
+if TYPE_CHECKING:
+    import onnx
+
+_ON_CPU = "CPUExecutionProvider"
+_ON_CUDA = ("TensorrtExecutionProvider", "CUDAExecutionProvider")
+_NEED = "the runtime onnxruntime"
+
+
+class OnnxRuntime(Runtime):
+    """A session on the ONNX file `path`. What the file does to raw columns or photos is left out.
+
+    Tensors on a CPU are handed over without a copy. On a CUDA device, the providers of TensorRT and CUDA are used if
+    onnxruntime was built with them; this has not been run on a GPU yet. Outputs of text, such as `class`, are left out.
+    """
+
+    name: ClassVar[str] = "onnxruntime"
+
+    @classmethod
+    def why_not(cls, parts: Parts) -> str | None:
+        if parts.onnx is None:
+            return "the package has no model.onnx"
+        try:
+            library("onnx", _NEED)
+            providers_for(parts.device)
+        except MachineError as error:  # a library is missing, or it has no provider for the device
+            return str(error)
+        return None
+
+    @classmethod
+    def load(cls, parts: Parts) -> OnnxRuntime:
+        assert parts.onnx is not None
+        return cls(parts.onnx, parts.device)
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        onnx, onnxruntime = library("onnx", _NEED), library("onnxruntime", _NEED)
+        model = onnx.load(path, load_external_data=False)
+        inputs = prepared_inputs(model)
+        core = from_prepared(model, list(inputs.values()))
+        self._values = {name: value.name for name, value in inputs.items()}
+        self._device = device
+        self._session: Any = onnxruntime.InferenceSession(
+            core.SerializeToString(), _options(path.parent), providers=providers_for(device)
+        )
+        self._outputs = [output.name for output in self._session.get_outputs()]
+
+    def run(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self._device.type == "cuda":
+            return self._run_on_cuda(rows)
+        given = {value: rows[name].numpy() for name, value in self._values.items()}
+        made = self._session.run(self._outputs, given)
+        return {name: torch.from_numpy(array) for name, array in zip(self._outputs, made, strict=True)}
+
+    def _run_on_cuda(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Inputs are read where they are. Outputs go through the host, since onnxruntime's own GPU memory is no tensor."""
+        binding = self._session.io_binding()
+        held = {value: rows[name].to(self._device).contiguous() for name, value in self._values.items()}
+        torch.cuda.current_stream(self._device).synchronize()  # onnxruntime computes on a stream of its own
+        for value, tensor in held.items():
+            number, kind = self._device.index or 0, tensor[:0].cpu().numpy().dtype
+            binding.bind_input(value, "cuda", number, kind, tuple(tensor.shape), tensor.data_ptr())
+        for name in self._outputs:
+            binding.bind_output(name)
+        self._session.run_with_iobinding(binding)
+        made = binding.copy_outputs_to_cpu()
+        return {name: torch.from_numpy(array).to(self._device) for name, array in zip(self._outputs, made, strict=True)}
+
+
+def providers_for(device: torch.device) -> list[str]:
+    """The execution providers for a device, the preferred one first; operators that they lack run on the CPU.
+
+    MachineError if this onnxruntime has none for the device.
+    """
+    there = library("onnxruntime", _NEED).get_available_providers()
+    if device.type == "cpu":
+        return [_ON_CPU]
+    found = [name for name in _ON_CUDA if name in there] if device.type == "cuda" else []
+    if not found:
+        advice = ": pip install onnxruntime-gpu" if device.type == "cuda" else ""
+        raise MachineError(f"this onnxruntime runs on {', '.join(there)} and has no provider for {device.type}{advice}")
+    return [*found, _ON_CPU]
+
+
+def from_prepared(model: onnx.ModelProto, inputs: Sequence[onnx.ValueInfoProto]) -> onnx.ModelProto:
+    """The part of `model` from these values to the outputs that are tensors of numbers."""
+    onnx = library("onnx", _NEED)
+    strings = onnx.TensorProto.STRING
+    outputs = [output for output in model.graph.output if output.type.tensor_type.elem_type != strings]
+    needed = {output.name for output in outputs}
+    given = {value.name for value in inputs}
+    nodes = []
+    for node in reversed(model.graph.node):
+        if needed.isdisjoint(node.output) or not given.isdisjoint(node.output):
+            continue
+        nodes.append(node)
+        needed.update(_read_by(node))
+    weights = [tensor for tensor in model.graph.initializer if tensor.name in needed]
+    graph = onnx.helper.make_graph(nodes[::-1], model.graph.name, inputs, outputs, weights)
+    return onnx.helper.make_model(  # type: ignore[no-any-return]
+        graph, opset_imports=model.opset_import, functions=model.functions, ir_version=model.ir_version
+    )
+
+
+def _read_by(node: onnx.NodeProto) -> set[str]:
+    """The values that a node takes, also inside of its branches and loops."""
+    read = set(node.input)
+    for attribute in node.attribute:
+        for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
+            read.update(name for inner in graph.node for name in _read_by(inner))
+            read.update(output.name for output in graph.output)
+    return read
+
+
+def _options(folder: Path) -> Any:
+    onnxruntime = library("onnxruntime", _NEED)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    # idle threads that spin take cores from torch and from other work
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    return options

@@ -1,0 +1,111 @@
+"""The protocol of runtimes, and the curve of latency by batch size that each can measure."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from flatout.data.source import Batch
+from flatout.packaging.code_program import CodeProgram
+from flatout.packaging.program import Program
+
+_REPEATS, _MOST_S = 25, 0.3
+_TOO_LONG_S = 1.0  # one call of this length is enough to know where the curve goes
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a runtime is built from: the program with its weights, its ONNX file if there is one, and a folder for what is
+    compiled on this machine."""
+
+    program: Program | CodeProgram
+    weights: Mapping[str, Tensor]
+    device: torch.device
+    precision: str = "fp32"
+    onnx: Path | None = None
+    compiled: Path | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """A batch of `batch` rows takes `median_s`; half of the repeats lie between `low_s` and `high_s`."""
+
+    batch: int
+    median_s: float
+    low_s: float
+    high_s: float
+    repeats: int
+
+    @property
+    def rows_per_s(self) -> float:
+        return self.batch / self.median_s
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    @classmethod
+    def from_json(cls, written: Mapping[str, Any]) -> Point:
+        return cls(**written)
+
+
+class Runtime(ABC):
+    """Named outputs for the tensors of prepared rows."""
+
+    name: ClassVar[str]
+    needs_compiler: ClassVar[bool] = False
+
+    @classmethod
+    @abstractmethod
+    def why_not(cls, parts: Parts) -> str | None:
+        """Why it can't run here, in words; None if it can."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, parts: Parts) -> Runtime: ...
+
+    @abstractmethod
+    def run(self, rows: Batch) -> dict[str, Tensor]:
+        """Outputs on the device of the runtime, on its own memory until the next call."""
+
+    def curve(self, rows: Batch, sizes: Sequence[int]) -> list[Point]:
+        """The time of one call by batch size, with the results on the host. Ends before a size without memory or too slow."""
+        points: list[Point] = []
+        for size in sizes:
+            if points and points[-1].median_s * size / points[-1].batch > 2 * _TOO_LONG_S:
+                break
+            try:
+                points.append(self._timed(_repeated(rows, size), size))
+            except torch.OutOfMemoryError:
+                break
+        return points
+
+    def _timed(self, rows: Batch, size: int) -> Point:
+        first = self._seconds(rows)  # the first call allocates, and may capture a graph
+        if first < _TOO_LONG_S:
+            self._seconds(rows)
+        times: list[float] = []
+        while len(times) < _REPEATS and (len(times) < 3 or sum(times) < _MOST_S):
+            times.append(self._seconds(rows))
+        times.sort()
+        quarter = len(times) // 4
+        return Point(size, median(times), times[quarter], times[-1 - quarter], len(times))
+
+    def _seconds(self, rows: Batch) -> float:
+        start = time.perf_counter()
+        for output in self.run(rows).values():
+            output.cpu()
+        return time.perf_counter() - start
+
+
+def _repeated(rows: Batch, size: int) -> Batch:
+    have = len(next(iter(rows.values())))
+    places = torch.arange(size) % have
+    return {name: column.index_select(0, places.to(column.device)) for name, column in rows.items()}
