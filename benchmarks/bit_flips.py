@@ -26,6 +26,7 @@ from flatout.base.tree import to_text
 from flatout.measure.receipt import Receipt
 from flatout.plan.receipt_view import receipt_doc
 from flatout.recipe.load import read_recipe
+from flatout.runs.record import load
 from flatout.store.compare import compare_doc, runs_doc
 from flatout.store.run_folder import find
 from flatout.store.tensors import encode
@@ -46,7 +47,7 @@ def readers(runs: Path) -> dict[str, Callable[[], Any]]:
     x = np.random.default_rng(0).normal(size=(8, 8, 8)).astype("float32")
 
     def run() -> fo.Run:
-        return fo.load("flips-1", runs=runs)
+        return load("flips-1", runs=runs)
 
     def receipt() -> str:
         found = run().receipt
