@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import interpreters  # noqa: F401  what processes that are forked off a template find imported
 import pytest
-
-# Ranks are forked off a process that has imported these and done nothing else: importing takes longer than most of the tests.
-multiprocessing.get_context("forkserver").set_forkserver_preload(
-    [
-        "flatout.runs.train", "flatout.engine.loop", "flatout.engine.parallel.spread", "flatout.engine.parallel.piped",
-        "flatout.engine.parallel.context", "flatout.engine.parallel.local", "flatout.engine.parallel.shared_evaluation",
-        "flatout.store.sharded", "flatout.world.joining", "torch.distributed.checkpoint", "torch.distributed.fsdp",
-        "torch.distributed.tensor.parallel", "torch.distributed.pipelining", "safetensors.torch", "torch._dynamo",
-    ]
-)  # fmt: skip
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from interpreters import ForkedPython
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -51,7 +52,7 @@ def train(steps, before=lambda step: None, rows=16):
 
 @dataclass(frozen=True)
 class Running:
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedPython
     folder: Path
 
     def said(self, stream: str) -> str:
@@ -82,8 +83,9 @@ class Ended:
         return found
 
 
-def start(folder: Path, *arguments: str, before: tuple[str, ...] = _DOCTOR, stdin: str = "") -> Running:
-    """`python -m flatout doctor --no-probe ARGUMENTS` in that folder; several may be started at once."""
+def start(folder: Path, *arguments: str, before: tuple[str, ...] = _DOCTOR, stdin: str = "", forked: bool = True) -> Running:
+    """`python -m flatout doctor --no-probe ARGUMENTS` in that folder; several may be started at once. `forked`: off an
+    interpreter that has imported torch, for what does not ask how an interpreter starts or ends."""
     cache = folder / "cache"
     if not cache.exists():  # a link: the name of a socket may not be longer than 107 letters, and a test's folder often is
         cache.symlink_to(tempfile.mkdtemp(prefix="f"))
@@ -92,15 +94,11 @@ def start(folder: Path, *arguments: str, before: tuple[str, ...] = _DOCTOR, stdi
     given.write_text(stdin)
     names = [folder / "out.new", folder / "err.new"]
     with given.open() as source, names[0].open("w") as out, names[1].open("w") as err:
-        process = subprocess.Popen(
-            [sys.executable, *before, *arguments],
-            cwd=folder,
-            env={**os.environ, **own},
-            stdin=source,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
+        streams: Any = {"stdin": source, "stdout": out, "stderr": err, "cwd": folder, "env": {**os.environ, **own}}
+        if forked:
+            process: subprocess.Popen[bytes] | ForkedPython = ForkedPython([*before, *arguments], **streams)
+        else:
+            process = subprocess.Popen([sys.executable, *before, *arguments], start_new_session=True, **streams)
     for name in names:
         name.rename(name.with_suffix(f".{process.pid}"))
     return Running(process, folder)
@@ -116,8 +114,8 @@ def end(running: Running) -> Ended:
     return Ended(code, running.said("out"), running.said("err"))
 
 
-def run(folder: Path, *arguments: str, before: tuple[str, ...] = _DOCTOR, stdin: str = "") -> Ended:
-    return end(start(folder, *arguments, before=before, stdin=stdin))
+def run(folder: Path, *arguments: str, before: tuple[str, ...] = _DOCTOR, stdin: str = "", forked: bool = True) -> Ended:
+    return end(start(folder, *arguments, before=before, stdin=stdin, forked=forked))
 
 
 def write(folder: Path, rest: str, name: str = "train.py", loop: str = LOOP) -> str:
@@ -264,8 +262,8 @@ def test_a_script_sees_what_it_would_see_under_python(tmp_path: Path, how: str) 
     write(tmp_path / "package", "VALUE = 1\n", "neighbour.py", loop="")
     (tmp_path / "link.py").symlink_to(tmp_path / "package" / "train.py")  # its neighbours are those of the file
     named = {"file": ["package/train.py"], "link": ["link.py"], "module": ["-m", "package.train"]}[how]
-    running = start(tmp_path, *named, *ARGUMENTS)
-    plain = run(tmp_path, *named, *ARGUMENTS, before=())
+    running = start(tmp_path, *named, *ARGUMENTS, forked=how != "file")  # one of them as a person would start it
+    plain = run(tmp_path, *named, *ARGUMENTS, before=(), forked=False)
     ended = end(running)
     assert ended.code == plain.code == 0, ended.err + plain.err
     seen, expected = json.loads(ended.out), json.loads(plain.out)
@@ -282,6 +280,7 @@ atexit.register(lambda: print("late words"))
 
 
 def disturb(step):
+    sum(range(50_000))  # something to find
     if step in (8, 20):
         os.kill(os.getpid(), signal.SIGINT if step == 8 else signal.SIGTERM)
         os.write(1, b"from below")
@@ -438,7 +437,7 @@ from flatout.doctor import watching
 watching.make_case = lambda *_: (print("reporting", file=sys.stderr, flush=True), time.sleep(3600))
 """
     once = start(tmp_path, write(tmp_path, long, "once.py"))
-    twice = start(tmp_path, write(tmp_path, slow + long, "twice.py"))
+    twice = start(tmp_path, write(tmp_path, slow + long, "twice.py"), forked=False)
     for running, words in ((once, "running"), (twice, "running"), (twice, "reporting")):
         running.wait_for(words)
         running.process.send_signal(signal.SIGINT)
