@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -49,6 +50,12 @@ def each_test_has_onednn() -> Iterator[None]:
 
     with onednn_kept():
         yield
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: the collector of garbage need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

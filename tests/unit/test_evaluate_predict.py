@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from commands import Answer, Command
+from interpreters import run_forked
 from PIL import Image
 
 import flatout as fo
@@ -32,7 +33,8 @@ lr: 1e-2
 budget: 30 epochs
 settings: {device: cpu}
 """
-SQL_RECIPE = RECIPE.replace("table: people.csv", "sql: \"select age, job, answer from 'people.parquet'\"")
+BRIEF = RECIPE.replace("30 epochs", "2 epochs")  # where it need not have learned anything
+SQL_RECIPE = BRIEF.replace("table: people.csv", "sql: \"select age, job, answer from 'people.parquet'\"")
 NEW = {"age": [25.0, 60.0, None, 25.0], "job": ["cook", "cook", "clerk", "astronaut"]}
 
 
@@ -47,10 +49,21 @@ def write_csv(path: Path, columns: dict[str, Any]) -> None:
     csv.write_csv(pa.table(columns), path)
 
 
+@pytest.fixture(scope="module")
+def kept_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kept")
+
+
 @pytest.fixture
-def table_run(desk: Path, flatout: Command) -> Any:
+def table_run(desk: Path, flatout: Command, kept_runs: Path) -> Any:
+    """Trained once; each test has a copy."""
     write_csv(desk / "people.csv", people())
-    return trained(flatout, RECIPE)
+    if (kept_runs / "runs").exists():
+        shutil.copytree(kept_runs / "runs", desk / "runs")
+        return fo.load("mine-1")
+    run = trained(flatout, RECIPE)
+    shutil.copytree(desk / "runs", kept_runs / "runs")
+    return run
 
 
 def trained(flatout: Command, recipe: str) -> Any:
@@ -77,7 +90,7 @@ def names(columns: Any) -> list[Any]:
 def test_each_part_of_a_run_can_be_evaluated(desk: Path, flatout: Command) -> None:
     for name, seed in (("people.csv", 0), ("held.csv", 1), ("last.csv", 2)):
         write_csv(desk / name, people(seed=seed))
-    run = trained(flatout, RECIPE.replace("holdout: 0.2", "validation: held.csv, test: last.csv"))
+    run = trained(flatout, BRIEF.replace("holdout: 0.2", "validation: held.csv, test: last.csv"))
     for part, file in (("train", "people.csv"), ("validation", "held.csv"), ("test", "last.csv")):
         own = metrics(flatout("evaluate", "last", "--part", part, "--json"))
         assert own == pytest.approx(metrics(flatout("evaluate", "last", "--data", file, "--json")))
@@ -87,9 +100,9 @@ def test_each_part_of_a_run_can_be_evaluated(desk: Path, flatout: Command) -> No
     )
 
 
-def test_files_that_were_changed_since_are_not_taken_for_those_it_was_trained_on(desk: Path, flatout: Command) -> None:
-    write_csv(desk / "people.csv", people())
-    run = trained(flatout, RECIPE)
+def test_files_that_were_changed_since_are_not_taken_for_those_it_was_trained_on(
+    desk: Path, flatout: Command, table_run: Any
+) -> None:
     before = metrics(flatout("evaluate", "last", "--json"))
     columns = people()
     columns["age"][0] += 1
@@ -98,7 +111,7 @@ def test_files_that_were_changed_since_are_not_taken_for_those_it_was_trained_on
     assert answer.code == 1 and "mine-1 is not what it was trained on any more" in answer.err and "--data" in answer.err
     assert 0 <= metrics(flatout("evaluate", "last", "--data", "people.csv", "--json"))["accuracy"] <= 1
     write_csv(desk / "people.csv", people())
-    assert fo.evaluate(run) == pytest.approx(before)
+    assert fo.evaluate(table_run) == pytest.approx(before)
 
 
 def test_the_train_part_is_evaluated_without_augmentation(desk: Path, flatout: Command) -> None:
@@ -108,14 +121,12 @@ def test_the_train_part_is_evaluated_without_augmentation(desk: Path, flatout: C
     assert first == again and first["accuracy"] == 1
 
 
-def test_a_part_that_is_not_there(desk: Path, flatout: Command) -> None:
-    write_csv(desk / "people.csv", people())
-    trained(flatout, RECIPE)
+def test_a_part_that_is_not_there(desk: Path, flatout: Command, table_run: Any) -> None:
     answer = flatout("evaluate", "last", "--part", "test")
     assert answer.code == 2
     assert "mine-1 has no test part, its data has train and validation: set test: FILE" in answer.err
     assert "--data" in answer.err
-    (desk / "bare.yaml").write_text(RECIPE.replace(", holdout: 0.2", ""))
+    (desk / "bare.yaml").write_text(BRIEF.replace(", holdout: 0.2", ""))
     assert flatout("run", "bare.yaml", "--quiet").code == 0
     answer = flatout("evaluate", "last")
     assert answer.code == 2
@@ -177,7 +188,7 @@ def test_names_are_known_to_a_new_process_that_has_no_training_data(desk: Path, 
     (desk / "photos").rename(desk / "moved")
     program = "import flatout as fo; print(fo.predict(fo.load('mine-1'), 'moved/snow/3.png', device='cpu')['class'].tolist())"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment).stdout
+    said = run_forked(["-c", program], env=environment, check=True).stdout
     assert said == "['snow']\n"
 
 
@@ -199,7 +210,7 @@ def test_words_of_arrays_come_back(desk: Path, flatout: Command) -> None:
 def test_numbers_of_classes_that_do_not_count_from_0_are_names(desk: Path, flatout: Command) -> None:
     columns = people()
     write_csv(desk / "people.csv", {**columns, "answer": np.where(columns["answer"] == "yes", 7, 3)})
-    found = fo.predict(trained(flatout, RECIPE), "people.csv", device="cpu")
+    found = fo.predict(trained(flatout, BRIEF), "people.csv", device="cpu")
     assert [{"3": 0, "7": 1}[name] for name in names(found)] == list(found["prediction"])
 
 
@@ -228,10 +239,10 @@ def test_a_label_read_as_classes_is_no_number(desk: Path, flatout: Command) -> N
 def test_classes_that_are_numbers_stay_numbers(desk: Path, flatout: Command) -> None:
     columns = people()
     write_csv(desk / "people.csv", {**columns, "answer": (columns["answer"] == "yes").astype(int)})
-    run = trained(flatout, RECIPE)
+    run = trained(flatout, BRIEF)
     assert list(fo.predict(run, "people.csv", device="cpu")) == ["prediction", "probability", "probabilities"]
     np.savez("numbers.npz", x=np.random.rand(64, 5).astype("float32"), y=np.arange(64) % 3)
-    (desk / "arrays.yaml").write_text(RECIPE.replace("table: people.csv, label: answer", "arrays: numbers.npz"))
+    (desk / "arrays.yaml").write_text(BRIEF.replace("table: people.csv, label: answer", "arrays: numbers.npz"))
     assert flatout("run", "arrays.yaml", "--quiet").code == 0
     assert "class" not in fo.predict(fo.load("last"), "numbers.npz", device="cpu")
 
