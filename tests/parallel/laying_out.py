@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,11 +23,12 @@ def main() -> int:
     patched: Any = sharing
     deep = {**training.recipes("gpt"), "model": lambda: gpt(training.VOCABULARY, training.WINDOW, layers=8, heads=4, width=16)}
     recipe = fo.Recipe(**deep, budget="50 steps", settings={"device": "cpu"})
+    probed = Path(os.environ["PROBED"])
     world = join(torch.device("cpu"))
     try:
         for memory_bytes in asked["memory_bytes"]:
             patched._memory_bytes = lambda device, world, found=memory_bytes: found[world.rank]  # no such devices are here
-            print(json.dumps(sharing.choose_layout(world, recipe, build_job(recipe, None), None).__dict__))
+            print(json.dumps(sharing.choose_layout(world, recipe, build_job(recipe, None), probed).__dict__))
     finally:
         world.close()
     return 0

@@ -11,8 +11,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +19,9 @@ from typing import Any
 import numpy
 import pytest
 import training
+from interpreters import ForkedPython
 from safetensors.torch import load_file
-from worlds import HERE, PROBED, Ended, ended, launched, together
+from worlds import HERE, PROBED, Ended, commanded, ended, together
 
 import flatout as fo
 from flatout.base.events import read_events
@@ -71,12 +70,12 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def raised(desk: Path) -> Iterator[subprocess.Popen[str]]:
+def raised(desk: Path) -> Iterator[ForkedPython]:
     """Under torchrun. It goes on beside what the other tests do, which mostly wait."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "FAULT": "raises:1", "OMP_NUM_THREADS": "1"}
     with (desk / "raised.txt").open("w") as said:
-        process = subprocess.Popen([*torchrun, *flatout_run(desk, "raised")], env=environment, stderr=said, text=True)
+        process = ForkedPython([*torchrun, *flatout_run(desk, "raised")], env=environment, stderr=said)
         yield process
         process.kill()
         process.wait()
@@ -95,7 +94,7 @@ class Troubled:
 def troubled(desk: Path, raised: object) -> Troubled:
     fault = {"FAULT": "slow on a disk that is full for a while:1"}
     told = ""
-    with launched(2, flatout_run(desk, "troubled", "--mesh", "shard=2"), fault) as processes:
+    with commanded(2, flatout_run(desk, "troubled", "--mesh", "shard=2"), fault) as processes:
         assert processes[0].stderr is not None
         for line in processes[0].stderr:
             told += line
@@ -137,7 +136,7 @@ def test_a_signal_to_any_one_process_saves_once_and_all_leave(troubled: Troubled
     assert apart(whole.folder.weights_path, resumed.folder.weights_path) < 1e-5
 
 
-def test_an_exception_on_one_process_stops_all_with_its_traceback(raised: subprocess.Popen[str], desk: Path) -> None:
+def test_an_exception_on_one_process_stops_all_with_its_traceback(raised: ForkedPython, desk: Path) -> None:
     assert raised.wait(timeout=100) == 1
     said = (desk / "raised.txt").read_text()
     assert "flatout: rank 1 failed, so all ranks stop: ValueError: a row that nobody has thought of\nTraceback" in said

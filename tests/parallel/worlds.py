@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import runpy
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 import torch
 import torch.distributed as dist
+from interpreters import ForkedPython, piped
+
+from flatout.machine.probe import probe
 
 HERE = Path(__file__).parent
 _FOLDER = tempfile.TemporaryDirectory()
@@ -53,21 +52,31 @@ class Ended:
 
 def started(size: int, script: str, *asked: Any) -> AbstractContextManager[list[Started]]:
     """`script` of this folder in each process, with what is asked as JSON."""
-    path, given = str(HERE / script), [json.dumps(one) for one in asked]
-    return _world(size, lambda told: _Forked(path, given, told))
+    arguments = [str(HERE / script), *(json.dumps(one) for one in asked)]
+    return _world(size, lambda told: _forked(arguments, told))
+
+
+def commanded(size: int, arguments: list[str], more: Mapping[str, str]) -> AbstractContextManager[list[Started]]:
+    """Python with these arguments in each process."""
+    return _world(size, lambda told: _forked(arguments, {**told, **more}))
 
 
 def launched(size: int, arguments: list[str], more: Mapping[str, str] | None = None) -> AbstractContextManager[list[Started]]:
-    """Python with these arguments in each process."""
+    """The same, in interpreters that are started for it."""
     piped: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return _world(
         size, lambda told: subprocess.Popen([sys.executable, *arguments], env={**os.environ, **told, **(more or {})}, **piped)
     )
 
 
+def _forked(arguments: list[str], told: Mapping[str, str]) -> ForkedPython:
+    return piped(arguments, env={**os.environ, **told, "PYTHONUNBUFFERED": "1"})
+
+
 @contextmanager
 def _world(size: int, start: Callable[[dict[str, str]], Started]) -> Iterator[list[Started]]:
-    """The launcher keeps the store where they meet."""
+    """The launcher keeps the store where they meet, and has measured the machine."""
+    probe(torch.device("cpu"), PROBED, quick=True)
     made: Any = dist
     store = made.TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     processes = []
@@ -87,58 +96,6 @@ def _world(size: int, start: Callable[[dict[str, str]], Started]) -> Iterator[li
             for pipe in (process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()
-
-
-class _Forked:
-    """A script in a process that is forked off one which has only imported: importing takes longer than most of what is tested.
-
-    To those who watch it, it is a `Popen`.
-    """
-
-    def __init__(self, path: str, given: list[str], told: dict[str, str]) -> None:
-        context = multiprocessing.get_context("forkserver")
-        pipes = [context.Pipe(duplex=False) for _ in range(2)]
-        self._process = context.Process(target=_run_script, args=(path, given, told, *(there for _, there in pipes)))
-        self._process.start()
-        for _, there in pipes:
-            there.close()
-        self.stdout, self.stderr = (os.fdopen(os.dup(here.fileno())) for here, _ in pipes)
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
-
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        with ThreadPoolExecutor(2) as readers:
-            said = [readers.submit(pipe.read) for pipe in (self.stdout, self.stderr)]
-            if is_late := bool(wait(said, timeout).not_done):
-                self.kill()  # it will say no more, and the readers end
-        assert not is_late, f"after {timeout} s it still ran, and had said: {[one.result() for one in said]}"
-        self._process.join()
-        return said[0].result(), said[1].result()
-
-    def send_signal(self, number: int) -> None:
-        assert self._process.pid is not None
-        os.kill(self._process.pid, number)
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        self._process.join(timeout)
-        return self.returncode
-
-
-def _run_script(path: str, given: list[str], told: dict[str, str], out: Connection, err: Connection) -> None:
-    for number, pipe in ((1, out), (2, err)):
-        os.dup2(pipe.fileno(), number)
-        pipe.close()
-    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
-    os.environ.update(told)
-    torch.set_num_threads(1)
-    sys.argv = [path, *given]
-    sys.path.insert(0, str(Path(path).parent))
-    runpy.run_path(path, run_name="__main__")
 
 
 def ended(processes: Sequence[Started], timeout_s: float = 150) -> list[Ended]:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interpreters import ForkedPython, piped
 from ragged import KINDS, MadeUp, batches, equal
 
 from flatout.base.errors import UsageError
@@ -50,13 +51,16 @@ def filling(source, **options):
 """
 
 
-def child(folder: Path, code: str) -> subprocess.Popen[str]:
+def child(folder: Path, code: str) -> ForkedPython:
     """Another process that has `filling(source)` over the same folder."""
-    start = CHILD.format(here=str(Path(__file__).parent), folder=str(folder), part_bytes=PART_BYTES)
-    return subprocess.Popen([sys.executable, "-c", start + code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return piped(["-c", _filling(folder) + code])
 
 
-def ended(process: subprocess.Popen[str]) -> str:
+def _filling(folder: Path) -> str:
+    return CHILD.format(here=str(Path(__file__).parent), folder=str(folder), part_bytes=PART_BYTES)
+
+
+def ended(process: ForkedPython) -> str:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     return out
@@ -533,10 +537,7 @@ def test_folders_of_other_people_are_neither_counted_nor_touched(tmp_path: Path)
 
 
 def test_memory_stays_flat_over_many_epochs(tmp_path: Path) -> None:
-    out = ended(
-        child(
-            tmp_path,
-            """
+    code = """
 import psutil
 for compression in ("none", "lz4"):
     source = MadeUp("photos", rows=300, mean=50_000, name=compression)
@@ -550,9 +551,9 @@ for compression in ("none", "lz4"):
     assert reading.complete
     print(*[epoch(number) for number in range(1, 12)])
     assert source.rows_read == 300
-""",
-        )
-    )
+"""
+    command = [sys.executable, "-c", _filling(tmp_path) + code]  # a new interpreter: a fork shares memory with others
+    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     for line in out.splitlines():
         sizes = [int(word) for word in line.split()]
         assert len(sizes) == 11 and max(sizes[1:]) <= 1.02 * sizes[0], sizes

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import Command, signal_at
+from commands import Command, keep_ceilings, signal_at
 
 from flatout.base.errors import RunBusy, StoreError
 from flatout.base.events import read_events
@@ -192,6 +192,7 @@ def test_resume_where_torch_is_found_by_pythonpath(desk: Path) -> None:
     source = Path(__file__).parents[2] / "src"
     environment = {**os.environ, "PYTHONPATH": f"{source}:{libraries}", "FLATOUT_CACHE": str(desk / "cache")}
     environment.pop("VIRTUAL_ENV", None)
+    keep_ceilings(desk / "cache")
     base = getattr(sys, "_base_executable", sys.executable)
     command = [
         base,
