@@ -217,18 +217,18 @@ CASES: dict[int, list[Case]] = {
         Case("mlp", {"pipeline": 2, "tensor": 2}, F32, {"schedule": "1f1b", "costs": [9.0, 1.0, 1.0]}),
     ],
 }  # fmt: skip
-STEPS = 10
+STEPS = 5  # a change of a weight has reached all others by the second
 
 
 @functools.cache
-def results(size: int) -> list[list[Result]]:
-    """Of each rank, of each case: all in one start of the processes, for all tests that ask."""
+def results(size: int, *, piped: bool) -> list[dict[int, Result]]:
+    """Of each rank, of each case with or without a pipeline by its number: all in one start of the processes."""
     with tempfile.TemporaryDirectory() as folder:
-        return on_ranks(size, run_all, size, STEPS, folder=Path(folder))
+        return on_ranks(size, run_all, size, piped, STEPS, folder=Path(folder))
 
 
-def run_all(size: int, steps: int) -> list[Result]:
-    return [case.run(steps) for case in CASES[size]]
+def run_all(size: int, piped: bool, steps: int) -> dict[int, Result]:
+    return {number: case.run(steps) for number, case in enumerate(CASES[size]) if ("pipeline" in case.axes) == piped}
 
 
 @functools.cache

@@ -26,7 +26,7 @@ PIPED = [(size, number) for size, cases in CASES.items() for number, case in enu
 def test_it_learns_what_one_process_learns(size: int, number: int) -> None:
     case = CASES[size][number]
     right, bar = wanted(case.kind, case.dtype), 1e-9 if case.dtype == torch.float64 else 1e-5
-    found = [of_rank[number] for of_rank in results(size)]
+    found = [of_rank[number] for of_rank in results(size, piped=True)]
     for result in found:
         assert result["loss"] == pytest.approx(right["loss"], rel=bar)
         assert result["norm"] == pytest.approx(right["norm"], rel=bar)
@@ -41,7 +41,7 @@ def test_it_learns_what_one_process_learns(size: int, number: int) -> None:
 
 def test_a_tied_weight_stays_one_weight() -> None:
     number = next(n for n, case in enumerate(CASES[2]) if case.kind == "gpt" and "pipeline" in case.axes)
-    first, last = (of_rank[number] for of_rank in results(2))
+    first, last = (of_rank[number] for of_rank in results(2, piped=True))
     assert first["tied"] == [{0: "tokens.weight", 1: "head.weight"}]
     assert torch.equal(first["weights"]["tokens.weight"], last["weights"]["head.weight"])
 

@@ -22,7 +22,7 @@ SPLIT = [
 def test_it_learns_what_one_process_learns(size: int, number: int) -> None:
     case = CASES[size][number]
     right, bar = wanted(case.kind, case.dtype), 1e-9 if case.dtype == torch.float64 else 1e-5
-    for result in (of_rank[number] for of_rank in results(size)):
+    for result in (of_rank[number] for of_rank in results(size, piped=False)):
         assert result["loss"] == pytest.approx(right["loss"], rel=bar)
         assert result["norm"] == pytest.approx(right["norm"], rel=bar)
         assert set(result["weights"]) == set(right["weights"])
