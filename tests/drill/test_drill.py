@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from interpreters import run_forked
 
 from flatout.base.errors import StoreError
 from flatout.drill.difference import differing_bits
@@ -32,10 +32,7 @@ def test_five_kills_and_no_bit_differs(tmp_path: Path) -> None:
     recipe = tmp_path / "small.yaml"
     recipe.write_text(json.dumps(RECIPE))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [sys.executable, "-m", "flatout", "drill", str(recipe), "--kills", "5", "--seed", "3", "--json"],
-        env=environment, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    ended = run_forked(["-m", "flatout", "drill", str(recipe), "--kills", "5", "--seed", "3", "--json"], env=environment)
     assert ended.returncode == 0, ended.stderr
     report: dict[str, Any] = json.loads(ended.stdout)
     assert report["passed"] and report["differing_bits"] == 0 and report["lost_runs"] == 0

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from interpreters import run_forked
 
 BENCHMARK = Path(__file__).parent.parent.parent / "benchmarks" / "fuzz_files.py"
 
@@ -15,8 +14,7 @@ BENCHMARK = Path(__file__).parent.parent.parent / "benchmarks" / "fuzz_files.py"
 def test_damaged_files_end_in_rows_or_in_an_error() -> None:
     for library in ("pyarrow", "duckdb", "tokenizers", "PIL", "simplejpeg", "safetensors"):
         pytest.importorskip(library)
-    command = [sys.executable, str(BENCHMARK), "--plain", "--cases", "300", "--seed", "7"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    ended = run_forked([str(BENCHMARK), "--plain", "--cases", "300", "--seed", "7"], timeout=300)
     assert ended.returncode == 0, ended.stderr[-4000:]
     counts = json.loads(ended.stdout.splitlines()[-1])
     assert counts["rows"] + counts["error"] == counts["cases"] == 300

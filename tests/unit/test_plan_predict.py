@@ -195,7 +195,7 @@ def test_a_graph_removes_the_launch_cost() -> None:
 
 def test_a_graph_closes_gaps_between_kernels_if_not_launch_bound() -> None:
     ceilings = replace(GPU, launch_s=measured(5e-6), kernel_s=measured(1e-6))
-    job = job_of({"mlp": {"hidden": [8192, 8192]}}, (8192,), batch=8192)
+    job = job_of({"mlp": {"hidden": [8192]}}, (8192,), batch=8192)
     called, replayed = (predict(job, Settings(device="cuda:0", graph=on), ceilings) for on in (False, True))
     assert called.bound == replayed.bound == COMPUTE and called.step_s is not None and replayed.step_s is not None
     kernels = sum(group.operators for group in called.groups)

@@ -110,7 +110,7 @@ def test_a_run_ends_near_where_a_plain_one_does(tmp_path: Path) -> None:
     for value in ("float32", "autocast"):
         (tmp_path / "words.txt").write_text(TEXT)
         data = fo.data.text(tmp_path / "words.txt", encoding="chars", window=16, holdout=0.1)
-        asked: dict[str, Any] = {"objective": "next_token", "batch": 16, "lr": 1e-2, "budget": "60 steps", "model": GPT}
+        asked: dict[str, Any] = {"objective": "next_token", "batch": 8, "lr": 1e-2, "budget": "60 steps", "model": GPT}
         settings = {"device": "cpu", "precision": "bf16", "residual": value}
         recipe = fo.Recipe(data=data, settings=settings, **asked)
         run = fo.run(recipe, runs=tmp_path / value, cache=tmp_path / "cache", planning="off")
