@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreters import run_forked
 
 PROGRAM = Path(__file__).parent.parent.parent / "benchmarks" / "_watched.py"
 SMALL = {"size": 3, "step": 6, "hang_s": 3.0, "limit_s": 45.0}
@@ -38,10 +38,7 @@ def said() -> Said:
     """What the ranks of each fault said. All run side by side: they mostly wait, as hanging ranks do."""
     faults = [{**SMALL, **fault} for fault in FAULTS.values()]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [sys.executable, str(PROGRAM), json.dumps(faults)],
-        env=environment, capture_output=True, text=True, timeout=150, check=False,
-    )  # fmt: skip
+    ended = run_forked([str(PROGRAM), json.dumps(faults)], env=environment, timeout=150)
     assert ended.returncode == 0, ended.stderr
     lines = [json.loads(line) for line in ended.stdout.splitlines()]
     return {name: [line for line in lines if line["fault"] == number] for number, name in enumerate(FAULTS)}
