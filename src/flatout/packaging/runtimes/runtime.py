@@ -18,7 +18,8 @@ from flatout.packaging.code_program import CodeProgram
 from flatout.packaging.program import Program
 
 _REPEATS, _MOST_S = 25, 0.3
-_TOO_LONG_S = 1.0  # one call of this length is enough to know where the curve goes
+_SLOW_S = 0.25  # calls of this length need no warm-up and few repeats
+_TOO_LONG_S = 1.0  # larger batches are not timed
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Runtime(ABC):
         """The time of one call by batch size, with the results on the host. Ends before a size without memory or too slow."""
         points: list[Point] = []
         for size in sizes:
-            if points and points[-1].median_s * size / points[-1].batch > 2 * _TOO_LONG_S:
+            if points and points[-1].median_s * size / points[-1].batch > _TOO_LONG_S:
                 break
             try:
                 points.append(self._timed(_repeated(rows, size), size))
@@ -89,10 +90,9 @@ class Runtime(ABC):
 
     def _timed(self, rows: Batch, size: int) -> Point:
         first = self._seconds(rows)  # the first call allocates, and may capture a graph
-        if first < _TOO_LONG_S:
-            self._seconds(rows)
+        least = 2 if first > _SLOW_S else 5
         times: list[float] = []
-        while len(times) < _REPEATS and (len(times) < 3 or sum(times) < _MOST_S):
+        while len(times) < _REPEATS and (len(times) < least or sum(times) < _MOST_S):
             times.append(self._seconds(rows))
         times.sort()
         quarter = len(times) // 4
