@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from flatout import __version__
+from flatout.data.fitted import Signature
 from flatout.packaging.ports import Port
 from flatout.packaging.runtimes.choice import Measured
 from flatout.packaging.samples import Samples
@@ -36,11 +37,33 @@ def card_of(run: Run, objective: str, samples: Samples, measured: Sequence[Measu
     }
 
 
-def signature_of(inputs: Sequence[Any], outputs: Sequence[Port], classes: Sequence[str] | None, target: str) -> dict[str, Any]:
-    """Raw inputs and named outputs. `target` says in which units a number is predicted."""
+_INPUT_UNITS = {
+    "number": "as in the training data; None or NaN where missing",
+    "category": "text, whole numbers, true or false; None where missing",
+    "date": "a date, a time, or ISO 8601 text; None where missing",
+    "photo": "bytes of a JPEG, PNG or WebP file, or uint8 pixels [height, width, 3]",
+    "text": "text",
+    "tokens": "token ids",
+    "array": "as in the training data",
+}
+_OUTPUT_UNITS = {"probability": "0 to 1", "probabilities": "0 to 1", "log_probability": "natural logarithm"}
+
+
+def signature_of(signature: Signature, outputs: Sequence[Port], objective: str, label: str) -> dict[str, Any]:
+    """Raw inputs and named outputs, each with its unit. `label` names the predicted column."""
+    predicted = {
+        "classify": f"number of the class of {label}",
+        "binary": f"1 where {label} is the second class, else 0",
+        "multilabel": "1 for each label that applies, else 0",
+        "regress": f"in the units of {label}",
+        "next_token": "token id",
+    }
+    units = {**_OUTPUT_UNITS, "prediction": predicted.get(objective, "as the model gives it")}
     return {
-        "inputs": [{"name": one.name, "kind": one.kind, "dtype": one.dtype, "shape": list(one.shape)} for one in inputs],
-        "outputs": [port.to_json() for port in outputs],
-        "classes": None if classes is None else list(classes),
-        "target": target,
+        "inputs": [
+            {"name": raw.name, "kind": raw.kind, "dtype": raw.dtype, "shape": list(raw.shape), "unit": _INPUT_UNITS[raw.kind]}
+            for raw in signature.inputs
+        ],
+        "outputs": [{**port.to_json(), "unit": units.get(port.name, "as the model gives it")} for port in outputs],
+        "classes": None if signature.classes is None else list(signature.classes),
     }

@@ -13,6 +13,7 @@ from torch import Tensor
 from flatout import __version__
 from flatout.base.errors import FlatoutError, MissingExtra, ModelError, NotExportable, StoreError, UsageError
 from flatout.data.fitted import Fitted
+from flatout.data.fitted.table_rows import TableHost
 from flatout.data.source import Batch
 from flatout.engine.job import Job
 from flatout.packaging.answering import Answering, Preparation
@@ -69,9 +70,9 @@ def export(run: Run, out: Path, *, cache: Path | None = None, say: Callable[[str
         code = program.import_path if isinstance(program, CodeProgram) else None
         card = card_of(run, job.objective.name, samples, measured, code)
         write_parsed(folder, "card.json", card)
-        signature = fitted.signature
-        target = "class" if signature.classes or fitted.host.class_names else job.objective.name
-        write_parsed(folder, "signature.json", signature_of(signature.inputs, program.outputs, signature.classes, target))
+        label = fitted.host.label.name if isinstance(fitted.host, TableHost) else "y"
+        signature = signature_of(fitted.signature, program.outputs, job.objective.name, label)
+        write_parsed(folder, "signature.json", signature)
         write_manifest(folder, __version__)
     package = open_package(out)
     return Exported(package, tuple(measured), tuple(notes))

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from flatout.base.errors import DamagedFile, DataError, MissingFile, ModelError
+from flatout.base.trust import private_cache
 from flatout.data.feeds.evaluation import EvalFeed
 from flatout.data.fitted import Fitted
 from flatout.data.fitted.fitted import Words
@@ -86,7 +87,7 @@ class Package:
     def parts(self, device: torch.device, cache: Path | None = None) -> Parts:
         precision = self.card["precision"] if device.type == "cuda" else "fp32"
         onnx = self.path / "model.onnx"
-        compiled = None if cache is None else cache / "packages" / self.folder.hash
+        compiled = None if cache is None else private_cache(cache) / "packages" / self.folder.hash  # libraries are run
         return Parts(self.program, self.weights, device, precision, onnx if onnx.exists() else None, compiled)
 
     def measured(
@@ -99,7 +100,7 @@ class Package:
     ) -> list[Measured]:
         """The runtimes on this machine, measured once and kept in the cache; those that compile only with `compilers`."""
         machine = f"{fingerprint(read_facts())}-{str(device).replace(':', '')}"
-        kept = MeasuredCache(cache, self.folder.hash, machine)
+        kept = MeasuredCache(None if cache is None else private_cache(cache), self.folder.hash, machine)
         known = {one.name: one for one in kept.load()}
         wanted = [kind for kind in RUNTIMES if kind.name not in known and (compilers or not kind.needs_compiler)]
         if wanted:
