@@ -62,6 +62,7 @@ class _Writing:
     def __init__(self, exported: Any, samples: Mapping[str, Tensor], dynamic: tuple[str, ...]) -> None:
         self._exported, self._samples, self._dynamic = exported, samples, dynamic
         self._nodes: list[Node] = []
+        self._used: list[str] = []  # names of the inputs that an output depends on; users need not give others
         self._numbers: dict[fx.Node, int] = {}
         self._weights: dict[str, Tensor] = {}
         self._weight_numbers: dict[tuple[Any, ...], int] = {}
@@ -70,21 +71,22 @@ class _Writing:
         signature = self._exported.graph_signature
         graph: fx.Graph = self._exported.graph_module.graph
         named = {spec.arg.name: spec.target for spec in signature.input_specs if spec.target is not None}
-        order = {name: place for place, name in enumerate(signature.user_inputs)}
+        columns = dict(zip(signature.user_inputs, self._samples, strict=True))
         returned = self._returned(graph)
         for node in self._needed(graph, returned):
             if node.op == "placeholder":
                 if node.name in named:
                     self._weight(node, named[node.name])
                 else:
-                    self._add(node, Node(input=order[node.name]))
+                    self._add(node, Node(input=len(self._used)))
+                    self._used.append(columns[node.name])
             elif node.op == "call_function":
                 self._call(node)
             else:
                 raise ModelError(f"the model has control flow that depends on data ({node.op} {node.target})")
         spec = self._exported.call_spec.out_spec
         names = list(torch.utils._pytree.tree_unflatten(list(range(len(returned))), spec))
-        inputs = tuple(self._input(name, tensor) for name, tensor in self._samples.items())
+        inputs = tuple(self._input(name, self._samples[name]) for name in self._used)
         outputs = tuple(self._output(name, node) for name, node in zip(names, returned, strict=True))
         program = Program(inputs, outputs, tuple(self._nodes), tuple(self._number(node) for node in returned))
         return program, self._weights
@@ -118,9 +120,9 @@ class _Writing:
         return [node for node in graph.nodes if node in wanted]
 
     def _call(self, node: fx.Node) -> None:
-        name = operator_name(node.target)
-        if name.split(".")[1] in _CHECKS:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._opname in _CHECKS:
             return
+        name = operator_name(node.target)
         if (same := _without_effect(node, name)) is not None:
             self._numbers[node] = self._number(same)
             return
@@ -137,8 +139,12 @@ class _Writing:
         if place in self._weight_numbers:
             self._numbers[node] = self._weight_numbers[place]
             return
-        self._weights[target] = tensor.contiguous()
         self._add(node, Node(weight=target))
+        if tensor.is_complex():  # pairs of real numbers: not every version of safetensors has complex ones
+            self._weights[target] = torch.view_as_real(tensor.resolve_conj()).contiguous()
+            self._add(node, Node("aten.view_as_complex.default", ({"node": self._numbers[node]},)))
+        else:
+            self._weights[target] = tensor.contiguous()
         self._weight_numbers[place] = self._numbers[node]
 
     def _add(self, node: fx.Node, written: Node) -> None:

@@ -10,6 +10,7 @@ A device in a call is always the one that the module is built for.
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +20,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from flatout.base.errors import DamagedFile, ModelError
-from flatout.packaging.operators import operator_called
+from flatout.packaging.operators import check_call, operator_called
 from flatout.packaging.ports import Port
 
 FORMAT = 1
 _MEMORY = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last, "preserve": torch.preserve_format}
+_NOT_FINITE = ("inf", "-inf", "nan")
 _MEMORY_NAMES = {value: name for name, value in _MEMORY.items()}
 
 
@@ -47,13 +49,14 @@ class Node:
 
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> Node:
+        """ModelError for an operator that a program may not call."""
         if "weight" in written:
             return cls(weight=str(written["weight"]))
         if "input" in written:
-            return cls(input=int(written["input"]))
-        name = str(written["call"])
-        operator_called(name)  # raises ModelError for one that a program may not call
-        return cls(name, tuple(written["args"]), dict(written.get("kwargs", {})))
+            return cls(input=_number(written["input"]))
+        name, args, kwargs = str(written["call"]), tuple(written["args"]), dict(written.get("kwargs", {}))
+        check_call(name, len(args), kwargs)
+        return cls(name, args, kwargs)
 
 
 @dataclass(frozen=True)
@@ -105,17 +108,28 @@ class Program:
         if written.get("format") != FORMAT:
             raise DamagedFile(f"the program has format {written.get('format')!r}; this flatout reads format {FORMAT}")
         nodes = tuple(Node.from_json(node) for node in written["nodes"])
-        returns = tuple(int(number) for number in written["returns"])
-        if any(number >= len(nodes) for number in returns):
-            raise DamagedFile("the program returns a node that it does not have")
-        inputs = tuple(Port.from_json(port) for port in written["inputs"])
-        return cls(inputs, tuple(Port.from_json(port) for port in written["outputs"]), nodes, returns)
+        inputs, outputs = (tuple(Port.from_json(port) for port in written[key]) for key in ("inputs", "outputs"))
+        for place, node in enumerate(nodes):
+            if node.input is not None and not 0 <= node.input < len(inputs):
+                raise DamagedFile(f"node {place} of the program is input {node.input}; there are {len(inputs)} inputs")
+            read = _Reader(range(place), torch.device("cpu"))
+            read.all([*node.args, *(node.kwargs or {}).values()])
+        returns = tuple(_number(number) for number in written["returns"])
+        if len(returns) != len(outputs) or any(not 0 <= number < len(nodes) for number in returns):
+            raise DamagedFile(f"the program returns the nodes {list(returns)} of {len(nodes)} as {len(outputs)} outputs")
+        return cls(inputs, outputs, nodes, returns)
+
+
+def _number(written: Any) -> int:
+    if type(written) is not int:
+        raise DamagedFile(f"the program has {str(written)[:60]!r} where a number of a node or an input is expected")
+    return written
 
 
 class _Reader:
-    """The arguments of a call as Python values."""
+    """The arguments of a call as Python values. `made` are the nodes before it. DamagedFile for anything else."""
 
-    def __init__(self, made: Sequence[fx.Node], device: torch.device) -> None:
+    def __init__(self, made: Sequence[Any], device: torch.device) -> None:
         self._made, self._device = made, device
 
     def all(self, written: Sequence[Any]) -> list[Any]:
@@ -124,10 +138,14 @@ class _Reader:
     def one(self, written: Any) -> Any:
         if isinstance(written, list):
             return self.all(written)
-        if not isinstance(written, Mapping):
+        if written is None or isinstance(written, bool | int | float | str):
             return written
+        if not isinstance(written, Mapping) or len(written) != 1:
+            raise DamagedFile(f"the program has an argument of an unknown kind, {str(written)[:60]!r}")
         ((kind, value),) = written.items()
         if kind == "node":
+            if not 0 <= _number(value) < len(self._made):
+                raise DamagedFile(f"node {len(self._made)} of the program uses node {value}; only earlier nodes can be used")
             return self._made[value]
         if kind == "dtype":
             return dtype_named(value)
@@ -135,17 +153,19 @@ class _Reader:
             return self._device
         if kind == "layout":
             return torch.strided
-        if kind == "memory_format":
+        if kind == "memory_format" and isinstance(value, str) and value in _MEMORY:
             return _MEMORY[value]
-        if kind == "float":
+        if kind == "float" and value in _NOT_FINITE:
             return float(value)
-        if kind == "slice":
+        if kind == "complex" and isinstance(value, list) and len(value) == 2 and all(type(part) is float for part in value):
+            return complex(*value)
+        if kind == "slice" and isinstance(value, list) and len(value) == 3:
             return slice(*self.all(value))
-        raise DamagedFile(f"the program has an argument of an unknown kind, {kind!r}")
+        raise DamagedFile(f"the program has an argument of an unknown kind, {str(written)[:60]!r}")
 
 
 def dtype_named(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
+    found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, torch.dtype):
         raise DamagedFile(f"{name!r} is no type of tensors")
     return found
@@ -162,6 +182,8 @@ def written_argument(value: Any, node_number: Callable[[fx.Node], int]) -> Any:
             return {"float": str(value)}
         case None | bool() | int() | float() | str():
             return value
+        case complex() if cmath.isfinite(value):
+            return {"complex": [value.real, value.imag]}
         case torch.dtype():
             return {"dtype": str(value).removeprefix("torch.")}
         case torch.device():
