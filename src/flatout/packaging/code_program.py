@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatout.base.errors import ModelError
+from flatout.base.errors import FlatoutError, ModelError, UsageError
 from flatout.base.specs import Spec
 from flatout.data.kept import recall
+from flatout.data.workers.parcel import RECIPE_MODULE
 from flatout.packaging.answering import Answering, Preparation
 from flatout.packaging.ports import Port
 from flatout.recipe.build import build_job
@@ -36,13 +38,20 @@ class CodeProgram:
         return Spec.parse(self.recipe["model"]).name
 
     def module(self, weights: Mapping[str, Tensor], device: torch.device) -> nn.Module:
-        """ModelError if the code is not installed here."""
+        """ModelError if the code is not installed here, or is none of a model."""
+        _check_imports(self.recipe)
         recipe = recipe_from(dict(self.recipe), Path(), stored=True)
         try:
             job = build_job(recipe, data=recall(self.data, recipe.data, Path()))
-        except ImportError as error:
-            raise ModelError(f"the package needs {self.import_path}, which is not installed here ({error})") from error
-        job.model.load_state_dict(dict(weights))
+        except UsageError as error:
+            if isinstance(error.__cause__, ImportError):
+                raise ModelError(f"the package needs {self.import_path}, which is not installed here: {error}") from error
+            raise
+        try:
+            job.model.load_state_dict(dict(weights))
+        except RuntimeError as error:
+            why = str(error).replace("\n\t", " ")
+            raise ModelError(f"{self.import_path} is not the code that the package was exported with: {why}") from error
         preparation = Preparation(job.data.fitted)
         names = [port.name for port in self.inputs]
         answering = Answering(job.model.eval(), preparation.inside, job.objective, names)
@@ -64,6 +73,15 @@ class CodeProgram:
         return cls(inputs, outputs, written["recipe"], written["data"], tuple(written["weights"]))
 
 
+def _check_imports(recipe: Mapping[str, Any]) -> None:
+    """The names come from a file, and what they name is called: at least they are not functions of Python itself."""
+    for key in ("model", "objective", "optimizer"):
+        written = recipe.get(key)
+        name = Spec.parse(written).name if isinstance(written, str | Mapping) else ""
+        if ":" in name and name.partition(":")[0].partition(".")[0] in sys.stdlib_module_names:
+            raise ModelError(f"the package names {name!r} as its {key}, which is a part of Python and not a model's code")
+
+
 class _InOrder(nn.Module):
     """The outputs as a tuple."""
 
@@ -79,17 +97,34 @@ class _InOrder(nn.Module):
 def of_code(
     answering: Answering, rows: Mapping[str, Tensor], recipe: Mapping[str, Any], data: Mapping[str, Any], why: ModelError
 ) -> tuple[CodeProgram, dict[str, Tensor]]:
-    """The program, and its weights. Raises `why`, with a remedy, if the code has no import path."""
-    written = recipe.get("model")
-    named = isinstance(written, str | Mapping) and ":" in Spec.parse(written).name
-    if not named:
-        raise ModelError(
-            f"{why}. To export it as code, put its class into an installed module and write model: module:Name in the recipe"
-        ) from why
+    """The program, and its weights. Raises `why`, with a remedy, if other processes can't import the code."""
+    if not _has_import_path(recipe.get("model"), True) or not _has_import_path(recipe.get("objective"), False):
+        raise _with_remedy(why) from why
     made = answering.answers(dict(rows))
     inputs, outputs = (tuple(_port(name, tensor) for name, tensor in some.items()) for some in (rows, made))
     weights = _named_once(answering.model)
-    return CodeProgram(inputs, outputs, recipe, data, tuple(weights)), weights
+    program = CodeProgram(inputs, outputs, recipe, data, tuple(weights))
+    try:
+        program.module(weights, torch.device("cpu"))
+    except FlatoutError as error:  # an object that the name does not describe, such as a module that was built already
+        raise _with_remedy(why) from error
+    return program, weights
+
+
+def _has_import_path(written: Any, must_be_code: bool) -> bool:
+    """Whether it is written as `module:name`, and the module is a file that others can install too."""
+    if not isinstance(written, str | Mapping):
+        return not must_be_code
+    module, colon, name = Spec.parse(written).name.partition(":")
+    if not colon:
+        return not must_be_code
+    return module not in ("__main__", RECIPE_MODULE) and "<" not in name
+
+
+def _with_remedy(why: ModelError) -> ModelError:
+    return ModelError(
+        f"{why}. To export it as code, put its class into an installed module and write model: module:Name in the recipe"
+    )
 
 
 def _named_once(model: nn.Module) -> dict[str, Tensor]:
