@@ -10,6 +10,7 @@ import torch
 
 from flatout import __version__
 from flatout.data.fitted import Signature
+from flatout.packaging.parity import TOLERANCES
 from flatout.packaging.ports import Port
 from flatout.packaging.runtimes.choice import Measured
 from flatout.packaging.samples import Samples
@@ -35,6 +36,17 @@ def card_of(run: Run, objective: str, samples: Samples, measured: Sequence[Measu
         },
         "versions": {"flatout": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }
+
+
+def read_card(written: Any) -> dict[str, Any]:
+    """The same card. KeyError or TypeError if it lacks something that a package is used with."""
+    card = dict(written)
+    for key, inner in (("samples", "rows"), ("samples", "origin"), ("run", "name"), ("run", "path"), ("run", "identity")):
+        card[key][inner]
+    for key in ("recipe", "data", "plan", "result", "objective", "code", "parity", "versions"):
+        card[key]
+    TOLERANCES[card["precision"]]
+    return card
 
 
 _INPUT_UNITS = {

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from flatout import __version__
-from flatout.base.errors import FlatoutError, MissingExtra, ModelError, NotExportable, StoreError, UsageError
+from flatout.base.errors import FlatoutError, MissingExtra, ModelError, NotExportable, RecipeError, StoreError
 from flatout.data.fitted import Fitted
 from flatout.data.fitted.table_rows import TableHost
 from flatout.data.source import Batch
@@ -20,7 +19,7 @@ from flatout.packaging.answering import Answering, Preparation
 from flatout.packaging.capture import Captured, capture
 from flatout.packaging.card import card_of, signature_of
 from flatout.packaging.code_program import CodeProgram, of_code
-from flatout.packaging.folder import new_file, new_folder, write_manifest, write_parsed
+from flatout.packaging.folder import check_is_new, new_file, new_folder, write_manifest, write_parsed
 from flatout.packaging.onnx_file import complete_onnx
 from flatout.packaging.onnx_photos import full_size_difference
 from flatout.packaging.onnx_weights import outside
@@ -34,6 +33,7 @@ from flatout.packaging.samples import SampleRows, Samples, made_up_rows, rows_of
 from flatout.recipe.build import build_job
 from flatout.runs.record import Run
 from flatout.runs.trained import as_trained, job_of, trained_model
+from flatout.store.tensors import write_tensors
 
 _CAPTURE_ROWS = 6
 
@@ -49,6 +49,7 @@ class Exported:
 
 def export(run: Run, out: Path, *, cache: Path | None = None, say: Callable[[str], None] = lambda line: None) -> Exported:
     """ModelError if the model can't be exported, or if no runtime agrees with the run."""
+    check_is_new(out)
     _check_finished(run)
     notes: list[str] = []
     say("reading samples of the run's data")
@@ -96,7 +97,7 @@ def _job_and_samples(run: Run, cache: Path | None, notes: list[str]) -> tuple[Jo
             return job, rows_of_data(job.data)
         why = "its files have changed since"
     except (FlatoutError, OSError) as error:
-        why = str(error).partition("\n")[0]
+        why = "; ".join(error.problems) if isinstance(error, RecipeError) else str(error).partition("\n")[0]
     job = job_of(run.folder, run.recipe)
     notes.append(f"samples are made up at random: the run's data can't be used ({why})")
     return job, made_up_rows(job.data.fitted)
@@ -129,10 +130,10 @@ def _captured(answering: Answering, rows: Batch, fitted: Fitted) -> Captured:
 
 
 def _write(folder: Path, program: Program | CodeProgram, weights: dict[str, Tensor], fitted: Fitted, samples: Samples) -> None:
-    save_file(weights, folder / "weights.safetensors")
+    write_tensors(folder / "weights.safetensors", weights)
     write_parsed(folder, "program.json" if isinstance(program, Program) else "code.json", program.to_json())
     write_parsed(folder, "fitted.json", fitted.to_json())
-    save_file(samples.tensors(), folder / "samples.safetensors")
+    write_tensors(folder / "samples.safetensors", samples.tensors())
     if samples.raw is not None:
         write_parsed(folder, "samples.json", samples.raw)
 
@@ -158,8 +159,7 @@ def export_onnx(run: Run, out: Path, *, cache: Path | None = None, say: Callable
 
     NotExportable if ONNX lacks an operator; ModelError if onnxruntime does not give the run's outputs.
     """
-    if out.exists():
-        raise UsageError(f"{out} exists already: choose another name with --out, or remove it")
+    check_is_new(out)
     _check_finished(run)
     notes: list[str] = []
     say("reading samples of the run's data")

@@ -5,31 +5,42 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from flatout.base.errors import DamagedFile, MissingFile, NotAPackage, StoreError, UsageError
+from flatout.base.errors import (
+    DamagedFile,
+    DataError,
+    FlatoutError,
+    MissingFile,
+    ModelError,
+    NotAPackage,
+    StoreError,
+    UsageError,
+)
 from flatout.base.files import json_bytes, parse_json, sync_folder
-from flatout.base.sealed import opened, sealed
+from flatout.base.sealed import is_sealed, opened, sealed
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+_ASIDE = ".tmp"
+_Made = TypeVar("_Made")
 _REMEDY = "copy the package again, or export the run again"
 
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """A folder to write into, which becomes `target` when all is written; after an error nothing is left."""
-    if target.exists() or target.is_symlink():
-        raise UsageError(f"{target} exists already: choose another name with --out, or remove it")
-    aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    check_is_new(target)
+    aside = target.with_name(f".{target.name}.{os.getpid()}{_ASIDE}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
+        _remove_left_ones(target)
         aside.mkdir()
         yield aside
         for file in aside.iterdir():
@@ -46,9 +57,11 @@ def new_folder(target: Path) -> Iterator[Path]:
 @contextmanager
 def new_file(target: Path) -> Iterator[Path]:
     """Like `new_folder`, for one file."""
-    aside = target.with_name(f".{os.getpid()}.{target.name}")
+    check_is_new(target)
+    aside = target.with_name(f".{target.name}.{os.getpid()}{_ASIDE}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_left_ones(target)
         yield aside
         _sync(aside)
         os.rename(aside, target)
@@ -57,6 +70,33 @@ def new_file(target: Path) -> Iterator[Path]:
         raise StoreError(f"{error.filename or target}: {error.strerror or error}; nothing was written") from error
     finally:
         aside.unlink(missing_ok=True)
+
+
+def check_is_new(target: Path) -> None:
+    """UsageError if something is there already."""
+    if target.exists() or target.is_symlink():
+        raise UsageError(f"{target} exists already: choose another name with --out, or remove it")
+
+
+def _remove_left_ones(target: Path) -> None:
+    """What exports to `target` left when they were killed."""
+    for left in target.parent.glob(f".{escape(target.name)}.*{_ASIDE}"):
+        number = left.name.removeprefix(f".{target.name}.").removesuffix(_ASIDE)
+        if number.isdecimal() and (int(number) == os.getpid() or not _is_running(int(number))):
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True
 
 
 def _sync(file: Path) -> None:
@@ -99,7 +139,7 @@ class PackageFolder:
         except OSError as error:
             raise StoreError(f"{self.path / MANIFEST} can't be read: {error.strerror}") from error
         try:
-            if not content.endswith(b"\n"):
+            if not content.endswith(b"\n") or not is_sealed(content[:-1]):
                 raise ValueError("is incomplete")
             written = opened(content[:-1])
             files = {str(name): (str(entry["sha256"]), int(entry["bytes"])) for name, entry in written["files"].items()}
@@ -122,13 +162,20 @@ class PackageFolder:
 
     def check(self) -> None:
         """DamagedFile names the first file that is changed, missing or not part of the package."""
+        names = self.names()
         there = {file.name for file in self.path.iterdir()} - {MANIFEST}
-        for name in sorted(self.names() - there):
+        for name in sorted(names - there):
             raise DamagedFile(f"{self.path / name} is missing; {_REMEDY}")
-        for name in sorted(there - self.names()):
+        for name in sorted(there - names):
             raise DamagedFile(f"{self.path / name} is not part of the package: remove it, or {_REMEDY}")
-        for name in sorted(self.names()):
-            self._compare(name, digest(self.path / name), (self.path / name).stat().st_size)
+        for name in sorted(names):
+            file = self.path / name
+            if not file.is_file():
+                raise DamagedFile(f"{file} is not a file; {_REMEDY}")
+            try:
+                self._compare(name, digest(file), file.stat().st_size)
+            except OSError as error:
+                raise StoreError(f"{file} can't be read: {error.strerror}") from error
 
     def read(self, name: str) -> bytes:
         if name not in self.names():
@@ -140,11 +187,18 @@ class PackageFolder:
         self._compare(name, hashlib.sha256(content).hexdigest(), len(content))
         return content
 
-    def parsed(self, name: str) -> Any:
+    def parsed(self, name: str, build: Callable[[Any], _Made]) -> _Made:
+        """`build` applied to the content of a JSON file. Content that it can't use counts as damage."""
+        content = self.read(name)
         try:
-            return parse_json(self.read(name))
-        except ValueError as error:
-            raise DamagedFile(f"{self.path / name} is not JSON: {error}; {_REMEDY}") from error
+            return build(parse_json(content))
+        except FlatoutError as error:
+            if type(error) in (ModelError, DataError, DamagedFile, UsageError):
+                raise type(error)(f"{self.path / name}: {error}") from error
+            raise
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise DamagedFile(f"{self.path / name} can't be used: {why}; {_REMEDY}") from error
 
     def _compare(self, name: str, sha256: str, size: int) -> None:
         wanted, length = self.manifest["files"][name]

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from flatout.base.errors import DamagedFile, DataError, MissingFile, ModelError
@@ -26,15 +25,19 @@ from flatout.data.others import other_batch, other_rows
 from flatout.data.source import Batch
 from flatout.machine.facts import fingerprint, read_facts
 from flatout.packaging.answering import Preparation
+from flatout.packaging.card import read_card
 from flatout.packaging.code_program import CodeProgram
 from flatout.packaging.folder import PackageFolder
 from flatout.packaging.parity import compare
 from flatout.packaging.program import Program
 from flatout.packaging.runtimes.choice import RUNTIMES, SIZES, Measured, MeasuredCache, fastest, measure, runtime_named
+from flatout.packaging.runtimes.eager import EagerRuntime
 from flatout.packaging.runtimes.runtime import Parts, Runtime
 from flatout.packaging.samples import Samples
+from flatout.store.tensors import read_tensors
 
 _ROWS_AT_ONCE = 8192
+_FEW_SAMPLES = 2
 _FEW_ROWS = 4096  # fewer are answered sooner than runtimes are compared
 
 
@@ -55,22 +58,22 @@ class Package:
 
     @cached_property
     def card(self) -> dict[str, Any]:
-        return dict(self.folder.parsed("card.json"))
+        return self.folder.parsed("card.json", read_card)
 
     @cached_property
     def fitted(self) -> Fitted:
-        return Fitted.from_json(self.folder.parsed("fitted.json"))
+        return self.folder.parsed("fitted.json", Fitted.from_json)
 
     @cached_property
     def program(self) -> Program | CodeProgram:
         """A graph; or, for a model that can't be written as one, the import path of its code."""
         if "code.json" in self.folder.names():
-            return CodeProgram.from_json(self.folder.parsed("code.json"))
-        return Program.from_json(self.folder.parsed("program.json"))
+            return self.folder.parsed("code.json", CodeProgram.from_json)
+        return self.folder.parsed("program.json", Program.from_json)
 
     @cached_property
     def weights(self) -> dict[str, Tensor]:
-        tensors = load_file(self.path / "weights.safetensors")
+        tensors = read_tensors(self.path / "weights.safetensors")
         for name in self.program.weight_names:
             if name not in tensors:
                 raise DamagedFile(f"{self.path / 'weights.safetensors'} has no tensor {name!r}, which the program uses")
@@ -79,10 +82,14 @@ class Package:
     @cached_property
     def samples(self) -> Samples:
         try:
-            raw = self.folder.parsed("samples.json")
+            raw = self.folder.parsed("samples.json", lambda content: content)
         except MissingFile:
             raw = None
-        return Samples.from_tensors(load_file(self.path / "samples.safetensors"), str(self.card["samples"]["origin"]), raw)
+        file = self.path / "samples.safetensors"
+        found = Samples.from_tensors(read_tensors(file), str(self.card["samples"]["origin"]), raw)
+        if not {port.name for port in self.program.inputs} <= found.rows.keys() or len(found) == 0:
+            raise DamagedFile(f"{file} has no samples of the program's inputs")
+        return found
 
     def parts(self, device: torch.device, cache: Path | None = None) -> Parts:
         precision = self.card["precision"] if device.type == "cuda" else "fp32"
@@ -130,6 +137,7 @@ class Package:
     def model(self, device: str = "cpu") -> PackagedModel:
         """In eval mode. It takes raw rows as one batch, as `predict` does, and returns the columns of `predict` as tensors."""
         place = torch.device(device)
+        self._checked(EagerRuntime.load(self.parts(place)), place)
         return PackagedModel(self.fitted, self.program, self.program.module(self.weights, place), place)
 
     def predict(self, data: Any, *, device: torch.device | None = None, cache: Path | None = None) -> dict[str, Tensor | Words]:
@@ -137,7 +145,8 @@ class Package:
         place = torch.device("cpu") if device is None else device
         source = other_rows(self.fitted, data, targets=False, cache=cache)
         names = [port.name for port in self.program.inputs]
-        self.fitted.check_columns(source.schema, [], str(data) if isinstance(data, str | Path) else "the data")
+        by_name = [name for name in names if name in self.fitted.columns()]  # a table's inputs get their names in the program
+        self.fitted.check_columns(source.schema, by_name, str(data) if isinstance(data, str | Path) else "the data")
         rows = source.stored_rows(_ROWS_AT_ONCE)
         known = len(source) if source.in_memory else _FEW_ROWS
         runtime = self._quick(place) if known < _FEW_ROWS else self.runtime(place, cache, min(rows, known))
@@ -150,7 +159,14 @@ class Package:
         return self.fitted.name_outputs(columns, str(self.card["objective"]))
 
     def _quick(self, device: torch.device) -> Runtime:
-        return runtime_named("eager").load(self.parts(device))
+        return self._checked(EagerRuntime.load(self.parts(device)), device)
+
+    def _checked(self, runtime: Runtime, device: torch.device) -> Runtime:
+        """The same runtime. ModelError if it does not give the run's outputs on the first samples."""
+        parity = compare(runtime.run, self.samples.first(_FEW_SAMPLES), self.parts(device).precision)
+        if not parity.holds:
+            raise ModelError(f"{runtime.name} does not give the run's outputs with {self.path}: {parity.problem}")
+        return runtime
 
 
 class PackagedModel(nn.Module):
@@ -168,5 +184,8 @@ class PackagedModel(nn.Module):
         """`rows` as the run's host part takes them: columns by name, photos, texts or arrays."""
         batch: Batch = {name: column.to(self._place) for name, column in other_batch(self._fitted, rows).items()}
         prepared: Mapping[str, Tensor] = self._before(batch)
+        for name in self._inputs:
+            if name not in prepared:
+                raise DataError(f"the rows have no column {name!r}, which the model takes; they have {', '.join(prepared)}")
         made = self.program(*(prepared[name] for name in self._inputs))
         return dict(zip(self._outputs, made, strict=True))

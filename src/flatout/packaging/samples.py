@@ -35,6 +35,11 @@ class Samples:
     def __len__(self) -> int:
         return len(next(iter(self.rows.values())))
 
+    def first(self, rows: int) -> Samples:
+        """The first rows, without the raw ones."""
+        inputs, outputs = ({name: column[:rows] for name, column in some.items()} for some in (self.rows, self.outputs))
+        return Samples(inputs, outputs, self.origin)
+
     def tensors(self) -> dict[str, Tensor]:
         named = {f"row.{name}": column for name, column in self.rows.items()}
         named |= {f"output.{name}": column for name, column in self.outputs.items()}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from flatout.base.errors import MachineError
+from flatout.base.errors import DamagedFile, MachineError
 from flatout.packaging.onnx_front import prepared_inputs
 from flatout.packaging.onnx_libraries import library
 from flatout.packaging.runtimes.runtime import Parts, Runtime
@@ -48,8 +48,9 @@ class OnnxRuntime(Runtime):
         return cls(parts.onnx, parts.device)
 
     def __init__(self, path: Path, device: torch.device) -> None:
-        onnx, onnxruntime = library("onnx", _NEED), library("onnxruntime", _NEED)
-        model = onnx.load(path, load_external_data=False)
+        onnxruntime = library("onnxruntime", _NEED)
+        model = _read(path)
+        _check_references(model, path)
         inputs = prepared_inputs(model)
         core = from_prepared(model, list(inputs.values()))
         self._values = {name: value.name for name, value in inputs.items()}
@@ -79,6 +80,21 @@ class OnnxRuntime(Runtime):
         self._session.run_with_iobinding(binding)
         made = binding.copy_outputs_to_cpu()
         return {name: torch.from_numpy(array).to(self._device) for name, array in zip(self._outputs, made, strict=True)}
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    try:
+        return library("onnx", _NEED).load(path, load_external_data=False)  # type: ignore[no-any-return]
+    except Exception as error:  # protobuf has errors of its own
+        raise DamagedFile(f"{path} can't be read as ONNX: {str(error).partition(chr(10))[0]}") from error
+
+
+def _check_references(model: onnx.ModelProto, path: Path) -> None:
+    """Tensors may only refer to files next to the model: DamagedFile for any other place."""
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location" and (Path(entry.value).name != entry.value or entry.value in ("", ".", "..")):
+                raise DamagedFile(f"{path}: tensor {tensor.name!r} refers to {entry.value!r}, which is not a file next to it")
 
 
 def providers_for(device: torch.device) -> list[str]:
