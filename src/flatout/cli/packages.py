@@ -44,6 +44,9 @@ def export(
     if to == "onnx":
         target = out or Path("model.onnx")
         notes = export_onnx(found, target, cache=cache_folder(), say=_say)
+        if as_json:
+            print_json({"file": str(target), "bytes": target.stat().st_size, "notes": notes})
+            return
         print("\n".join([f"wrote {target}: {show_bytes(target.stat().st_size)}", *(f"  {note}" for note in notes)]))
         return
     target = out or Path("package")

@@ -11,7 +11,7 @@ from flatout.base.tree import Cell, Doc, Fields, Table, TableColumn, TextLine
 from flatout.packaging.package import Package
 from flatout.store.run_folder import open_run
 
-_WIDEST = 70
+_WIDEST = 38
 _SHOWN_SETTINGS = ("device", "precision", "compile", "tier")
 
 
@@ -27,7 +27,7 @@ def lineage_doc(package: Package) -> Doc:
         ("result", _metrics(result.get("metrics") or {}), f"{result.get('steps')} steps"),
         ("plan", ", ".join(f"{name} {settings[name]}" for name in _SHOWN_SETTINGS if name in settings), ""),
         ("recipe", str(recipe.get("model")), f"objective {recipe.get('objective')}"),
-        ("data", str(recipe.get("data")), f"{data['train_rows']:,} training rows, fingerprint {data['fingerprint']}"),
+        ("data", str(recipe.get("data")), f"{data['train_rows']:,} training rows, fingerprint {data['fingerprint'][:16]}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in card["versions"].items()), ""),
     ]
     if card["code"] is not None:

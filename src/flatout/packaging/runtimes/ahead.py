@@ -21,7 +21,7 @@ from flatout.data.source import Batch
 from flatout.engine.precision import autocast
 from flatout.packaging.code_program import CodeProgram
 from flatout.packaging.program import dtype_named
-from flatout.packaging.runtimes.runtime import Parts, Runtime
+from flatout.packaging.runtimes.runtime import Parts, Runtime, inputs_of, without_rows
 
 
 class AheadRuntime(Runtime):
@@ -30,8 +30,7 @@ class AheadRuntime(Runtime):
 
     def __init__(self, call: Callable[..., Any], parts: Parts) -> None:
         self._call, self._device = call, parts.device
-        self._inputs = tuple(port.name for port in parts.program.inputs)
-        self._outputs = tuple(port.name for port in parts.program.outputs)
+        self._inputs, self._outputs = parts.program.inputs, parts.program.outputs
 
     @classmethod
     def why_not(cls, parts: Parts) -> str | None:
@@ -52,10 +51,12 @@ class AheadRuntime(Runtime):
             return cls(torch._inductor.aoti_load_package(str(library)), parts)
 
     def run(self, rows: Batch) -> dict[str, Tensor]:
-        given = [rows[name].to(self._device).contiguous() for name in self._inputs]
+        given = [column.contiguous() for column in inputs_of(self._inputs, rows, self._device)]
+        if not len(given[0]):
+            return without_rows(self._outputs, self._device)
         with torch.inference_mode():
             made = self._call(*given)
-        return dict(zip(self._outputs, made, strict=True))
+        return {port.name: output for port, output in zip(self._outputs, made, strict=True)}
 
 
 def _machine(parts: Parts) -> str:

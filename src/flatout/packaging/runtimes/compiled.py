@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from flatout.data.source import Batch
 from flatout.engine.precision import autocast
-from flatout.packaging.runtimes.runtime import Parts, Runtime
+from flatout.packaging.runtimes.runtime import Parts, Runtime, inputs_of, without_rows
 
 LARGEST = 512  # rows in one CUDA graph; a larger batch is run in several
 
@@ -39,7 +39,9 @@ class CompiledRuntime(Runtime):
         return cls(parts.program.module(parts.weights, parts.device), parts)
 
     def run(self, rows: Batch) -> dict[str, Tensor]:
-        given = [rows[port.name] for port in self._inputs]
+        given = inputs_of(self._inputs, rows, self._device)
+        if not len(given[0]):
+            return without_rows(self._outputs, self._device)
         with torch.inference_mode():
             made = self._replayed(given) if self._device.type == "cuda" else self._call(*given)
         return {port.name: output for port, output in zip(self._outputs, made, strict=True)}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from flatout.data.source import Batch
 from flatout.engine.precision import autocast
-from flatout.packaging.runtimes.runtime import Parts, Runtime
+from flatout.packaging.runtimes.runtime import Parts, Runtime, inputs_of
 
 
 class EagerRuntime(Runtime):
@@ -17,7 +17,7 @@ class EagerRuntime(Runtime):
 
     def __init__(self, module: nn.Module, parts: Parts) -> None:
         self._module, self._device, self._precision = module, parts.device, parts.precision
-        self._inputs = tuple(port.name for port in parts.program.inputs)
+        self._inputs = parts.program.inputs
         self._outputs = tuple(port.name for port in parts.program.outputs)
 
     @classmethod
@@ -29,6 +29,6 @@ class EagerRuntime(Runtime):
         return cls(parts.program.module(parts.weights, parts.device), parts)
 
     def run(self, rows: Batch) -> dict[str, Tensor]:
-        given = [rows[name].to(self._device, non_blocking=True) for name in self._inputs]
+        given = inputs_of(self._inputs, rows, self._device)
         with torch.inference_mode(), autocast(self._precision, self._device):
             return dict(zip(self._outputs, self._module(*given), strict=True))

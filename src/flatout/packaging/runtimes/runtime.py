@@ -13,9 +13,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from flatout.base.errors import DataError
 from flatout.data.source import Batch
 from flatout.packaging.code_program import CodeProgram
-from flatout.packaging.program import Program
+from flatout.packaging.ports import Port
+from flatout.packaging.program import Program, dtype_named
 
 _REPEATS, _MOST_S = 25, 0.3
 _SLOW_S = 0.25  # calls of this length need no warm-up and few repeats
@@ -74,7 +76,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def run(self, rows: Batch) -> dict[str, Tensor]:
-        """Outputs on the device of the runtime, on its own memory until the next call."""
+        """Outputs on the device of the runtime; the next call does not change them. A batch may have no rows."""
 
     def curve(self, rows: Batch, sizes: Sequence[int]) -> list[Point]:
         """The time of one call by batch size, with the results on the host. Ends before a size without memory or too slow."""
@@ -103,6 +105,28 @@ class Runtime(ABC):
         for output in self.run(rows).values():
             output.cpu()
         return time.perf_counter() - start
+
+
+def inputs_of(ports: Sequence[Port], rows: Batch, device: torch.device) -> list[Tensor]:
+    """The columns of the program's inputs, in order, on the device and in the program's types.
+
+    DataError for a column that is missing, or for fractions where the program takes whole numbers.
+    """
+    given = []
+    for port in ports:
+        if port.name not in rows:
+            raise DataError(f"the rows have no column {port.name!r}, which the program takes; they have {', '.join(rows)}")
+        column, dtype = rows[port.name], dtype_named(port.dtype)
+        if column.is_floating_point() and not dtype.is_floating_point:
+            raise DataError(f"column {port.name!r} is {port.dtype} in the program, got {column.dtype}")
+        given.append(column.to(device, dtype, non_blocking=True))
+    return given
+
+
+def without_rows(ports: Sequence[Port], device: torch.device) -> dict[str, Tensor]:
+    """The outputs of a batch that has no rows. A compiled program may have been made for one row or more."""
+    sizes = {port.name: [size or 0 for size in port.shape] for port in ports}
+    return {port.name: torch.empty(sizes[port.name], dtype=dtype_named(port.dtype), device=device) for port in ports}
 
 
 def _repeated(rows: Batch, size: int) -> Batch:
