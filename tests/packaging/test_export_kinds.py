@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from packaged_runs import KINDS, Exported, same
+from packaged_runs import KINDS, Exported, change_json, same
 
 import flatout as fo
+from flatout.base.errors import DataError
+from flatout.packaging.package import open_package
 
 SOURCES = Path(__file__).parent.parent.parent / "src"
 
@@ -57,6 +59,8 @@ import sys
 from pathlib import Path
 import numpy as np
 import flatout as fo
+from flatout.base.errors import DataError
+from flatout.packaging.package import open_package
 for folder in sorted(Path("packages").iterdir()):
     given = np.load(f"rows/{folder.name}.npz", allow_pickle=True)["rows"].item()["rows"]
     found = fo.load(folder).predict(given)
@@ -110,3 +114,29 @@ def test_without_the_data_samples_are_made_up_and_said(exported: Callable[[str],
             table.with_suffix(".hidden").rename(table)
     assert any("made up at random" in note and "mood.parquet" in note for note in done.notes), done.notes
     same(done.package.predict(made.rows(5)), fo.predict(made.run, made.rows(5), device="cpu"))
+
+
+@pytest.mark.parametrize("kind", ["classes_table", "several"])
+def test_many_rows_are_answered_by_the_fastest_runtime(
+    kind: str, exported: Callable[[str], Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are worth comparing the runtimes once; what was measured is kept, and damage to that costs time only."""
+    made = exported(kind)
+    some = made.rows(20)
+    many = {name: list(column) * 250 for name, column in some.items()}
+    wanted = fo.predict(made.run, many, device="cpu", cache=None)
+    same(made.package().predict(many, cache=tmp_path / "kept"), wanted)
+    (kept,) = (tmp_path / "kept").rglob("*.json")
+    for content in (kept.read_text(), "", "{}", '{"format": 1, "runtimes": [{"name": "eager"}]}', "[1]", "null"):
+        kept.write_text(content)
+        same(made.package().predict(many, cache=tmp_path / "kept"), wanted)
+
+
+def test_rows_that_are_prepared_differently_are_not_answered(exported: Callable[[str], Exported], tmp_path: Path) -> None:
+    """Another version of a library may read the same values differently: the raw samples show it."""
+    made = exported("classes_table")
+    package = open_package(made.copy(tmp_path / "package"))
+    package.check_preparation()
+    change_json(package.path, "samples.json", lambda raw: raw["age"].__setitem__(0, 99.0))
+    with pytest.raises(DataError, match="numeric"):
+        open_package(package.path).check_preparation()

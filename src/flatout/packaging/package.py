@@ -33,7 +33,7 @@ from flatout.packaging.program import Program
 from flatout.packaging.runtimes.choice import RUNTIMES, SIZES, Measured, MeasuredCache, fastest, measure, runtime_named
 from flatout.packaging.runtimes.eager import EagerRuntime
 from flatout.packaging.runtimes.runtime import Parts, Runtime
-from flatout.packaging.samples import Samples
+from flatout.packaging.samples import Samples, same_values
 from flatout.store.tensors import read_tensors
 
 _ROWS_AT_ONCE = 8192
@@ -131,7 +131,7 @@ class Package:
         if self.samples.raw is None:
             return
         for name, column in self.fitted.rows(self.samples.raw).items():
-            if name in self.samples.rows and not torch.equal(column, self.samples.rows[name]):
+            if name in self.samples.rows and not same_values(column, self.samples.rows[name]):
                 raise DataError(f"raw rows are prepared differently here: {name} of the samples in {self.path} differs")
 
     def model(self, device: str = "cpu") -> PackagedModel:

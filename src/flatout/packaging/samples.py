@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError, FlatoutError
+from flatout.base.files import json_bytes, parse_json
 from flatout.data.data import Data
 from flatout.data.fitted import Fitted
 from flatout.data.fitted.token_rows import TextHost
@@ -73,7 +74,8 @@ def rows_of_data(data: Data, most: int = ROWS) -> SampleRows:
     if fitted.host.kind == "table" and data.raw is not None:
         raw = data.raw(most)
         try:
-            return SampleRows(fitted.rows(raw), f"the first rows of the {part} data", raw)
+            rows = fitted.rows(raw)
+            return SampleRows(rows, f"the first rows of the {part} data", _as_json(fitted, raw, rows))
         except DataError:
             pass  # a row that training skipped as bad
     rows = _read(data.parts()[part], most)
@@ -124,6 +126,23 @@ def _photos(data: Data, fitted: Fitted, preparation: Preparation, prepared: Batc
     except (FlatoutError, OSError):
         return ()
     return tuple(files) if torch.equal(again, prepared["x"][: len(files)]) else ()
+
+
+def same_values(left: Tensor, right: Tensor) -> bool:
+    """To the bit; missing numbers, which are NaN, are equal."""
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    return bool(((left == right) | ((left != left) & (right != right))).all())
+
+
+def _as_json(fitted: Fitted, raw: Any, rows: Batch) -> Any:
+    """The raw rows as JSON gives them back; None if they are then prepared differently, such as bytes."""
+    try:
+        written = parse_json(json_bytes(raw))
+        again = fitted.rows(written)
+    except (FlatoutError, TypeError, ValueError):
+        return None
+    return written if all(same_values(again[name], column) for name, column in rows.items()) else None
 
 
 def _as_text(fitted: Fitted, rows: Batch) -> Any:
