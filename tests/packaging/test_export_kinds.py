@@ -140,3 +140,10 @@ def test_rows_that_are_prepared_differently_are_not_answered(exported: Callable[
     change_json(package.path, "samples.json", lambda raw: raw["age"].__setitem__(0, 99.0))
     with pytest.raises(DataError, match="numeric"):
         open_package(package.path).check_preparation()
+
+
+def test_a_text_may_be_shorter_than_a_window(exported: Callable[[str], Exported]) -> None:
+    made = exported("chars")
+    model, of_run = made.package().model(), made.run.model()
+    for texts in (["to be"], ["t"], ["to", "be"]):
+        same(model(texts), of_run.predict(texts))

@@ -170,7 +170,7 @@ class Package:
 
 
 class PackagedModel(nn.Module):
-    """Raw rows in, named tensors out. `to` moves it; the preparation moves along."""
+    """Raw rows in, named tensors out, on the device that it was made for: `package.model("cuda")` makes one for a GPU."""
 
     def __init__(self, fitted: Fitted, program: Program | CodeProgram, module: nn.Module, device: torch.device) -> None:
         super().__init__()
