@@ -119,7 +119,10 @@ def digest(file: Path) -> str:
 
 
 def is_package(path: Path) -> bool:
-    return (path / MANIFEST).is_file()
+    try:
+        return (path / MANIFEST).is_file()
+    except OSError:  # a name that is too long
+        return False
 
 
 @dataclass(frozen=True)

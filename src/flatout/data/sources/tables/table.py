@@ -165,7 +165,7 @@ def table(
         test=others["test"],
         host=host,
         reading={**scan_options, "on_bad": on_bad},
-        raw=partial(_first_rows, unlearnt, host.needed(targets=False)),
+        raw=partial(_first_rows, unlearnt, host),
         notes=tuple(said),
         bad=tuple(left_out),
     )
@@ -277,8 +277,9 @@ def _folders(cache: Path | str | None, host: TableHost, features: TableFeatures,
     return {part: private_cache(Path(cache)) / "tables" / key / part for part in PARTS}
 
 
-def _first_rows(found: Scan, names: Sequence[str], rows: int) -> dict[str, list[Any]]:
+def _first_rows(found: Scan, host: TableHost, rows: int) -> dict[str, list[Any]]:
     """Raw columns; dates as ISO text, so that JSON can hold them."""
+    names = host.needed(targets=False)
     batch = next((batch for batch, _ in found.batches(names, rows)), None)
     columns = {} if batch is None else {name: batch.column(name).to_pylist() for name in names}
     return {
