@@ -11,7 +11,7 @@ import pytest
 import torch
 from packaged_runs import KINDS, Exported
 
-WITH_ONNX = ("classes_table", "photos", "several")  # the conversion takes most of the time of an export
+WITH_ONNX = ("classes_table", "several")  # the conversion takes most of the time of an export
 
 
 @pytest.fixture(autouse=True)

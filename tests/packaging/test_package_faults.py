@@ -171,6 +171,20 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> fo.Run:
     return trained(folder, {"arrays": str(folder / "rows.npz")})
 
 
+@pytest.fixture(scope="module")
+def graph_of_small(small: fo.Run, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporting, "_write_onnx", lambda *given: None)
+        package = exporting.export(small, tmp_path_factory.mktemp("graph") / "package").package
+    return package.program, package.weights
+
+
+@pytest.fixture
+def captured(graph_of_small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph of `small` is made once, because that takes most of the time of an export."""
+    monkeypatch.setattr(exporting, "_program", lambda *given: graph_of_small)
+
+
 @pytest.fixture
 def without_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "_write_onnx", lambda *given: None)
@@ -193,7 +207,7 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 @pytest.mark.parametrize("place", ["write_tensors", "write_parsed", "write_manifest", "sync", "rename", "mkdir"])
 def test_a_full_disk_leaves_nothing(
-    place: str, small: fo.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_onnx: None
+    place: str, small: fo.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_onnx: None, captured: None
 ) -> None:
     def full(*given: Any, **named: Any) -> Any:
         raise FULL
@@ -210,7 +224,7 @@ def test_a_full_disk_leaves_nothing(
 
 
 def test_a_disk_that_is_full_in_the_middle_of_a_file(
-    small: fo.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_onnx: None
+    small: fo.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_onnx: None, captured: None
 ) -> None:
     """The operating system's own answer, where a file may have few bytes."""
     import resource
@@ -230,7 +244,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_file(
     "what", [KeyboardInterrupt(), RuntimeError("a bug"), MemoryError()], ids=lambda one: type(one).__name__
 )
 def test_an_interruption_leaves_nothing(
-    what: BaseException, small: fo.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_onnx: None
+    what: BaseException, small: fo.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_onnx: None, captured: None
 ) -> None:
     def stops(*given: Any) -> None:
         raise what
@@ -271,7 +285,7 @@ def test_two_exports_to_one_place(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["package"]
 
 
-def test_without_the_libraries_of_onnx(small: fo.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_libraries_of_onnx(small: fo.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, captured: None) -> None:
     for name in ("onnx", "onnxruntime", "onnxscript"):
         monkeypatch.setitem(sys.modules, name, None)
     done = exporting.export(small, tmp_path / "package")
@@ -327,7 +341,7 @@ def test_a_damaged_run_is_named(name: str, small: fo.Run, tmp_path: Path) -> Non
 
 
 DATES = sorted(path.name for path in UPGRADE.iterdir() if (path / "runs.tar.xz").exists())
-KINDS = {"table": "parts.csv", "chars": "words.txt", "tokens": "tokens.npy", "photos": "photos", "arrays": "shapes.npz"}
+KINDS = {"table": "parts.csv", "photos": "photos"}  # each takes a second or two
 
 
 @pytest.mark.parametrize("kind", KINDS)

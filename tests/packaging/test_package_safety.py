@@ -22,17 +22,21 @@ from flatout.packaging.program import Program
 from flatout.packaging.runtimes.onnxruntime_runtime import OnnxRuntime
 
 
-@pytest.fixture
-def changed(exported: Callable[[str], Exported], tmp_path: Path) -> Callable[[Callable[[Any], Any]], Any]:
-    """`changed(edit)`: what a package answers whose program.json was edited, with a manifest that fits."""
-    made = exported("several")
+@pytest.fixture(scope="module")
+def changed(
+    exported: Callable[[str], Exported], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Callable[[Any], Any]], Any]:
+    """`changed(edit)`: the program of a package whose program.json was edited, with a manifest that fits, and its weights."""
+    folder = exported("several").copy(tmp_path_factory.mktemp("changed") / "package")
+    intact = (folder / "program.json").read_bytes()
 
-    def answer(edit: Callable[[Any], Any]) -> Any:
-        folder = made.copy(tmp_path / f"package-{len(list(tmp_path.iterdir()))}")
+    def read(edit: Callable[[Any], Any]) -> Any:
+        (folder / "program.json").write_bytes(intact)
         change_json(folder, "program.json", edit)
-        return open_package(folder).predict(made.rows(2))
+        package = open_package(folder)
+        return package.program, package.weights
 
-    return answer
+    return read
 
 
 def first_call(program: Any) -> Any:
@@ -134,9 +138,7 @@ def test_a_program_that_is_none_is_refused(content: Any, exported: Callable[[str
 
 
 @pytest.mark.parametrize("name", ["card.json", "fitted.json", "program.json", "samples.safetensors", "weights.safetensors"])
-@pytest.mark.parametrize(
-    "content", [b"", b"[1, 2", b"\xff\xfe\x00", b"[" * 5000, b"{}", b'{"version": 1}', b"\x08" + b"\0" * 30]
-)
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[" * 5000, b'{"version": 1}'])
 def test_files_with_other_content_are_named(
     name: str, content: bytes, exported: Callable[[str], Exported], tmp_path: Path
 ) -> None:
@@ -166,7 +168,7 @@ def test_an_onnx_file_refers_to_its_own_folder_only(place: str, exported: Callab
     import onnx
     from onnx import TensorProto
 
-    folder = exported("photos").copy(tmp_path / "package")
+    folder = exported("classes_table").copy(tmp_path / "package")
     (tmp_path / "outside.safetensors").write_bytes(b"\0" * 100_000)
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     tensor = model.graph.initializer[0]
