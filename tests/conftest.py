@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import interpreters
 import pytest
 
 
@@ -33,7 +32,6 @@ def ceilings_measured_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator
     from flatout.machine import probe
 
     measure, disk = probe.measure_ceilings, tmp_path_factory.mktemp("disk")
-    interpreters.time_little()
 
     @cache
     def measured(device: Any, quick: bool) -> Any:

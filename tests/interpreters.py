@@ -187,17 +187,8 @@ def _as_at_its_start(environment: Mapping[str, str]) -> None:
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
     os.environ.clear()
     os.environ.update(environment)
-    time_little()
     if threads := environment.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
-
-
-def time_little() -> None:
-    """A plan times each operator of a model that it does not know, for seconds: here as many as there is time for in 0.2 s."""
-    from flatout.machine import probe
-
-    timed: Any = probe
-    timed._OPERATORS_S, timed._GAINS_S = 0.2, 0.2
 
 
 def _exit_code_of(arguments: Sequence[str]) -> int:
