@@ -16,10 +16,9 @@ WITH_ONNX = ("classes_table", "several")  # the conversion takes most of the tim
 
 @pytest.fixture(autouse=True)
 def one_thread_and_few_timings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    from flatout.packaging import export, package
+    from flatout.packaging import package
 
     monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(export, "SIZES", (1,))
     monkeypatch.setattr(package, "SIZES", (1, 2))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -39,7 +38,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Export
             folder = tmp_path_factory.mktemp(kind)
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(folder)
-                patch.setattr(exporting, "SIZES", (1,))
                 if kind not in WITH_ONNX:
                     patch.setattr(exporting, "_write_onnx", lambda *given: None)
                 run, rows, file = KINDS[kind](folder)

@@ -26,7 +26,7 @@ from flatout.packaging.onnx_weights import outside
 from flatout.packaging.package import Package, open_package
 from flatout.packaging.parity import compare
 from flatout.packaging.program import Program
-from flatout.packaging.runtimes.choice import RUNTIMES, SIZES, Measured, fastest, measure
+from flatout.packaging.runtimes.choice import RUNTIMES, Measured, fastest, measure
 from flatout.packaging.runtimes.onnxruntime_runtime import OnnxRuntime
 from flatout.packaging.runtimes.runtime import Parts
 from flatout.packaging.samples import SampleRows, Samples, made_up_rows, rows_of_data
@@ -66,7 +66,7 @@ def export(run: Run, out: Path, *, cache: Path | None = None, say: Callable[[str
             say("writing ONNX")
             onnx = _write_onnx(folder, program, weights, fitted, samples, notes)
         parts = Parts(program, weights, torch.device("cpu"), onnx=onnx)
-        measured = measure(parts, samples, [kind for kind in RUNTIMES if not kind.needs_compiler], SIZES, say)
+        measured = measure(parts, samples, [kind for kind in RUNTIMES if not kind.needs_compiler], (1,), say)
         fastest(measured, 1)  # raises if none agrees
         code = program.import_path if isinstance(program, CodeProgram) else None
         card = card_of(run, job.objective.name, samples, measured, code)
