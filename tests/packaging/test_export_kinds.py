@@ -16,6 +16,8 @@ from packaged_runs import KINDS, Exported, change_json, same
 
 import flatout as fo
 from flatout.base.errors import DataError
+from flatout.packaging import export as exporting
+from flatout.packaging.capture import Captured
 from flatout.packaging.package import open_package
 
 SOURCES = Path(__file__).parent.parent.parent / "src"
@@ -99,8 +101,6 @@ def test_a_package_needs_neither_data_nor_code(exported: Callable[[str], Exporte
 
 
 def test_without_the_data_samples_are_made_up_and_said(exported: Callable[[str], Exported], tmp_path: Path) -> None:
-    from flatout.packaging import export as exporting
-
     made = exported("classes_table")
     runs = tmp_path / "runs"
     shutil.copytree(made.run.path, runs / "gone")
@@ -108,7 +108,7 @@ def test_without_the_data_samples_are_made_up_and_said(exported: Callable[[str],
     table.rename(table.with_suffix(".hidden"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporting, "_write_onnx", lambda *given: None)
-        patch.setattr(exporting, "_program", lambda *given: (made.package().program, made.package().weights))
+        patch.setattr(exporting, "_program", lambda *given: Captured(made.package().program, made.package().weights, ()))
         try:
             done = exporting.export(fo.load("gone", runs=runs), tmp_path / "package")
         finally:

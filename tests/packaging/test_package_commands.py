@@ -38,7 +38,7 @@ def converted(table: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
     def copied(folder: Path, *given: Any) -> Path:
         return Path(shutil.copy(table.path / "model.onnx", folder))
 
-    monkeypatch.setattr(exporting, "_program", lambda *given: (package.program, package.weights))
+    monkeypatch.setattr(exporting, "_program", lambda *given: Captured(package.program, package.weights, ()))
     monkeypatch.setattr(exporting, "_write_onnx", copied)
 
 

@@ -24,6 +24,7 @@ from flatout.base.errors import DamagedFile, DataError, FlatoutError, MissingExt
 from flatout.base.sealed import opened, sealed
 from flatout.packaging import export as exporting
 from flatout.packaging import folder as folders
+from flatout.packaging.capture import Captured
 from flatout.packaging.folder import FORMAT, MANIFEST
 from flatout.packaging.package import open_package
 
@@ -176,7 +177,7 @@ def graph_of_small(small: fo.Run, tmp_path_factory: pytest.TempPathFactory) -> A
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporting, "_write_onnx", lambda *given: None)
         package = exporting.export(small, tmp_path_factory.mktemp("graph") / "package").package
-    return package.program, package.weights
+    return Captured(package.program, package.weights, ())
 
 
 @pytest.fixture

@@ -102,4 +102,4 @@ def test_a_fixed_number_of_rows_is_refused() -> None:
 def test_without_onnx_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(MissingExtra, match=r"onnx.*flatout\[export\]"):
-        onnx_model(nn.Identity(), (), (), ())
+        onnx_model(nn.Identity(), (port("x", torch.rand(2, 3)),), (), (torch.rand(2, 3),))

@@ -22,11 +22,13 @@ _CHECKS = frozenset(
 
 @dataclass(frozen=True)
 class Captured:
-    """`dynamic` has the names of inputs whose other dimensions may have any size, beside the rows."""
+    """`dynamic` has the names of inputs whose other dimensions may have any size, beside the rows. `exported` is torch's own
+    form of the same graph, if it takes the same inputs; ONNX is made from it."""
 
     program: Program
     weights: dict[str, Tensor]
     dynamic: tuple[str, ...]
+    exported: torch.export.ExportedProgram | None = None
 
 
 def capture(module: nn.Module, samples: Mapping[str, Tensor], lengths: Sequence[str] = ()) -> Captured:
@@ -50,10 +52,19 @@ def _captured(module: nn.Module, samples: Mapping[str, Tensor], dynamic: tuple[s
         warnings.simplefilter("ignore")
         try:
             exported = torch.export.export(module, tuple(samples.values()), dynamic_shapes=(tuple(shapes),), strict=False)
-            exported = exported.run_decompositions({})  # operations in place become functions: order alone no longer matters
+            if _changes_in_place(exported.graph):
+                exported = exported.run_decompositions({})  # they become functions: order alone no longer matters
         except Exception as error:
             raise ModelError(f"torch.export can't write the model as a graph: {_first_line(error)}") from error
-    return Captured(*_Writing(exported, samples, dynamic).done(), dynamic)
+    program, weights = _Writing(exported, samples, dynamic).done()
+    whole = [port.name for port in program.inputs] == list(samples)
+    return Captured(program, weights, dynamic, exported if whole else None)
+
+
+def _changes_in_place(graph: fx.Graph) -> bool:
+    called = [node.target for node in graph.nodes if node.op == "call_function"]
+    kinds = (torch._ops.OpOverload, torch._ops.HigherOrderOperator)  # the latter hold graphs of their own
+    return any(isinstance(one, kinds[1]) or (isinstance(one, kinds[0]) and one._schema.is_mutable) for one in called)
 
 
 class _Writing:

@@ -94,10 +94,16 @@ class _InOrder(nn.Module):
         return tuple(made[name] for name in self._names)
 
 
+@dataclass(frozen=True)
+class CapturedCode:
+    program: CodeProgram
+    weights: dict[str, Tensor]
+
+
 def of_code(
     answering: Answering, rows: Mapping[str, Tensor], recipe: Mapping[str, Any], data: Mapping[str, Any], why: ModelError
-) -> tuple[CodeProgram, dict[str, Tensor]]:
-    """The program, and its weights. Raises `why`, with a remedy, if other processes can't import the code."""
+) -> CapturedCode:
+    """Raises `why`, with a remedy, if other processes can't import the code."""
     if not _has_import_path(recipe.get("model"), True) or not _has_import_path(recipe.get("objective"), False):
         raise _with_remedy(why) from why
     made = answering.answers(dict(rows))
@@ -108,7 +114,7 @@ def of_code(
         program.module(weights, torch.device("cpu"))
     except FlatoutError as error:  # an object that the name does not describe, such as a module that was built already
         raise _with_remedy(why) from error
-    return program, weights
+    return CapturedCode(program, weights)
 
 
 def _has_import_path(written: Any, must_be_code: bool) -> bool:

@@ -18,7 +18,7 @@ from flatout.engine.job import Job
 from flatout.packaging.answering import Answering, Preparation
 from flatout.packaging.capture import Captured, capture
 from flatout.packaging.card import card_of, signature_of
-from flatout.packaging.code_program import CodeProgram, of_code
+from flatout.packaging.code_program import CapturedCode, CodeProgram, of_code
 from flatout.packaging.folder import check_is_new, new_file, new_folder, write_manifest, write_parsed
 from flatout.packaging.onnx_file import complete_onnx
 from flatout.packaging.onnx_photos import full_size_difference
@@ -58,13 +58,14 @@ def export(run: Run, out: Path, *, cache: Path | None = None, say: Callable[[str
     samples = Samples(drawn.rows, answering.answers(drawn.rows), drawn.origin, drawn.raw, drawn.photos)
     say("writing the model as a graph")
     fitted = job.data.fitted
-    program, weights = _program(run, answering, samples.rows, fitted, notes)
+    captured = _program(run, answering, samples.rows, fitted, notes)
+    program, weights = captured.program, captured.weights
     with new_folder(out) as folder:
         _write(folder, program, weights, fitted, samples)
         onnx = None
-        if isinstance(program, Program):
+        if isinstance(captured, Captured):
             say("writing ONNX")
-            onnx = _write_onnx(folder, program, weights, fitted, samples, notes)
+            onnx = _write_onnx(folder, captured, fitted, samples, notes)
         parts = Parts(program, weights, torch.device("cpu"), onnx=onnx)
         measured = measure(parts, samples, [kind for kind in RUNTIMES if not kind.needs_compiler], (1,), say)
         fastest(measured, 1)  # raises if none agrees
@@ -109,16 +110,13 @@ def _answering(run: Run, job: Job) -> Answering:
     return Answering(model, preparation.inside, job.objective, list(preparation.columns)).eval()
 
 
-def _program(
-    run: Run, answering: Answering, rows: Batch, fitted: Fitted, notes: list[str]
-) -> tuple[Program | CodeProgram, dict[str, Tensor]]:
+def _program(run: Run, answering: Answering, rows: Batch, fitted: Fitted, notes: list[str]) -> Captured | CapturedCode:
     """A graph; if the model can't be written as one, the import path of its code, and a note."""
     try:
-        captured = _captured(answering, rows, fitted)
-        return captured.program, captured.weights
+        return _captured(answering, rows, fitted)
     except ModelError as error:
         made = of_code(answering, rows, run.folder.read("recipe.json"), run.folder.read("data.json"), error)
-        notes.append(f"the package needs {made[0].import_path} to be installed where it runs: {error}")
+        notes.append(f"the package needs {made.program.import_path} to be installed where it runs: {error}")
         return made
 
 
@@ -138,13 +136,11 @@ def _write(folder: Path, program: Program | CodeProgram, weights: dict[str, Tens
         write_parsed(folder, "samples.json", samples.raw)
 
 
-def _write_onnx(
-    folder: Path, program: Program, weights: dict[str, Tensor], fitted: Fitted, samples: Samples, notes: list[str]
-) -> Path | None:
+def _write_onnx(folder: Path, captured: Captured, fitted: Fitted, samples: Samples, notes: list[str]) -> Path | None:
     """None, and a note, if ONNX lacks an operator or the libraries are not installed."""
     path = folder / "model.onnx"
     try:
-        model, note = complete_onnx(program, weights, fitted, samples.rows)
+        model, note = complete_onnx(captured, fitted, samples.rows)
         path.write_bytes(outside(model, folder / "weights.safetensors").SerializeToString())
     except (NotExportable, MissingExtra) as error:
         notes.append(f"without model.onnx: {error}")
@@ -169,7 +165,7 @@ def export_onnx(run: Run, out: Path, *, cache: Path | None = None, say: Callable
     say("writing ONNX")
     fitted = job.data.fitted
     captured = _captured(answering, samples.rows, fitted)
-    model, note = complete_onnx(captured.program, captured.weights, fitted, samples.rows)
+    model, note = complete_onnx(captured, fitted, samples.rows)
     if note is not None:
         notes.append(note)
     with new_file(out) as aside:

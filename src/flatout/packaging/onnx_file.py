@@ -13,11 +13,11 @@ from flatout.data.augment.crops import CenterCrop
 from flatout.data.fitted import Fitted
 from flatout.data.fitted.photo_rows import PhotoHost
 from flatout.data.fitted.table_rows import TableHost
+from flatout.packaging.capture import Captured
 from flatout.packaging.onnx_front import describe
-from flatout.packaging.onnx_graph import onnx_model
+from flatout.packaging.onnx_graph import onnx_model, onnx_of_exported
 from flatout.packaging.onnx_photos import with_raw_photos
 from flatout.packaging.onnx_table import with_raw_columns
-from flatout.packaging.program import Program
 
 if TYPE_CHECKING:
     import onnx
@@ -25,16 +25,12 @@ if TYPE_CHECKING:
 _SAMPLE_ROWS = 6
 
 
-def complete_onnx(
-    program: Program, weights: Mapping[str, Tensor], fitted: Fitted, rows: Mapping[str, Tensor]
-) -> tuple[onnx.ModelProto, str | None]:
+def complete_onnx(captured: Captured, fitted: Fitted, rows: Mapping[str, Tensor]) -> tuple[onnx.ModelProto, str | None]:
     """The model, and a note if it takes prepared tensors because ONNX has no operator for a part of the preparation.
 
     NotExportable says which operator of the model ONNX lacks.
     """
-    module = program.module(weights, torch.device("cpu"))
-    samples = [rows[port.name][:_SAMPLE_ROWS] for port in program.inputs]
-    model = onnx_model(module, program.inputs, program.outputs, samples)
+    model = _from_tensors(captured, rows)
     host = fitted.host
     try:
         if isinstance(host, TableHost):
@@ -47,6 +43,14 @@ def complete_onnx(
         return with_raw_photos(model, host, crops[-1]), None
     _describe_prepared(model, fitted)
     return model, None
+
+
+def _from_tensors(captured: Captured, rows: Mapping[str, Tensor]) -> onnx.ModelProto:
+    program = captured.program
+    if captured.exported is not None:
+        return onnx_of_exported(captured.exported, program.inputs, program.outputs)
+    samples = [rows[port.name][:_SAMPLE_ROWS] for port in program.inputs]
+    return onnx_model(program.module(captured.weights, torch.device("cpu")), program.inputs, program.outputs, samples)
 
 
 def _describe_prepared(model: Any, fitted: Fitted) -> None:

@@ -33,19 +33,30 @@ def onnx_model(
 
     A sample has more than one row, and more than one element along each open dimension: torch treats sizes 0 and 1 as fixed.
     """
-    library("onnx")
-    library("onnxscript")
     several = [torch.cat([sample, sample]) if sample.shape[0] == 1 else sample for sample in samples]
     open_sizes = [
         {axis: torch.export.Dim.DYNAMIC for axis, size in enumerate(port.shape) if size is None or axis == 0} for port in inputs
     ]
     try:
         with quiet(), torch.no_grad():
-            captured = torch.export.export(
+            exported = torch.export.export(
                 module, tuple(several), dynamic_shapes=_by_position(module, open_sizes), strict=False
             )
+    except Exception as error:
+        raise NotExportable(f"the model can't be exported to ONNX: {_reason(error)}") from error
+    return onnx_of_exported(exported, inputs, outputs)
+
+
+def onnx_of_exported(
+    exported: torch.export.ExportedProgram, inputs: Sequence[Port], outputs: Sequence[Port]
+) -> onnx.ModelProto:
+    """The graph of torch.export as an ONNX model; it takes the inputs and gives the outputs in this order."""
+    library("onnx")
+    library("onnxscript")
+    try:
+        with quiet(), torch.no_grad():
             program = torch.onnx.export(
-                captured,
+                exported,
                 input_names=[port.name for port in inputs],
                 output_names=[port.name for port in outputs],
                 opset_version=OPSET,
