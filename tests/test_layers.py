@@ -33,6 +33,8 @@ LAYERS = {
     "packaging": 9,
     "boost": 10,  # tries remedies on any script
     "explore": 10,
+    "serving": 10,  # knows packages, not runs
+    "loadtest": 10,  # asks any server
     "fleet": 11,  # starts `python -m flatout` elsewhere
     "drill": 11,
     "testing": 12,

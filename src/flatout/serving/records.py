@@ -1,0 +1,75 @@
+"""Rows as bytes: one row of several tensors is one record, and all records of a request lie one after the other.
+
+layout = RecordLayout.of(program.inputs, sizes)
+columns = layout.columns(memory, rows)      # {"numeric": float32 [rows, 6], ...}: views, to write or to read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flatout.packaging.ports import Port
+
+Array = np.ndarray[Any, Any]
+
+_ALIGNED = 8  # bytes: every item of a column is then aligned
+MOST_SIZES = 4
+
+
+@dataclass(frozen=True)
+class RecordField:
+    """One tensor of a row: its bytes begin at `start` of the record."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class RecordLayout:
+    fields: tuple[RecordField, ...]
+    row_bytes: int
+
+    @classmethod
+    def of(cls, ports: Sequence[Port], sizes: Sequence[int] = ()) -> RecordLayout:
+        """`sizes` are those of the open dimensions beside the rows, in the order of the ports; see `open_sizes`."""
+        left = list(sizes)
+        fields, start = [], 0
+        for port in ports:
+            shape = tuple(left.pop(0) if size is None else size for size in port.shape[1:])
+            field = RecordField(port.name, numpy_type(port.dtype), shape, start)
+            fields.append(field)
+            start += -(-field.nbytes // _ALIGNED) * _ALIGNED
+        return cls(tuple(fields), start)
+
+    def columns(self, memory: Array, rows: int) -> dict[str, Array]:
+        """Views of `memory`, which has uint8 [rows * row_bytes] or more."""
+        found = {}
+        for field in self.fields:
+            steps = [field.dtype.itemsize]
+            for size in reversed(field.shape[1:]):
+                steps.insert(0, steps[0] * size)
+            strides = (self.row_bytes, *(steps if field.shape else ()))
+            found[field.name] = np.ndarray((rows, *field.shape), field.dtype, memory, field.start, strides)
+        return found
+
+
+def open_sizes(ports: Sequence[Port], columns: Mapping[str, Any]) -> tuple[int, ...]:
+    """The sizes that these tensors have where the ports leave them open."""
+    return tuple(
+        columns[port.name].shape[axis + 1] for port in ports for axis, size in enumerate(port.shape[1:]) if size is None
+    )
+
+
+def numpy_type(dtype: str) -> np.dtype[Any]:
+    """Of a torch type by its name. bfloat16 has none in NumPy: its bits are uint16."""
+    return np.dtype({"bfloat16": "uint16", "bool": "bool_"}.get(dtype, dtype))
