@@ -115,7 +115,7 @@ def main() -> int:
     parser.add_argument("--only", help="cases whose names contain this")
     asked = parser.parse_args()
     draw = np.random.default_rng(0)
-    report = Report("package_zoo", str(__doc__), torch.device("cpu"))
+    report = Report(f"package_zoo{f'_{asked.only}' if asked.only else ''}", str(__doc__), torch.device("cpu"))
     missing = 0
     with tempfile.TemporaryDirectory() as temporary:
         for case in (*transformers_cases(draw, small=torch.version.cuda is None), *vision_cases(draw)):

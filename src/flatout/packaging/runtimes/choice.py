@@ -23,8 +23,8 @@ from flatout.packaging.runtimes.runtime import Parts, Point, Runtime
 from flatout.packaging.samples import Samples
 
 RUNTIMES: tuple[type[Runtime], ...] = (EagerRuntime, OnnxRuntime, CompiledRuntime, AheadRuntime)
-SIZES = (1, 8, 64, 512, 4096)
-_FORMAT = 1
+SIZES = (1, 8, 64, 512, 4096, 32768)  # until a batch takes a second or has no memory
+_FORMAT = 2
 
 
 @dataclass(frozen=True)

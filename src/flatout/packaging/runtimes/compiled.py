@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from flatout.data.source import Batch
 from flatout.engine.precision import autocast
-from flatout.packaging.runtimes.runtime import Parts, Runtime, inputs_of, without_rows
+from flatout.packaging.program import dtype_named
+from flatout.packaging.runtimes.runtime import Parts, Runtime, columns_of, inputs_of, without_rows
 
 LARGEST = 512  # rows in one CUDA graph; a larger batch is run in several
 
@@ -39,11 +40,14 @@ class CompiledRuntime(Runtime):
         return cls(parts.program.module(parts.weights, parts.device), parts)
 
     def run(self, rows: Batch) -> dict[str, Tensor]:
-        given = inputs_of(self._inputs, rows, self._device)
+        given = columns_of(self._inputs, rows)
         if not len(given[0]):
             return without_rows(self._outputs, self._device)
         with torch.inference_mode():
-            made = self._replayed(given) if self._device.type == "cuda" else self._call(*given)
+            if self._device.type == "cuda":
+                made = self._replayed(given)
+            else:
+                made = self._call(*inputs_of(self._inputs, rows, self._device))
         return {port.name: output for port, output in zip(self._outputs, made, strict=True)}
 
     def _replayed(self, given: list[Tensor]) -> Outputs:
@@ -54,15 +58,18 @@ class CompiledRuntime(Runtime):
         size = 1 << (rows - 1).bit_length()
         key = tuple((size, *one.shape[1:]) for one in given)
         if key not in self._graphs:
-            self._graphs[key] = _Graph(self._call, given, size, self._device)
+            typed = [one[:1].to(self._device, dtype_named(port.dtype)) for port, one in zip(self._inputs, given, strict=True)]
+            self._graphs[key] = _Graph(self._call, typed, size, self._device)
         return self._graphs[key].replay(given)
 
 
 class _Graph:
-    """The call captured once for a batch of `size` rows."""
+    """The call captured once for a batch of `size` rows; `first` has one row."""
 
-    def __init__(self, call: Callable[..., Outputs], given: list[Tensor], size: int, device: torch.device) -> None:
-        self._inputs = [one[:1].to(device).expand(size, *one.shape[1:]).contiguous() for one in given]
+    def __init__(self, call: Callable[..., Outputs], first: list[Tensor], size: int, device: torch.device) -> None:
+        self._inputs = [one.expand(size, *one.shape[1:]).contiguous() for one in first]
+        self._staged: list[Tensor | None] = [None] * len(first)
+        self._sent = torch.cuda.Event()
         side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
@@ -75,10 +82,20 @@ class _Graph:
 
     def replay(self, given: list[Tensor]) -> Outputs:
         rows = len(given[0])
-        for buffer, one in zip(self._inputs, given, strict=True):
-            buffer[:rows].copy_(one, non_blocking=True)
+        for place, one in enumerate(given):
+            pinned = one if one.is_cuda or one.is_pinned() else self._pinned(place, one)
+            self._inputs[place][:rows].copy_(pinned, non_blocking=True)
+        self._sent.record()
         self._graph.replay()
         return tuple(output[:rows].clone() for output in self._outputs)
+
+    def _pinned(self, place: int, one: Tensor) -> Tensor:
+        """Copied by all cores into pinned memory: the driver copies pageable memory with one core, and slowly."""
+        staged = self._staged[place]
+        if staged is None or staged.dtype != one.dtype:
+            staged = self._staged[place] = torch.empty(self._inputs[place].shape, dtype=one.dtype, pin_memory=True)
+        self._sent.synchronize()  # the batch before may still be read from it
+        return staged[: len(one)].copy_(one)
 
 
 def _compiled(module: nn.Module, parts: Parts) -> Callable[..., Outputs]:

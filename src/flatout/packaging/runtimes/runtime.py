@@ -22,6 +22,7 @@ from flatout.packaging.program import Program, dtype_named
 _REPEATS, _MOST_S = 25, 0.3
 _SLOW_S = 0.25  # calls of this length need no warm-up and few repeats
 _TOO_LONG_S = 1.0  # larger batches are not timed
+_MOST_BYTES = 2 << 30  # of a batch's rows on the host
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,9 @@ class Runtime(ABC):
     def curve(self, rows: Batch, sizes: Sequence[int]) -> list[Point]:
         """The time of one call by batch size, with the results on the host. Ends before a size without memory or too slow."""
         points: list[Point] = []
+        row_bytes = sum(column[:1].nbytes for column in rows.values())
         for size in sizes:
-            if points and points[-1].median_s * size / points[-1].batch > _TOO_LONG_S:
+            if (points and points[-1].median_s * size / points[-1].batch > _TOO_LONG_S) or size * row_bytes > _MOST_BYTES:
                 break
             try:
                 points.append(self._timed(_repeated(rows, size), size))
@@ -107,8 +109,8 @@ class Runtime(ABC):
         return time.perf_counter() - start
 
 
-def inputs_of(ports: Sequence[Port], rows: Batch, device: torch.device) -> list[Tensor]:
-    """The columns of the program's inputs, in order, on the device and in the program's types.
+def columns_of(ports: Sequence[Port], rows: Batch) -> list[Tensor]:
+    """The columns of the program's inputs, in order, where they are.
 
     DataError for a column that is missing, or for fractions where the program takes whole numbers.
     """
@@ -116,11 +118,17 @@ def inputs_of(ports: Sequence[Port], rows: Batch, device: torch.device) -> list[
     for port in ports:
         if port.name not in rows:
             raise DataError(f"the rows have no column {port.name!r}, which the program takes; they have {', '.join(rows)}")
-        column, dtype = rows[port.name], dtype_named(port.dtype)
-        if column.is_floating_point() and not dtype.is_floating_point:
+        column = rows[port.name]
+        if column.is_floating_point() and not dtype_named(port.dtype).is_floating_point:
             raise DataError(f"column {port.name!r} is {port.dtype} in the program, got {column.dtype}")
-        given.append(column.to(device, dtype, non_blocking=True))
+        given.append(column)
     return given
+
+
+def inputs_of(ports: Sequence[Port], rows: Batch, device: torch.device) -> list[Tensor]:
+    """The same columns on the device and in the program's types."""
+    given = columns_of(ports, rows)
+    return [one.to(device, dtype_named(port.dtype), non_blocking=True) for port, one in zip(ports, given, strict=True)]
 
 
 def without_rows(ports: Sequence[Port], device: torch.device) -> dict[str, Tensor]:
