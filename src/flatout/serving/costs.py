@@ -1,0 +1,95 @@
+"""What a batch costs by its rows: the measured curve, corrected by what batches really took."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+_ENOUGH = 0.95  # of the best rate: larger batches only make requests wait
+_SLOWEST, _QUICKEST = 5.0, 0.2  # one odd batch counts for no more than this, times what was expected
+_NEWEST = 0.05  # the weight of the last batch
+_TRUSTED = 8  # batches of a size until it has a correction of its own
+_AGAIN = 64  # batches until the useful size is looked for again
+
+
+class CostCurve:
+    """Between two measured sizes the cost is a straight line; beyond the last it grows with the rows.
+
+    `largest` is the largest batch that may be run; `full_rows` the one beyond which the rate hardly grows.
+    """
+
+    def __init__(self, points: Sequence[tuple[int, float]]) -> None:
+        """`points` are (rows, seconds), sorted; the last is the largest batch."""
+        self._rows = [rows for rows, _ in points]
+        self._seconds = [max(seconds, 1e-9) for _, seconds in points]
+        self.largest = self._rows[-1]
+        self._base: dict[int, float] = {}
+        self._factor, self._seen = 1.0, 0
+        self._factors: dict[int, tuple[float, int]] = {}
+        self.spread = 0.1  # mean distance from what was expected, as a share of it
+        self._find_full()
+
+    def seconds(self, rows: int) -> float:
+        factor, seen = self._factors.get((rows - 1).bit_length(), (1.0, 0))
+        return self._measured(rows) * (factor if seen >= _TRUSTED else self._factor)
+
+    def rows_per_s(self, rows: int) -> float:
+        return rows / self.seconds(rows)
+
+    def fixed_s(self, rows: int) -> float:
+        """The part of the cost that is the same for twice the rows."""
+        return max(0.0, 2 * self.seconds(rows) - self.seconds(2 * rows))
+
+    def rows_within(self, seconds: float) -> int:
+        """The largest power of two, up to the largest batch, that ends in time; 0 if none does."""
+        found, rows = 0, 1
+        while rows <= self.largest and self.seconds(rows) <= seconds:
+            found, rows = rows, 2 * rows
+        return found
+
+    def took(self, rows: int, seconds: float) -> None:
+        """A batch of `rows` was run and took this long."""
+        ratio = seconds / self._measured(rows)
+        size = (rows - 1).bit_length()
+        factor, seen = self._factors.get(size, (self._factor, 0))
+        if self._seen:
+            ratio = min(max(ratio, _QUICKEST * factor), _SLOWEST * factor)
+            self.spread += _NEWEST * (abs(ratio / factor - 1) - self.spread)
+        self._factors[size] = (factor + max(_NEWEST, 1 / (seen + 1)) * (ratio - factor), seen + 1)
+        self._seen += 1
+        self._factor += max(_NEWEST, 1 / self._seen) * (ratio - self._factor)
+        if self._seen % _AGAIN == 0:
+            self._find_full()
+
+    def limit(self, largest: int) -> None:
+        """Larger batches are not run any more."""
+        self.largest = max(1, min(largest, self.largest))
+        self._find_full()
+
+    def points(self) -> list[tuple[int, float]]:
+        """As they are now, after correction."""
+        return [(rows, self.seconds(rows)) for rows in self._rows if rows <= self.largest] or [(1, self.seconds(1))]
+
+    def _measured(self, rows: int) -> float:
+        known = self._base.get(rows)
+        if known is not None:
+            return known
+        after = bisect_left(self._rows, rows)
+        if after == len(self._rows):
+            seconds = self._seconds[-1] * rows / self._rows[-1]
+        elif after == 0 or self._rows[after] == rows:
+            seconds = self._seconds[after]
+        else:
+            low, high = self._rows[after - 1], self._rows[after]
+            share = (rows - low) / (high - low)
+            seconds = self._seconds[after - 1] + share * (self._seconds[after] - self._seconds[after - 1])
+        if rows <= 2 * self._rows[-1]:
+            self._base[rows] = seconds
+        return seconds
+
+    def _find_full(self) -> None:
+        sizes = [1]
+        while 2 * sizes[-1] <= self.largest:
+            sizes.append(2 * sizes[-1])
+        rates = [self.rows_per_s(rows) for rows in sizes]
+        self.full_rows = next(rows for rows, rate in zip(sizes, rates, strict=True) if rate >= _ENOUGH * max(rates))

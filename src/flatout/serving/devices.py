@@ -1,0 +1,190 @@
+"""Batches on a device: preallocated memory for their rows, the run, and their outputs on the host."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatout.packaging.program import dtype_named
+from flatout.serving.batching import ReadyBatch, Sizes
+from flatout.serving.gathering import BatchPlaces, gather, places_of
+from flatout.serving.loading import LoadedModel
+from flatout.serving.rows_in_rooms import RoomLayout
+
+Array = np.ndarray[Any, Any]
+
+_MOST_SHAPES = 64  # whose memory is kept
+_FEW_ROWS = 16
+
+
+class BatchMemory:
+    """Rows of one shape for batches of one model. It grows to the largest batch that came."""
+
+    def __init__(self, model: LoadedModel, layout: RoomLayout, pinned: bool) -> None:
+        self._model, self._layout, self._pinned = model, layout, pinned
+        self._rows = 0
+        self.arrays: list[Array] = []
+        self._tensors: dict[str, Tensor] = {}
+        self._slices: dict[int, dict[str, Tensor]] = {}
+
+    def hold(self, rows: int) -> None:
+        if rows <= self._rows:
+            return
+        self._rows = max(_FEW_ROWS, 1 << (rows - 1).bit_length())
+        self._slices.clear()
+        self.arrays = []
+        for one, port in zip(self._layout.inputs.fields, self._model.inputs, strict=True):
+            tensor = torch.empty((self._rows, *one.shape), dtype=dtype_named(port.dtype), pin_memory=self._pinned)
+            self._tensors[one.name] = tensor
+            self.arrays.append(as_array(tensor))
+
+    def rows(self, count: int) -> dict[str, Tensor]:
+        found = self._slices.get(count)
+        if found is None:
+            found = self._slices[count] = {name: tensor[:count] for name, tensor in self._tensors.items()}
+        return found
+
+
+def as_array(tensor: Tensor) -> Array:
+    """The same memory for NumPy, which has no bfloat16: those are the bits."""
+    array: Array = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array.view(np.uint16) if tensor.dtype == torch.bfloat16 else array
+
+
+class Flight:
+    """A batch on its way. `outputs` are on the host when `is_done`."""
+
+    __slots__ = ("batch", "began_s", "compute_s", "copy_s", "outputs", "places")
+
+    def __init__(self, batch: ReadyBatch, places: BatchPlaces, began_s: float) -> None:
+        self.batch, self.places, self.began_s = batch, places, began_s
+        self.copy_s = self.compute_s = 0.0
+        self.outputs: dict[str, Array] = {}
+
+    def is_done(self) -> bool:
+        return True
+
+    def finish(self) -> None:
+        """Called once, when it is done."""
+
+
+class ServingDevice(ABC):
+    """Takes up to `most_flights` batches at a time."""
+
+    most_flights: int
+
+    @abstractmethod
+    def launch(self, model: LoadedModel, batch: ReadyBatch) -> Flight:
+        """Errors of the model are raised here."""
+
+
+def serving_device(device: torch.device) -> ServingDevice:
+    return CudaServing(device) if device.type == "cuda" else HostServing()
+
+
+class HostServing(ServingDevice):
+    """The CPU: a batch is done when it is launched."""
+
+    most_flights = 1
+
+    def __init__(self) -> None:
+        self._memories: dict[tuple[int, Sizes], BatchMemory] = {}
+
+    def launch(self, model: LoadedModel, batch: ReadyBatch) -> Flight:
+        began_s = time.monotonic()
+        layout = model.layout(batch.sizes)
+        flight = Flight(batch, places_of(batch, layout), began_s)
+        memory = _memory_for(self._memories, model, layout, pinned=False)
+        memory.hold(batch.rows)
+        gather(flight.places, memory.arrays)
+        run_s = time.monotonic()
+        made = model.runtime.run(memory.rows(batch.rows))
+        flight.compute_s = time.monotonic() - run_s
+        flight.copy_s = run_s - began_s
+        flight.outputs = {name: as_array(tensor) for name, tensor in made.items()}
+        return flight
+
+
+class CudaServing(ServingDevice):
+    """Two batches in flight: while one is computed, the rows of the next are copied to the device on a stream of their own."""
+
+    most_flights = 2
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copies = torch.cuda.Stream(device)
+        # memory of a flight is used again only when it has ended
+        self._free: list[dict[tuple[int, Sizes], BatchMemory]] = [{} for _ in range(self.most_flights)]
+
+    def launch(self, model: LoadedModel, batch: ReadyBatch) -> Flight:
+        began_s = time.monotonic()
+        layout = model.layout(batch.sizes)
+        memories = self._free.pop()
+        flight = CudaFlight(batch, places_of(batch, layout), began_s, lambda: self._free.append(memories))
+        try:
+            memory = _memory_for(memories, model, layout, pinned=True)
+            memory.hold(batch.rows)
+            gather(flight.places, memory.arrays)
+            flight.copy_s = time.monotonic() - began_s
+            compute = torch.cuda.current_stream(self._device)
+            with torch.cuda.stream(self._copies):
+                flight.copy_begin.record()
+                given = {name: rows.to(self._device, non_blocking=True) for name, rows in memory.rows(batch.rows).items()}
+                flight.copy_end.record()
+            compute.wait_event(flight.copy_end)
+            for tensor in given.values():
+                tensor.record_stream(compute)  # its memory belongs to the stream of copies
+            flight.run_begin.record()
+            made = model.runtime.run(given)
+            flight.run_end.record()
+            flight.bring(made)
+        except BaseException:
+            torch.cuda.synchronize(self._device)  # nothing may still read the memory of this flight
+            self._free.append(memories)
+            raise
+        return flight
+
+
+class CudaFlight(Flight):
+    __slots__ = ("_give_back", "_pinned", "copy_begin", "copy_end", "end", "run_begin", "run_end")
+
+    def __init__(self, batch: ReadyBatch, places: BatchPlaces, began_s: float, give_back: Any) -> None:
+        super().__init__(batch, places, began_s)
+        self._give_back = give_back
+        timed = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
+        self.copy_begin, self.copy_end, self.run_begin, self.run_end = timed
+        self.end = torch.cuda.Event()
+        self._pinned: dict[str, Tensor] = {}
+
+    def bring(self, made: dict[str, Tensor]) -> None:
+        """Outputs go to the host behind the computation, without waiting."""
+        for name, tensor in made.items():
+            pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)  # torch keeps such memory for the next
+            self._pinned[name] = pinned.copy_(tensor, non_blocking=True)
+        self.end.record()
+
+    def is_done(self) -> bool:
+        return bool(self.end.query())
+
+    def finish(self) -> None:
+        self.copy_s += self.copy_begin.elapsed_time(self.copy_end) / 1e3
+        self.compute_s = self.run_begin.elapsed_time(self.run_end) / 1e3
+        self.outputs = {name: as_array(tensor) for name, tensor in self._pinned.items()}
+        self._give_back()
+
+
+def _memory_for(
+    memories: dict[tuple[int, Sizes], BatchMemory], model: LoadedModel, layout: RoomLayout, pinned: bool
+) -> BatchMemory:
+    key = (model.order.number, layout.sizes)
+    found = memories.get(key)
+    if found is None:
+        if len(memories) >= _MOST_SHAPES:
+            del memories[next(iter(memories))]
+        found = memories[key] = BatchMemory(model, layout, pinned)
+    return found

@@ -1,0 +1,321 @@
+"""The way of a front to the executors: it allocates room in its shared memory, asks, and hears the outcomes.
+
+lane = FrontLane(loop, Arena(256 << 20))
+lane.attach("cuda:0", stream, [0, 1])          # the executor has lane.descriptor and the other end of the stream
+room = lane.room(model, rows=1)
+room.inputs["x"][:] = row
+lane.ask(room, done)                           # done(outcome) in the event loop
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from flatout.serving.arena import Arena
+from flatout.serving.asking import Asking, Outcome, Reason, Room, ServedModel, Status, Timing
+from flatout.serving.rows_in_rooms import RoomLayout, strided
+from flatout.serving.wire import ANSWER, NO_SIZES, QUESTION, DescriptorLine
+
+Array = np.ndarray[Any, Any]
+Done = Callable[[Outcome], None]
+
+_STATUSES = tuple(Status)
+_REASONS = tuple(Reason)
+_PATIENCE_S = 30.0
+_MOST_TRIES = 2
+
+
+class ArenaRoom(Room):
+    """A block of the front's shared memory."""
+
+    __slots__ = ("_inputs", "asked", "done", "executor", "id", "lane", "layout", "model", "offset", "power", "question",
+                 "released", "rows", "tries", "until_s")  # fmt: skip
+
+    def __init__(self, lane: FrontLane, layout: RoomLayout, model: int, rows: int, offset: int, power: int) -> None:
+        self.lane, self.layout, self.model, self.rows = lane, layout, model, rows
+        self.offset, self.power = offset, power
+        self._inputs: dict[str, Array] | None = None
+        self.done: Done | None = None
+        self.asked = self.released = False
+        self.id = self.tries = 0
+        self.question = b""
+        self.executor = ""
+        self.until_s = 0.0
+
+    @property
+    def inputs(self) -> Mapping[str, Array]:
+        if self._inputs is None:
+            self._inputs = self.layout.views(self.layout.inputs, self.lane.memory, self.offset, self.rows)
+        return self._inputs
+
+    def outputs(self) -> dict[str, Array]:
+        begin = self.offset + self.layout.outputs_begin(self.rows)
+        step, memory, rows = self.layout.outputs.row_bytes, self.lane.memory, self.rows
+        return {one.name: strided(one, memory, begin, rows, step) for one in self.layout.outputs.fields}
+
+    def release(self) -> None:
+        """Before its outcome this cancels the question: `done` is not called. The executor may still write, so the block
+        is only free when it has answered."""
+        if self.released:
+            return
+        self.released = True
+        if not self.asked:
+            self.lane.arena.free(self.offset, self.power)
+
+
+class _Connection:
+    """The line to one process of an executor. `models` are those that it runs; requests under way by their id."""
+
+    def __init__(self, name: str, stream: socket.socket, models: Iterable[int]) -> None:
+        self.name, self.models = name, tuple(models)
+        self.line = DescriptorLine(stream, ANSWER)
+        self.rooms: dict[int, ArenaRoom] = {}
+        self.is_watched = False  # for room to write
+
+
+class FrontLane(Asking):
+    """All executors that this front can ask. One event loop; one allocator of its shared memory.
+
+    A connection that ends leaves its requests waiting for `attach` with the same name, up to `patience_s`; they are asked
+    once more. The old process of an executor must have ended before its replacement is attached: it could still write.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, arena: Arena, *, patience_s: float = _PATIENCE_S) -> None:
+        self.arena, self.memory = arena, arena.shared.memory
+        self._loop, self._patience_s = loop, patience_s
+        self._connections: dict[str, _Connection] = {}  # those that take new requests, by the executor's name
+        self._retired: list[_Connection] = []
+        self._executors: dict[int, str] = {}  # by the model's number
+        self._orphans: list[ArenaRoom] = []  # asked, and no executor has them
+        self._layouts: dict[tuple[int, tuple[int, ...]], RoomLayout] = {}
+        self._outgoing: dict[str, list[bytes]] = {}
+        self._last_id = 0
+        self._patrol: asyncio.TimerHandle | None = None
+
+    # ---- executors ----
+
+    @property
+    def descriptor(self) -> int:
+        """Of the shared memory, for executors."""
+        return self.arena.shared.descriptor
+
+    @property
+    def outstanding(self) -> int:
+        """Requests without an outcome."""
+        connections = [*self._connections.values(), *self._retired]
+        return sum(len(connection.rooms) for connection in connections) + len(self._orphans)
+
+    def attach(self, executor: str, stream: socket.socket, models: Iterable[int]) -> None:
+        """A new executor, or a new process of one that ended. Requests for these models go to it from now on."""
+        before = self._connections.pop(executor, None)
+        if before is not None:
+            self._ended(before)
+        connection = _Connection(executor, stream, models)
+        self._connections[executor] = connection
+        for number in connection.models:
+            self._executors[number] = executor
+        self._loop.add_reader(stream.fileno(), self._heard, connection)
+        self._adopt()
+
+    def route(self, executor: str, models: Iterable[int]) -> None:
+        """More models that this executor runs."""
+        for number in models:
+            self._executors[number] = executor
+        self._adopt()
+
+    def retire(self, executor: str) -> None:
+        """It gets no new requests; its connection is closed when those under way are answered. Its models are no longer
+        routed, unless another executor was attached for them."""
+        connection = self._connections.pop(executor, None)
+        if connection is None:
+            return
+        self._send(executor, connection)
+        self._executors = {number: name for number, name in self._executors.items() if name != executor}
+        self._layouts = {key: layout for key, layout in self._layouts.items() if key[0] in self._executors}
+        self._retired.append(connection)
+        self._close_if_empty(connection)
+
+    def close(self) -> None:
+        """Requests that are under way get the outcome GONE."""
+        for connection in [*self._connections.values(), *self._retired]:
+            self._forget(connection)
+            self._orphans.extend(connection.rooms.values())
+        self._connections, self._retired = {}, []
+        for room in self._orphans:
+            self._gone(room)
+        self._orphans = []
+        if self._patrol is not None:
+            self._patrol.cancel()
+        self.arena.close()
+
+    # ---- asking ----
+
+    def room(self, model: ServedModel, rows: int, sizes: tuple[int, ...] = ()) -> ArenaRoom:
+        key = (model.number, sizes)
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = RoomLayout.of(model.inputs, model.outputs, sizes)
+            if len(self._layouts) >= 1024:
+                self._layouts.clear()
+            self._layouts[key] = layout
+        arena = self.arena
+        power = arena.power_for(layout.nbytes(rows))
+        room = ArenaRoom(self, layout, model.number, rows, arena.allocate(power), power)
+        return room
+
+    def ask(self, room: Room, done: Done, *, deadline_s: float = 0.0, priority: int = 0) -> None:
+        assert isinstance(room, ArenaRoom)
+        self._last_id = number = self._last_id + 1
+        sizes = room.layout.sizes
+        room.id, room.done, room.asked = number, done, True
+        room.question = QUESTION.pack(
+            number, room.offset, deadline_s, time.monotonic(), room.rows, room.model, priority, room.power, len(sizes),
+            *(sizes + NO_SIZES[len(sizes):] if sizes else NO_SIZES),
+        )  # fmt: skip
+        self._dispatch(room)
+
+    def _dispatch(self, room: ArenaRoom) -> None:
+        executor = self._executors.get(room.model)
+        connection = None if executor is None else self._connections.get(executor)
+        if executor is None and room.tries:  # the model is no longer served
+            self._gone(room)
+            return
+        if connection is None or executor is None:
+            room.until_s = room.until_s or time.monotonic() + self._patience_s
+            self._orphans.append(room)
+            self._watch_orphans()
+            return
+        room.tries += 1
+        connection.rooms[room.id] = room
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        questions = self._outgoing.get(executor)
+        if questions is None:
+            self._outgoing[executor] = [room.question]
+        else:
+            questions.append(room.question)
+
+    def _flush(self) -> None:
+        """All questions of one turn of the event loop in one write."""
+        for executor in list(self._outgoing):
+            connection = self._connections.get(executor)
+            if connection is not None:
+                self._send(executor, connection)
+        self._outgoing.clear()
+
+    def _send(self, executor: str, connection: _Connection) -> None:
+        self._write(connection, b"".join(self._outgoing.pop(executor, ())))
+
+    def _write(self, connection: _Connection, questions: bytes = b"") -> None:
+        try:
+            connection.line.write(questions)
+        except OSError:  # it ended; the requests wait for its replacement
+            self._ended(connection)
+            return
+        if connection.line.is_behind != connection.is_watched:
+            connection.is_watched = connection.line.is_behind
+            if connection.is_watched:
+                self._loop.add_writer(connection.line.fileno(), self._write, connection)
+            else:
+                self._loop.remove_writer(connection.line.fileno())
+
+    # ---- outcomes ----
+
+    def _heard(self, connection: _Connection) -> None:
+        answers = connection.line.read()
+        if answers is None:
+            self._ended(connection)
+            return
+        rooms = connection.rooms
+        for number, status, reason, _, batch_rows, queue_s, copy_s, compute_s, retry_s, text in ANSWER.iter_unpack(answers):
+            room = rooms.pop(number, None)
+            if room is None:
+                continue
+            room.asked = False
+            if room.released:
+                self.arena.free(room.offset, room.power)
+                continue
+            timing = Timing(queue_s, copy_s, compute_s, batch_rows, _REASONS[reason])
+            if status == 0:
+                outcome = Outcome(Status.ANSWERED, room.outputs(), timing)
+            else:
+                problem = bytes(self.memory[room.offset : room.offset + text]).decode(errors="replace") if text else ""
+                outcome = Outcome(_STATUSES[status], {}, timing, problem, retry_s)
+            self._tell(room, outcome)
+        if self._retired:
+            self._close_if_empty(connection)
+
+    def _tell(self, room: ArenaRoom, outcome: Outcome) -> None:
+        done, room.done = room.done, None
+        if done is None:
+            return
+        try:
+            done(outcome)
+        except Exception as error:  # one request's answer must not keep others from theirs
+            self._loop.call_exception_handler({"message": "a request's answer could not be handled", "exception": error})
+
+    # ---- executors that end ----
+
+    def _forget(self, connection: _Connection) -> None:
+        self._loop.remove_reader(connection.line.fileno())
+        self._loop.remove_writer(connection.line.fileno())
+        connection.line.close()
+
+    def _close_if_empty(self, connection: _Connection) -> None:
+        if not connection.rooms and connection in self._retired:
+            self._retired.remove(connection)
+            self._forget(connection)
+
+    def _ended(self, connection: _Connection) -> None:
+        if connection.line.fileno() < 0:
+            return
+        self._forget(connection)
+        if self._connections.get(connection.name) is connection:
+            del self._connections[connection.name]
+            self._outgoing.pop(connection.name, None)  # they are among its rooms
+        elif connection in self._retired:
+            self._retired.remove(connection)
+        rooms, connection.rooms = connection.rooms, {}
+        for room in rooms.values():
+            if room.tries >= _MOST_TRIES or room.released:
+                self._gone(room)
+            else:
+                self._dispatch(room)
+
+    def _adopt(self) -> None:
+        orphans, self._orphans = self._orphans, []
+        for room in orphans:
+            if room.released:
+                self._gone(room)
+            else:
+                self._dispatch(room)
+
+    def _watch_orphans(self) -> None:
+        if self._patrol is None:
+            self._patrol = self._loop.call_later(min(1.0, self._patience_s / 4), self._give_up)
+
+    def _give_up(self) -> None:
+        self._patrol = None
+        now_s = time.monotonic()
+        orphans, self._orphans = self._orphans, []
+        for room in orphans:
+            if room.until_s <= now_s or room.released:
+                self._gone(room)
+            else:
+                self._orphans.append(room)
+        if self._orphans:
+            self._watch_orphans()
+
+    def _gone(self, room: ArenaRoom) -> None:
+        room.asked = False
+        if room.released:
+            self.arena.free(room.offset, room.power)
+            return
+        problem = "the executor ended before it answered" if room.tries else "no executor runs this model now"
+        self._tell(room, Outcome(Status.GONE, problem=problem, retry_after_s=1.0))

@@ -1,0 +1,142 @@
+"""A package becomes a model that an executor runs: opened, compared with its samples, warm at every batch size it will use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatout.base.errors import ModelError
+from flatout.packaging.package import Package, open_package
+from flatout.packaging.ports import Port
+from flatout.packaging.runtimes.choice import fastest
+from flatout.packaging.runtimes.runtime import Runtime
+from flatout.serving.goal import LatencyGoal
+from flatout.serving.records import RecordLayout, open_sizes
+from flatout.serving.rows_in_rooms import RoomLayout, check_open_dimensions
+
+_MOST_BYTES = 64 << 20  # of the rows of one batch
+_LARGEST = 4096
+_USUAL_CUDA, _USUAL_CPU = 64, 16  # the batch for which the fastest runtime is taken
+_TIMED_S, _MOST_TIMES = 0.03, 5
+_TOO_LONG_S = 0.5  # larger batches are not run
+_NO_GAIN, _TIMES_NO_GAIN = 1.02, 3  # doublings that are not faster, after which no larger batch is tried
+
+
+@dataclass(frozen=True)
+class ModelOrder:
+    """A model to load. `number` is that of ServedModel."""
+
+    number: int
+    name: str
+    path: Path
+    goal: LatencyGoal | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        goal = None if self.goal is None else [self.goal.seconds, self.goal.share]
+        return {"number": self.number, "name": self.name, "path": str(self.path), "goal": goal}
+
+    @classmethod
+    def from_json(cls, written: Mapping[str, Any]) -> ModelOrder:
+        goal = None if written["goal"] is None else LatencyGoal(*written["goal"])
+        return cls(written["number"], written["name"], Path(written["path"]), goal)
+
+
+class LoadedModel:
+    """`points` are (rows, seconds), measured when it was warmed; the last is the largest batch."""
+
+    def __init__(self, order: ModelOrder, package: Package, runtime: Runtime, device: torch.device) -> None:
+        self.order, self.runtime = order, runtime
+        self.inputs: tuple[Port, ...] = package.program.inputs
+        self.outputs: tuple[Port, ...] = package.program.outputs
+        check_open_dimensions(order.name, self.inputs, self.outputs)
+        rows = {port.name: package.samples.rows[port.name] for port in self.inputs}
+        self.usual_sizes = open_sizes(self.inputs, rows)
+        self._layouts: dict[tuple[int, ...], RoomLayout] = {}
+        row_bytes = RecordLayout.of(self.inputs, self.usual_sizes).row_bytes
+        largest = min(_LARGEST, 1 << max(0, (_MOST_BYTES // max(1, row_bytes)).bit_length() - 1))
+        self.points = warmed(runtime, rows, largest, device)
+
+    def layout(self, sizes: tuple[int, ...]) -> RoomLayout:
+        found = self._layouts.get(sizes)
+        if found is None:
+            if len(self._layouts) >= 1024:
+                self._layouts.clear()
+            found = self._layouts[sizes] = RoomLayout.of(self.inputs, self.outputs, sizes)
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "number": self.order.number,
+            "name": self.order.name,
+            "runtime": self.runtime.name,
+            "curve": self.points,
+        }
+
+
+def load_model(
+    order: ModelOrder,
+    device: torch.device,
+    cache: Path | None,
+    *,
+    compilers: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> LoadedModel:
+    package = open_package(order.path)
+    usual = _USUAL_CUDA if device.type == "cuda" else _USUAL_CPU
+    measured = package.measured(device, cache, compilers=compilers, say=say)
+    best = fastest(measured, usual)
+    say(f"{order.name}: loading {best.name}")
+    runtime = package.runtime(device, cache, usual)
+    say(f"{order.name}: warming batches")
+    return LoadedModel(order, package, runtime, device)
+
+
+def warmed(runtime: Runtime, rows: Mapping[str, Tensor], largest: int, device: torch.device) -> list[tuple[int, float]]:
+    """Runs batches of 1, 2, 4, ... rows and times them. Ends where memory ends, or where larger ones do not pay."""
+    points: list[tuple[int, float]] = []
+    best, without_gain, size = 0.0, 0, 1
+    while size <= largest and without_gain < _TIMES_NO_GAIN:
+        given = _repeated(rows, size, device)
+        try:
+            seconds = _seconds(runtime, given)
+            times = [_seconds(runtime, given)]
+            while len(times) < _MOST_TIMES and sum(times) < _TIMED_S:
+                times.append(_seconds(runtime, given))
+        except torch.OutOfMemoryError:
+            if not points:
+                raise
+            break
+        seconds = sorted(times)[len(times) // 2]
+        points.append((size, seconds))
+        without_gain = 0 if size / seconds > _NO_GAIN * best else without_gain + 1
+        best = max(best, size / seconds)
+        if 2 * seconds > _TOO_LONG_S:
+            break
+        size *= 2
+    if not points:
+        raise ModelError("no batch could be run")
+    return points
+
+
+def _repeated(rows: Mapping[str, Tensor], size: int, device: torch.device) -> dict[str, Tensor]:
+    places = torch.arange(size) % len(next(iter(rows.values())))
+    found = {name: column.index_select(0, places) for name, column in rows.items()}
+    return {name: column.pin_memory() for name, column in found.items()} if device.type == "cuda" else found
+
+
+def _seconds(runtime: Runtime, rows: dict[str, Tensor]) -> float:
+    began_s = time.perf_counter()
+    for output in runtime.run(rows).values():
+        output.cpu()
+    return time.perf_counter() - began_s
+
+
+def numbers_of(points: Sequence[Sequence[float]]) -> list[tuple[int, float]]:
+    """A curve as JSON gives it back."""
+    return [(int(rows), float(seconds)) for rows, seconds in points]

@@ -1,0 +1,68 @@
+"""Where the rows and answers of a request lie in its block: all input records, then all output records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flatout.base.errors import ModelError
+from flatout.packaging.ports import Port
+from flatout.serving.records import MOST_SIZES, RecordField, RecordLayout
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class RoomLayout:
+    """For rows of one shape. `sizes` are those of the open dimensions of the inputs."""
+
+    inputs: RecordLayout
+    outputs: RecordLayout
+    sizes: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, inputs: Sequence[Port], outputs: Sequence[Port], sizes: tuple[int, ...]) -> RoomLayout:
+        """Open sizes of outputs are taken to be those of the inputs, in order."""
+        wanted = open_dimensions(inputs)
+        if len(sizes) != wanted:
+            raise ModelError(f"expected {wanted} sizes, one for each open dimension of the inputs, got {list(sizes)}")
+        return cls(RecordLayout.of(inputs, sizes), RecordLayout.of(outputs, sizes[: open_dimensions(outputs)]), sizes)
+
+    def outputs_begin(self, rows: int) -> int:
+        return rows * self.inputs.row_bytes
+
+    def nbytes(self, rows: int) -> int:
+        return rows * (self.inputs.row_bytes + self.outputs.row_bytes)
+
+    def views(self, layout: RecordLayout, memory: Array, begin: int, rows: int) -> dict[str, Array]:
+        """One array for each field, of records that begin at `begin` of the whole memory."""
+        return {one.name: strided(one, memory, begin, rows, layout.row_bytes) for one in layout.fields}
+
+
+def strided(one: RecordField, memory: Array, begin: int, rows: int, step: int) -> Array:
+    """This field of `rows` records, `step` bytes apart."""
+    strides = [one.dtype.itemsize]
+    for size in reversed(one.shape[1:]):
+        strides.append(strides[-1] * size)
+    of_item = tuple(reversed(strides)) if one.shape else ()
+    return np.ndarray((rows, *one.shape), one.dtype, memory, begin + one.start, (step, *of_item))
+
+
+def open_dimensions(ports: Sequence[Port]) -> int:
+    """Beside the rows."""
+    return sum(size is None for port in ports for size in port.shape[1:])
+
+
+def check_open_dimensions(name: str, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
+    """ModelError for a model whose requests can't be described."""
+    taken, made = open_dimensions(inputs), open_dimensions(outputs)
+    if taken > MOST_SIZES:
+        raise ModelError(f"{name} has {taken} open dimensions in its inputs; at most {MOST_SIZES} can be served")
+    if made > taken:
+        raise ModelError(
+            f"{name} gives outputs with {made} open dimensions and takes inputs with {taken}: the size of its answers "
+            "can't be known before it runs, so it can't be served"
+        )
