@@ -1,0 +1,57 @@
+"""What a server is asked to do. Goes to the fronts as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class WantedModel:
+    """A model by its name. `goal` is its latency goal as written; None takes the server's."""
+
+    name: str
+    path: Path
+    goal: str | None = None
+
+
+@dataclass(frozen=True)
+class FrontOptions:
+    """`before` and `after` name hooks, `module:function`. Files are paths as text."""
+
+    token: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    before: str | None = None
+    after: str | None = None
+    access_log: str | None = None
+    sample_share: float = 0.0
+    sample_folder: str | None = None
+    arena_bytes: int = 256 << 20
+    limits: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, written: Mapping[str, Any]) -> FrontOptions:
+        return cls(**written)
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """`workers` is how many fronts there are; None measures how many are needed. `drain_s` is the time that requests
+    under way have after SIGTERM."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    goal: str | None = None
+    device: str = "auto"
+    workers: int | None = None
+    compilers: bool = False
+    drain_s: float = 30.0
+    hang_s: float = 20.0
+    cache: Path | None = None
+    front: FrontOptions = field(default_factory=FrontOptions)

@@ -1,0 +1,561 @@
+"""The process that keeps a server running: it starts executors and fronts, replaces those that end or hang, and swaps models.
+
+Everything is one mechanism: an executor with models is started, and when it is ready, all fronts are connected to it. At the
+start, after a crash, and for a new version of a model the same happens. A replacement after a crash has the name and the
+models of its predecessor, so fronts ask it again for what was not answered. A new version comes with a new executor; the old
+one ends when its last request is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatout.base.errors import FlatoutError, MachineError
+from flatout.base.exits import exit_words
+from flatout.base.fork_server import ForkServer, ForkServerGone
+from flatout.packaging.package import open_package
+from flatout.serving.control import ControlLine, ControlMessage
+from flatout.serving.counters import MOST_FRONTS, MOST_MODELS, SharedCounters
+from flatout.serving.goal import LatencyGoal
+from flatout.serving.loading import ModelOrder
+from flatout.serving.options import ServeOptions, WantedModel
+
+_LOOK_S = 0.1
+_BEAT_S = 1.0
+_SOON_S = 1.0  # between two tries to start what ends at once
+_BUSY_SHARE, _BUSY_LOOKS = 0.8, 5  # a front more is started if all are this busy this often in a row
+_STARTS_AT_ONCE = 5  # ends within a minute, after which starting again waits longer
+
+Say = Callable[[str], None]
+Told = Callable[[str | None], None]
+
+
+@dataclass(frozen=True)
+class RunningModel:
+    """One version, as fronts are told about it."""
+
+    name: str
+    version: str
+    number: int
+    path: Path
+    goal: str | None
+    place: int  # of its counters
+
+
+@dataclass
+class RunningExecutor:
+    name: str
+    models: tuple[RunningModel, ...]
+    pid: int
+    line: ControlLine
+    ready: asyncio.Future[list[Mapping[str, Any]]]
+    alive_s: float
+    is_ready: bool = False
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+    unretired: set[int] = field(default_factory=set)  # fronts that still wait for answers from it
+    retires: bool = False
+
+
+@dataclass
+class RunningFront:
+    slot: int
+    pid: int
+    line: ControlLine
+    ready: asyncio.Future[float]
+    alive_s: float
+    arena: int = -1
+    is_ready: bool = False
+    busy_looks: int = 0
+    drained: bool = False
+
+
+class Supervisor:
+    def __init__(self, models: Sequence[WantedModel], options: ServeOptions, template: ForkServer, say: Say) -> None:
+        self._wanted = {model.name: model for model in models}
+        self._options, self._template, self._say = options, template, say
+        self._device = options.device
+        self.counters = SharedCounters()
+        self._listening = bound_socket(options.host, options.port)
+        self._executors: dict[str, RunningExecutor] = {}
+        self._current: str | None = None
+        self._fronts: dict[int, RunningFront] = {}
+        self._numbers = itertools.count(1)
+        self._generations = itertools.count(1)
+        self._versions: dict[str, int] = {}
+        self._places: dict[str, int] = {}
+        self._past: dict[str, dict[str, Any]] = {}  # sums of executors that have ended, by model
+        self._ends: list[float] = []
+        self._stops = asyncio.Event()
+        self._signal = 0
+        self._swapping = asyncio.Lock()
+        self._replacing: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._warm = False
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self._listening.getsockname()[:2]
+        return host, port
+
+    # ---- the whole life ----
+
+    async def run(self, opened: Callable[[], None] = lambda: None) -> int:
+        """Until a signal; returns the exit code. `opened` is called when the port takes connections."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._asked_to_stop, number)
+        watching = asyncio.ensure_future(self._watch())
+        try:
+            starting = asyncio.ensure_future(self._open())
+            stopping = asyncio.ensure_future(self._stops.wait())
+            await asyncio.wait({starting, stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                starting.cancel()
+            else:
+                starting.result()
+                opened()
+                await asyncio.wait({stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                watching.result()
+            await self._drain()
+        finally:
+            watching.cancel()
+            self._listening.close()
+            self._end_all()
+        return 128 + self._signal if self._signal else 0
+
+    def _asked_to_stop(self, number: int) -> None:
+        if self._signal:  # the second time: at once
+            self._say("stopping at once")
+            self._end_all()
+            os._exit(128 + number)
+        self._signal = number
+        self._say(f"{signal.Signals(number).name}: answering what was accepted, then stopping (again: at once)")
+        self._stops.set()
+
+    async def _open(self) -> None:
+        executor = await self._started_executor()
+        self._current = executor.name
+        first = await self._started_front()
+        wanted = self._options.workers or needed_fronts(executor, first)
+        await asyncio.gather(*(self._started_front() for _ in range(wanted - 1)))
+        self._listening.listen(4096)
+        self._warm = True
+        self._broadcast({"do": "open"})
+
+    async def _drain(self) -> None:
+        """Fronts stop taking connections, answer what they have read, and close."""
+        self._broadcast({"do": "drain"})
+        until_s = time.monotonic() + self._options.drain_s
+        while any(not front.drained for front in self._fronts.values()) and time.monotonic() < until_s:
+            await asyncio.sleep(0.02)
+        left = sum(not front.drained for front in self._fronts.values())
+        if left:
+            self._say(f"{left} of {len(self._fronts)} processes still had requests after {self._options.drain_s:g} s")
+
+    def _end_all(self) -> None:
+        for one in [*self._fronts.values(), *self._executors.values()]:
+            self._template.signal(one.pid, signal.SIGKILL)
+            self._forget_line(one.line)
+        self._fronts, self._executors = {}, {}
+
+    # ---- executors ----
+
+    async def _started_executor(self) -> RunningExecutor:
+        """Ready, with all wanted models. A version that is new gets a new number."""
+        generation = f"{self._device}/{next(self._generations)}"
+        models = tuple(self._versioned(model) for model in self._wanted.values())
+        return await self._ready_executor(generation, models)
+
+    def _versioned(self, wanted: WantedModel) -> RunningModel:
+        open_package(wanted.path)  # named at once if it is damaged, before a process is started for it
+        version = self._versions[wanted.name] = self._versions.get(wanted.name, 0) + 1
+        if wanted.name not in self._places and len(self._places) >= MOST_MODELS - 1:
+            raise MachineError(f"a server has at most {MOST_MODELS - 1} names of models")
+        place = self._places.setdefault(wanted.name, len(self._places) + 1)
+        goal = wanted.goal or self._options.goal
+        return RunningModel(wanted.name, str(version), next(self._numbers), wanted.path, goal, place)
+
+    async def _ready_executor(self, name: str, models: tuple[RunningModel, ...]) -> RunningExecutor:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            pid = self._template.start({"kind": "executor"}, [theirs.fileno()])
+        loop = asyncio.get_running_loop()
+        executor = RunningExecutor(name, models, pid, ControlLine(ours), loop.create_future(), time.monotonic())
+        self._executors[name] = executor
+        loop.add_reader(ours.fileno(), self._hear_executor, executor)
+        orders = [
+            ModelOrder(one.number, one.name, one.path, LatencyGoal.parse(one.goal) if one.goal else None) for one in models
+        ]
+        cache = None if self._options.cache is None else str(self._options.cache)
+        executor.line.send({"do": "load", "models": [order.to_json() for order in orders], "device": self._device,
+                            "threads": self._threads(), "cache": cache, "compilers": self._options.compilers})  # fmt: skip
+        try:
+            await executor.ready
+        except BaseException:
+            self._end_executor(executor)
+            raise
+        executor.is_ready = True
+        for front in self._fronts.values():
+            if front.is_ready:
+                self._connect(front, executor)
+        return executor
+
+    def _threads(self) -> int:
+        """On a CPU one core is left to the fronts."""
+        return max(1, len(os.sched_getaffinity(0)) - 1) if self._device == "cpu" else 1
+
+    def _hear_executor(self, executor: RunningExecutor) -> None:
+        messages = executor.line.receive()
+        if messages is None:
+            asyncio.get_running_loop().remove_reader(executor.line.fileno())
+            self._executor_ended(executor)
+            return
+        executor.alive_s = time.monotonic()
+        for message in messages:
+            content = message.content
+            match content["say"]:
+                case "loading":
+                    self._say(content["line"])
+                case "ready" if not executor.ready.done():
+                    executor.ready.set_result(content["models"])
+                case "failed" if not executor.ready.done():
+                    executor.ready.set_exception(MachineError(content["problem"]))
+                case "statistics":
+                    executor.statistics = content
+                case "event":
+                    self._say(content["line"])
+
+    def _executor_ended(self, executor: RunningExecutor) -> None:
+        if self._executors.get(executor.name) is not executor:
+            return
+        code = self._template.wait_for_end(executor.pid, 0.5)
+        how = exit_words(code) if code is not None else "closed its connection"
+        if not executor.ready.done():
+            executor.ready.set_exception(MachineError(f"the process of the models {how}"))
+            return
+        if not executor.is_ready:
+            return
+        self._end_executor(executor)
+        if executor.retires or self._stops.is_set():
+            return
+        self._say(f"the process of the models {how}; a new one is started, and asked again for what was not answered")
+        self._later(self._replace_executor(executor))
+
+    async def _replace_executor(self, ended: RunningExecutor) -> None:
+        while not self._stops.is_set():
+            await asyncio.sleep(self._pause_s())
+            if self._current != ended.name:
+                return
+            try:
+                await self._ready_executor(ended.name, ended.models)
+                return
+            except FlatoutError as error:
+                self._say(f"the models can't be loaded again: {error}")
+
+    def _pause_s(self) -> float:
+        """Before something that ended is started again: nothing at first, longer if it ends again and again."""
+        now_s = time.monotonic()
+        self._ends = [*(at_s for at_s in self._ends if now_s - at_s < 60), now_s]
+        return 0.0 if len(self._ends) <= _STARTS_AT_ONCE else _SOON_S * min(30, len(self._ends) - _STARTS_AT_ONCE)
+
+    def _end_executor(self, executor: RunningExecutor) -> None:
+        self._template.signal(executor.pid, signal.SIGKILL)
+        self._template.wait_for_end(executor.pid, 5.0)  # it may write to shared memory until it is gone
+        self._forget_line(executor.line)
+        for model in executor.statistics.get("models", ()):
+            self._past[model["name"]] = added(self._past.get(model["name"], {}), model)
+        executor.statistics = {}
+        if self._executors.get(executor.name) is executor:
+            del self._executors[executor.name]
+
+    # ---- fronts ----
+
+    async def _started_front(self) -> RunningFront:
+        slot = next(number for number in range(MOST_FRONTS) if number not in self._fronts)
+        ours, theirs = socket.socketpair()
+        asked = {"kind": "front", "slot": slot, "options": self._options.front.to_json()}
+        with theirs:
+            passed = [theirs.fileno(), self._listening.fileno(), self.counters.descriptor]
+            pid = self._template.start(asked, passed)
+        loop = asyncio.get_running_loop()
+        front = RunningFront(slot, pid, ControlLine(ours), loop.create_future(), time.monotonic())
+        self._fronts[slot] = front
+        loop.add_reader(ours.fileno(), self._hear_front, front)
+        front.line.send(self._models_message())
+        try:
+            await front.ready
+        except BaseException:
+            self._end_front(front)
+            raise
+        front.is_ready = True
+        for executor in self._executors.values():
+            if executor.is_ready and not executor.retires:
+                self._connect(front, executor)
+        if self._warm:
+            front.line.send({"do": "open"})
+        return front
+
+    def _models_message(self) -> dict[str, Any]:
+        current = self._executors.get(self._current or "")
+        models = [] if current is None else [{**vars(one), "path": str(one.path)} for one in current.models]
+        return {"do": "models", "models": models}
+
+    def _connect(self, front: RunningFront, executor: RunningExecutor) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs, suppress(OSError):  # one that ended meanwhile is replaced
+            executor.line.send({"do": "attach", "front": str(front.slot)}, [front.arena, theirs.fileno()])
+            numbers = [model.number for model in executor.models]
+            front.line.send({"do": "attach", "executor": executor.name, "models": numbers}, [ours.fileno()])
+
+    def _hear_front(self, front: RunningFront) -> None:
+        messages = front.line.receive()
+        if messages is None:
+            asyncio.get_running_loop().remove_reader(front.line.fileno())
+            self._front_ended(front)
+            return
+        front.alive_s = time.monotonic()
+        for message in messages:
+            self._obey_front(front, message)
+
+    def _obey_front(self, front: RunningFront, message: ControlMessage) -> None:
+        content = message.content
+        match content["say"]:
+            case "ready":
+                (front.arena,) = message.descriptors
+                front.ready.set_result(content["row_s"])
+            case "failed" if not front.ready.done():
+                front.ready.set_exception(MachineError(content["problem"]))
+            case "alive":
+                front.busy_looks = front.busy_looks + 1 if content["busy"] > _BUSY_SHARE else 0
+            case "retired":
+                self._retired(content["executor"], front.slot)
+            case "drained":
+                front.drained = True
+            case "load" | "unload":
+                self._later(self._changed(front, content))
+            case "event":
+                self._say(content["line"])
+
+    def _front_ended(self, front: RunningFront) -> None:
+        if self._fronts.get(front.slot) is not front:
+            return
+        code = self._template.wait_for_end(front.pid, 0.5)
+        how = exit_words(code) if code is not None else "closed its connection"
+        was_ready = front.is_ready
+        self._end_front(front)
+        if not front.ready.done():
+            front.ready.set_exception(MachineError(f"a process for connections {how}"))
+        elif was_ready and not self._stops.is_set():
+            self._say(f"a process for connections {how}; its connections are lost, and a new one is started")
+            self._later(self._replace_front())
+
+    async def _replace_front(self) -> None:
+        while not self._stops.is_set():
+            await asyncio.sleep(self._pause_s())
+            try:
+                await self._started_front()
+                return
+            except FlatoutError as error:
+                self._say(f"a process for connections can't be started: {error}")
+
+    def _end_front(self, front: RunningFront) -> None:
+        self._template.signal(front.pid, signal.SIGKILL)
+        self._template.wait_for_end(front.pid, 5.0)
+        self._forget_line(front.line)
+        self.counters.about(front.slot).take_connections(False)
+        if front.arena >= 0:
+            os.close(front.arena)
+        if self._fronts.get(front.slot) is front:
+            del self._fronts[front.slot]
+        for executor in list(self._executors.values()):
+            with suppress(OSError):
+                executor.line.send({"do": "detach", "front": str(front.slot)})
+            self._retired(executor.name, front.slot)
+
+    # ---- new versions ----
+
+    async def _changed(self, front: RunningFront, content: Mapping[str, Any]) -> None:
+        problem = None
+        try:
+            async with self._swapping:
+                wanted = self._with_change(content)
+                await self._swapped(wanted)
+        except FlatoutError as error:
+            problem = str(error)
+        with suppress(OSError):
+            front.line.send({"do": "reply", "ask": content["ask"], "problem": problem})
+
+    def _with_change(self, content: Mapping[str, Any]) -> dict[str, WantedModel]:
+        name, wanted = content["name"], dict(self._wanted)
+        if content["say"] == "unload":
+            if name not in wanted:
+                raise MachineError(f"no model {name!r} is served; there are {', '.join(wanted)}")
+            del wanted[name]
+            return wanted
+        path = content.get("path")
+        if path is None and name not in wanted:
+            raise MachineError(f"no model {name!r} is known; to load a new one, give its package as parameters.path")
+        goal = wanted[name].goal if name in wanted else None
+        wanted[name] = WantedModel(name, Path(path) if path is not None else wanted[name].path, goal)
+        return wanted
+
+    async def _swapped(self, wanted: dict[str, WantedModel]) -> None:
+        """No request fails: the new executor is ready before fronts use it, and the old one answers what it was asked."""
+        before, old_name = self._wanted, self._current
+        self._wanted = wanted
+        try:
+            executor = await self._started_executor()
+        except BaseException:
+            self._wanted = before
+            raise
+        self._current = executor.name
+        self._broadcast(self._models_message())
+        old = self._executors.get(old_name or "")
+        if old is None:
+            return
+        old.retires = True
+        old.unretired = {front.slot for front in self._fronts.values() if front.is_ready}
+        self._broadcast({"do": "retire", "executor": old.name})
+        names = ", ".join(f"{model.name} version {model.version}" for model in executor.models) or "no model"
+        self._say(f"serving {names}")
+        if not old.unretired:
+            self._end_executor(old)
+
+    def _retired(self, executor: str, slot: int) -> None:
+        old = self._executors.get(executor)
+        if old is None or not old.retires:
+            return
+        old.unretired.discard(slot)
+        if not old.unretired:
+            self._end_executor(old)
+
+    # ---- watching ----
+
+    async def _watch(self) -> None:
+        beat_s = 0.0
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            now_s = time.monotonic()
+            if not self._template.is_alive():
+                raise ForkServerGone("the process that starts others has ended")
+            self._end_hanging(now_s)
+            if now_s >= beat_s:
+                beat_s = now_s + _BEAT_S
+                for executor in self._executors.values():
+                    if executor.is_ready:
+                        with suppress(OSError):
+                            executor.line.send({"do": "statistics"})
+                self._broadcast({"do": "status", "status": self.status()})
+                self._add_front_if_busy()
+
+    def _end_hanging(self, now_s: float) -> None:
+        for executor in list(self._executors.values()):
+            if executor.is_ready and now_s - executor.alive_s > self._options.hang_s:
+                self._say(f"the process of the models has not answered for {self._options.hang_s:g} s and is ended")
+                self._template.signal(executor.pid, signal.SIGKILL)
+                executor.alive_s = now_s
+        for front in list(self._fronts.values()):
+            if front.is_ready and now_s - front.alive_s > self._options.hang_s:
+                self._say(f"a process for connections has not answered for {self._options.hang_s:g} s and is ended")
+                self._template.signal(front.pid, signal.SIGKILL)
+                front.alive_s = now_s
+
+    def _add_front_if_busy(self) -> None:
+        if self._options.workers is not None or not self._warm or self._stops.is_set():
+            return
+        busy = [front.busy_looks >= _BUSY_LOOKS for front in self._fronts.values()]
+        if all(busy) and len(busy) < min(MOST_FRONTS, len(os.sched_getaffinity(0)) - 1):
+            for front in self._fronts.values():
+                front.busy_looks = 0
+            self._later(self._replace_front())
+
+    def status(self) -> dict[str, Any]:
+        """What fronts show on the page, in /metrics and in /explain: sums of all executors, by model."""
+        models: dict[str, dict[str, Any]] = {name: dict(sums) for name, sums in self._past.items()}
+        current = self._executors.get(self._current or "")
+        for executor in self._executors.values():
+            for model in executor.statistics.get("models", ()):
+                models[model["name"]] = added(models.get(model["name"], {}), model)
+        return {
+            "device": self._device,
+            "fronts": len(self._fronts),
+            "executor_cpu_s": 0.0 if current is None else current.statistics.get("cpu_s", 0.0),
+            "cores": len(os.sched_getaffinity(0)),
+            "models": models,
+            "goals": {} if current is None else {one.name: one.goal for one in current.models},
+        }
+
+    def _broadcast(self, content: Mapping[str, Any]) -> None:
+        for front in self._fronts.values():
+            with suppress(OSError):
+                front.line.send(content)
+
+    def _forget_line(self, line: ControlLine) -> None:
+        if line.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(line.fileno())
+            line.close()
+
+    def _later(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def needed_fronts(executor: RunningExecutor, front: RunningFront) -> int:
+    """So many that they keep up with the device: by the time that one row takes in a front and in the best batch."""
+    cores = len(os.sched_getaffinity(0))
+    best = max((rows / seconds for model in executor.ready.result() for rows, seconds in model["curve"]), default=1.0)
+    return max(1, min(cores - 1, MOST_FRONTS, round(1.2 * best * front.ready.result() + 0.5)))
+
+
+_SUMMED = ("requests", "rows", "batches", "refused", "failed", "late", "queue_s", "copy_s", "compute_s")
+
+
+def added(sums: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Counts add up; what is measured now is taken from `more`."""
+    made = {**sums, **{name: value for name, value in more.items() if name not in ("number", "name")}}
+    for name in _SUMMED:
+        made[name] = sums.get(name, 0) + more.get(name, 0)
+    for name in ("reasons", "batch_rows"):
+        counts = dict(sums.get(name, {}))
+        for key, count in more.get(name, {}).items():
+            counts[key] = counts.get(key, 0) + count
+        made[name] = counts
+    return made
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Bound, so that a port in use is known at once; it listens only when everything is warm."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise MachineError(f"no address for {host!r}: {error}") from error
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind(address)
+    except OSError as error:
+        made.close()
+        raise MachineError(f"can't use {host} port {port}: {os.strerror(error.errno or 0)}; --port 0 takes a free one") from error
+    made.setblocking(False)
+    return made
+
+
+def device_named(asked: str) -> str:
+    """Without using the device: this process must not, because it is forked."""
+    if asked != "auto":
+        return asked
+    return "cuda" if torch.backends.cuda.is_built() and os.path.exists("/dev/nvidiactl") else "cpu"
