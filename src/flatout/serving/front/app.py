@@ -1,0 +1,101 @@
+"""The whole front of one process: models in, a protocol factory out.
+
+app = FrontApp({"churn": {"1": model}}, asking, watching)
+server = await loop.create_server(app.protocol_factory, sock=socket)
+app.start(loop)
+app.swap(models)        # requests under way finish with the models that they began with
+app.draining = True     # answers end their connections; then wait for app.in_flight == 0
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from time import perf_counter
+
+from flatout.serving.asking import Asking, ServedModel
+from flatout.serving.front.desk import Desk
+from flatout.serving.front.hooks import Hooks
+from flatout.serving.front.http import HttpConnection
+from flatout.serving.front.limits import Limits
+from flatout.serving.front.model_view import ModelView
+from flatout.serving.front.oip_pages import OipPages
+from flatout.serving.front.openapi import openapi_page
+from flatout.serving.front.repository import Repository
+from flatout.serving.front.routing import Page, build_routes
+from flatout.serving.front.site import Routes, Site
+from flatout.serving.front.watching import Watching
+
+Versions = Mapping[str, Mapping[str, ServedModel]]
+
+
+class FrontApp:
+    """`models`: by name, then by version, the newest last. `extra_routes`: further GET paths, as "/metrics"."""
+
+    def __init__(
+        self,
+        models: Versions,
+        asking: Asking,
+        watching: Watching,
+        repository: Repository | None = None,
+        limits: Limits | None = None,
+        token: str | None = None,
+        hooks: Hooks | None = None,
+        extra_routes: Mapping[str, Page] | None = None,
+    ) -> None:
+        self._watching, self._repository = watching, repository
+        self._limits = limits or Limits()
+        self._desk = Desk(asking, hooks or Hooks(), self._limits)
+        self._extra, self._has_token = dict(extra_routes or {}), token is not None
+        self.ready = True
+        self._views: list[ModelView] = []
+        self._site = Site(self._limits, token, watching, self._routes(models))
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def connections(self) -> int:
+        return len(self._site.connections)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have come whole and are not answered."""
+        return self._site.in_flight
+
+    @property
+    def draining(self) -> bool:
+        return self._site.draining
+
+    @draining.setter
+    def draining(self, draining: bool) -> None:
+        self._site.draining = draining
+
+    def swap(self, models: Versions) -> None:
+        self._site.routes = self._routes(models)
+
+    def protocol_factory(self) -> HttpConnection:
+        return HttpConnection(self._site)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begins to check the limits of time."""
+        self._site.tick()
+        now = perf_counter()
+        for connection in tuple(self._site.connections):
+            connection.sweep(now)
+        self._timer = loop.call_later(self._limits.sweep_s, self.start, loop)
+
+    def stop(self) -> None:
+        """No more checks, and idle connections are closed."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for connection in tuple(self._site.connections):
+            connection.close_if_idle()
+
+    def _routes(self, models: Versions) -> Routes:
+        known = {id(view.model): view for view in self._views}  # packages at the same path may differ
+        views = {
+            name: {version: known.get(id(model)) or ModelView(model) for version, model in versions.items()}
+            for name, versions in models.items()
+        }
+        self._views = [view for versions in views.values() for view in versions.values()]
+        pages = OipPages(views, self._watching, self._repository, lambda: self.ready)
+        return build_routes(views, self._desk, pages, self._extra, openapi_page(views, self._has_token))

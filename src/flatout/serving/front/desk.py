@@ -1,0 +1,151 @@
+"""From raw rows to named answers: hooks, preparation, the question to an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from flatout.serving.asking import Array, Asking, Outcome
+from flatout.serving.front.aside import AsideThreads, TookTooLong
+from flatout.serving.front.exchange import Exchange
+from flatout.serving.front.hooks import Hooks, RowsHook, header_texts
+from flatout.serving.front.inferring import infer
+from flatout.serving.front.limits import Limits
+from flatout.serving.front.model_view import ModelView
+from flatout.serving.front.refusals import Refusal, one_line
+from flatout.serving.records import open_sizes
+
+OnOutputs = Callable[[Exchange, Mapping[str, Any], bool], None]
+_THREADS = 4
+_MANY_ROWS = 2048  # preparing more would keep other connections waiting for milliseconds
+
+
+class Desk:
+    """`answer` gets the outputs: views of the room without class names, or named columns (True) that `after` returned."""
+
+    def __init__(self, asking: Asking, hooks: Hooks, limits: Limits) -> None:
+        self._asking, self.hooks, self.limits = asking, hooks, limits
+        self._hook_threads = AsideThreads("flatout-hook", _THREADS)
+        self._preparing_threads = AsideThreads("flatout-prepare", 1)
+
+    def ask_prepared(
+        self,
+        exchange: Exchange,
+        view: ModelView,
+        columns: Iterable[tuple[str, Array]],
+        rows: int,
+        sizes: tuple[int, ...],
+        answer: OnOutputs,
+        deadline_s: float = 0.0,
+        priority: int = 0,
+    ) -> None:
+        finish = partial(self._answered, view, answer)
+        infer(self._asking, exchange, view, columns, rows, sizes, finish, deadline_s, priority)
+
+    def ask_row(self, exchange: Exchange, view: ModelView, row: Mapping[str, Any], answer: OnOutputs) -> None:
+        """One row of a table, as {"age": 39, ...}."""
+        if self.hooks.before is None:
+            self._ask(exchange, view, view.preparer.row(row), answer)
+        else:
+            self.ask_raw(exchange, view, {name: [value] for name, value in row.items()}, answer)
+
+    def ask_raw(
+        self,
+        exchange: Exchange,
+        view: ModelView,
+        raw: Mapping[str, Any],
+        answer: OnOutputs,
+        deadline_s: float = 0.0,
+        priority: int = 0,
+    ) -> None:
+        """Columns by name."""
+        then = partial(self._prepare, exchange, view, answer=answer, deadline_s=deadline_s, priority=priority)
+        if self.hooks.before is None:
+            then(raw)
+        else:
+            exchange.model = view.model
+            self._hooked(exchange, "before", self.hooks.before, dict(raw), then)
+
+    def _prepare(
+        self, exchange: Exchange, view: ModelView, raw: Any, answer: OnOutputs, deadline_s: float, priority: int
+    ) -> None:
+        if not _is_much(view, raw):
+            self._ask(exchange, view, view.preparer.rows(raw), answer, deadline_s, priority)
+            return
+
+        def done(prepared: Any, error: Exception | None) -> None:
+            if error is not None:
+                exchange.fail(error)
+            else:
+                exchange.guarded(lambda: self._ask(exchange, view, prepared, answer, deadline_s, priority))
+
+        exchange.model = view.model
+        self._preparing_threads.run(partial(view.preparer.rows, raw), done)
+
+    def _ask(
+        self,
+        exchange: Exchange,
+        view: ModelView,
+        prepared: Mapping[str, Array],
+        answer: OnOutputs,
+        deadline_s: float = 0.0,
+        priority: int = 0,
+    ) -> None:
+        inputs = view.model.inputs
+        rows = len(prepared[inputs[0].name])
+        self.ask_prepared(exchange, view, prepared.items(), rows, open_sizes(inputs, prepared), answer, deadline_s, priority)
+
+    def _answered(self, view: ModelView, answer: OnOutputs, exchange: Exchange, outcome: Outcome) -> None:
+        if self.hooks.after is None:
+            answer(exchange, outcome.outputs, False)
+            return
+        columns = view.columns(outcome.outputs)
+
+        def then(changed: Any) -> None:
+            answer(exchange, _checked(changed, exchange.rows), True)
+
+        self._hooked(exchange, "after", self.hooks.after, columns, then)
+
+    def _hooked(self, exchange: Exchange, name: str, hook: RowsHook, given: Any, then: Callable[[Any], None]) -> None:
+        start = perf_counter()
+
+        def done(result: Any, error: Exception | None) -> None:
+            exchange.hook_s += perf_counter() - start
+            if exchange.computed:
+                exchange.computed = perf_counter()
+            if isinstance(error, TookTooLong):
+                exchange.refuse(Refusal(504, f"the hook {name!r} took longer than {self.limits.hook_s:g} s"))
+            elif isinstance(error, Refusal):
+                exchange.refuse(error)
+            elif error is not None:
+                exchange.refuse(Refusal(500, f"the hook {name!r} failed: {one_line(error)}"))
+            else:
+                exchange.guarded(lambda: then(result), f"what the hook {name!r} returned")
+
+        headers = header_texts(exchange.headers)
+        self._hook_threads.run(partial(hook, given, headers), done, self.limits.hook_s)
+
+
+def _is_much(view: ModelView, raw: Any) -> bool:
+    if not isinstance(raw, Mapping):
+        return True
+    most = 1 if view.kind == "photos" else _MANY_ROWS
+    return any(isinstance(column, list | tuple | np.ndarray) and len(column) > most for column in raw.values())
+
+
+def _checked(changed: Any, rows: int) -> Mapping[str, Any]:
+    """Columns that a hook returned: as many rows as before, numbers as arrays, texts as lists."""
+    if not isinstance(changed, Mapping) or not changed:
+        raise Refusal(500, f"the hook 'after' has to return columns by name, got {type(changed).__name__}")
+    found: dict[str, Any] = {}
+    for name, column in changed.items():
+        array = np.asarray(column)
+        if array.ndim == 0 or len(array) != rows:
+            came = "one value" if array.ndim == 0 else f"{len(array)}"
+            raise Refusal(500, f"the hook 'after' has to return {rows} rows of {name!r}, got {came}")
+        found[str(name)] = array if array.dtype.kind in "buif" else [str(value) for value in array.tolist()]
+    return found

@@ -1,0 +1,109 @@
+"""One request and its answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from time import perf_counter
+from typing import Protocol
+
+from flatout.serving.asking import ServedModel, Timing
+from flatout.serving.front.refusals import Refusal, refusal_for
+from flatout.serving.front.watching import AnsweredRequest, SpentTimes, Watching
+
+_WRITTEN_AT_ONCE = 1 << 16  # a copy of so few bytes is cheaper than a second call
+_NOT_RUN = Timing()
+_log = logging.getLogger("flatout.serving")
+
+
+class Answerable(Protocol):
+    def finish(self, exchange: Exchange) -> None:
+        """Writes the answers that are due, in the order of their requests."""
+        ...
+
+    def common_headers(self) -> bytes: ...
+
+
+class Exchange:
+    """Handlers call `send` or `refuse` once; later calls do nothing. Headers have lower-case names."""
+
+    __slots__ = ("answer", "arrived", "begun", "body", "computed", "connection", "decoded", "finished", "headers", "hook_s",
+                 "keep_alive", "method", "model", "parsed", "refusal", "rows", "timing", "url", "watching")  # fmt: skip
+
+    def __init__(
+        self,
+        connection: Answerable,
+        watching: Watching,
+        method: bytes,
+        url: bytes,
+        headers: dict[bytes, bytes],
+        body: bytes,
+        keep_alive: bool,
+        begun: float,
+        arrived: float,
+    ) -> None:
+        self.connection, self.watching = connection, watching
+        self.method, self.url, self.headers, self.body = method, url, headers, body
+        self.keep_alive = keep_alive
+        self.begun, self.arrived, self.parsed = begun, arrived, perf_counter()
+        self.decoded = self.computed = 0.0
+        self.hook_s = 0.0
+        self.finished = False
+        self.answer: tuple[bytes, ...] | None = None
+        self.model: ServedModel | None = None
+        self.rows = 0
+        self.timing = _NOT_RUN
+        self.refusal: Refusal | None = None
+
+    def send(self, head: bytes, body: bytes, status_code: int = 200) -> None:
+        """`head` is the status line and headers, each with its line end, except Content-Length."""
+        if self.finished:
+            return
+        self.finished = True
+        connection = self.connection
+        first = b"%b%bContent-Length: %d\r\n\r\n" % (head, connection.common_headers(), len(body))
+        if not self.keep_alive:
+            first = first[:-2] + b"Connection: close\r\n\r\n"
+        elif b"connection" in self.headers:  # HTTP/1.0 wants to be told
+            first = first[:-2] + b"Connection: keep-alive\r\n\r\n"
+        if self.method == b"HEAD":
+            body = b""
+        self.answer = (first + body,) if len(body) <= _WRITTEN_AT_ONCE else (first, body)
+        connection.finish(self)
+        self._tell(status_code, len(body))
+
+    def send_json(self, body: bytes, headers: bytes = b"") -> None:
+        self.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n" + headers, body)
+
+    def refuse(self, refusal: Refusal) -> None:
+        self.send(refusal.head, refusal.body, refusal.status)
+
+    def fail(self, error: BaseException, doing: str = "") -> None:
+        self.refuse(refusal_for(error, doing))
+
+    def guarded(self, step: Callable[[], None], doing: str = "") -> None:
+        """Runs a later step of a handler: its errors become the answer."""
+        try:
+            step()
+        except Exception as error:
+            self.fail(error, doing)
+
+    def _tell(self, status_code: int, answer_bytes: int) -> None:
+        now, timing = perf_counter(), self.timing
+        decoded = self.decoded
+        spent = SpentTimes(
+            self.arrived - self.begun,
+            self.parsed - self.arrived,
+            decoded - self.parsed - self.hook_s if decoded else 0.0,
+            self.hook_s,
+            timing.queue_s,
+            timing.copy_s,
+            timing.compute_s,
+            now - self.computed if self.computed else 0.0,
+            now - self.begun,
+        )
+        told = AnsweredRequest(self.model, self.method, self.url, status_code, self.rows, answer_bytes, spent, timing)
+        try:
+            self.watching.answered(told)
+        except Exception:  # counting must not break answers
+            _log.exception("counting an answer failed")

@@ -1,0 +1,90 @@
+"""Checks of tensors that a client prepared itself. An id outside of an embedding would fail a whole batch, or a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from flatout.data.fitted import Fitted
+from flatout.data.fitted.array_rows import ArrayHost
+from flatout.data.fitted.table_features import TableFeatures
+from flatout.data.fitted.token_rows import SequenceHost, TextHost
+from flatout.serving.asking import Array
+from flatout.serving.front.refusals import Refusal
+
+TensorCheck = Callable[[Array], None]
+
+
+def tensor_checks(fitted: Fitted) -> dict[str, TensorCheck]:
+    """By the names of the program's inputs."""
+    host = fitted.host
+    if isinstance(host, TextHost):
+        longest = {name: _most_columns(name, host.window) for name in ("documents", "positions")}
+        return {"x": _both(_most_columns("x", host.window), _ids("x", host.code.vocabulary)), **longest}
+    if isinstance(host, SequenceHost):
+        return {"x": _ids("x", host.code.vocabulary), "length": _lengths(host.longest)}
+    if isinstance(host, ArrayHost):
+        found: dict[str, TensorCheck] = {name: _finite(name) for name, (dtype, _) in host.columns.items() if "float" in dtype}
+        return {**found, "x": _ids("x", host.vocabulary)} if host.vocabulary is not None else found
+    steps = [step for step in fitted.device.steps if isinstance(step, TableFeatures)]
+    if steps and steps[0].categories:
+        return {"ids": _cardinalities([(column.name, column.cardinality) for column in steps[0].categories])}
+    return {}
+
+
+def _both(first: TensorCheck, second: TensorCheck) -> TensorCheck:
+    def check(array: Array) -> None:
+        first(array)
+        second(array)
+
+    return check
+
+
+def _ids(name: str, vocabulary: int) -> TensorCheck:
+    def check(array: Array) -> None:
+        if array.size and (array.min() < 0 or array.max() >= vocabulary):
+            wrong = array[(array < 0) | (array >= vocabulary)]
+            raise Refusal(400, f"input {name!r}: token ids are 0 to {vocabulary - 1}, got {wrong[0]}")
+
+    return check
+
+
+def _most_columns(name: str, most: int) -> TensorCheck:
+    def check(array: Array) -> None:
+        if not 0 < array.shape[1] <= most:
+            raise Refusal(400, f"input {name!r}: a row is 1 to {most} tokens, got {array.shape[1]}")
+
+    return check
+
+
+def _lengths(longest: int) -> TensorCheck:
+    def check(array: Array) -> None:
+        if array.size and (array.min() < 1 or array.max() > longest):
+            wrong = array[(array < 1) | (array > longest)]
+            raise Refusal(400, f"input 'length': a row has 1 to {longest} tokens, got {wrong[0]}")
+
+    return check
+
+
+def _finite(name: str) -> TensorCheck:
+    def check(array: Array) -> None:
+        if not np.isfinite(array).all():
+            row = int(np.isfinite(array).reshape(len(array), -1).all(1).argmin())
+            raise Refusal(400, f"input {name!r}: row {row} has a value that is not finite; the training data had none")
+
+    return check
+
+
+def _cardinalities(columns: list[tuple[str, int]]) -> TensorCheck:
+    most = np.array([cardinality for _, cardinality in columns], np.int64)
+
+    def check(array: Array) -> None:
+        wrong = (array < 0) | (array >= most)
+        if wrong.any():
+            row, column = np.argwhere(wrong)[0].tolist()
+            name, cardinality = columns[column]
+            came = f"row {row}, column {column} ({name}) has {array[row, column]}"
+            raise Refusal(400, f"input 'ids': ids are 0 (unknown) to {cardinality - 1}, {came}")
+
+    return check

@@ -1,0 +1,66 @@
+"""Raw rows to the tensors that a program takes, with what was fitted in training.
+
+    preparer = Preparer(model)
+    preparer.row({"age": 39, "job": "cook"})            # one row of a table
+    preparer.rows({"age": [39, 50], "job": [...]})      # many rows, as columns by name
+
+Both return NumPy arrays by the names of the program's inputs. DataError names what can't be prepared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatout.base.errors import DataError
+from flatout.packaging.answering import Preparation
+from flatout.packaging.ports import Port
+from flatout.packaging.program import dtype_named
+from flatout.serving.asking import Array, ServedModel
+
+
+class Preparer:
+    def __init__(self, model: ServedModel) -> None:
+        self._fitted, self._ports = model.package.fitted, model.inputs
+        self._before = Preparation(self._fitted).before
+
+    def row(self, row: Mapping[str, Any]) -> dict[str, Array]:
+        return self.rows([row])
+
+    def rows(self, raw: Any) -> dict[str, Array]:
+        """`raw` as the host part of the model's data takes it."""
+        with torch.inference_mode():
+            batch = self._before(self._fitted.rows(raw))
+        for port in self._ports:
+            if port.name not in batch:
+                raise DataError(f"the rows have no column {port.name!r}, which the model takes; they have {', '.join(batch)}")
+        return {port.name: _column(port, batch[port.name]) for port in self._ports}
+
+
+def _column(port: Port, column: Tensor) -> Array:
+    """In the type of the program. DataError for fractions where it takes whole numbers, and for numbers beyond its type."""
+    dtype = dtype_named(port.dtype)
+    if column.dtype != dtype:
+        if column.is_floating_point() and not dtype.is_floating_point:
+            raise DataError(f"column {port.name!r} holds whole numbers ({port.dtype}), got {_name(column.dtype)}")
+        made = column.to(dtype)
+        if not dtype.is_floating_point:
+            _check_same(port, column, made)
+        column = made
+    return column.view(torch.uint16).numpy() if dtype == torch.bfloat16 else np.asarray(column.numpy())
+
+
+def _check_same(port: Port, given: Tensor, made: Tensor) -> None:
+    changed = (made.to(torch.int64) != given.to(torch.int64)).reshape(len(given), -1).any(1)
+    if changed.any():
+        row = int(changed.nonzero()[0])
+        value = given[row].reshape(-1)[(made[row] != given[row]).reshape(-1)][0].item()
+        raise DataError(f"row {row}: column {port.name!r} is {port.dtype}, which can't hold {value}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

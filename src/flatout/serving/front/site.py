@@ -1,0 +1,70 @@
+"""What all connections of one process share: routes, limits, counts."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from email.utils import formatdate
+from typing import Protocol
+
+from flatout.serving.front.exchange import Exchange
+from flatout.serving.front.limits import Limits
+from flatout.serving.front.refusals import Refusal
+from flatout.serving.front.watching import Watching
+
+Handler = Callable[[Exchange], None]
+OPEN_PATHS = (b"/v2/health/live", b"/v2/health/ready")  # who watches over a server has no token
+
+
+class Swept(Protocol):
+    def sweep(self, now: float) -> None:
+        """Ends what takes longer than the limits allow."""
+        ...
+
+    def close_if_idle(self) -> None: ...
+
+
+class Routes:
+    """By method and exact URL; `elsewhere` gets the rest: other spellings, other methods, unknown paths."""
+
+    def __init__(self, gets: dict[bytes, Handler], posts: dict[bytes, Handler], elsewhere: Handler) -> None:
+        self.gets, self.posts, self.elsewhere = gets, posts, elsewhere
+
+
+class Site:
+    def __init__(self, limits: Limits, token: str | None, watching: Watching, routes: Routes) -> None:
+        self.limits, self.watching, self.routes = limits, watching, routes
+        self.has_token = token is not None
+        self._token = b"Bearer " + (token or "").encode()
+        self.connections: set[Swept] = set()
+        self.in_flight = 0
+        self.draining = False
+        self.common_headers = b""
+        self.tick()
+
+    def tick(self) -> None:
+        """Once a second or more often: the clock of the Date header."""
+        self.common_headers = b"Date: %b\r\n" % formatdate(usegmt=True).encode()
+
+    def check_token(self, url: bytes, headers: dict[bytes, bytes]) -> None:
+        given = headers.get(b"authorization", b"")
+        scheme, _, rest = given.partition(b" ")
+        same = hmac.compare_digest(b"Bearer " + rest.strip() if scheme.lower() == b"bearer" else given, self._token)
+        if not same and url.partition(b"?")[0] not in OPEN_PATHS:
+            came = "another one" if given else "no Authorization header"
+            wanted = b"WWW-Authenticate: Bearer\r\n"
+            raise Refusal(401, f"expected the server's token as 'Authorization: Bearer TOKEN', got {came}", wanted)
+
+    def handle(self, exchange: Exchange) -> None:
+        routes, method = self.routes, exchange.method
+        self.in_flight += 1
+        try:
+            if method == b"POST":
+                handler = routes.posts.get(exchange.url, routes.elsewhere)
+            elif method == b"GET":
+                handler = routes.gets.get(exchange.url, routes.elsewhere)
+            else:
+                handler = routes.elsewhere
+            handler(exchange)
+        except Exception as error:
+            exchange.fail(error)
