@@ -54,6 +54,10 @@ class SharedCounters:
         """Of every front that takes connections."""
         return [int(row[0]) for row in self._fronts if row[3]]
 
+    def cpu_s(self) -> float:
+        """Of all fronts; of one that was replaced, only what its successor used."""
+        return float(self._fronts[:, 2].sum()) / 1e6
+
     def summed(self, model: int) -> SummedTally:
         return SummedTally(self._tallies[:, model].sum(0))
 

@@ -141,6 +141,10 @@ class FrontLane(Asking):
         self._retired.append(connection)
         self._close_if_empty(connection)
 
+    def has_left(self, executor: str) -> bool:
+        """Whether it is no longer connected: all that it was asked is answered."""
+        return executor not in self._connections and all(one.name != executor for one in self._retired)
+
     def close(self) -> None:
         """Requests that are under way get the outcome GONE."""
         for connection in [*self._connections.values(), *self._retired]:

@@ -54,4 +54,5 @@ class ServeOptions:
     drain_s: float = 30.0
     hang_s: float = 20.0
     cache: Path | None = None
+    explains: bool = False
     front: FrontOptions = field(default_factory=FrontOptions)

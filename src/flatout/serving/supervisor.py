@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import shutil
 import signal
 import socket
 import time
@@ -82,10 +83,15 @@ class RunningFront:
 
 
 class Supervisor:
-    def __init__(self, models: Sequence[WantedModel], options: ServeOptions, template: ForkServer, say: Say) -> None:
-        self._wanted = {model.name: model for model in models}
-        self._options, self._template, self._say = options, template, say
-        self._device = options.device
+    """`kept` is a folder for the packages that are served: those given may be replaced at any time."""
+
+    def __init__(
+        self, models: Sequence[WantedModel], options: ServeOptions, template: ForkServer, kept: Path, say: Say
+    ) -> None:
+        self._known = {model.name: model for model in models}
+        self._wanted = dict(self._known)
+        self._options, self._template, self._kept, self._say = options, template, kept, say
+        self._device = device_named(options.device)
         self.counters = SharedCounters()
         self._listening = bound_socket(options.host, options.port)
         self._executors: dict[str, RunningExecutor] = {}
@@ -166,7 +172,8 @@ class Supervisor:
             self._say(f"{left} of {len(self._fronts)} processes still had requests after {self._options.drain_s:g} s")
 
     def _end_all(self) -> None:
-        for one in [*self._fronts.values(), *self._executors.values()]:
+        running: list[RunningFront | RunningExecutor] = [*self._fronts.values(), *self._executors.values()]
+        for one in running:
             self._template.signal(one.pid, signal.SIGKILL)
             self._forget_line(one.line)
         self._fronts, self._executors = {}, {}
@@ -180,13 +187,14 @@ class Supervisor:
         return await self._ready_executor(generation, models)
 
     def _versioned(self, wanted: WantedModel) -> RunningModel:
-        open_package(wanted.path)  # named at once if it is damaged, before a process is started for it
         version = self._versions[wanted.name] = self._versions.get(wanted.name, 0) + 1
         if wanted.name not in self._places and len(self._places) >= MOST_MODELS - 1:
             raise MachineError(f"a server has at most {MOST_MODELS - 1} names of models")
         place = self._places.setdefault(wanted.name, len(self._places) + 1)
         goal = wanted.goal or self._options.goal
-        return RunningModel(wanted.name, str(version), next(self._numbers), wanted.path, goal, place)
+        path = self._kept / f"{place}-{version}"
+        keep_package(wanted.path, path)
+        return RunningModel(wanted.name, str(version), next(self._numbers), path, goal, place)
 
     async def _ready_executor(self, name: str, models: tuple[RunningModel, ...]) -> RunningExecutor:
         ours, theirs = socket.socketpair()
@@ -400,16 +408,12 @@ class Supervisor:
 
     def _with_change(self, content: Mapping[str, Any]) -> dict[str, WantedModel]:
         name, wanted = content["name"], dict(self._wanted)
+        if name not in (self._known if content["say"] == "load" else wanted):
+            raise MachineError(f"no model {name!r} to {content['say']}; there are {', '.join(self._known)}")
         if content["say"] == "unload":
-            if name not in wanted:
-                raise MachineError(f"no model {name!r} is served; there are {', '.join(wanted)}")
             del wanted[name]
-            return wanted
-        path = content.get("path")
-        if path is None and name not in wanted:
-            raise MachineError(f"no model {name!r} is known; to load a new one, give its package as parameters.path")
-        goal = wanted[name].goal if name in wanted else None
-        wanted[name] = WantedModel(name, Path(path) if path is not None else wanted[name].path, goal)
+        else:
+            wanted[name] = self._known[name]
         return wanted
 
     async def _swapped(self, wanted: dict[str, WantedModel]) -> None:
@@ -537,6 +541,18 @@ def added(sums: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
+def keep_package(package: Path, target: Path) -> None:
+    """The same files under another name, so that this version stays what it is when the package is replaced."""
+    open_package(package)  # checks every file
+    target.mkdir()
+    for file in package.iterdir():
+        try:
+            os.link(file, target / file.name)
+        except OSError:  # another disk
+            shutil.copyfile(file, target / file.name)
+    open_package(target)  # it was not replaced meanwhile
+
+
 def bound_socket(host: str, port: int) -> socket.socket:
     """Bound, so that a port in use is known at once; it listens only when everything is warm."""
     try:
@@ -549,7 +565,9 @@ def bound_socket(host: str, port: int) -> socket.socket:
         made.bind(address)
     except OSError as error:
         made.close()
-        raise MachineError(f"can't use {host} port {port}: {os.strerror(error.errno or 0)}; --port 0 takes a free one") from error
+        raise MachineError(
+            f"can't use {host} port {port}: {os.strerror(error.errno or 0)}; --port 0 takes a free one"
+        ) from error
     made.setblocking(False)
     return made
 

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError
+from flatout.data.fitted.one_row import OneRow
+from flatout.data.fitted.table_rows import TableHost
 from flatout.packaging.answering import Preparation
 from flatout.packaging.ports import Port
 from flatout.packaging.program import dtype_named
@@ -27,9 +29,15 @@ class Preparer:
     def __init__(self, model: ServedModel) -> None:
         self._fitted, self._ports = model.package.fitted, model.inputs
         self._before = Preparation(self._fitted).before
+        host = self._fitted.host
+        self._one = OneRow(host) if isinstance(host, TableHost) else None
+        self._types = {port.name: np.dtype(port.dtype) for port in self._ports} if self._one is not None else {}
 
     def row(self, row: Mapping[str, Any]) -> dict[str, Array]:
-        return self.rows([row])
+        made = None if self._one is None else self._one.encode(row)
+        if made is None:
+            return self.rows([row])
+        return {name: np.array([made[name]], dtype) for name, dtype in self._types.items()}
 
     def rows(self, raw: Any) -> dict[str, Array]:
         """`raw` as the host part of the model's data takes it."""

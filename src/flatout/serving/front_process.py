@@ -1,0 +1,319 @@
+"""One front: takes connections from the port that all fronts share, and answers them. The supervisor tells it what to serve.
+
+To a front (`do`): models, attach, retire, open, status, reply, drain. From a front (`say`): ready, alive, retired, load,
+unload, drained, event, failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatout.base.errors import FlatoutError, UsageError
+from flatout.packaging.package import open_package
+from flatout.serving.access_log import AccessLog
+from flatout.serving.arena import Arena
+from flatout.serving.asking import ServedModel
+from flatout.serving.control import ControlLine, ControlMessage
+from flatout.serving.counters import SharedCounters
+from flatout.serving.front.app import FrontApp
+from flatout.serving.front.hooks import Hooks, RowsHook
+from flatout.serving.front.limits import Limits
+from flatout.serving.front.preparing import Preparer
+from flatout.serving.front.repository import RepositoryEntry
+from flatout.serving.lane import FrontLane
+from flatout.serving.options import FrontOptions
+from flatout.serving.pages import ServerPages
+from flatout.serving.shared_watching import SharedWatching
+
+_BEAT_S = 0.5
+_LOOK_S = 0.02
+_NEXT_TURN_S = 0.002
+_HTTP_S = 50e-6  # of a core for one request beside the preparation of its row
+_GATHERED_S = 0.1  # requests are counted this often
+
+
+def be_front(slot: int, options: FrontOptions, control: int, listening: int, counters: int) -> int:
+    """The whole process. Returns its exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the supervisor decides when
+    torch.set_num_threads(1)
+    line = ControlLine(socket.socket(fileno=control))
+    try:
+        import uvloop
+
+        uvloop.run(Front(slot, options, line, socket.socket(fileno=listening), SharedCounters(counters)).live())
+    except FlatoutError as error:
+        with suppress(OSError):
+            line.send({"say": "failed", "problem": str(error)})
+        return error.exit_code
+    except BrokenPipeError:
+        return 0  # the supervisor is gone
+    return 0
+
+
+class Front:
+    def __init__(
+        self, slot: int, options: FrontOptions, line: ControlLine, listening: socket.socket, counters: SharedCounters
+    ) -> None:
+        self._options, self._line, self._listening = options, line, listening
+        self._counters = counters
+        self._about = counters.about(slot)
+        self._closing: set[str] = set()  # executors that are not asked any more
+        self._replies: dict[int, Callable[[str | None], None]] = {}
+        self._asked = 0
+        self._models: dict[str, Any] = {}
+        self._is_open = False
+        self._cpu_s, self._looked_s = 0.0, time.monotonic()
+        self._over: asyncio.Future[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._encrypting = secured(options)
+        self._log = AccessLog(options.access_log) if options.access_log else None
+        self._watching = SharedWatching(counters, slot, self._log)
+        self._hooks = Hooks(imported(options.before), imported(options.after))
+
+    async def live(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._loop, self._over = loop, loop.create_future()
+        self._lane = FrontLane(loop, Arena(self._options.arena_bytes))
+        self._pages = ServerPages(self._counters, self._watching)
+        self._app = FrontApp({}, self._lane, self._watching, self, Limits(**self._options.limits), self._options.token,
+                             self._hooks, self._pages.routes())  # fmt: skip
+        self._app.ready = False
+        self._app.start(loop)
+        loop.add_reader(self._line.fileno(), self._listen)
+        beating = asyncio.ensure_future(self._beat())
+        counting = asyncio.ensure_future(self._count())
+        try:
+            await self._over
+        finally:
+            beating.cancel()
+            counting.cancel()
+            self._watching.flush()
+
+    # ---- what the supervisor says ----
+
+    def _listen(self) -> None:
+        messages = self._line.receive()
+        try:
+            for message in messages if messages is not None else ():
+                self._obey(message)
+        except Exception as error:
+            if self._over is not None and not self._over.done():
+                self._over.set_exception(error)
+        if messages is None and self._over is not None and not self._over.done():
+            self._over.set_result(None)  # the supervisor is gone
+
+    def _obey(self, message: ControlMessage) -> None:
+        content = message.content
+        match content["do"]:
+            case "models":
+                self._take_models(content["models"])
+            case "attach":
+                (stream,) = message.descriptors
+                self._lane.attach(content["executor"], socket.socket(fileno=stream), content["models"])
+            case "retire":
+                self._lane.retire(content["executor"])
+                self._closing.add(content["executor"])
+            case "open":
+                self._open()
+            case "status":
+                self._pages.heard(content["status"])
+            case "reply":
+                self._replies.pop(content["ask"])(content["problem"])
+            case "drain":
+                self._keep(self._drain())
+
+    def _take_models(self, written: Sequence[Mapping[str, Any]]) -> None:
+        models = {one["name"]: {one["version"]: self._served(one)} for one in written}
+        self._models = models
+        self._watching.places = {one["name"]: one["place"] for one in written}
+        self._pages.models = {name: list(versions.values())[-1] for name, versions in models.items()}
+        self._app.swap(models)
+        if not self._app.ready:
+            slowest_s = max(map(row_seconds, self._pages.models.values()), default=0.0)
+            self._say("ready", [self._lane.descriptor], row_s=_HTTP_S + slowest_s)
+            self._app.ready = True
+
+    def _served(self, written: Mapping[str, Any]) -> ServedModel:
+        return ServedModel(written["name"], written["version"], written["number"], open_package(Path(written["path"])))
+
+    # ---- connections ----
+
+    def _open(self) -> None:
+        if not self._is_open:
+            self._is_open = True
+            self._about.take_connections(True)
+            self._loop.add_reader(self._listening.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        """One connection, unless another front has fewer: a client's connections stay with the front that took them."""
+        self._about.opened(self._app.connections)
+        if self._app.connections > min(self._counters.connections(), default=0):
+            self._loop.remove_reader(self._listening.fileno())
+            self._loop.call_later(_NEXT_TURN_S, self._again)
+            return
+        with suppress(OSError):  # another front was quicker, or the client is gone
+            taken, _ = self._listening.accept()
+            taken.setblocking(False)
+            self._keep(self._loop.connect_accepted_socket(self._app.protocol_factory, taken, ssl=self._encrypting))
+
+    def _again(self) -> None:
+        if self._is_open:
+            self._accept_all(most=1)
+            self._loop.add_reader(self._listening.fileno(), self._accept)
+
+    def _accept_all(self, most: int) -> None:
+        for _ in range(most):
+            try:
+                taken, _ = self._listening.accept()
+            except OSError:
+                return
+            taken.setblocking(False)
+            self._keep(self._loop.connect_accepted_socket(self._app.protocol_factory, taken, ssl=self._encrypting))
+
+    async def _drain(self) -> None:
+        """What has come is answered. Clients that waited to be accepted are taken, and told that the connection ends."""
+        if self._is_open:
+            self._loop.remove_reader(self._listening.fileno())
+            self._accept_all(most=4096)
+            self._is_open = False
+            self._about.take_connections(False)
+        self._app.draining = True
+        await asyncio.sleep(_LOOK_S)  # what is on the way is read
+        while self._app.in_flight or self._lane.outstanding:
+            await asyncio.sleep(_LOOK_S)
+        self._app.stop()
+        await asyncio.sleep(_LOOK_S)  # answers leave
+        self._watching.flush()
+        self._say("drained")
+
+    # ---- what it says ----
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(_BEAT_S)
+            now_s, cpu_s = time.monotonic(), time.process_time()
+            busy = (cpu_s - self._cpu_s) / max(1e-3, now_s - self._looked_s)
+            self._cpu_s, self._looked_s = cpu_s, now_s
+            self._about.say(self._app.in_flight, cpu_s)
+            if self._is_open:
+                self._about.opened(self._app.connections)
+            self._say("alive", busy=busy)
+            for name in [name for name in self._closing if self._lane.has_left(name)]:
+                self._closing.discard(name)
+                self._say("retired", executor=name)
+
+    async def _count(self) -> None:
+        while True:
+            await asyncio.sleep(_GATHERED_S)
+            self._watching.flush()
+
+    def _say(self, what: str, descriptors: Sequence[int] = (), **content: Any) -> None:
+        self._line.send({"say": what, **content}, descriptors)
+        if self._line.is_behind:
+            self._loop.add_writer(self._line.fileno(), self._write)
+
+    def _write(self) -> None:
+        self._line.flush()
+        if not self._line.is_behind:
+            self._loop.remove_writer(self._line.fileno())
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # a handshake that failed concerns its client alone
+
+    # ---- the repository, for clients ----
+
+    def index(self) -> list[RepositoryEntry]:
+        return [RepositoryEntry(name, list(versions)[-1], "READY") for name, versions in self._models.items()]
+
+    def load(self, name: str, done: Callable[[str | None], None]) -> None:
+        self._ask("load", name, done)
+
+    def unload(self, name: str, done: Callable[[str | None], None]) -> None:
+        self._ask("unload", name, done)
+
+    def _ask(self, what: str, name: str, done: Callable[[str | None], None]) -> None:
+        self._asked += 1
+        self._replies[self._asked] = done
+        self._say(what, ask=self._asked, name=name)
+
+
+def row_seconds(model: ServedModel) -> float:
+    """How long the preparation of one raw sample takes here."""
+    samples = model.package.samples
+    raw: Any = list(samples.photos[:1]) if samples.photos else first_row(samples.raw)
+    if raw is None:
+        return 0.0
+    preparer, times = Preparer(model), []
+    with suppress(FlatoutError):
+        for _ in range(5):
+            began_s = time.perf_counter()
+            preparer.row(raw) if isinstance(raw, dict) else preparer.rows(raw)
+            times.append(time.perf_counter() - began_s)
+    return min(times, default=0.0)
+
+
+def first_row(raw: Any) -> Any:
+    if isinstance(raw, Mapping):
+        return {name: column[0] for name, column in raw.items()}
+    return None
+
+
+def secured(options: FrontOptions) -> ssl.SSLContext | None:
+    if options.certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(options.certificate, options.key)
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"the certificate {options.certificate} with the key {options.key} can't be used: {error}") from error
+    return context
+
+
+def imported(name: str | None) -> RowsHook | None:
+    """A hook as `module:function`."""
+    if name is None:
+        return None
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise UsageError(f"a hook is written as module:function, got {name!r}")
+    try:
+        found = vars(importlib.import_module(module)).get(attribute)
+    except Exception as error:
+        raise UsageError(f"the hook {name} can't be imported: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise UsageError(f"{module} has no function {attribute!r}")
+    made: RowsHook = found
+    return made
+
+
+def process_work(asked: Mapping[str, Any], descriptors: Sequence[int]) -> int:
+    """What a process does that the supervisor starts: it is a front or an executor."""
+    if asked["kind"] == "front":
+        control, listening, counters = descriptors
+        return be_front(asked["slot"], FrontOptions.from_json(asked["options"]), control, listening, counters)
+    from flatout.serving.executor import execute
+
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    (control,) = descriptors
+    execute(control)
+    return 0

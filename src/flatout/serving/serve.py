@@ -1,0 +1,90 @@
+"""`serve`: packages answer at an address until a signal comes."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from flatout.base.errors import MissingExtra, UsageError
+from flatout.base.fork_server import ForkServer
+from flatout.base.passing import passing_folder
+from flatout.packaging.package import open_package
+from flatout.serving.goal import LatencyGoal
+from flatout.serving.options import ServeOptions, WantedModel
+from flatout.serving.supervisor import Supervisor
+
+_LIBRARIES = ("uvloop", "httptools", "orjson")
+_NAME = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
+
+
+def serve(
+    models: Sequence[WantedModel],
+    options: ServeOptions,
+    *,
+    opened: Callable[[str], None] = lambda url: None,
+    say: Callable[[str], None] = lambda line: None,
+) -> int:
+    """Returns the exit code. This process must not have used torch for anything: it is forked.
+
+    `opened` gets the address when the server answers there.
+    """
+    check(models, options)
+    _check_libraries()
+    import flatout.serving.executor
+    import flatout.serving.front_process
+
+    with passing_folder("flatout-serve") as kept:
+        template = ForkServer.forked_here(flatout.serving.front_process.process_work)
+        try:
+            return asyncio.run(_run(models, options, template, kept, opened, say))
+        finally:
+            template.close()
+
+
+async def _run(
+    models: Sequence[WantedModel],
+    options: ServeOptions,
+    template: ForkServer,
+    kept: Path,
+    opened: Callable[[str], None],
+    say: Callable[[str], None],
+) -> int:
+    supervisor = Supervisor(models, options, template, kept, say)
+    host, port = supervisor.address
+    scheme = "http" if options.front.certificate is None else "https"
+    shown = f"[{host}]" if ":" in host else host
+    return await supervisor.run(lambda: opened(f"{scheme}://{shown}:{port}"))
+
+
+def check(models: Sequence[WantedModel], options: ServeOptions) -> None:
+    """UsageError or DamagedFile before any process is started."""
+    if not models:
+        raise UsageError("name at least one package or run to serve")
+    names = [model.name for model in models]
+    for name in names:
+        if not name or set(name) - set(_NAME):
+            raise UsageError(f"the name of a model has letters, digits, '-', '_' and '.' only, got {name!r}")
+        if names.count(name) > 1:
+            raise UsageError(f"two models have the name {name!r}: write NAME=PACKAGE for each")
+    for goal in (options.goal, *(model.goal for model in models)):
+        if goal is not None:
+            LatencyGoal.parse(goal)
+    for model in models:
+        open_package(model.path)
+    if (options.front.certificate is None) != (options.front.key is None):
+        raise UsageError("TLS needs both --tls-cert and --tls-key")
+    if not 0 <= options.front.sample_share <= 1:
+        raise UsageError(f"the share of requests to keep is 0 to 1, got {options.front.sample_share}")
+
+
+def _check_libraries() -> None:
+    if sys.platform != "linux":
+        raise UsageError("flatout serve runs on Linux only")
+    for name in _LIBRARIES:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise MissingExtra(name, "serve", "flatout serve") from error
