@@ -68,8 +68,9 @@ class Between:
 
     def core_share(self) -> float:
         """Of all cores, by this server alone."""
-        executor_s = self.after.status.get("executor_cpu_s", 0.0) - self.before.status.get("executor_cpu_s", 0.0)
-        all_s = max(0.0, executor_s) + self.after.fronts_cpu_s - self.before.fronts_cpu_s
+        before_s, after_s = (one.status.get("executor_cpu_s", 0.0) for one in (self.before, self.after))
+        executor_s = max(0.0, after_s - before_s) if before_s else 0.0  # at first nothing is known, also of its start
+        all_s = executor_s + self.after.fronts_cpu_s - self.before.fronts_cpu_s
         return float(all_s) / self.seconds / max(1, int(self.after.status.get("cores", 1)))
 
     def reasons(self, name: str) -> dict[str, int]:

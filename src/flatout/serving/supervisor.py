@@ -26,15 +26,19 @@ import torch
 from flatout.base.errors import FlatoutError, MachineError
 from flatout.base.exits import exit_words
 from flatout.base.fork_server import ForkServer, ForkServerGone
+from flatout.base.tree import to_text
 from flatout.packaging.package import open_package
 from flatout.serving.control import ControlLine, ControlMessage
 from flatout.serving.counters import MOST_FRONTS, MOST_MODELS, SharedCounters
+from flatout.serving.explaining import serving_doc
 from flatout.serving.goal import LatencyGoal
+from flatout.serving.history import History
 from flatout.serving.loading import ModelOrder
 from flatout.serving.options import ServeOptions, WantedModel
 
 _LOOK_S = 0.1
 _BEAT_S = 1.0
+_EXPLAINED_LOOKS = 10
 _SOON_S = 1.0  # between two tries to start what ends at once
 _BUSY_SHARE, _BUSY_LOOKS = 0.8, 5  # a front more is started if all are this busy this often in a row
 _STARTS_AT_ONCE = 5  # ends within a minute, after which starting again waits longer
@@ -93,6 +97,7 @@ class Supervisor:
         self._options, self._template, self._kept, self._say = options, template, kept, say
         self._device = device_named(options.device)
         self.counters = SharedCounters()
+        self._history, self._looks = History(self.counters), 0
         self._listening = bound_socket(options.host, options.port)
         self._executors: dict[str, RunningExecutor] = {}
         self._current: str | None = None
@@ -462,8 +467,17 @@ class Supervisor:
                     if executor.is_ready:
                         with suppress(OSError):
                             executor.line.send({"do": "statistics"})
-                self._broadcast({"do": "status", "status": self.status()})
+                status = self.status()
+                self._broadcast({"do": "status", "status": status})
                 self._add_front_if_busy()
+                if self._options.explains and self._warm:
+                    self._explain(status)
+
+    def _explain(self, status: Mapping[str, Any]) -> None:
+        self._history.look(self._places, status)
+        self._looks += 1
+        if self._looks % _EXPLAINED_LOOKS == 0:
+            self._say(to_text(serving_doc(self._history.last(_EXPLAINED_LOOKS * _BEAT_S))))
 
     def _end_hanging(self, now_s: float) -> None:
         for executor in list(self._executors.values()):
