@@ -133,11 +133,13 @@ class FrontLane(Asking):
         """It gets no new requests; its connection is closed when those under way are answered. Its models are no longer
         routed, unless another executor was attached for them."""
         connection = self._connections.pop(executor, None)
-        if connection is None:
-            return
-        self._send(executor, connection)
+        if connection is not None:
+            self._send(executor, connection)
         self._executors = {number: name for number, name in self._executors.items() if name != executor}
         self._layouts = {key: layout for key, layout in self._layouts.items() if key[0] in self._executors}
+        if connection is None:  # it ended, and no other takes its place
+            self._adopt()
+            return
         self._retired.append(connection)
         self._close_if_empty(connection)
 

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from flatout.base.errors import MissingExtra, UsageError
@@ -17,6 +18,7 @@ from flatout.serving.options import ServeOptions, WantedModel
 from flatout.serving.supervisor import Supervisor
 
 _LIBRARIES = ("uvloop", "httptools", "orjson")
+_OFTEN_USED = ("onnx", "onnx.checker")
 _NAME = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
 
 
@@ -33,6 +35,9 @@ def serve(
     """
     check(models, options)
     _check_libraries()
+    for name in _OFTEN_USED:  # by executors: imported here once, one that is replaced is back sooner
+        with suppress(ImportError):
+            importlib.import_module(name)
     import flatout.serving.executor
     import flatout.serving.front_process
 

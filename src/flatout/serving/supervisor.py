@@ -37,6 +37,7 @@ from flatout.serving.loading import ModelOrder
 from flatout.serving.options import ServeOptions, WantedModel
 
 _LOOK_S = 0.1
+_END_S = 2.0
 _BEAT_S = 1.0
 _EXPLAINED_LOOKS = 10
 _SOON_S = 1.0  # between two tries to start what ends at once
@@ -68,6 +69,7 @@ class RunningExecutor:
     ready: asyncio.Future[list[Mapping[str, Any]]]
     alive_s: float
     is_ready: bool = False
+    has_ended: bool = False
     statistics: Mapping[str, Any] = field(default_factory=dict)
     unretired: set[int] = field(default_factory=set)  # fronts that still wait for answers from it
     retires: bool = False
@@ -83,6 +85,7 @@ class RunningFront:
     arena: int = -1
     is_ready: bool = False
     busy_looks: int = 0
+    has_ended: bool = False
     drained: bool = False
 
 
@@ -179,7 +182,7 @@ class Supervisor:
     def _end_all(self) -> None:
         running: list[RunningFront | RunningExecutor] = [*self._fronts.values(), *self._executors.values()]
         for one in running:
-            self._template.signal(one.pid, signal.SIGKILL)
+            self._kill(one)
             self._forget_line(one.line)
         self._fronts, self._executors = {}, {}
 
@@ -254,8 +257,7 @@ class Supervisor:
     def _executor_ended(self, executor: RunningExecutor) -> None:
         if self._executors.get(executor.name) is not executor:
             return
-        code = self._template.wait_for_end(executor.pid, 0.5)
-        how = exit_words(code) if code is not None else "closed its connection"
+        how = self._how_it_ended(executor)
         if not executor.ready.done():
             executor.ready.set_exception(MachineError(f"the process of the models {how}"))
             return
@@ -285,8 +287,7 @@ class Supervisor:
         return 0.0 if len(self._ends) <= _STARTS_AT_ONCE else _SOON_S * min(30, len(self._ends) - _STARTS_AT_ONCE)
 
     def _end_executor(self, executor: RunningExecutor) -> None:
-        self._template.signal(executor.pid, signal.SIGKILL)
-        self._template.wait_for_end(executor.pid, 5.0)  # it may write to shared memory until it is gone
+        self._kill(executor)  # it may write to shared memory until it is gone
         self._forget_line(executor.line)
         for model in executor.statistics.get("models", ()):
             self._past[model["name"]] = added(self._past.get(model["name"], {}), model)
@@ -365,8 +366,7 @@ class Supervisor:
     def _front_ended(self, front: RunningFront) -> None:
         if self._fronts.get(front.slot) is not front:
             return
-        code = self._template.wait_for_end(front.pid, 0.5)
-        how = exit_words(code) if code is not None else "closed its connection"
+        how = self._how_it_ended(front)
         was_ready = front.is_ready
         self._end_front(front)
         if not front.ready.done():
@@ -385,8 +385,7 @@ class Supervisor:
                 self._say(f"a process for connections can't be started: {error}")
 
     def _end_front(self, front: RunningFront) -> None:
-        self._template.signal(front.pid, signal.SIGKILL)
-        self._template.wait_for_end(front.pid, 5.0)
+        self._kill(front)
         self._forget_line(front.line)
         self.counters.about(front.slot).take_connections(False)
         if front.arena >= 0:
@@ -432,14 +431,14 @@ class Supervisor:
             raise
         self._current = executor.name
         self._broadcast(self._models_message())
+        self._broadcast({"do": "retire", "executor": old_name})
+        names = ", ".join(f"{model.name} version {model.version}" for model in executor.models) or "no model"
+        self._say(f"serving {names}")
         old = self._executors.get(old_name or "")
-        if old is None:
+        if old is None:  # it ended meanwhile
             return
         old.retires = True
         old.unretired = {front.slot for front in self._fronts.values() if front.is_ready}
-        self._broadcast({"do": "retire", "executor": old.name})
-        names = ", ".join(f"{model.name} version {model.version}" for model in executor.models) or "no model"
-        self._say(f"serving {names}")
         if not old.unretired:
             self._end_executor(old)
 
@@ -515,6 +514,16 @@ class Supervisor:
             "models": models,
             "goals": {} if current is None else {one.name: one.goal for one in current.models},
         }
+
+    def _how_it_ended(self, one: RunningExecutor | RunningFront) -> str:
+        code = self._template.wait_for_end(one.pid, _END_S)
+        one.has_ended = code is not None
+        return exit_words(code) if code is not None else "closed its connection"
+
+    def _kill(self, one: RunningExecutor | RunningFront) -> None:
+        if not one.has_ended:
+            self._template.signal(one.pid, signal.SIGKILL)
+            one.has_ended = self._template.wait_for_end(one.pid, _END_S) is not None
 
     def _broadcast(self, content: Mapping[str, Any]) -> None:
         for front in self._fronts.values():
