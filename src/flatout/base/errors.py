@@ -8,6 +8,7 @@
     │   └── NotExportable                 a format can't hold the model or its preparation of rows
     ├── MachineError                      this machine lacks something that was requested
     │   └── MissingExtra                  an optional library is not installed
+    ├── UnusableServer                    a server that was to be measured can't be reached, or refuses the request
     ├── StoreError                        a run folder or a checkpoint can't be used
     │   ├── NotARun
     │   ├── NotAPackage
@@ -68,6 +69,10 @@ class MachineError(FlatoutError):
 class MissingExtra(MachineError):
     def __init__(self, library: str, extra: str, need: str) -> None:
         super().__init__(f"{need} needs {library}, which is not installed: pip install 'flatout[{extra}]'")
+
+
+class UnusableServer(FlatoutError):
+    pass
 
 
 class StoreError(FlatoutError):

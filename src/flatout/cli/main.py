@@ -9,7 +9,7 @@ import typer
 
 from flatout import __version__
 from flatout.base.errors import FlatoutError, shortened
-from flatout.cli import boost, data, doctor, drill, fleet, machine, packages, runs, serve, training
+from flatout.cli import boost, data, doctor, drill, fleet, load, machine, packages, runs, serve, training
 from flatout.cli.leaving import Ended, deaf_to_signals, ends_in_order, leave
 
 _AS_IT_WAS = "nothing that was saved before has changed"
@@ -33,6 +33,7 @@ app.command("predict")(training.predict)
 app.command("export")(packages.export)
 app.command("why")(packages.why)
 app.command("serve")(serve.serve)
+app.command("load")(load.load)
 app.command("probe")(machine.probe)
 app.command("env")(machine.env)
 app.command("doctor", context_settings={"allow_interspersed_args": False})(doctor.doctor)

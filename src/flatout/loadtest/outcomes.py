@@ -1,0 +1,32 @@
+"""How a request ended: the status code of its answer, or one of these numbers."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Failure(IntEnum):
+    """Smaller than every status code of HTTP, so both fit into one column."""
+
+    REFUSED = 1  # the server did not accept the connection
+    RESET = 2  # the connection ended before the answer was complete
+    TIMED_OUT = 3
+    NOT_HTTP = 4  # the answer is not HTTP
+    UNREACHABLE = 5  # the connection could not be made for another reason, such as TLS or the network
+    NO_SOCKET = 6  # this machine has no file descriptor or port left: the fault of the generator, not of the server
+
+
+WORDS = {
+    Failure.REFUSED: "connection refused",
+    Failure.RESET: "connection reset",
+    Failure.TIMED_OUT: "timed out",
+    Failure.NOT_HTTP: "answer is not HTTP",
+    Failure.UNREACHABLE: "no connection",
+    Failure.NO_SOCKET: "no socket left on this machine",
+}
+FIRST_STATUS = 100
+ADMISSION_REFUSED = 503  # counted apart: the server said that it can't answer in time
+
+
+def is_good(outcome: float) -> bool:
+    return 200 <= outcome < 400
