@@ -45,7 +45,7 @@ def result_text(result: LoadResult, goal: LoadGoal | None) -> str:
         lines += [
             "",
             f"THE GENERATOR WAS THE LIMIT: {result.generator_problem}.",
-            "Latencies are upper bounds and the rate a lower bound of what the server can do.",
+            "The server is not to blame: latencies are upper bounds, and it may answer at a higher rate.",
         ]
     if goal is not None:
         within = found.share_within(goal)
@@ -102,7 +102,7 @@ def step_line(step: LoadStep, goal: LoadGoal) -> str:
     """While the search goes on."""
     found = step.result.figures
     verdict = "held" if step.held else f"missed: {step.why}"
-    return f"{step.rate:>9,.4g}/s  {_name(goal.share)} {show_seconds(found.latency_s(goal.share)):>8}  {verdict}"
+    return f"{_rate(step.rate):>9}/s  {_name(goal.share)} {show_seconds(found.latency_s(goal.share)):>8}  {verdict}"
 
 
 def search_text(found: HighestRate, goal: LoadGoal) -> str:
@@ -134,30 +134,30 @@ def _found_lines(found: HighestRate, goal: LoadGoal) -> list[str]:
     if found.rate is None:
         return [
             *lines,
-            f"no rate held {goal}; the lowest tried was {min((step.rate for step in found.steps), default=0):,.3g}/s",
+            f"no rate held {goal}; the lowest tried was {_rate(min((step.rate for step in found.steps), default=0.0))}/s",
         ]
     if found.missed is None:
-        return [*lines, f"{found.rate:,.4g}/s holds {goal}; no rate that misses it was found"]
+        return [*lines, f"{_rate(found.rate)}/s holds {goal}; no rate that misses it was found"]
     best = [step for step in found.steps if step.rate == found.rate and step.held]
-    lines.append(f"{found.rate:,.4g}/s is the highest rate that holds {goal}")
+    lines.append(f"{_rate(found.rate)}/s is the highest rate that holds {goal}")
     worst_s = max(step.result.figures.latency_s(goal.share) for step in best)
     times = "once" if len(best) == 1 else f"{len(best)} times"
     count = sum(step.result.figures.scheduled for step in best)
     lines.append(f"it held {times}, {count:,} requests, {_name(goal.share)} at most {show_seconds(worst_s)}")
     if found.is_generator_limited:
-        lines.append(f"THE GENERATOR WAS THE LIMIT at {found.missed:,.4g}/s: the server may hold more")
+        lines.append(f"THE GENERATOR WAS THE LIMIT at {_rate(found.missed)}/s: the server may hold more")
         lines.append("add --processes, or run the generator on another machine")
     else:
         why = next(step.why for step in reversed(found.steps) if step.rate == found.missed and not step.held)
-        lines.append(f"at {found.missed:,.4g}/s it is missed: {why}")
+        lines.append(f"at {_rate(found.missed)}/s it is missed: {why}")
     return lines
 
 
 def _step_row(step: LoadStep, goal: LoadGoal) -> dict[str, Any]:
     found = step.result.figures
     return {
-        "rate": f"{step.rate:,.4g}" if step.rate < 1000 else f"{step.rate:,.0f}",
-        "achieved": f"{found.achieved_rate:,.4g}" if found.achieved_rate < 1000 else f"{found.achieved_rate:,.0f}",
+        "rate": _rate(step.rate),
+        "achieved": _rate(found.achieved_rate),
         "requests": f"{found.scheduled:,}",
         "latency": show_seconds(found.latency_s(goal.share)),
         "verdict": "held" if step.held else f"missed: {step.why}{' (generator at its limit)' if step.is_ours else ''}",
@@ -242,3 +242,7 @@ def _name(share: float) -> str:
 def _percent(share: float) -> str:
     """Never rounded up to a goal that was missed."""
     return f"{int(1e5 * share) / 1e3:g}%"
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 1000 else f"{per_s:.4g}"
