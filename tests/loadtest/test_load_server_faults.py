@@ -16,7 +16,7 @@ from servers import OK, Asked, Line, after_the_first, polite, serving
 
 Measured = Callable[..., Any]
 Command = Callable[..., tuple[int, str, str]]
-SHORT = ("--rate", "100/s", "--for", "0.6 s", "--arrivals", "constant", "--warm-up", "0.1 s")
+SHORT = ("--rate", "200/s", "--for", "0.3 s", "--arrivals", "constant", "--warm-up", "0.05 s")
 REQUESTS = 50  # of SHORT, without the warm-up
 
 
@@ -80,7 +80,7 @@ def test_a_server_that_stops_answering_is_timed_out(measured: Measured) -> None:
         await asyncio.sleep(60)
 
     with serving(after_the_first(silent)) as server:
-        found = measured(f"{server.url}/x", *SHORT, "--timeout", "0.3 s")
+        found = measured(f"{server.url}/x", *SHORT, "--timeout", "0.2 s")
     assert found["errors"] == {"timed_out": REQUESTS}
     assert found["latency_ms"]["p99"] is None, "no good answer has no latency"
 
@@ -90,7 +90,7 @@ def test_requests_without_a_connection_time_out_too(measured: Measured) -> None:
         await asyncio.sleep(60)
 
     with serving(after_the_first(silent)) as server:
-        found = measured(f"{server.url}/x", *SHORT, "--timeout", "0.3 s", "--connections", 2)
+        found = measured(f"{server.url}/x", *SHORT, "--timeout", "0.2 s", "--connections", 2)
     assert found["errors"] == {"timed_out": REQUESTS}
     assert found["generator"]["waited_for_connections"] and found["generator"]["connections"] <= 2
 
@@ -136,9 +136,9 @@ def test_a_retry_is_not_retried(measured: Measured) -> None:
 
 def test_a_server_that_dies_on_the_way(measured: Measured) -> None:
     with serving(polite) as server:
-        timer = threading.Timer(0.9, server.stop)
+        timer = threading.Timer(0.8, server.stop)
         timer.start()
-        found = measured(f"{server.url}/x", "--rate", "100/s", "--for", "2 s")
+        found = measured(f"{server.url}/x", "--rate", "100/s", "--for", "1.4 s")
         timer.join()
     assert found["good"] > 0 and found["errors"]["refused"] > 0
     assert found["good"] + sum(found["errors"].values()) == found["requests"]
