@@ -124,14 +124,14 @@ def test_waiting_for_a_connection_counts(measured: Measured) -> None:
         line.say(OK)
 
     with serving(slow) as server:
-        found = measured(f"{server.url}/x", "--rate", "60/s", "--for", "1 s", "--connections", 1, "--arrivals", "constant")
+        found = measured(f"{server.url}/x", "--rate", "60/s", "--for", "0.5 s", "--connections", 1, "--arrivals", "constant")
         assert server.connections <= 3, "two of them are from before the run"
     # 60 a second at a server that makes 20 on one connection
-    assert found["latency_ms"]["max"] > 500 and found["good"] == found["requests"] and found["achieved_rate"] < 30
+    assert found["latency_ms"]["max"] > 300 and found["good"] == found["requests"] and found["achieved_rate"] < 30
     with serving(slow) as server:
-        found = measured(f"{server.url}/x", "--rate", "60/s", "--for", "1 s", "--arrivals", "constant")
+        found = measured(f"{server.url}/x", "--rate", "60/s", "--for", "0.5 s", "--arrivals", "constant")
         assert server.connections > 3
-    assert found["achieved_rate"] > 40
+    assert found["achieved_rate"] > 35
 
 
 def test_recorded_arrivals(measured: Measured, tmp_path: Path, command: Command) -> None:

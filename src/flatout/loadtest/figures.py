@@ -110,7 +110,9 @@ def figures(job: LoadJob, recorded: Recorded) -> LoadFigures:
 
 
 def spans(rows: Values, from_s: float, to_s: float, every_s: float) -> tuple[Span, ...]:
-    edges = np.append(np.arange(from_s, to_s - 0.25 * every_s, every_s), to_s)
+    """One for every stretch; a short rest at the end belongs to the last."""
+    count = max(1, round((to_s - from_s) / every_s))
+    edges = np.append(from_s + every_s * np.arange(count), to_s)
     places = np.searchsorted(rows[:, 0], edges)
     return tuple(
         _span(rows[first:last], float(begin), float(end))
