@@ -1,16 +1,16 @@
 """When which requests are run together. Decisions only: the time is given, so arrivals can be simulated.
 
 batcher = Batcher([BatchedModel(0, "churn", CostCurve([(1, 0.001), (64, 0.004)]), LatencyGoal.parse("p99 50 ms"))])
-refusal = batcher.arrive(request, now_s, free_s)      # None: it waits in its queue
+refused = batcher.arrive(requests, now_s, free_s)     # the others wait in their queues
 decision = batcher.next(now_s, free_s)                # a batch to send now, or until when to wait
 batch.model.took(batch.rows, seconds)                 # the cost of batches is revised
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import insort
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any
 
@@ -34,10 +34,9 @@ _OF_GOAL = 0.9  # of the goal's time is the executor's; the rest is for the netw
 class Waiting:
     """One request in a queue. Where its rows are is not the batcher's business."""
 
-    __slots__ = (
-        "alone", "arrival_s", "deadline_s", "front", "id", "left", "model", "offset", "order_s", "power", "priority", "rows",
-        "sizes", "taken", "timing",
-    )  # fmt: skip
+    alone = False  # it is run in a batch of its own, since a batch with others failed
+    taken = 0  # rows that are in a batch, of a request that is larger than a batch
+    timing: Any = None  # of its batches so far, if it has several
 
     def __init__(
         self,
@@ -53,17 +52,16 @@ class Waiting:
         power: int = 0,
     ) -> None:
         """A deadline of 0 is that of the model's goal."""
-        self.id, self.model, self.rows, self.sizes = id, model, rows, sizes
-        self.arrival_s, self.deadline_s, self.priority = arrival_s, deadline_s, priority
-        self.front, self.offset, self.power = front, offset, power
-        self.order_s = arrival_s
-        self.taken = 0  # rows that are in a batch
-        self.left = rows  # rows without an answer
-        self.alone = False  # it is run in a batch of its own, since a batch with others failed
-        self.timing: Any = None  # of its batches so far, if it has several
-
-    def __lt__(self, other: Waiting) -> bool:
-        return bool(self.order_s < other.order_s)
+        self.id = id
+        self.model = model
+        self.rows = self.left = rows  # those without an answer are left
+        self.arrival_s = self.order_s = arrival_s
+        self.deadline_s = deadline_s
+        self.priority = priority
+        self.sizes = sizes
+        self.front = front
+        self.offset = offset
+        self.power = power
 
 
 @dataclass(slots=True)
@@ -96,15 +94,19 @@ class Decision:
 class ShapeQueue:
     """Requests of one model whose rows have the same shape, in the order in which they are run."""
 
-    __slots__ = ("heap", "rows", "sizes")
+    __slots__ = ("line", "rows", "sizes")
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
-        self.heap: list[Waiting] = []
+        self.line: list[Waiting] = []
         self.rows = 0
 
-    def push(self, request: Waiting) -> None:
-        heappush(self.heap, request)
+    def add(self, request: Waiting) -> None:
+        line = self.line
+        if not line or line[-1].order_s <= request.order_s:
+            line.append(request)
+        else:
+            insort(line, request, key=_order_s)
         self.rows += request.rows - request.taken
 
 
@@ -120,6 +122,8 @@ class BatchedModel:
         self.used_s = 0.0  # of the device, to share it
         self._until_revised = _REVISED
         self.useful_rows = 1
+        self.full_s = 0.0  # of a batch with useful_rows
+        self.most_rows = 0  # in the queues of a model without a goal
         self.revise()
 
     def revise(self) -> None:
@@ -129,31 +133,40 @@ class BatchedModel:
         if self.goal is not None:
             in_time = self.curve.rows_within(_OF_GOAL * self.goal.seconds / 2)
             self.useful_rows = min(self.useful_rows, max(1, in_time))
+        self.full_s = self.curve.seconds(self.useful_rows)
+        self.most_rows = int(_LONGEST_QUEUE_S * self.useful_rows / self.full_s)
 
     def first(self) -> ShapeQueue | None:
         """The queue whose first request is next in order."""
         if len(self.queues) == 1:
             return next(iter(self.queues.values()))
-        return min(self.queues.values(), key=lambda queue: queue.heap[0].order_s, default=None)
+        return min(self.queues.values(), key=lambda queue: queue.line[0].order_s, default=None)
 
     def add(self, request: Waiting) -> None:
         queue = self.queues.get(request.sizes)
         if queue is None:
             queue = self.queues[request.sizes] = ShapeQueue(request.sizes)
-        queue.push(request)
+        queue.add(request)
         rows = request.rows - request.taken
         self.rows += rows
-        self.rows_by_priority[request.priority] = self.rows_by_priority.get(request.priority, 0) + rows
+        if request.priority in self.rows_by_priority:
+            self.rows_by_priority[request.priority] += rows
+        else:
+            self.rows_by_priority[request.priority] = rows
 
-    def left(self, queue: ShapeQueue, request: Waiting, rows: int) -> None:
-        """`rows` of the request are no longer in the queue."""
+    def left(self, queue: ShapeQueue, requests: Sequence[Waiting], rows: int) -> None:
+        """These are no longer in the queue; `rows` are all their rows, or those of the piece that was taken."""
         queue.rows -= rows
         self.rows -= rows
-        self.rows_by_priority[request.priority] -= rows
-        if not queue.heap:
+        if not self.rows:
+            self.rows_by_priority.clear()
+        elif len(self.rows_by_priority) == 1 or len(requests) == 1:
+            self.rows_by_priority[requests[0].priority] -= rows
+        else:
+            for request in requests:
+                self.rows_by_priority[request.priority] -= request.rows
+        if not queue.line:
             self.queues.pop(queue.sizes, None)
-            if not self.rows:
-                self.rows_by_priority.clear()
 
     def took(self, rows: int, seconds: float) -> None:
         """A batch was run: what batches cost is revised."""
@@ -179,23 +192,33 @@ class Batcher:
     def rows(self) -> int:
         return sum(model.rows for model in self.models.values())
 
-    def arrive(self, request: Waiting, now_s: float, free_s: float) -> Refusal | None:
-        """`free_s` is when the device will have finished all that was sent to it."""
-        model = self.models[request.model]
-        model.arrivals.add(request.rows, now_s)
-        if request.deadline_s == 0.0:
-            request.deadline_s = inf if model.goal is None else request.arrival_s + _OF_GOAL * model.goal.seconds
-        request.order_s = min(request.deadline_s, request.arrival_s + _PATIENT_S) + _LEVEL_S * request.priority
-        if free_s > now_s or self._anything_waits():
-            finish_s = self._finish_s(model, request, now_s, free_s)
-            late_s = finish_s - min(request.deadline_s, now_s + _LONGEST_QUEUE_S if model.goal is None else inf)
-            if late_s > 0:
-                return Refusal(request, max(_SHORTEST_RETRY_S, late_s))
-        if not model.rows:  # the share of the device that it did not use is not saved for later
-            busy = [other.used_s for other in self.models.values() if other.rows]
-            model.used_s = max([model.used_s, *([min(busy)] if busy else [])])
-        model.add(request)
-        return None
+    def arrive(self, requests: Iterable[Waiting], now_s: float, free_s: float) -> list[Refusal]:
+        """Those that can't be answered in time; the others wait. `free_s` is when the device will have finished all that was
+        sent to it."""
+        refused = []
+        begin_s = max(now_s, free_s)
+        several = len(self.models) > 1
+        for request in requests:
+            model = self.models[request.model]
+            rows = request.rows
+            model.arrivals.add(rows, now_s)
+            deadline_s = request.deadline_s
+            if deadline_s == 0.0:
+                deadline_s = inf if model.goal is None else request.arrival_s + _OF_GOAL * model.goal.seconds
+                request.deadline_s = deadline_s
+            patient_s = request.arrival_s + _PATIENT_S
+            request.order_s = (deadline_s if deadline_s < patient_s else patient_s) + _LEVEL_S * request.priority
+            is_idle = begin_s <= now_s and not (self._anything_waits() if several else model.rows)
+            if not is_idle:
+                late_s = self._late_s(model, request, begin_s)
+                if late_s > 0:
+                    refused.append(Refusal(request, max(_SHORTEST_RETRY_S, late_s)))
+                    continue
+            if several and not model.rows:  # the share of the device that it did not use is not saved for later
+                busy = [other.used_s for other in self.models.values() if other.rows]
+                model.used_s = max([model.used_s, *([min(busy)] if busy else [])])
+            model.add(request)
+        return refused
 
     def next(self, now_s: float, free_s: float) -> Decision:
         decision = Decision()
@@ -235,59 +258,72 @@ class Batcher:
         """The rest of a request that is larger than a batch, if it still waits."""
         model = self.models[request.model]
         queue = model.queues.get(request.sizes)
-        if queue is not None and request in queue.heap:
-            queue.heap.remove(request)
-            heapify(queue.heap)
-            model.left(queue, request, request.rows - request.taken)
+        if queue is not None and request in queue.line:
+            queue.line.remove(request)
+            model.left(queue, [request], request.rows - request.taken)
 
     def forget(self, front: object) -> None:
         """Requests of a front that is gone."""
         for model in self.models.values():
             for queue in list(model.queues.values()):
-                gone = [request for request in queue.heap if request.front is front]
-                queue.heap = [request for request in queue.heap if request.front is not front]
-                heapify(queue.heap)
+                gone = [request for request in queue.line if request.front is front]
+                queue.line = [request for request in queue.line if request.front is not front]
                 for request in gone:
-                    model.left(queue, request, request.rows - request.taken)
+                    model.left(queue, [request], request.rows - request.taken)
 
     def _anything_waits(self) -> bool:
         return any(model.rows for model in self.models.values())
 
-    def _finish_s(self, model: BatchedModel, request: Waiting, now_s: float, free_s: float) -> float:
+    def _late_s(self, model: BatchedModel, request: Waiting, begin_s: float) -> float:
+        """How long after its deadline the request would be answered; 0 or less if it can be in time."""
+        deadline_s = request.deadline_s
+        if model.goal is None and model.rows > model.most_rows:
+            return (model.rows - model.most_rows + request.rows) * model.full_s / model.useful_rows
+        if deadline_s == inf:
+            return 0.0
+        if len(self.models) == 1 and request.rows <= model.useful_rows:
+            at_most_s = begin_s + (model.rows // model.useful_rows + 2) * model.full_s
+            if at_most_s <= deadline_s:
+                return at_most_s - deadline_s
+        return self._finish_s(model, request, begin_s) - deadline_s
+
+    def _finish_s(self, model: BatchedModel, request: Waiting, begin_s: float) -> float:
         """When the request would be answered if everything before it is run in full batches."""
         before = 0
         for priority, rows in model.rows_by_priority.items():
             if priority <= request.priority:
                 before += rows
         full = model.useful_rows
-        curve = model.curve
-        seconds = before // full * curve.seconds(full) + curve.seconds(before % full + request.rows)
+        seconds = before // full * model.full_s + model.curve.seconds(before % full + request.rows)
         if len(self.models) > 1:
             for other in self.models.values():
                 if other is not model and other.rows and _first_deadline_s(other) <= request.deadline_s:
-                    seconds += other.rows / other.curve.rows_per_s(other.useful_rows)
-        return max(now_s, free_s) + seconds
+                    seconds += other.rows * other.full_s / other.useful_rows
+        return begin_s + seconds
 
     def _drop_late(self, model: BatchedModel, now_s: float, decision: Decision) -> None:
         """First in the queues: those whose deadline is over, and in a full queue those that can't be answered in time."""
         for queue in list(model.queues.values()):
-            while queue.heap:
-                request = queue.heap[0]
+            late: list[Waiting] = []
+            rows = 0
+            for request in queue.line:
                 if request.taken or request.deadline_s == inf:
                     break
-                crowded = model.rows > model.useful_rows + request.rows
-                if request.deadline_s > now_s + (model.curve.seconds(request.rows) if crowded else 0.0):
+                is_crowded = model.rows - rows > model.useful_rows + request.rows
+                if request.deadline_s > now_s + (model.curve.seconds(request.rows) if is_crowded else 0.0):
                     break
-                heappop(queue.heap)
-                model.left(queue, request, request.rows)
-                decision.refused.append(
-                    Refusal(request, _SHORTEST_RETRY_S + model.rows / model.curve.rows_per_s(model.useful_rows))
-                )
+                late.append(request)
+                rows += request.rows
+            if late:
+                del queue.line[: len(late)]
+                model.left(queue, late, rows)
+                retry_s = _SHORTEST_RETRY_S + model.rows * model.full_s / model.useful_rows
+                decision.refused.extend(Refusal(request, retry_s) for request in late)
 
     def _why(self, model: BatchedModel, queue: ShapeQueue, now_s: float, free_s: float) -> tuple[Reason | None, float]:
         """Why a batch is sent now; None if it is better to wait, and until when."""
         curve, rows = model.curve, queue.rows
-        if rows >= model.useful_rows or queue.heap[0].alone:
+        if rows >= model.useful_rows or queue.line[0].alone:
             return Reason.FULL, now_s
         if free_s > now_s:  # it can still grow while the device computes
             return None, free_s
@@ -302,7 +338,7 @@ class Batcher:
         dry_s = model.arrivals.last_s + _DRY / need
         if now_s >= dry_s:
             return Reason.IDLE, now_s
-        deadline_s = min(request.deadline_s for request in queue.heap)
+        deadline_s = min(request.deadline_s for request in queue.line)
         grown = curve.seconds(min(model.useful_rows, rows + max(1, int(need * max(0.0, deadline_s - now_s)))))
         latest_s = deadline_s - grown - model.margin_s(grown)
         return (Reason.DEADLINE, now_s) if now_s >= latest_s else (None, min(latest_s, dry_s))
@@ -312,46 +348,51 @@ class Batcher:
     ) -> tuple[BatchedModel, ShapeQueue, Reason]:
         """The least slack, if somebody's deadline is in danger; otherwise the model that used the device least."""
         longest = max(_batch_s(model, queue) for model, queue, _ in ready)
-        slacks = [queue.heap[0].deadline_s - now_s - _batch_s(model, queue) for model, queue, _ in ready]
+        slacks = [queue.line[0].deadline_s - now_s - _batch_s(model, queue) for model, queue, _ in ready]
         least = min(range(len(ready)), key=slacks.__getitem__)
         if slacks[least] <= 2 * longest or all(slack < inf for slack in slacks):
             return ready[least]
         return min(ready, key=lambda one: one[0].used_s)
 
     def _taken(self, model: BatchedModel, queue: ShapeQueue, reason: Reason, now_s: float) -> ReadyBatch:
-        first = queue.heap[0]
+        first = queue.line[0]
         largest = model.curve.largest
         if first.rows > largest:  # larger than any batch: a piece of it
             start = first.taken
             rows = min(largest, first.rows - start)
             if start + rows == first.rows:
-                heappop(queue.heap)
+                del queue.line[0]
             first.taken += rows
-            model.left(queue, first, rows)
+            model.left(queue, [first], rows)
             return ReadyBatch(model, queue.sizes, [first], rows, Reason.FULL, start)
         most = min(largest, max(model.useful_rows, first.rows))
         if most < queue.rows or first.deadline_s < inf:
             in_time = model.curve.rows_within(first.deadline_s - now_s)
             if first.rows <= in_time < min(most, queue.rows) and model.curve.rows_per_s(in_time) >= model.arrivals.per_s(now_s):
                 most, reason = in_time, Reason.DEADLINE
-        heap = queue.heap
-        taken: list[Waiting] = []
-        rows = 0
-        while heap and rows + heap[0].rows <= most and not (heap[0].alone and taken):
-            request = heappop(heap)
-            rows += request.rows
-            request.taken = request.rows
-            taken.append(request)
-            if request.alone:
-                break
-        for request in taken:
-            model.left(queue, request, request.rows)
+        line = queue.line
+        if len(line) == queue.rows and not first.alone and not line[-1].alone:  # all have one row
+            rows = count = min(most, len(line))
+        else:
+            rows = count = 0
+            while count < len(line) and rows + line[count].rows <= most and not (count and line[count].alone):
+                rows += line[count].rows
+                count += 1
+                if first.alone:
+                    break
+        taken = line[:count]
+        del line[:count]
+        model.left(queue, taken, rows)
         return ReadyBatch(model, queue.sizes, taken, rows, reason)
+
+
+def _order_s(request: Waiting) -> float:
+    return request.order_s
 
 
 def _first_deadline_s(model: BatchedModel) -> float:
     queue = model.first()
-    return inf if queue is None else queue.heap[0].deadline_s
+    return inf if queue is None else queue.line[0].deadline_s
 
 
 def _batch_s(model: BatchedModel, queue: ShapeQueue) -> float:

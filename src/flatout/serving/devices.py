@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatout.packaging.program import dtype_named
 from flatout.serving.batching import ReadyBatch, Sizes
-from flatout.serving.gathering import BatchPlaces, gather, places_of
+from flatout.serving.gathering import BatchPlaces, gather, items_of, places_of
 from flatout.serving.loading import LoadedModel
 from flatout.serving.rows_in_rooms import RoomLayout
 
@@ -29,6 +29,7 @@ class BatchMemory:
         self._model, self._layout, self._pinned = model, layout, pinned
         self._rows = 0
         self.arrays: list[Array] = []
+        self.items: list[Array] = []
         self._tensors: dict[str, Tensor] = {}
         self._slices: dict[int, dict[str, Tensor]] = {}
 
@@ -37,11 +38,12 @@ class BatchMemory:
             return
         self._rows = max(_FEW_ROWS, 1 << (rows - 1).bit_length())
         self._slices.clear()
-        self.arrays = []
+        self.arrays, self.items = [], []
         for one, port in zip(self._layout.inputs.fields, self._model.inputs, strict=True):
             tensor = torch.empty((self._rows, *one.shape), dtype=dtype_named(port.dtype), pin_memory=self._pinned)
             self._tensors[one.name] = tensor
             self.arrays.append(as_array(tensor))
+            self.items.append(items_of(one, self.arrays[-1]))
 
     def rows(self, count: int) -> dict[str, Tensor]:
         found = self._slices.get(count)
@@ -101,7 +103,7 @@ class HostServing(ServingDevice):
         flight = Flight(batch, places_of(batch, layout), began_s)
         memory = _memory_for(self._memories, model, layout, pinned=False)
         memory.hold(batch.rows)
-        gather(flight.places, memory.arrays)
+        gather(flight.places, memory.arrays, memory.items)
         run_s = time.monotonic()
         made = model.runtime.run(memory.rows(batch.rows))
         flight.compute_s = time.monotonic() - run_s
@@ -129,7 +131,7 @@ class CudaServing(ServingDevice):
         try:
             memory = _memory_for(memories, model, layout, pinned=True)
             memory.hold(batch.rows)
-            gather(flight.places, memory.arrays)
+            gather(flight.places, memory.arrays, memory.items)
             flight.copy_s = time.monotonic() - began_s
             compute = torch.cuda.current_stream(self._device)
             with torch.cuda.stream(self._copies):

@@ -151,28 +151,19 @@ class Executor:
         if questions is None:
             self._detach(front)
             return
-        now_s, free_s, batcher, models = time.monotonic(), self._free_s, self._batcher, self._models
-        for number, offset, deadline_s, arrival_s, rows, model, priority, power, count, *sizes in QUESTION.iter_unpack(
+        models = self._models
+        requests = []
+        for number, offset, deadline_s, arrival_s, rows, model, priority, power, count, a, b, c, d in QUESTION.iter_unpack(
             questions
         ):
-            request = Waiting(
-                number,
-                model,
-                rows,
-                arrival_s,
-                deadline_s,
-                priority,
-                tuple(sizes[:count]) if count else (),
-                front,
-                offset,
-                power,
-            )
-            if model not in models:
+            sizes = (a, b, c, d)[:count] if count else ()
+            request = Waiting(number, model, rows, arrival_s, deadline_s, priority, sizes, front, offset, power)
+            if model in models:
+                requests.append(request)
+            else:
                 self._answer_failure(request, f"the executor has no model number {model}")
-                continue
-            refusal = batcher.arrive(request, now_s, free_s)
-            if refusal is not None:
-                self._refuse(refusal)
+        for refusal in self._batcher.arrive(requests, time.monotonic(), self._free_s):
+            self._refuse(refusal)
 
     def _listen(self, events: int) -> None:
         if events & select.EPOLLOUT:
