@@ -36,14 +36,16 @@ class BatchMemory:
     def hold(self, rows: int) -> None:
         if rows <= self._rows:
             return
-        self._rows = max(_FEW_ROWS, 1 << (rows - 1).bit_length())
+        room = max(_FEW_ROWS, 1 << (rows - 1).bit_length())
+        fields = self._layout.inputs.fields
+        self._tensors = {
+            one.name: torch.empty((room, *one.shape), dtype=dtype_named(port.dtype), pin_memory=self._pinned)
+            for one, port in zip(fields, self._model.inputs, strict=True)
+        }
         self._slices.clear()
-        self.arrays, self.items = [], []
-        for one, port in zip(self._layout.inputs.fields, self._model.inputs, strict=True):
-            tensor = torch.empty((self._rows, *one.shape), dtype=dtype_named(port.dtype), pin_memory=self._pinned)
-            self._tensors[one.name] = tensor
-            self.arrays.append(as_array(tensor))
-            self.items.append(items_of(one, self.arrays[-1]))
+        self.arrays = [as_array(self._tensors[one.name]) for one in fields]
+        self.items = [items_of(one, array) for one, array in zip(fields, self.arrays, strict=True)]
+        self._rows = room
 
     def rows(self, count: int) -> dict[str, Tensor]:
         found = self._slices.get(count)

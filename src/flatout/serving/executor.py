@@ -7,7 +7,6 @@ One thread and one loop. `execute(descriptor)` is the whole process: `descriptor
 from __future__ import annotations
 
 import gc
-import os
 import select
 import signal
 import socket
@@ -35,6 +34,7 @@ from flatout.serving.wire import ANSWER, QUESTION, DescriptorLine
 _BEAT_S = 0.5
 _LEAD_S = 0.0003  # before the device is free, its next batch is launched
 _SPIN_S = 0.00005  # between two looks at batches on a device
+_REASONS = tuple(reason.name.lower() for reason in Reason)
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "failed to allocate memory", "bad_alloc", "bad allocation")
 
 
@@ -251,7 +251,7 @@ class Executor:
                 return decision.until_s
             self._launch(decision.batch, now_s)
             if self._device.most_flights == 1:
-                return 0.0  # others may have come meanwhile
+                return 0.0 if self._batcher.rows else inf  # others may have come meanwhile
 
     def _launch(self, batch: ReadyBatch, now_s: float) -> None:
         assert self._device is not None
@@ -290,9 +290,10 @@ class Executor:
         tally.rows += batch.rows
         tally.copy_s += copy_s
         tally.compute_s += flight.compute_s
-        tally.reasons[batch.reason.name.lower()] = tally.reasons.get(batch.reason.name.lower(), 0) + 1
+        reason = int(batch.reason)
+        tally.reasons[_REASONS[reason]] = tally.reasons.get(_REASONS[reason], 0) + 1
         tally.batch_rows[batch.rows] = tally.batch_rows.get(batch.rows, 0) + 1
-        pack, rows, reason, compute_s, began_s = ANSWER.pack, batch.rows, int(batch.reason), flight.compute_s, flight.began_s
+        pack, rows, compute_s, began_s = ANSWER.pack, batch.rows, flight.compute_s, flight.began_s
         waited_s = 0.0
         for request in batch.requests:
             request.left -= min(rows, request.rows)
@@ -402,8 +403,7 @@ class Executor:
                     "curve": model.curve.points(),
                 }
             )
-        cpu = os.times()
-        return {"models": models, "cpu_s": cpu.user + cpu.system, "up_s": now_s - self._began_s, "fronts": len(self._fronts)}
+        return {"models": models, "cpu_s": time.process_time(), "up_s": now_s - self._began_s, "fronts": len(self._fronts)}
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -44,7 +44,9 @@ def item_type(one: RecordField) -> np.dtype[Any]:
 
 def items_of(one: RecordField, array: Array) -> Array:
     """A contiguous array [rows, *shape] as rows of items."""
-    return array.view(item_type(one)).reshape(len(array)) if one.shape and one.nbytes else array
+    if not one.shape or not one.nbytes:
+        return array
+    return array.reshape(len(array), -1).view(item_type(one)).reshape(len(array))
 
 
 class AttachedArena:
@@ -77,10 +79,10 @@ class AttachedArena:
 
 @dataclass(slots=True)
 class BatchPlaces:
-    """Which rows of the batch are whose: `singles` are (views, blocks, first row), `several` are (request, first row)."""
+    """Which rows of the batch are whose: `singles` are (views, blocks, first row, end), `several` are (request, first row)."""
 
     layout: RoomLayout
-    singles: list[tuple[OneRowViews, Array, int]]
+    singles: list[tuple[OneRowViews, Array | slice, int, int]]
     several: list[tuple[Waiting, int]]
     start: int
     rows: int
@@ -91,7 +93,7 @@ def places_of(batch: ReadyBatch, layout: RoomLayout) -> BatchPlaces:
     first = requests[0]
     front, power = first.front, first.power
     if batch.rows == len(requests) and not batch.start and first.rows == 1:
-        if all(request.front is front and request.power == power for request in requests):
+        if len(requests) == 1 or all(request.front is front and request.power == power for request in requests):
             return BatchPlaces(layout, [_together(requests, number, layout, 0)], [], 0, batch.rows)
         alike: dict[tuple[int, int], list[Waiting]] = {}
         for request in requests:
@@ -109,24 +111,28 @@ def places_of(batch: ReadyBatch, layout: RoomLayout) -> BatchPlaces:
     return BatchPlaces(layout, [], several, batch.start, batch.rows)
 
 
-def _together(group: Sequence[Waiting], model: int, layout: RoomLayout, at: int) -> tuple[OneRowViews, Array, int]:
-    power = group[0].power
+def _together(group: Sequence[Waiting], model: int, layout: RoomLayout, at: int) -> tuple[OneRowViews, Array | slice, int, int]:
+    first = group[0]
+    power, views = first.power, first.front.arena.views(model, layout, first.power)
+    if len(group) == 1:
+        block = first.offset >> power
+        return views, slice(block, block + 1), at, at + 1
     blocks = np.array([request.offset for request in group], dtype=np.int64)
     blocks >>= power
-    return group[0].front.arena.views(model, layout, power), blocks, at
+    return views, blocks, at, at + len(group)
 
 
 def gather(places: BatchPlaces, targets: Sequence[Array], items: Sequence[Array]) -> None:
     """Into `targets`, one contiguous array for each input field, of the rows of the batch or more; `items` are the same
     memory as `items_of` gives it."""
     layout = places.layout
-    for views, blocks, at in places.singles:
-        for one, target, source in zip(layout.inputs.fields, items, views.inputs, strict=True):
-            if one.nbytes < _LARGE:
-                target[at : at + len(blocks)] = source[blocks]
+    for views, blocks, at, end in places.singles:
+        for target, source in zip(items, views.inputs, strict=True):
+            if source.itemsize < _LARGE or isinstance(blocks, slice):
+                target[at:end] = source[blocks]
             else:
                 for row, block in enumerate(blocks.tolist(), at):
-                    target[row] = source[block]
+                    target[row : row + 1] = source[block : block + 1]
     step = layout.inputs.row_bytes
     for request, at in places.several:
         rows = min(request.rows, places.rows)
@@ -140,9 +146,9 @@ def scatter(places: BatchPlaces, outputs: Mapping[str, Array]) -> None:
     layout = places.layout
     fields = layout.outputs.fields
     made = [_checked(one, outputs, places.rows) for one in fields]
-    for views, blocks, at in places.singles:
+    for views, blocks, at, end in places.singles:
         for one, target, array in zip(fields, views.outputs, made, strict=True):
-            target[blocks] = items_of(one, array)[at : at + len(blocks)]
+            target[blocks] = items_of(one, array)[at:end]
     step = layout.outputs.row_bytes
     for request, at in places.several:
         rows = min(request.rows, places.rows)
@@ -158,4 +164,4 @@ def _checked(one: RecordField, outputs: Mapping[str, Array], rows: int) -> Array
     if array.shape != (rows, *one.shape) or array.dtype != one.dtype:
         came, wanted = f"{array.dtype} {list(array.shape)}", f"{one.dtype} {[rows, *one.shape]}"
         raise ModelError(f"the model's output {one.name!r} is {came} for a batch of {rows}; the server made room for {wanted}")
-    return np.ascontiguousarray(array)
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
