@@ -294,7 +294,11 @@ class Batcher:
             if priority <= request.priority:
                 before += rows
         full = model.useful_rows
-        seconds = before // full * model.full_s + model.curve.seconds(before % full + request.rows)
+        if before < full:
+            seconds = model.curve.seconds(before + request.rows)
+        else:  # others will fill its batch
+            seconds = before // full * model.full_s + max(model.full_s, model.curve.seconds(request.rows))
+        seconds += model.margin_s(model.full_s)
         if len(self.models) > 1:
             for other in self.models.values():
                 if other is not model and other.rows and _first_deadline_s(other) <= request.deadline_s:

@@ -25,11 +25,12 @@ class RoomLayout:
 
     @classmethod
     def of(cls, inputs: Sequence[Port], outputs: Sequence[Port], sizes: tuple[int, ...]) -> RoomLayout:
-        """Open sizes of outputs are taken to be those of the inputs, in order."""
+        """The open sizes of each output are taken to be those of the inputs, in order."""
         wanted = open_dimensions(inputs)
         if len(sizes) != wanted:
             raise ModelError(f"expected {wanted} sizes, one for each open dimension of the inputs, got {list(sizes)}")
-        return cls(RecordLayout.of(inputs, sizes), RecordLayout.of(outputs, sizes[: open_dimensions(outputs)]), sizes)
+        of_outputs = [size for port in outputs for size in sizes[: open_dimensions([port])]]
+        return cls(RecordLayout.of(inputs, sizes), RecordLayout.of(outputs, of_outputs), sizes)
 
     def outputs_begin(self, rows: int) -> int:
         return rows * self.inputs.row_bytes
@@ -58,11 +59,11 @@ def open_dimensions(ports: Sequence[Port]) -> int:
 
 def check_open_dimensions(name: str, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
     """ModelError for a model whose requests can't be described."""
-    taken, made = open_dimensions(inputs), open_dimensions(outputs)
+    taken, made = open_dimensions(inputs), max(open_dimensions([port]) for port in outputs)
     if taken > MOST_SIZES:
         raise ModelError(f"{name} has {taken} open dimensions in its inputs; at most {MOST_SIZES} can be served")
     if made > taken:
         raise ModelError(
-            f"{name} gives outputs with {made} open dimensions and takes inputs with {taken}: the size of its answers "
+            f"{name} gives an output with {made} open dimensions and takes inputs with {taken}: the size of its answers "
             "can't be known before it runs, so it can't be served"
         )
