@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, sqrt
 from typing import Any
 
 from flatout.serving.arrivals import ArrivalRate
@@ -298,7 +298,7 @@ class Batcher:
             seconds = model.curve.seconds(before + request.rows)
         else:  # others will fill its batch
             seconds = before // full * model.full_s + max(model.full_s, model.curve.seconds(request.rows))
-        seconds += model.margin_s(model.full_s)
+        seconds += model.margin_s(model.full_s) * sqrt(1 + before // full)  # errors of several batches add up, in part
         if len(self.models) > 1:
             for other in self.models.values():
                 if other is not model and other.rows and _first_deadline_s(other) <= request.deadline_s:

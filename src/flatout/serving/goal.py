@@ -44,4 +44,5 @@ class LatencyGoal:
         return NormalDist().inv_cdf(self.share)
 
     def __str__(self) -> str:
-        return f"p{100 * self.share:g} {show_seconds(self.seconds)}"
+        time = f"{1e3 * self.seconds:g} ms" if self.seconds < 1 else f"{self.seconds:g} s"
+        return f"p{100 * self.share:g} {time}"
