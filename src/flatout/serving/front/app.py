@@ -15,7 +15,7 @@ from time import perf_counter
 
 from flatout.serving.asking import Asking, ServedModel
 from flatout.serving.front.desk import Desk
-from flatout.serving.front.hooks import Hooks
+from flatout.serving.front.hooks import RowHooks
 from flatout.serving.front.http import HttpConnection
 from flatout.serving.front.limits import Limits
 from flatout.serving.front.model_view import ModelView
@@ -40,12 +40,12 @@ class FrontApp:
         repository: Repository | None = None,
         limits: Limits | None = None,
         token: str | None = None,
-        hooks: Hooks | None = None,
+        hooks: RowHooks | None = None,
         extra_routes: Mapping[str, Page] | None = None,
     ) -> None:
         self._watching, self._repository = watching, repository
         self._limits = limits or Limits()
-        self._desk = Desk(asking, hooks or Hooks(), self._limits)
+        self._desk = Desk(asking, hooks or RowHooks(), self._limits)
         self._extra, self._has_token = dict(extra_routes or {}), token is not None
         self.ready = True
         self._views: list[ModelView] = []

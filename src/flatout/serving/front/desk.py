@@ -9,17 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from flatout.serving.asking import Array, Asking, Outcome
+from flatout.serving.asking import Array, Asking
 from flatout.serving.front.aside import AsideThreads, TookTooLong
-from flatout.serving.front.exchange import Exchange
-from flatout.serving.front.hooks import Hooks, RowsHook, header_texts
-from flatout.serving.front.inferring import infer
+from flatout.serving.front.exchange import HttpExchange
+from flatout.serving.front.hooks import RowHooks, RowsHook, header_texts
+from flatout.serving.front.inferring import OnOutputs, infer
 from flatout.serving.front.limits import Limits
 from flatout.serving.front.model_view import ModelView
 from flatout.serving.front.refusals import Refusal, one_line
 from flatout.serving.records import open_sizes
 
-OnOutputs = Callable[[Exchange, Mapping[str, Any], bool], None]
 _THREADS = 4
 _MANY_ROWS = 2048  # preparing more would keep other connections waiting for milliseconds
 
@@ -27,14 +26,14 @@ _MANY_ROWS = 2048  # preparing more would keep other connections waiting for mil
 class Desk:
     """`answer` gets the outputs: views of the room without class names, or named columns (True) that `after` returned."""
 
-    def __init__(self, asking: Asking, hooks: Hooks, limits: Limits) -> None:
+    def __init__(self, asking: Asking, hooks: RowHooks, limits: Limits) -> None:
         self._asking, self.hooks, self.limits = asking, hooks, limits
         self._hook_threads = AsideThreads("flatout-hook", _THREADS)
         self._preparing_threads = AsideThreads("flatout-prepare", 1)
 
     def ask_prepared(
         self,
-        exchange: Exchange,
+        exchange: HttpExchange,
         view: ModelView,
         columns: Iterable[tuple[str, Array]],
         rows: int,
@@ -43,10 +42,11 @@ class Desk:
         deadline_s: float = 0.0,
         priority: int = 0,
     ) -> None:
-        finish = partial(self._answered, view, answer)
-        infer(self._asking, exchange, view, columns, rows, sizes, finish, deadline_s, priority)
+        if self.hooks.after is not None:
+            answer = partial(self._then_after, view, self.hooks.after, answer)
+        infer(self._asking, exchange, view, columns, rows, sizes, answer, deadline_s, priority)
 
-    def ask_row(self, exchange: Exchange, view: ModelView, row: Mapping[str, Any], answer: OnOutputs) -> None:
+    def ask_row(self, exchange: HttpExchange, view: ModelView, row: Mapping[str, Any], answer: OnOutputs) -> None:
         """One row of a table, as {"age": 39, ...}."""
         if self.hooks.before is None:
             self._ask(exchange, view, view.preparer.row(row), answer)
@@ -55,7 +55,7 @@ class Desk:
 
     def ask_raw(
         self,
-        exchange: Exchange,
+        exchange: HttpExchange,
         view: ModelView,
         raw: Mapping[str, Any],
         answer: OnOutputs,
@@ -71,7 +71,7 @@ class Desk:
             self._hooked(exchange, "before", self.hooks.before, dict(raw), then)
 
     def _prepare(
-        self, exchange: Exchange, view: ModelView, raw: Any, answer: OnOutputs, deadline_s: float, priority: int
+        self, exchange: HttpExchange, view: ModelView, raw: Any, answer: OnOutputs, deadline_s: float, priority: int
     ) -> None:
         if not _is_much(view, raw):
             self._ask(exchange, view, view.preparer.rows(raw), answer, deadline_s, priority)
@@ -88,7 +88,7 @@ class Desk:
 
     def _ask(
         self,
-        exchange: Exchange,
+        exchange: HttpExchange,
         view: ModelView,
         prepared: Mapping[str, Array],
         answer: OnOutputs,
@@ -99,18 +99,17 @@ class Desk:
         rows = len(prepared[inputs[0].name])
         self.ask_prepared(exchange, view, prepared.items(), rows, open_sizes(inputs, prepared), answer, deadline_s, priority)
 
-    def _answered(self, view: ModelView, answer: OnOutputs, exchange: Exchange, outcome: Outcome) -> None:
-        if self.hooks.after is None:
-            answer(exchange, outcome.outputs, False)
-            return
-        columns = view.columns(outcome.outputs)
+    def _then_after(
+        self, view: ModelView, hook: RowsHook, answer: OnOutputs, exchange: HttpExchange, outputs: Mapping[str, Any], _: bool
+    ) -> None:
+        columns = view.columns(outputs)
 
         def then(changed: Any) -> None:
             answer(exchange, _checked(changed, exchange.rows), True)
 
-        self._hooked(exchange, "after", self.hooks.after, columns, then)
+        self._hooked(exchange, "after", hook, columns, then)
 
-    def _hooked(self, exchange: Exchange, name: str, hook: RowsHook, given: Any, then: Callable[[Any], None]) -> None:
+    def _hooked(self, exchange: HttpExchange, name: str, hook: RowsHook, given: Any, then: Callable[[Any], None]) -> None:
         start = perf_counter()
 
         def done(result: Any, error: Exception | None) -> None:

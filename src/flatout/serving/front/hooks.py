@@ -10,7 +10,7 @@ RowsHook = Callable[[Any, Mapping[str, str]], Any]
 
 
 @dataclass(frozen=True)
-class Hooks:
+class RowHooks:
     """Both take columns by name and the request's headers, in lower case, and return columns by name.
 
     `before` gets raw columns: lists of numbers, texts, or the bytes of photos. `after` gets NumPy arrays, and `class` as a

@@ -10,7 +10,7 @@ from typing import cast
 
 import httptools
 
-from flatout.serving.front.exchange import Exchange
+from flatout.serving.front.exchange import HttpExchange
 from flatout.serving.front.refusals import Refusal, refusal_for
 from flatout.serving.front.site import Site
 
@@ -42,19 +42,19 @@ class HttpConnection(asyncio.Protocol):
         "_pieces",
         "_queue",
         "_since",
-        "_site",
         "_starting",
         "_transport",
         "_url",
         "_waiting",
+        "site",
     )  # fmt: skip
 
     def __init__(self, site: Site) -> None:
-        self._site = site
+        self.site = site
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpRequestParser | None = None
-        self._queue: deque[Exchange] = deque()
-        self._waiting: deque[Exchange] = deque()
+        self._queue: deque[HttpExchange] = deque()
+        self._waiting: deque[HttpExchange] = deque()
         self._phase, self._since = _IDLE, 0.0
         self._now = self._begun = 0.0
         self._blocked_since = 0.0
@@ -74,7 +74,7 @@ class HttpConnection(asyncio.Protocol):
     # what the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        site = self._site
+        site = self.site
         self._transport, self._since = cast(asyncio.Transport, transport), perf_counter()
         self._parser = httptools.HttpRequestParser(self)
         site.connections.add(self)
@@ -101,7 +101,7 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(Refusal(400, f"this is no valid HTTP/1.1 request: {error}"))
         if self._phase == _HEAD:
             self._head_bytes += len(data)
-            if self._head_bytes > self._site.limits.header_bytes:
+            if self._head_bytes > self.site.limits.header_bytes:
                 self._refuse(self._too_large_a_head())
 
     def eof_received(self) -> bool:
@@ -114,7 +114,7 @@ class HttpConnection(asyncio.Protocol):
         return True
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._site.connections.discard(self)
+        self.site.connections.discard(self)
         self._transport = None
         self._parser = None  # it refers to this object
         self._deaf = True
@@ -158,7 +158,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._phase = _BODY
-        site, headers = self._site, self._headers
+        site, headers = self.site, self._headers
         limits = site.limits
         if self._head_bytes + self._chunk_bytes > limits.header_bytes:
             self._check_head()
@@ -185,52 +185,61 @@ class HttpConnection(asyncio.Protocol):
         pieces.append(piece)
         if self._counts_body:
             self._body_bytes += len(piece)
-            if self._body_bytes > self._site.limits.body_bytes:
+            if self._body_bytes > self.site.limits.body_bytes:
                 raise self._too_large_a_body("with more bytes")
         if len(pieces) >= _MANY_PIECES and len(piece) < _SMALL_PIECE > len(pieces[-_MANY_PIECES // 2]):
             # small pieces take more memory than their bytes
             pieces[-_MANY_PIECES // 2 :] = [b"".join(pieces[-_MANY_PIECES // 2 :])]
 
     def on_message_complete(self) -> None:
-        parser, pieces, site = self._parser, self._pieces, self._site
+        parser, pieces, site = self._parser, self._pieces, self.site
         if self._deaf or parser is None:
             return
         keep_alive = parser.should_keep_alive() and not site.draining
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         method, now = parser.get_method(), self._now
-        exchange = Exchange(self, site.watching, method, self._url, self._headers, body, keep_alive, self._begun, now)
+        exchange = HttpExchange(self, method, self._url, self._headers, body, keep_alive, self._begun, now)
         self._fresh()
         self._phase, self._since = _IDLE, now
         if not keep_alive:
             self._deaf = True
-        self._accept(exchange)
+        queue = self._queue
+        if queue or self._waiting or self._blocked_since:
+            self._accept(exchange)
+        else:
+            queue.append(exchange)
+            site.handle(exchange)
 
     # requests in, answers out
 
-    def _accept(self, exchange: Exchange) -> None:
+    def _accept(self, exchange: HttpExchange) -> None:
         queue = self._queue
-        if self._waiting or self._blocked_since or len(queue) >= self._site.limits.requests_in_flight:
+        if self._waiting or self._blocked_since or len(queue) >= self.site.limits.requests_in_flight:
             self._waiting.append(exchange)
             self._pace()
             return
         queue.append(exchange)
         self._begin(exchange)
 
-    def _begin(self, exchange: Exchange) -> None:
+    def _begin(self, exchange: HttpExchange) -> None:
         if exchange.refusal is not None:
-            self._site.in_flight += 1
+            self.site.in_flight += 1
             exchange.refuse(exchange.refusal)
         else:
-            self._site.handle(exchange)
+            self.site.handle(exchange)
 
-    def common_headers(self) -> bytes:
-        return self._site.common_headers
-
-    def finish(self, exchange: Exchange) -> None:
-        self._site.in_flight -= 1
+    def finish(self, exchange: HttpExchange) -> None:
+        self.site.in_flight -= 1
         queue, transport = self._queue, self._transport
         if transport is None or not queue or queue[0] is not exchange:
             return  # it is written after the answers before it, or to nobody
+        if len(queue) == 1 and exchange.keep_alive and not self._continue_due and exchange.answer is not None:
+            queue.clear()
+            for part in exchange.answer:
+                transport.write(part)
+            if self._waiting:
+                self._start_waiting()
+            return
         while queue and queue[0].answer is not None:
             first = queue.popleft()
             assert first.answer is not None
@@ -252,7 +261,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self._starting = True
         try:
-            queue, waiting, limit = self._queue, self._waiting, self._site.limits.requests_in_flight
+            queue, waiting, limit = self._queue, self._waiting, self.site.limits.requests_in_flight
             while waiting and len(queue) < limit and not self._blocked_since:
                 queue.append(waiting.popleft())
                 self._begin(queue[-1])
@@ -297,7 +306,7 @@ class HttpConnection(asyncio.Protocol):
         if self._phase == _IDLE:
             self._phase = _HEAD
         method, now = b"GET", self._now or perf_counter()
-        exchange = Exchange(self, self._site.watching, method, self._url, self._headers, b"", False, self._begun or now, now)
+        exchange = HttpExchange(self, method, self._url, self._headers, b"", False, self._begun or now, now)
         exchange.refusal = refusal
         self._fresh()
         self._accept(exchange)
@@ -318,7 +327,7 @@ class HttpConnection(asyncio.Protocol):
     # limits
 
     def sweep(self, now: float) -> None:
-        limits, transport = self._site.limits, self._transport
+        limits, transport = self.site.limits, self._transport
         if transport is None:
             return
         waited_s = now - self._since
@@ -338,7 +347,7 @@ class HttpConnection(asyncio.Protocol):
             transport.close()
 
     def _check_pace_of_body(self, waited_s: float) -> None:
-        limits, came = self._site.limits, sum(map(len, self._pieces))
+        limits, came = self.site.limits, sum(map(len, self._pieces))
         if waited_s > limits.body_s:
             self._refuse(Refusal(408, f"the body took longer than {limits.body_s:g} s; {came:,} bytes came"))
         elif waited_s > limits.body_grace_s and came < limits.body_bytes_per_s * waited_s:
@@ -347,15 +356,15 @@ class HttpConnection(asyncio.Protocol):
 
     def _check_head(self) -> None:
         if len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers.items()) > (
-            self._site.limits.header_bytes
+            self.site.limits.header_bytes
         ):
             raise self._too_large_a_head()
 
     def _too_large_a_head(self) -> Refusal:
-        return Refusal(431, f"the request line and headers take more than {self._site.limits.header_bytes:,} bytes")
+        return Refusal(431, f"the request line and headers take more than {self.site.limits.header_bytes:,} bytes")
 
     def _too_large_a_body(self, came: str) -> Refusal:
-        return Refusal(413, f"expected a body of at most {self._site.limits.body_bytes:,} bytes, got one {came}")
+        return Refusal(413, f"expected a body of at most {self.site.limits.body_bytes:,} bytes, got one {came}")
 
     def _expected(self, value: bytes) -> None:
         if value.strip().lower() != b"100-continue":

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 from flatout.serving.asking import Array, Asking, Outcome, Reason, Room, Status
-from flatout.serving.front.exchange import Exchange
+from flatout.serving.front.exchange import HttpExchange
 from flatout.serving.front.model_view import ModelView
 from flatout.serving.front.refusals import Refusal, refusal_of
 
-OnOutcome = Callable[[Exchange, Outcome], None]
+OnOutputs = Callable[[HttpExchange, Mapping[str, Any], bool], None]
 _REASONS = {reason: reason.name.lower().encode() for reason in Reason}
 _MOST_PRIORITY = 1000
 _LONGEST_MS = 86_400_000
@@ -21,16 +21,16 @@ _LONGEST_MS = 86_400_000
 
 def infer(
     asking: Asking,
-    exchange: Exchange,
+    exchange: HttpExchange,
     view: ModelView,
     columns: Iterable[tuple[str, Array]],
     rows: int,
     sizes: tuple[int, ...],
-    answer: OnOutcome,
+    answer: OnOutputs,
     deadline_s: float = 0.0,
     priority: int = 0,
 ) -> None:
-    """`answer` is called with an outcome that has outputs; they are valid until it returns."""
+    """`answer` gets the outputs, valid until it returns, and False: they have no class names yet."""
     exchange.model, exchange.rows = view.model, rows
     headers = exchange.headers
     if b"x-flatout-deadline-ms" in headers:
@@ -49,12 +49,12 @@ def infer(
         raise
 
 
-def _done(exchange: Exchange, room: Room, answer: OnOutcome, outcome: Outcome) -> None:
+def _done(exchange: HttpExchange, room: Room, answer: OnOutputs, outcome: Outcome) -> None:
     exchange.computed = perf_counter()
     exchange.timing = outcome.timing
     try:
         if outcome.status == Status.ANSWERED:
-            answer(exchange, outcome)
+            answer(exchange, outcome.outputs, False)
         else:
             exchange.refuse(refusal_of(outcome))
     except Exception as error:
@@ -63,7 +63,7 @@ def _done(exchange: Exchange, room: Room, answer: OnOutcome, outcome: Outcome) -
         room.release()
 
 
-def timing_headers(view: ModelView, exchange: Exchange) -> bytes:
+def timing_headers(view: ModelView, exchange: HttpExchange) -> bytes:
     timing = exchange.timing
     return b"x-flatout-batch: %d\r\nx-flatout-reason: %b\r\nx-flatout-queue-ms: %.3f\r\nx-flatout-compute-ms: %.3f\r\n%b" % (
         timing.batch_rows,

@@ -11,7 +11,7 @@ import numpy as np
 
 from flatout.data.fitted import RawInput
 from flatout.serving.asking import Array, ServedModel
-from flatout.serving.front.datatypes import NUMPY_TYPES, bfloat16_numbers, datatype_of
+from flatout.serving.front.datatypes import NUMPY_TYPES, bfloat16_numbers, bytes_packed, datatype_of
 from flatout.serving.front.prepared_checks import TensorCheck, tensor_checks
 from flatout.serving.front.preparing import Preparer
 
@@ -53,8 +53,10 @@ class ModelView:
         names = fitted.host.class_names
         named = names is not None and "prediction" in self._outputs
         self.classes: tuple[str, ...] | None = None
+        self.packed_classes: tuple[bytes, ...] = ()
         if named and names is not None and str(model.package.card["objective"]) in ("classify", "binary"):
             self.classes = (*names, "")  # the last one is for a model with more outputs than classes
+            self.packed_classes = tuple(bytes_packed([name.encode()]) for name in self.classes)
             rest = {name: spec for name, spec in self._outputs.items() if name != "prediction"}
             self.outputs = {"prediction": self._outputs["prediction"], CLASS: TensorSpec(CLASS, "BYTES", (), None), **rest}
         else:

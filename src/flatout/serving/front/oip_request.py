@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,10 @@ class OipRequest:
     timeout_us: int
     priority: int
     body_bytes: int
+
+    @cached_property
+    def is_all_binary(self) -> bool:
+        return self.all_binary if self.wanted is None else all(binary for _, binary in self.wanted)
 
 
 def parse_oip(header: bytes | memoryview, header_bytes: int) -> OipRequest:

@@ -77,11 +77,11 @@ def _finite(name: str) -> TensorCheck:
 
 
 def _cardinalities(columns: list[tuple[str, int]]) -> TensorCheck:
-    most = np.array([cardinality for _, cardinality in columns], np.int64)
+    most = np.array([cardinality for _, cardinality in columns], np.uint32)
 
     def check(array: Array) -> None:
-        wrong = (array < 0) | (array >= most)
-        if wrong.any():
+        wrong = array.view(np.uint32) >= most  # int32 below 0 are the largest ones
+        if b"\1" in wrong.tobytes():  # several times quicker than any()
             row, column = np.argwhere(wrong)[0].tolist()
             name, cardinality = columns[column]
             came = f"row {row}, column {column} ({name}) has {array[row, column]}"

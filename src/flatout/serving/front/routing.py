@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 
 from flatout.base.errors import did_you_mean
 from flatout.serving.front.desk import Desk
-from flatout.serving.front.exchange import Exchange
+from flatout.serving.front.exchange import HttpExchange
 from flatout.serving.front.model_view import ModelView
 from flatout.serving.front.oip import OipInfer
 from flatout.serving.front.oip_pages import OipPages
@@ -40,7 +40,7 @@ def build_routes(
     for name, versions in views.items():
         newest = list(versions.values())[-1]
         quoted = quote(name, safe="")
-        infer, predict = {view.version: OipInfer(desk, view) for view in versions.values()}, Predict(desk, newest)
+        infer, predict = {view.version: OipInfer(desk, view).infer for view in versions.values()}, Predict(desk, newest).predict
         for view in [*versions.values(), newest]:
             at = f"/v2/models/{quoted}" if view is newest else f"/v2/models/{quoted}/versions/{quote(view.version, safe='')}"
             for path in {at, f"/v2/models/{quoted}/versions/{quote(view.version, safe='')}"}:
@@ -66,7 +66,7 @@ class _Elsewhere:
     ) -> None:
         self._gets, self._posts, self._pages, self._versions = gets, posts, pages, versions
 
-    def __call__(self, exchange: Exchange) -> None:
+    def __call__(self, exchange: HttpExchange) -> None:
         path, method = self._path(exchange.url), exchange.method
         table = self._gets if method in (b"GET", b"HEAD") else self._posts if method == b"POST" else {}
         handler = table.get(path)
@@ -110,13 +110,13 @@ class _Elsewhere:
         return f"there is nothing at {_shown(path)}; the paths are in /openapi.json"
 
 
-def _page(page: Page, exchange: Exchange) -> None:
+def _page(page: Page, exchange: HttpExchange) -> None:
     status, content_type, body = page()
     head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\n" % (status, REASONS.get(status, b"Answer"), content_type.encode())
     exchange.send(head, body, status)
 
 
-def _which_model(names: list[str], exchange: Exchange) -> None:
+def _which_model(names: list[str], exchange: HttpExchange) -> None:
     if not names:
         raise Refusal(503, "no model is served at this moment", b"Retry-After: 1\r\n")
     raise Refusal(404, f"{len(names)} models are served: use /models/NAME/predict with one of {', '.join(names)}")

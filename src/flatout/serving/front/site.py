@@ -7,12 +7,12 @@ from collections.abc import Callable
 from email.utils import formatdate
 from typing import Protocol
 
-from flatout.serving.front.exchange import Exchange
+from flatout.serving.front.exchange import HttpExchange
 from flatout.serving.front.limits import Limits
 from flatout.serving.front.refusals import Refusal
 from flatout.serving.front.watching import Watching
 
-Handler = Callable[[Exchange], None]
+Handler = Callable[[HttpExchange], None]
 OPEN_PATHS = (b"/v2/health/live", b"/v2/health/ready")  # who watches over a server has no token
 
 
@@ -55,7 +55,7 @@ class Site:
             wanted = b"WWW-Authenticate: Bearer\r\n"
             raise Refusal(401, f"expected the server's token as 'Authorization: Bearer TOKEN', got {came}", wanted)
 
-    def handle(self, exchange: Exchange) -> None:
+    def handle(self, exchange: HttpExchange) -> None:
         routes, method = self.routes, exchange.method
         self.in_flight += 1
         try:

@@ -1,0 +1,125 @@
+"""Answers of the Open Inference Protocol: JSON that describes the outputs, and their bytes after it or their values in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import orjson
+
+from flatout.serving.front.compressing import packed
+from flatout.serving.front.datatypes import bytes_packed, datatype_of_array
+from flatout.serving.front.exchange import HttpExchange
+from flatout.serving.front.inferring import timing_headers
+from flatout.serving.front.model_view import CLASS, ModelView
+from flatout.serving.front.oip_request import OipRequest
+from flatout.serving.front.refusals import Refusal
+
+_MOST_KEPT = 512
+_JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+_BINARY = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n%b"
+
+
+class OipAnswers:
+    """Of one model. Answers of one shape have the same JSON, so it is kept."""
+
+    def __init__(self, view: ModelView) -> None:
+        self._view = view
+        self._kept: dict[tuple[Any, ...], bytes] = {}
+        names = orjson.dumps({"model_name": view.name, "model_version": view.version})
+        self._begin = names[:-1] + b","
+        self._every_output = tuple((name, False) for name in view.outputs), tuple((name, True) for name in view.outputs)
+
+    def send(self, request: OipRequest, exchange: HttpExchange, outputs: Mapping[str, Any], named: bool) -> None:
+        """`named`: columns that a hook returned; else views of a room, without class names."""
+        if named:
+            wanted = request.wanted or tuple((name, request.all_binary) for name in outputs)
+        else:
+            wanted = request.wanted or self._every_output[request.all_binary]
+        if not named and request.id is None and request.is_all_binary:
+            body, pieces = self._quickly(wanted, outputs)
+        else:
+            body, pieces = self._written(request, wanted, outputs, named)
+        times = timing_headers(self._view, exchange)
+        head = _BINARY % (len(body), times) if pieces else _JSON + times
+        if pieces:
+            body = b"".join((body, *pieces))
+        if b"accept-encoding" in exchange.headers:
+            body, line = packed(body, exchange.headers[b"accept-encoding"])
+            head += line
+        exchange.send(head, body)
+
+    def _quickly(self, wanted: tuple[tuple[str, bool], ...], outputs: Mapping[str, Any]) -> tuple[bytes, list[bytes]]:
+        """All outputs as bytes: the JSON depends only on shapes and sizes."""
+        view = self._view
+        pieces: list[bytes] = []
+        key: list[Any] = [wanted]
+        for name, _ in wanted:
+            if name == CLASS and view.classes is not None:
+                classes = view.packed_classes
+                numbers = view.class_numbers(outputs)
+                piece = b"".join([classes[number] for number in numbers])
+                key.append((len(numbers),))
+            else:
+                column = outputs[name]
+                piece = column.tobytes()
+                key.append(column.shape)
+            pieces.append(piece)
+            key.append(len(piece))
+        kept = tuple(key)
+        body = self._kept.get(kept)
+        if body is None:
+            described = [
+                _described(name, view.outputs[name].datatype, shape, size)
+                for (name, _), shape, size in zip(wanted, key[1::2], key[2::2], strict=True)
+            ]
+            body = b'%b"outputs":[%b]}' % (self._begin, b",".join(described))
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            self._kept[kept] = body
+        return body, pieces
+
+    def _written(
+        self, request: OipRequest, wanted: tuple[tuple[str, bool], ...], outputs: Mapping[str, Any], named: bool
+    ) -> tuple[bytes, list[bytes]]:
+        described: list[bytes] = []
+        pieces: list[bytes] = []
+        for name, binary in wanted:
+            column = self._column(name, outputs, named)
+            datatype = self._datatype(name, column, named)
+            if not binary:
+                described.append(_in_json(name, column, datatype))
+                continue
+            is_text = isinstance(column, list)
+            piece = bytes_packed(text.encode() for text in column) if is_text else column.tobytes()
+            described.append(_described(name, datatype, (len(column),) if is_text else column.shape, len(piece)))
+            pieces.append(piece)
+        begin = self._begin if request.id is None else b'%b"id":%b,' % (self._begin, orjson.dumps(request.id))
+        return b'%b"outputs":[%b]}' % (begin, b",".join(described)), pieces
+
+    def _column(self, name: str, outputs: Mapping[str, Any], named: bool) -> Any:
+        view = self._view
+        if not named and name == CLASS and view.classes is not None:
+            return [view.classes[number] for number in view.class_numbers(outputs)]
+        if name not in outputs:
+            raise Refusal(400, f"the answer has the columns {', '.join(outputs)}; got a request for {name!r}")
+        return outputs[name]
+
+    def _datatype(self, name: str, column: Any, named: bool) -> str:
+        if isinstance(column, list):
+            return "BYTES"
+        return datatype_of_array(column) if named else self._view.outputs[name].datatype
+
+
+def _described(name: str, datatype: str, shape: tuple[int, ...], size: int) -> bytes:
+    return orjson.dumps({"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": size}})
+
+
+def _in_json(name: str, column: Any, datatype: str) -> bytes:
+    if datatype == "BF16":
+        raise Refusal(400, f"output {name!r} is BF16, which JSON does not have: ask for it with 'binary_data'")
+    shape = (len(column),) if isinstance(column, list) else column.shape
+    data = column if isinstance(column, list) else np.ascontiguousarray(column).reshape(-1)
+    written = {"name": name, "datatype": datatype, "shape": shape, "data": data}
+    return orjson.dumps(written, option=orjson.OPT_SERIALIZE_NUMPY)
