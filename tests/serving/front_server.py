@@ -152,3 +152,16 @@ def front(
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
+
+
+class EndlessReader(Reader):
+    """All answers until the other side closes."""
+
+    def answers(self) -> Iterator[Answer]:
+        while True:
+            try:
+                found = self.answer()
+            except (EOFError, ConnectionResetError):
+                return
+            if found.status != 100:
+                yield found

@@ -60,7 +60,7 @@ def raw_column(view: ModelView, tensor: GivenTensor, body: bytes) -> Any:
         if not (view.kind in ("text", "arrays") and len(tensor.shape) == 2 and len(spec.shape) == 1):  # shorter rows of tokens
             raise Refusal(400, f"input {tensor.name!r}: expected shape {wanted}, got {list(tensor.shape)}")
     array: Array = array_of(tensor, body)
-    return array
+    return list(array) if view.kind == "sequences" else array  # rows of any length
 
 
 def _is_program_shape(view: ModelView, tensor: GivenTensor) -> bool:
