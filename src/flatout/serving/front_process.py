@@ -28,7 +28,7 @@ from flatout.serving.asking import ServedModel
 from flatout.serving.control import ControlLine, ControlMessage
 from flatout.serving.counters import SharedCounters
 from flatout.serving.front.app import FrontApp
-from flatout.serving.front.hooks import Hooks, RowsHook
+from flatout.serving.front.hooks import RowHooks, RowsHook
 from flatout.serving.front.limits import Limits
 from flatout.serving.front.preparing import Preparer
 from flatout.serving.front.repository import RepositoryEntry
@@ -81,7 +81,7 @@ class Front:
         self._encrypting = secured(options)
         self._log = AccessLog(options.access_log) if options.access_log else None
         self._watching = SharedWatching(counters, slot, self._log)
-        self._hooks = Hooks(imported(options.before), imported(options.after))
+        self._hooks = RowHooks(imported(options.before), imported(options.after))
 
     async def live(self) -> None:
         loop = asyncio.get_running_loop()
