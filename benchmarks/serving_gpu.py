@@ -70,10 +70,11 @@ def serving(arguments: list[str], log: Path) -> Iterator[str]:
 
 
 def load(url: str, *arguments: str) -> dict[str, Any]:
+    """With `held`: whether the goal was."""
     command = [sys.executable, "-m", "flatout", "load", url, "--json", *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return {**found, "held": done.returncode == 0}
 
 
 def explained(url: str) -> str:
@@ -111,18 +112,20 @@ def main() -> int:
         with serving([f"photos={place / 'jpeg'}", "--slo", "p99 50 ms"], place / "jpeg.log") as url:
             print(f"JPEG server ready after {time.monotonic() - began_s:.0f} s", flush=True)
             single = load(url, "--closed", "1", "--for", "5s", "--body", str(one))
-            report.arm("one client, one photo: p50", "ms", [1e3 * single["latency_s"]["p50"]])
+            report.arm("one client, one photo: p50", "ms", [single["latency_ms"]["p50"]])
             rate, found = highest_rate(url, "p99 50 ms", "2000/s", "--body", str(one))
             print(json.dumps(found)[:3000], flush=True)
             held = load(url, "--rate", f"{rate:.0f}/s", "--for", "30s", "--slo", "p99 50 ms", "--body", str(one))
             print(explained(url), flush=True)
-            report.arm("JPEGs within p99 50 ms, held for 30 s", "requests/s", [held["answered_per_s"] if held["held"] else 0.0])
+            report.arm("JPEGs within p99 50 ms, held for 30 s", "requests/s", [held["achieved_rate"] if held["held"] else 0.0])
         with serving([f"tensors={place / 'tensors'}", "--slo", "p99 20 ms"], place / "tensors.log") as url:
             rate, found = highest_rate(url, "p99 20 ms", "4000/s")
             print(json.dumps(found)[:3000], flush=True)
             held = load(url, "--rate", f"{rate:.0f}/s", "--for", "30s", "--slo", "p99 20 ms")
             print(explained(url), flush=True)
-            report.arm("tensors within p99 20 ms, held for 30 s", "requests/s", [held["answered_per_s"] if held["held"] else 0.0])
+            report.arm(
+                "tensors within p99 20 ms, held for 30 s", "requests/s", [held["achieved_rate"] if held["held"] else 0.0]
+            )
     report.bar("JPEGs/s within p99 50 ms", "JPEGs within p99 50 ms, held for 30 s", 4000)
     report.bar("tensors/s within p99 20 ms", "tensors within p99 20 ms, held for 30 s", 8000)
     report.bar("one photo, ms", "one client, one photo: p50", 4.0, at_least=False)

@@ -25,6 +25,9 @@ from flatout.packaging.program import dtype_named
 from flatout.serving.asking import Array, ServedModel
 
 
+_FEW_ROWS = 32  # more are prepared faster as columns
+
+
 class Preparer:
     def __init__(self, model: ServedModel) -> None:
         self._fitted, self._ports = model.package.fitted, model.inputs
@@ -36,11 +39,33 @@ class Preparer:
     def row(self, row: Mapping[str, Any]) -> dict[str, Array]:
         made = None if self._one is None else self._one.encode(row)
         if made is None:
-            return self.rows([row])
+            return self._many([row])
         return {name: np.array([made[name]], dtype) for name, dtype in self._types.items()}
 
     def rows(self, raw: Any) -> dict[str, Array]:
         """`raw` as the host part of the model's data takes it."""
+        few = None if self._one is None else self._few(raw)
+        return self._many(raw) if few is None else few
+
+    def _few(self, raw: Any) -> dict[str, Array] | None:
+        """A few rows of a table, one by one; None if they need the way for many."""
+        assert self._one is not None
+        if isinstance(raw, Mapping):
+            lengths = {len(column) if isinstance(column, list | tuple | np.ndarray) else 0 for column in raw.values()}
+            if len(lengths) != 1 or not 0 < min(lengths) <= _FEW_ROWS:
+                return None
+            columns = [column.tolist() if isinstance(column, np.ndarray) else column for column in raw.values()]
+            rows = [dict(zip(raw, values, strict=True)) for values in zip(*columns, strict=True)]
+        elif isinstance(raw, list) and 0 < len(raw) <= _FEW_ROWS and all(isinstance(row, Mapping) for row in raw):
+            rows = raw
+        else:
+            return None
+        made = [self._one.encode(row) for row in rows]
+        if None in made:
+            return None
+        return {name: np.array([one[name] for one in made if one is not None], dtype) for name, dtype in self._types.items()}
+
+    def _many(self, raw: Any) -> dict[str, Array]:
         with torch.inference_mode():
             batch = self._before(self._fitted.rows(raw))
         for port in self._ports:
