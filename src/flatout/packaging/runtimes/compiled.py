@@ -15,6 +15,7 @@ from flatout.engine.precision import autocast
 from flatout.packaging.program import dtype_named
 from flatout.packaging.runtimes.runtime import Parts, Runtime, columns_of, inputs_of, without_rows
 
+_SIZES_COMPILED = 64
 LARGEST = 512  # rows in one CUDA graph; a larger batch is run in several
 
 Outputs = tuple[Tensor, ...]
@@ -73,7 +74,8 @@ class _Graph:
         self._sent = torch.cuda.Event()
         side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side), warnings.catch_warnings():
+        limits = torch._dynamo.config.patch(recompile_limit=_SIZES_COMPILED)  # more batch sizes than its default
+        with torch.cuda.stream(side), warnings.catch_warnings(), limits:
             warnings.simplefilter("ignore")  # advice to give up precision
             for _ in range(3):
                 call(*self._inputs)

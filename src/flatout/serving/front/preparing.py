@@ -24,8 +24,7 @@ from flatout.packaging.ports import Port
 from flatout.packaging.program import dtype_named
 from flatout.serving.asking import Array, ServedModel
 
-
-_FEW_ROWS = 32  # more are prepared faster as columns
+_FEW_ROWS = 512  # more are prepared faster as columns
 
 
 class Preparer:
