@@ -43,6 +43,14 @@ async def piecemeal(asked: Asked, line: Line) -> None:
         await asyncio.sleep(0.001)
 
 
+async def trickles(asked: Asked, line: Line) -> None:
+    """A byte now and then, without end: a connection that lives is not an answer that comes."""
+    line.say(b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n")
+    while not line.writer.is_closing():
+        line.say(b".")
+        await asyncio.sleep(0.02)
+
+
 async def continues(asked: Asked, line: Line) -> None:
     line.say(b"HTTP/1.1 100 Continue\r\n\r\n" + OK)
 
@@ -83,6 +91,12 @@ def test_a_server_that_stops_answering_is_timed_out(measured: Measured) -> None:
         found = measured(f"{server.url}/x", *SHORT, "--timeout", "0.2 s")
     assert found["errors"] == {"timed_out": REQUESTS}
     assert found["latency_ms"]["p99"] is None, "no good answer has no latency"
+
+
+def test_an_answer_that_trickles_is_timed_out(measured: Measured) -> None:
+    with serving(after_the_first(trickles)) as server:
+        found = measured(f"{server.url}/x", *SHORT, "--timeout", "0.2 s")
+    assert found["errors"] == {"timed_out": REQUESTS}
 
 
 def test_requests_without_a_connection_time_out_too(measured: Measured) -> None:

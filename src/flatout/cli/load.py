@@ -6,7 +6,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -76,7 +76,7 @@ def load(
     from flatout.loadtest.goal import LoadGoal
     from flatout.loadtest.measuring import LoadLimits, LoadTest, processes_for
     from flatout.loadtest.one_answer import check_first
-    from flatout.loadtest.target import Target
+    from flatout.loadtest.target import LoadTarget
 
     goal = LoadGoal.parse(slo) if slo is not None else None
     _check(rate, closed, find, goal, arrivals)
@@ -84,25 +84,28 @@ def load(
     rate_per_s = None if rate is None else _rate(rate)
     times_s, run_s = _schedule(arrivals, rate_per_s, run_s, seed) if not (closed or find) else (None, run_s)
     limits = LoadLimits(connections, seconds_of("--timeout", timeout), retry)
-    target = Target.parse(url, verify=not insecure)
+    target = LoadTarget.parse(url, verify=not insecure)
     content = LoadContent(row, rows, body, content_type, tensors, json_tensors, model, batch, tuple(header or ()))
     requests = content.requests(target, limits.timeout_s, seed)
     check_first(target, requests[0], limits.timeout_s)
     size = sum(len(one.body) for one in requests) / len(requests)
     known_rate = None if times_s is None or run_s is None else len(times_s) / run_s
-    count = processes_for(known_rate, size) if processes == "auto" else _process_count(processes)
-    _say(f"{target}: {requests[0].method} {requests[0].path}, {len(requests[0].body):,} bytes of body"
-         f"{f', {len(requests):,} different ones in turn' if len(requests) > 1 else ''}")  # fmt: skip
+    count = min(connections, processes_for(known_rate, size) if processes == "auto" else _process_count(processes))
+    first = requests[0]
+    in_turn = f", {len(requests):,} different ones in turn" if len(requests) > 1 else ""
+    _say(f"{target}: {first.method} {first.path}, {len(first.body):,} bytes of body{in_turn}")
+    asked = {"url": str(target), "method": first.method, "path": first.path, "body_bytes": size, "bodies": len(requests)}
+    about = {**asked, "arrivals": None if closed else arrivals, "seed": seed} if as_json else None
     with LoadTest(target, requests, limits, count) as test:
         if find:
             assert goal is not None
-            _find(test, goal, _Search(rate_per_s, run_s, warm_s, arrivals, seed), as_json)
+            _find(test, goal, _Search(rate_per_s, run_s, warm_s, arrivals, seed), about)
         elif closed:
             run_s = run_s or 10.0
-            _report(test.closed_loop(closed, run_s, _warm(run_s, warm_s)), goal, as_json)
+            _report(test.closed_loop(closed, run_s, _warm(run_s, warm_s)), goal, about)
         else:
             assert times_s is not None and run_s is not None
-            _report(test.open_loop(times_s, run_s, _warm(run_s, warm_s)), goal, as_json)
+            _report(test.open_loop(times_s, run_s, _warm(run_s, warm_s)), goal, about)
 
 
 def _check(rate: str | None, closed: int | None, find: bool, goal: LoadGoal | None, arrivals: str) -> None:
@@ -133,23 +136,27 @@ def _schedule(arrivals: str, rate: float | None, run_s: float | None, seed: int)
     return times_s[times_s < run_s], run_s
 
 
-def _report(result: LoadResult, goal: LoadGoal | None, as_json: bool) -> None:
+def _report(result: LoadResult, goal: LoadGoal | None, about: dict[str, Any] | None) -> None:
+    """`about`: what was asked for, to print as JSON with the result; None prints text."""
     from flatout.loadtest.showing import result_data, result_text
 
-    print_json(result_data(result, goal)) if as_json else print(result_text(result, goal))
+    print(result_text(result, goal)) if about is None else print_json({**about, **result_data(result, goal)})
     if result.recorded.was_interrupted:
         raise typer.Exit(_INTERRUPTED)
     if goal is not None and result.figures.share_within(goal) < goal.share:
         raise typer.Exit(1)
 
 
-def _find(test: LoadTest, goal: LoadGoal, asked: _Search, as_json: bool) -> None:
+def _find(test: LoadTest, goal: LoadGoal, asked: _Search, about: dict[str, Any] | None) -> None:
     from flatout.loadtest.finding import RateSearch
     from flatout.loadtest.showing import search_data, search_text, step_line
 
     first_rate = asked.first_rate
     if first_rate is None:
-        probed = test.closed_loop(_PROBE_CONNECTIONS, _PROBE_S, 0.0).figures.achieved_rate
+        probe = test.closed_loop(_PROBE_CONNECTIONS, _PROBE_S, 0.0)
+        if probe.recorded.was_interrupted:
+            raise typer.Exit(_INTERRUPTED)
+        probed = probe.figures.achieved_rate
         first_rate = max(1.0, float(f"{probed / 4:.2g}"))
         _say(f"{_PROBE_CONNECTIONS} connections in a closed loop get {probed:,.0f} answers/s: the search begins at a quarter")
     steps = 0
@@ -162,7 +169,7 @@ def _find(test: LoadTest, goal: LoadGoal, asked: _Search, as_json: bool) -> None
         return test.open_loop(times_s, measured_s + warm_s, warm_s)
 
     found = RateSearch(measure, goal, asked.step_s, lambda step: _say(step_line(step, goal))).run(first_rate)
-    print_json(search_data(found, goal)) if as_json else print(search_text(found, goal))
+    print(search_text(found, goal)) if about is None else print_json({**about, **search_data(found, goal)})
     if found.was_interrupted:
         raise typer.Exit(_INTERRUPTED)
     if found.rate is None:

@@ -6,10 +6,10 @@ import asyncio
 from typing import Any, NamedTuple, Protocol
 
 from flatout.loadtest.libraries import http_library
-from flatout.loadtest.outcomes import Failure
+from flatout.loadtest.outcomes import RequestFailure
 
 
-class Question(NamedTuple):
+class ScheduledRequest(NamedTuple):
     """A request on its way. Times are seconds since the run began."""
 
     scheduled_s: float
@@ -18,45 +18,45 @@ class Question(NamedTuple):
     is_retry: bool = False
 
 
-class Exchange(Protocol):
+class ConnectionOwner(Protocol):
     """Who the connections belong to."""
 
     def opened(self, connection: LoadConnection) -> None: ...
 
-    def answered(self, connection: LoadConnection, question: Question, status: int, again: bool) -> None:
+    def answered(self, connection: LoadConnection, request: ScheduledRequest, status: int, again: bool) -> None:
         """`again`: the connection can take another request."""
         ...
 
-    def failed(self, connection: LoadConnection, question: Question | None, failure: Failure) -> None:
-        """The connection is gone; `question` is the request that was waiting for its answer."""
+    def failed(self, connection: LoadConnection, request: ScheduledRequest | None, failure: RequestFailure) -> None:
+        """The connection is gone; `request` is the request that was waiting for its answer."""
         ...
 
-    def heard(self, question: Question, name: bytes, value: bytes) -> None:
+    def heard(self, request: ScheduledRequest, name: bytes, value: bytes) -> None:
         """A header of the answer."""
         ...
 
 
 class LoadConnection(asyncio.Protocol):
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+    def __init__(self, owner: ConnectionOwner) -> None:
+        self._owner = owner
         self._tools = http_library("httptools")
         self._parser: Any = self._tools.HttpResponseParser(self)
         self._transport: Any = None
-        self.question: Question | None = None
+        self.request: ScheduledRequest | None = None
         self.is_open = False
         self.received_bytes = 0
         self._is_framed = False  # a header says how long the body is
         self._ends_by_close = False
 
-    # ---- by the exchange ----
+    # ---- by the owner ----
 
-    def send(self, question: Question) -> None:
-        self.question = question
-        self._transport.write(question.wire)
+    def send(self, request: ScheduledRequest) -> None:
+        self.request = request
+        self._transport.write(request.wire)
 
     def abandon(self) -> None:
-        """Closes at once. No more calls of the exchange follow."""
-        self.question, self.is_open = None, False
+        """Closes at once. No more calls of the owner follow."""
+        self.request, self.is_open = None, False
         if self._transport is not None:
             self._transport.abort()
 
@@ -65,7 +65,7 @@ class LoadConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self.is_open = True
-        self._exchange.opened(self)
+        self._owner.opened(self)
 
     def data_received(self, data: bytes) -> None:
         self.received_bytes += len(data)
@@ -73,21 +73,21 @@ class LoadConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (self._tools.HttpParserError, self._tools.HttpParserUpgrade):
             if self.is_open:
-                self._end(Failure.NOT_HTTP)
+                self._end(RequestFailure.NOT_HTTP)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.is_open:
             return
-        if self._ends_by_close and self.question is not None and exc is None:
+        if self._ends_by_close and self.request is not None and exc is None:
             self._done(self._parser.get_status_code(), again=False)
         else:
-            self._end(Failure.RESET)
+            self._end(RequestFailure.RESET)
 
     # ---- by the parser ----
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.question is not None:
-            self._exchange.heard(self.question, name, value)
+        if self.request is not None:
+            self._owner.heard(self.request, name, value)
         if name.lower() in (b"content-length", b"transfer-encoding"):
             self._is_framed = True
 
@@ -100,20 +100,20 @@ class LoadConnection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status < 200:  # 100 Continue: the answer follows
             return
-        if self.question is None:  # an answer that nobody asked for
-            self._end(Failure.NOT_HTTP)
+        if self.request is None:  # an answer that nobody asked for
+            self._end(RequestFailure.NOT_HTTP)
             return
         self._done(status, self._parser.should_keep_alive())
 
     def _done(self, status: int, again: bool) -> None:
-        question, self.question = self.question, None
-        assert question is not None
+        request, self.request = self.request, None
+        assert request is not None
         if not again:
             self.is_open = False
             self._transport.close()
-        self._exchange.answered(self, question, status, again)
+        self._owner.answered(self, request, status, again)
 
-    def _end(self, failure: Failure) -> None:
-        question, self.question, self.is_open = self.question, None, False
+    def _end(self, failure: RequestFailure) -> None:
+        request, self.request, self.is_open = self.request, None, False
         self._transport.abort()
-        self._exchange.failed(self, question, failure)
+        self._owner.failed(self, request, failure)

@@ -9,7 +9,7 @@ from flatout.base.errors import UsageError
 from flatout.loadtest.inference import infer_requests
 from flatout.loadtest.one_answer import OneAnswer, ask_once
 from flatout.loadtest.requests import PREDICT, LoadRequest, of_body, of_path, of_row, of_rows, with_headers
-from flatout.loadtest.target import Target
+from flatout.loadtest.target import LoadTarget
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class LoadContent:
     batch: int = 1
     headers: tuple[str, ...] = ()
 
-    def requests(self, target: Target, timeout_s: float, seed: int) -> list[LoadRequest]:
+    def requests(self, target: LoadTarget, timeout_s: float, seed: int) -> list[LoadRequest]:
         self._check(target)
         path = target.path or PREDICT
         if self.row is not None:
@@ -45,7 +45,7 @@ class LoadContent:
             made = infer_requests(ask, self.model, self.batch, self.json_tensors, seed)
         return with_headers(made, self.headers)
 
-    def _check(self, target: Target) -> None:
+    def _check(self, target: LoadTarget) -> None:
         made_up = self.tensors or self.json_tensors or self.model is not None or self.batch != 1
         given = {"--row": self.row is not None, "--rows": self.rows is not None, "--body": self.body is not None,
                  "random tensors (--tensors, --json-tensors, --model, --batch)": made_up}  # fmt: skip

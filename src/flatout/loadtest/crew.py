@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from flatout.base.errors import MachineError
 from flatout.base.exits import exit_words, read_end
-from flatout.loadtest.exchanging import COLUMNS, Dialing
+from flatout.loadtest.connection_pool import COLUMNS, Dialing
 from flatout.loadtest.frames import receive_frame, send_frame
 from flatout.loadtest.libraries import http_library
 
@@ -49,6 +49,7 @@ class Recorded:
     asked: int
     ended_s: float
     cpu_shares: tuple[float, ...]
+    starved_shares: tuple[float, ...]  # of the time in which a process was ready to run and no core was free
     received_bytes: int
     retried: int
     most_open: int
@@ -198,6 +199,7 @@ def _merged(answers: Sequence[tuple[dict[str, Any], list[bytes]]], interrupted: 
         asked=sum(result["asked"] for result in results),
         ended_s=max(result["ended_s"] for result in results),
         cpu_shares=tuple(result["cpu_share"] for result in results),
+        starved_shares=tuple(result["starved_share"] for result in results),
         received_bytes=sum(result["received_bytes"] for result in results),
         retried=sum(result["retried"] for result in results),
         most_open=sum(result["most_open"] for result in results),

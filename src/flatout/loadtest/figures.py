@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from flatout.loadtest.crew import LoadJob, Recorded
 from flatout.loadtest.goal import LoadGoal
-from flatout.loadtest.outcomes import ADMISSION_REFUSED, FIRST_STATUS, Failure
+from flatout.loadtest.outcomes import ADMISSION_REFUSED, FIRST_BAD, FIRST_GOOD, FIRST_STATUS, RequestFailure
 
 Values = npt.NDArray[np.float64]
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
@@ -18,7 +18,7 @@ ALL_QUANTILES = (*(n / 100 for n in range(100)), 0.995, 0.999, 0.9995, 0.9999, 0
 
 
 @dataclass(frozen=True)
-class Span:
+class LoadSpan:
     """Requests that were scheduled in a stretch of time. Latencies are of good answers; NaN if there are none."""
 
     from_s: float
@@ -42,8 +42,8 @@ class LoadFigures:
     latencies_s: Values
     lags_s: Values
     statuses: dict[int, int]
-    failures: dict[Failure, int]
-    spans: tuple[Span, ...]
+    failures: dict[RequestFailure, int]
+    spans: tuple[LoadSpan, ...]
 
     @property
     def offered_rate(self) -> float:
@@ -84,9 +84,9 @@ def figures(job: LoadJob, recorded: Recorded) -> LoadFigures:
     measured_s = max(end_s - warm_s, 1e-9)
     records = recorded.records
     rows = records[np.searchsorted(records[:, 0], warm_s) :]
-    good = (rows[:, 3] >= 200) & (rows[:, 3] < 400)
+    good = _is_good(rows)
     finished_s = records[:, 0] + records[:, 2]
-    in_time = (records[:, 3] >= 200) & (records[:, 3] < 400) & (finished_s >= warm_s) & (finished_s < end_s)
+    in_time = _is_good(records) & (finished_s >= warm_s) & (finished_s < end_s)
     if job.closed:
         scheduled = len(rows)
     else:
@@ -104,12 +104,12 @@ def figures(job: LoadJob, recorded: Recorded) -> LoadFigures:
         latencies_s=np.sort(rows[good, 2]),
         lags_s=np.sort(rows[:, 1]),
         statuses={code: count for code, count in found.items() if code >= FIRST_STATUS},
-        failures={Failure(code): count for code, count in found.items() if code < FIRST_STATUS},
+        failures={RequestFailure(code): count for code, count in found.items() if code < FIRST_STATUS},
         spans=spans(rows, warm_s, end_s, 1.0),
     )
 
 
-def spans(rows: Values, from_s: float, to_s: float, every_s: float) -> tuple[Span, ...]:
+def spans(rows: Values, from_s: float, to_s: float, every_s: float) -> tuple[LoadSpan, ...]:
     """One for every stretch; a short rest at the end belongs to the last."""
     count = max(1, round((to_s - from_s) / every_s))
     edges = np.append(from_s + every_s * np.arange(count), to_s)
@@ -120,16 +120,20 @@ def spans(rows: Values, from_s: float, to_s: float, every_s: float) -> tuple[Spa
     )
 
 
-def merged_spans(found: Sequence[Span], most: int) -> list[Sequence[Span]]:
+def merged_spans(found: Sequence[LoadSpan], most: int) -> list[Sequence[LoadSpan]]:
     """At most this many groups of neighbours, for a screen."""
     size = max(1, -(-len(found) // most))
     return [found[place : place + size] for place in range(0, len(found), size)]
 
 
-def _span(rows: Values, begin_s: float, end_s: float) -> Span:
-    latencies_s = np.sort(rows[(rows[:, 3] >= 200) & (rows[:, 3] < 400), 2])
+def _span(rows: Values, begin_s: float, end_s: float) -> LoadSpan:
+    latencies_s = np.sort(rows[_is_good(rows), 2])
     quantiles = [_quantile(latencies_s, share) for share in (0.5, 0.99, 1.0)]
-    return Span(begin_s, end_s, len(rows), len(latencies_s), *quantiles)
+    return LoadSpan(begin_s, end_s, len(rows), len(latencies_s), *quantiles)
+
+
+def _is_good(rows: Values) -> npt.NDArray[np.bool_]:
+    return (rows[:, 3] >= FIRST_GOOD) & (rows[:, 3] < FIRST_BAD)
 
 
 def _quantile(ordered: Values, share: float) -> float:

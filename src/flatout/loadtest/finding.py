@@ -61,14 +61,16 @@ class RateSearch:
         self._missed: float | None = None
 
     def run(self, first_rate: float) -> HighestRate:
-        confirmed, interrupted = 0, False
+        interrupted = False
         try:
             self._ramp(first_rate)
             self._bisect()
-            confirmed = self._confirm()
+            self._confirm()
         except _Interrupted:
             interrupted = True
-        return HighestRate(self._held, self._missed, confirmed, tuple(self._steps), interrupted)
+        held = [step.rate for step in self._steps if step.held and (self._missed is None or step.rate < self._missed)]
+        best = max(held, default=None)
+        return HighestRate(best, self._missed, 0 if best is None else held.count(best), tuple(self._steps), interrupted)
 
     def _ramp(self, rate: float) -> None:
         while _SLOWEST <= rate <= _FASTEST:
@@ -93,20 +95,19 @@ class RateSearch:
             else:
                 self._missed = rate
 
-    def _confirm(self) -> int:
-        """How often the best held in a row. One that does not hold again is a miss, and a slightly lower one is tried."""
+    def _confirm(self) -> None:
+        """The best has to hold again. If it does not, it counts as missed, and rates lower by 5%, 10%, 20% are tried."""
+        down = _FINE
         for _ in range(_ATTEMPTS):
             if self._held is None:
-                return 0
+                return
             times = sum(step.held and step.rate == self._held for step in self._steps)
             while times < _REPEATS and self._step(self._held).held:
                 times += 1
             if times >= _REPEATS:
-                return times
-            self._missed, self._held = self._held, self._held / _FINE
-        held = [step.rate for step in self._steps if step.held and (self._missed is None or step.rate < self._missed)]
-        self._held = max(held, default=None)
-        return 1 if held else 0
+                return
+            self._missed, self._held = self._held, self._held / down
+            down += down - 1
 
     def _holds(self, rate: float) -> bool:
         """A miss has to repeat itself: one may be an accident of the machine."""

@@ -10,12 +10,12 @@ from types import TracebackType
 import numpy as np
 
 from flatout.loadtest.arrivals import Seconds
+from flatout.loadtest.connection_pool import Dialing
 from flatout.loadtest.crew import Crew, LoadJob, Recorded
-from flatout.loadtest.exchanging import Dialing
 from flatout.loadtest.figures import LoadFigures, figures
 from flatout.loadtest.own_limit import generator_problem
 from flatout.loadtest.requests import LoadRequest
-from flatout.loadtest.target import Target
+from flatout.loadtest.target import LoadTarget
 from flatout.machine.host import affinity_cores, cgroup_cores
 
 _RATE_A_PROCESS = 10_000  # of 30,000 small requests/s that a core sends at most: lag stays small
@@ -40,7 +40,7 @@ class LoadResult:
 class LoadTest:
     """Of one server with one set of requests. Use it with `with`: its processes last from one measurement to the next."""
 
-    def __init__(self, target: Target, requests: Sequence[LoadRequest], limits: LoadLimits, processes: int) -> None:
+    def __init__(self, target: LoadTarget, requests: Sequence[LoadRequest], limits: LoadLimits, processes: int) -> None:
         dialing = Dialing(
             host=target.reached_at(limits.timeout_s),
             port=target.port,

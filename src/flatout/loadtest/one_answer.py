@@ -10,7 +10,7 @@ from typing import Any
 
 from flatout.base.errors import UnusableServer
 from flatout.loadtest.requests import LoadRequest
-from flatout.loadtest.target import Target
+from flatout.loadtest.target import LoadTarget
 
 _SHOWN = 300
 _COMES_LATER = (408, 429)  # too slow, too many: nothing is wrong with the request
@@ -33,7 +33,7 @@ class OneAnswer:
         return " ".join(text.split())
 
 
-def ask_once(target: Target, request: LoadRequest, timeout_s: float) -> OneAnswer:
+def ask_once(target: LoadTarget, request: LoadRequest, timeout_s: float) -> OneAnswer:
     connection = _connection(target, timeout_s)
     try:
         connection.request(request.method, request.path, request.body or None, dict(request.all_headers(target.authority)))
@@ -59,7 +59,7 @@ def ask_once(target: Target, request: LoadRequest, timeout_s: float) -> OneAnswe
         connection.close()
 
 
-def check_first(target: Target, request: LoadRequest, timeout_s: float) -> None:
+def check_first(target: LoadTarget, request: LoadRequest, timeout_s: float) -> None:
     """A request that the server calls wrong would be as wrong a thousand times."""
     answer = ask_once(target, request, timeout_s)
     if 400 <= answer.status < 500 and answer.status not in _COMES_LATER:
@@ -68,7 +68,7 @@ def check_first(target: Target, request: LoadRequest, timeout_s: float) -> None:
         raise UnusableServer(f"{target}: the server answers {answer.status} to {request.method} {request.path}: {told}")
 
 
-def _connection(target: Target, timeout_s: float) -> http.client.HTTPConnection:
+def _connection(target: LoadTarget, timeout_s: float) -> http.client.HTTPConnection:
     if not target.is_tls:
         return http.client.HTTPConnection(target.host, target.port, timeout=timeout_s)
     context = ssl.create_default_context() if target.verify else ssl._create_unverified_context()

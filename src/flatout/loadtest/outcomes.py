@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 
-class Failure(IntEnum):
+class RequestFailure(IntEnum):
     """Smaller than every status code of HTTP, so both fit into one column."""
 
     REFUSED = 1  # the server did not accept the connection
@@ -17,16 +17,13 @@ class Failure(IntEnum):
 
 
 WORDS = {
-    Failure.REFUSED: "connection refused",
-    Failure.RESET: "connection reset",
-    Failure.TIMED_OUT: "timed out",
-    Failure.NOT_HTTP: "answer is not HTTP",
-    Failure.UNREACHABLE: "no connection",
-    Failure.NO_SOCKET: "no socket left on this machine",
+    RequestFailure.REFUSED: "connection refused",
+    RequestFailure.RESET: "connection reset",
+    RequestFailure.TIMED_OUT: "timed out",
+    RequestFailure.NOT_HTTP: "answer is not HTTP",
+    RequestFailure.UNREACHABLE: "no connection",
+    RequestFailure.NO_SOCKET: "no socket left on this machine",
 }
 FIRST_STATUS = 100
 ADMISSION_REFUSED = 503  # counted apart: the server said that it can't answer in time
-
-
-def is_good(outcome: float) -> bool:
-    return 200 <= outcome < 400
+FIRST_GOOD, FIRST_BAD = 200, 400  # a good answer has a status from the first of these to below the second

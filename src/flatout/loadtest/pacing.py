@@ -7,12 +7,14 @@ import time
 from array import array
 from collections.abc import Sequence
 
-from flatout.loadtest.connection import Question
-from flatout.loadtest.exchanging import Pool
+from flatout.loadtest.connection import ScheduledRequest
+from flatout.loadtest.connection_pool import ConnectionPool
 from flatout.loadtest.precise_timer import PreciseTimer
 
 
-async def by_schedule(pool: Pool, times_s: array[float], wires: Sequence[bytes], began_s: float, stop: asyncio.Event) -> int:
+async def by_schedule(
+    pool: ConnectionPool, times_s: array[float], wires: Sequence[bytes], began_s: float, stop: asyncio.Event
+) -> int:
     """Returns how many were looked at: all, unless `stop` was set. Ends when all of these have ended."""
     loop = asyncio.get_running_loop()
     count, variants = len(times_s), len(wires)
@@ -30,7 +32,7 @@ async def by_schedule(pool: Pool, times_s: array[float], wires: Sequence[bytes],
                 return
             wire = wires[position % variants]
             position += 1
-            ask(Question(scheduled_s, lag_s, wire))
+            ask(ScheduledRequest(scheduled_s, lag_s, wire))
 
     def note_end() -> None:
         nonlocal ended
@@ -49,7 +51,7 @@ async def by_schedule(pool: Pool, times_s: array[float], wires: Sequence[bytes],
 
 
 async def one_after_another(
-    pool: Pool, connections: int, wires: Sequence[bytes], began_s: float, seconds: float, stop: asyncio.Event
+    pool: ConnectionPool, connections: int, wires: Sequence[bytes], began_s: float, seconds: float, stop: asyncio.Event
 ) -> int:
     """Returns how many were asked; those without an answer when the time is over are given up."""
     loop = asyncio.get_running_loop()
@@ -65,7 +67,7 @@ async def one_after_another(
             return
         wire = wires[asked % variants]
         asked += 1
-        pool.ask(Question(now_s, 0.0, wire))
+        pool.ask(ScheduledRequest(now_s, 0.0, wire))
 
     def later_if_it_failed() -> None:
         # through the loop: a server that refuses at once would otherwise be asked again within this call, without end

@@ -15,12 +15,15 @@ import socket
 import time
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from flatout.loadtest.exchanging import Dialing, Pool
+from flatout.loadtest.connection_pool import ConnectionPool, Dialing
 from flatout.loadtest.frames import receive_frame, send_frame
 from flatout.loadtest.libraries import http_library
 from flatout.loadtest.pacing import by_schedule, one_after_another
+
+_SCHEDULER = Path("/proc/self/schedstat")
 
 
 def main() -> None:
@@ -51,16 +54,16 @@ async def _job(
     stop = asyncio.Event()
     loop.add_reader(line.fileno(), stop.set)
     job = head["job"]
-    pool = Pool(loop, Dialing(**head["dialing"]), began_s, job["warm_s"])
-    cpu_before_s = time.process_time()
-    busy: list[float] = []
+    pool = ConnectionPool(loop, Dialing(**head["dialing"]), began_s, job["warm_s"])
+    before = _Effort.now()
+    efforts: list[tuple[float, float]] = []
     # until the last is scheduled: while the last answers are waited for there is nothing to do
-    loop.call_later(began_s + job["seconds"] - time.monotonic(), lambda: busy.append(_share(cpu_before_s, began_s)))
+    loop.call_later(began_s + job["seconds"] - time.monotonic(), lambda: efforts.append(before.shares_since(began_s)))
     if job["closed"]:
         asked = await one_after_another(pool, job["closed"], blobs[1:], began_s, job["seconds"], stop)
     else:
         asked = await by_schedule(pool, array("d", blobs[0]), blobs[1:], began_s, stop)
-    busy.append(_share(cpu_before_s, began_s))
+    efforts.append(before.shares_since(began_s))
     ended_s = time.monotonic() - began_s
     loop.remove_reader(line.fileno())
     line.setblocking(True)  # the loop has changed that
@@ -68,7 +71,8 @@ async def _job(
     result = {
         "asked": asked,
         "ended_s": ended_s,
-        "cpu_share": busy[0],
+        "cpu_share": efforts[0][0],
+        "starved_share": efforts[0][1],
         "received_bytes": pool.received_bytes,
         "retried": pool.retried,
         "most_open": pool.most_open,
@@ -81,8 +85,26 @@ async def _job(
     return result, records
 
 
-def _share(cpu_before_s: float, began_s: float) -> float:
-    return (time.process_time() - cpu_before_s) / max(1e-9, time.monotonic() - began_s)
+class _Effort(NamedTuple):
+    cpu_s: float
+    starved_s: float  # ready to run, and no core free
+
+    @classmethod
+    def now(cls) -> _Effort:
+        return cls(time.process_time(), _starved_s())
+
+    def shares_since(self, began_s: float) -> tuple[float, float]:
+        """Of the time since then: on a core, and waiting for one."""
+        now, elapsed_s = _Effort.now(), max(1e-9, time.monotonic() - began_s)
+        return (now.cpu_s - self.cpu_s) / elapsed_s, (now.starved_s - self.starved_s) / elapsed_s
+
+
+def _starved_s() -> float:
+    """By Linux's scheduler; 0 on other systems."""
+    try:
+        return int(_SCHEDULER.read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _allow_most_files() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from flatout.base.tree import Doc, Node, Table, TableColumn, TextLine, to_text
 from flatout.base.units import show_bytes, show_seconds
-from flatout.loadtest.figures import ALL_QUANTILES, QUANTILES, LoadFigures, Span, merged_spans
+from flatout.loadtest.figures import ALL_QUANTILES, QUANTILES, LoadFigures, LoadSpan, merged_spans
 from flatout.loadtest.finding import HighestRate, LoadStep
 from flatout.loadtest.goal import LoadGoal
 from flatout.loadtest.measuring import LoadResult
@@ -15,6 +15,10 @@ from flatout.loadtest.outcomes import ADMISSION_REFUSED, WORDS
 
 _MOST_LINES = 30
 _BAR = 30
+_GENERATOR_LIMITED = [
+    "THE GENERATOR WAS THE LIMIT there, not the server, which may hold more: add --processes, stop other programs,",
+    "or run the generator on another machine",
+]
 _SERVER_WORDS = {
     "x-flatout-queue-ms": "queue {:.3g} ms",
     "x-flatout-compute-ms": "compute {:.3g} ms",
@@ -41,11 +45,11 @@ def result_text(result: LoadResult, goal: LoadGoal | None) -> str:
     if said := _server_words(recorded.said):
         lines.append(f"the server says   {said} (means)")
     lines.append(_generator_line(result))
-    if result.generator_problem is not None:
+    if (problem := result.generator_problem) is not None:
         lines += [
             "",
-            f"THE GENERATOR WAS THE LIMIT: {result.generator_problem}.",
-            "The server is not to blame: latencies are upper bounds, and it may answer at a higher rate.",
+            "THE GENERATOR WAS THE LIMIT, not the server: latencies are upper bounds, and the server may answer at a higher",
+            f"rate. {problem[0].upper()}{problem[1:]}",
         ]
     if goal is not None:
         within = found.share_within(goal)
@@ -80,6 +84,7 @@ def result_data(result: LoadResult, goal: LoadGoal | None) -> dict[str, Any]:
         "generator": {
             "processes": len(recorded.cpu_shares),
             "cpu_share": max(recorded.cpu_shares),
+            "starved_share": max(recorded.starved_shares),
             "lag_ms": {**{_name(share): 1e3 * found.lag_s(share) for share in QUANTILES}, "max": 1e3 * found.lag_s(1.0)},
             "connections": recorded.most_open,
             "waited_for_connections": recorded.has_waited,
@@ -132,10 +137,9 @@ def search_data(found: HighestRate, goal: LoadGoal) -> dict[str, Any]:
 def _found_lines(found: HighestRate, goal: LoadGoal) -> list[str]:
     lines = ["interrupted; this is what was found until then"] if found.was_interrupted else []
     if found.rate is None:
-        return [
-            *lines,
-            f"no rate held {goal}; the lowest tried was {_rate(min((step.rate for step in found.steps), default=0.0))}/s",
-        ]
+        lowest = min((step.rate for step in found.steps), default=0.0)
+        lines.append(f"no rate held {goal}; the lowest tried was {_rate(lowest)}/s")
+        return lines + (_GENERATOR_LIMITED if found.is_generator_limited else [])
     if found.missed is None:
         return [*lines, f"{_rate(found.rate)}/s holds {goal}; no rate that misses it was found"]
     best = [step for step in found.steps if step.rate == found.rate and step.held]
@@ -145,8 +149,7 @@ def _found_lines(found: HighestRate, goal: LoadGoal) -> list[str]:
     count = sum(step.result.figures.scheduled for step in best)
     lines.append(f"it held {times}, {count:,} requests, {_name(goal.share)} at most {show_seconds(worst_s)}")
     if found.is_generator_limited:
-        lines.append(f"THE GENERATOR WAS THE LIMIT at {_rate(found.missed)}/s: the server may hold more")
-        lines.append("add --processes, or run the generator on another machine")
+        lines += [f"at {_rate(found.missed)}/s it is missed", *_GENERATOR_LIMITED]
     else:
         why = next(step.why for step in reversed(found.steps) if step.rate == found.missed and not step.held)
         lines.append(f"at {_rate(found.missed)}/s it is missed: {why}")
@@ -208,8 +211,8 @@ def _server_words(said: dict[str, float]) -> str:
     return ", ".join(words.format(said[name]) for name, words in _SERVER_WORDS.items() if name in said)
 
 
-def _plot(found: Sequence[Span]) -> list[str]:
-    """A line for a second, or for several of a long run: median as the dark part of the bar, p99 as its end."""
+def _plot(found: Sequence[LoadSpan]) -> list[str]:
+    """A line for a second, or for several of a long run: the median as #, the rest up to p99 as -."""
     groups = merged_spans(found, _MOST_LINES)
     rows = [(group[0].from_s, group[-1].to_s, sum(s.scheduled for s in group), sum(s.good for s in group),
              _worst([s.p50_s for s in group]), _worst([s.p99_s for s in group])) for group in groups]  # fmt: skip
@@ -221,7 +224,7 @@ def _plot(found: Sequence[Span]) -> list[str]:
             lines.append(f"{figures}         -         -")
             continue
         dark, whole = (round(_BAR * value / longest_s) if longest_s else 0 for value in (p50_s, p99_s))
-        bar = "█" * dark + "░" * (whole - dark)
+        bar = "#" * dark + "-" * (whole - dark)
         lines.append(f"{figures}  {show_seconds(p50_s):>8}  {show_seconds(p99_s):>8}  {bar}".rstrip())
     return lines
 
@@ -230,7 +233,7 @@ def _worst(values: Sequence[float]) -> float:
     return max((value for value in values if value == value), default=float("nan"))
 
 
-def _span_data(span: Span) -> dict[str, Any]:
+def _span_data(span: LoadSpan) -> dict[str, Any]:
     return {"from_s": span.from_s, "to_s": span.to_s, "requests": span.scheduled, "good": span.good, "p50_ms": 1e3 * span.p50_s,
             "p99_ms": 1e3 * span.p99_s, "max_ms": 1e3 * span.max_s}  # fmt: skip
 

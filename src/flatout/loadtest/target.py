@@ -10,7 +10,7 @@ from flatout.base.errors import UnusableServer, UsageError
 
 
 @dataclass(frozen=True)
-class Target:
+class LoadTarget:
     host: str
     port: int
     path: str  # with the query; empty if the URL has none
@@ -18,7 +18,7 @@ class Target:
     verify: bool = True
 
     @classmethod
-    def parse(cls, url: str, verify: bool = True) -> Target:
+    def parse(cls, url: str, verify: bool = True) -> LoadTarget:
         expected = "expected a URL such as http://127.0.0.1:8000"
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:

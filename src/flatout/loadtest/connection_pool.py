@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from flatout.loadtest.connection import LoadConnection, Question
-from flatout.loadtest.outcomes import Failure
+from flatout.loadtest.connection import LoadConnection, ScheduledRequest
+from flatout.loadtest.outcomes import RequestFailure
 
 _SWEEP_S = 0.02
 _OPENED_AT_ONCE = 32  # more could overflow the queue of a server that accepts slowly: the system asks again after 1 s
@@ -60,15 +60,15 @@ class Heard:
         self.counts[word] = self.counts.get(word, 0) + 1
 
 
-class Pool:
+class ConnectionPool:
     """Opens connections only when all others are busy, as many as allowed. `on_end` is called after each request has ended."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, dialing: Dialing, began_s: float, warm_s: float) -> None:
         self._loop, self._dialing, self._began_s, self._warm_s = loop, dialing, began_s, warm_s
         self._tls = dialing.tls()
         self._free: deque[LoadConnection] = deque()
-        self._waiting: deque[Question] = deque()
-        self._again: deque[Question] = deque()  # to be asked on a new connection
+        self._waiting: deque[ScheduledRequest] = deque()
+        self._again: deque[ScheduledRequest] = deque()  # to be asked on a new connection
         self._connections: set[LoadConnection] = set()
         self._opening: set[asyncio.Task[None]] = set()
         self._closed_bytes = 0
@@ -86,14 +86,14 @@ class Pool:
     def received_bytes(self) -> int:
         return self._closed_bytes + sum(connection.received_bytes for connection in self._connections)
 
-    def ask(self, question: Question) -> None:
+    def ask(self, request: ScheduledRequest) -> None:
         free = self._free
         while free:  # the one that rested longest: all are used in turn, and with them all processes of the server
             connection = free.popleft()
             if connection.is_open:
-                connection.send(question)
+                connection.send(request)
                 return
-        self._waiting.append(question)
+        self._waiting.append(request)
         if not self._will_open:  # after the next look at the sockets: answers may be there, and connections free, by then
             self._will_open = True
             self._loop.call_soon(self._loop.call_soon, self._open_more)
@@ -114,9 +114,9 @@ class Pool:
         self.most_open = max(self.most_open, len(self._connections))
         self._take_next(connection)
 
-    def answered(self, connection: LoadConnection, question: Question, status: int, again: bool) -> None:
-        latency_s = time.monotonic() - self._began_s - question.scheduled_s
-        self.records.extend((question.scheduled_s, question.lag_s, latency_s, status))
+    def answered(self, connection: LoadConnection, request: ScheduledRequest, status: int, again: bool) -> None:
+        latency_s = time.monotonic() - self._began_s - request.scheduled_s
+        self.records.extend((request.scheduled_s, request.lag_s, latency_s, status))
         if again:
             if self._waiting:
                 connection.send(self._waiting.popleft())
@@ -127,17 +127,17 @@ class Pool:
             self._open_more()
         self.on_end()
 
-    def failed(self, connection: LoadConnection, question: Question | None, failure: Failure) -> None:
+    def failed(self, connection: LoadConnection, request: ScheduledRequest | None, failure: RequestFailure) -> None:
         self._forget(connection)
-        if question is not None and failure is Failure.RESET and self._dialing.retry and not question.is_retry:
-            self.retried += question.scheduled_s >= self._warm_s
-            self._again.append(question._replace(is_retry=True))
-        elif question is not None:
-            self._lose(question, failure)
+        if request is not None and failure is RequestFailure.RESET and self._dialing.retry and not request.is_retry:
+            self.retried += request.scheduled_s >= self._warm_s
+            self._again.append(request._replace(is_retry=True))
+        elif request is not None:
+            self._lose(request, failure)
         self._open_more()
 
-    def heard(self, question: Question, name: bytes, value: bytes) -> None:
-        if question.scheduled_s >= self._warm_s and name[:10].lower() == _SAID_BY_SERVER:
+    def heard(self, request: ScheduledRequest, name: bytes, value: bytes) -> None:
+        if request.scheduled_s >= self._warm_s and name[:10].lower() == _SAID_BY_SERVER:
             self.heard_numbers.add(name, value)
 
     # ---- opening ----
@@ -148,7 +148,7 @@ class Pool:
         if wanted <= 0 or self._is_closed:
             return
         room = self._dialing.most_connections - len(self._connections) - len(self._opening)
-        if wanted > room:
+        if len(self._connections) >= self._dialing.most_connections:
             self.has_waited = True
         for _ in range(min(wanted, room, _OPENED_AT_ONCE - len(self._opening))):
             task = self._loop.create_task(self._open())
@@ -171,15 +171,15 @@ class Pool:
                     server_hostname=dialing.server_name,
                 )
         except ConnectionRefusedError:
-            self._not_opened(Failure.REFUSED)
+            self._not_opened(RequestFailure.REFUSED)
         except ConnectionResetError:
-            self._not_opened(Failure.RESET)
+            self._not_opened(RequestFailure.RESET)
         except TimeoutError:
-            self._not_opened(Failure.TIMED_OUT)
+            self._not_opened(RequestFailure.TIMED_OUT)
         except OSError as error:
-            self._not_opened(Failure.NO_SOCKET if error.errno in _NO_SOCKET else Failure.UNREACHABLE)
+            self._not_opened(RequestFailure.NO_SOCKET if error.errno in _NO_SOCKET else RequestFailure.UNREACHABLE)
 
-    def _not_opened(self, failure: Failure) -> None:
+    def _not_opened(self, failure: RequestFailure) -> None:
         for line in (self._again, self._waiting):
             if line:
                 self._lose(line.popleft(), failure)
@@ -195,9 +195,9 @@ class Pool:
 
     # ---- ends without an answer ----
 
-    def _lose(self, question: Question, failure: Failure) -> None:
-        latency_s = time.monotonic() - self._began_s - question.scheduled_s
-        self.records.extend((question.scheduled_s, question.lag_s, latency_s, failure))
+    def _lose(self, request: ScheduledRequest, failure: RequestFailure) -> None:
+        latency_s = time.monotonic() - self._began_s - request.scheduled_s
+        self.records.extend((request.scheduled_s, request.lag_s, latency_s, failure))
         self.on_end()
 
     def _forget(self, connection: LoadConnection) -> None:
@@ -209,15 +209,15 @@ class Pool:
         """Ends requests that took too long since their scheduled time, those without a connection too."""
         self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep)
         expired_s = time.monotonic() - self._began_s - self._dialing.timeout_s
-        late = [one for one in self._connections if one.question is not None and one.question.scheduled_s < expired_s]
+        late = [one for one in self._connections if one.request is not None and one.request.scheduled_s < expired_s]
         for connection in late:
-            question = connection.question
+            request = connection.request
             self._forget(connection)
             connection.abandon()
-            if question is not None:
-                self._lose(question, Failure.TIMED_OUT)
+            if request is not None:
+                self._lose(request, RequestFailure.TIMED_OUT)
         for line in (self._again, self._waiting):
             while line and line[0].scheduled_s < expired_s:
-                self._lose(line.popleft(), Failure.TIMED_OUT)
+                self._lose(line.popleft(), RequestFailure.TIMED_OUT)
         if late:
             self._open_more()
