@@ -175,7 +175,7 @@ class ConnectionPool:
         except ConnectionResetError:
             self._not_opened(RequestFailure.RESET)
         except TimeoutError:
-            self._not_opened(RequestFailure.TIMED_OUT)
+            return  # the request it was opened for has timed out before; those that wait now have time left
         except OSError as error:
             self._not_opened(RequestFailure.NO_SOCKET if error.errno in _NO_SOCKET else RequestFailure.UNREACHABLE)
 

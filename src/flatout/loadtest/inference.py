@@ -28,7 +28,7 @@ _WORDS = ("a", "clerk", "no", "blue", "x1", "medium", "north", "yes")
 
 def infer_requests(ask: Ask, model: str | None, rows: int, as_json: bool, seed: int) -> list[LoadRequest]:
     """Asks the server for its models and what they take. `as_json` is for servers with a broken binary extension."""
-    server = _said(ask, LoadRequest("GET", "/v2", ()))
+    server = _said(ask, LoadRequest("GET", "/v2", ())) or _said(ask, LoadRequest("GET", "/v2/", ()))  # as KServe has it
     if not isinstance(server, dict):
         told = "tell what to send: --row, --rows or --body, or a path in the URL to GET"
         raise UnusableServer(f"GET /v2 says that this is no server of the Open Inference Protocol v2; {told}")
@@ -58,7 +58,7 @@ def _said(ask: Ask, request: LoadRequest) -> Any:
 
 
 def _only_model(ask: Ask) -> str:
-    listed = _said(ask, LoadRequest("POST", "/v2/repository/index", (("Content-Type", "application/json"),), b"{}"))
+    listed = _said(ask, LoadRequest("POST", "/v2/repository/index", (("Content-Type", "application/json"),), b'{"ready":true}'))
     if listed is None:  # the extension is optional, and some servers have this instead
         listed = _said(ask, LoadRequest("GET", "/v2/models", ()))
     if isinstance(listed, dict):

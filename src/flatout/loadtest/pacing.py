@@ -69,11 +69,7 @@ async def one_after_another(
         asked += 1
         pool.ask(ScheduledRequest(now_s, 0.0, wire))
 
-    def later_if_it_failed() -> None:
-        # through the loop: a server that refuses at once would otherwise be asked again within this call, without end
-        loop.call_soon(ask_next)
-
-    pool.on_end = later_if_it_failed
+    pool.on_end = ask_next  # at once; the pool only notes a request here, so this does not call itself without end
     await asyncio.sleep(max(0.0, began_s - time.monotonic()))
     for _ in range(connections):
         ask_next()
