@@ -20,7 +20,7 @@ from servers import OK, Asked, InferenceServer, Line, polite, serving
 
 Measured = Callable[..., Any]
 Command = Callable[..., tuple[int, str, str]]
-SHORT = ("--rate", "200/s", "--for", "0.25 s", "--arrivals", "constant", "--warm-up", "0.05 s")
+SHORT = ("--rate", "400/s", "--for", "0.125 s", "--arrivals", "constant", "--warm-up", "0.025 s")
 ALL = 50  # requests of SHORT, of which the first 10 are warm-up
 TABLE = [
     {"name": "age", "datatype": "FP32", "shape": [-1, 1]},
@@ -41,7 +41,7 @@ def test_a_row_goes_to_predict(measured: Measured) -> None:
         assert {(one.method, one.path, one.body) for one in server.asked} == {("POST", "/predict", b'{"age": 39}')}
         assert {one.headers["authorization"] for one in server.asked} == {"Bearer x"}
         assert {one.headers["content-type"] for one in server.asked} == {"application/json"}
-    assert found["good"] == found["requests"] == ALL - 10 and found["warm_up_s"] == 0.05
+    assert found["good"] == found["requests"] == ALL - 10 and found["warm_up_s"] == 0.025
 
 
 def test_rows_of_files_in_turn(measured: Measured, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_the_screen(command: Command) -> None:
     with serving(telling) as server:
         code, out, err = command(f"{server.url}/x", *SHORT, "--slo", "p90 9 s")
     assert code == 0, err
-    for words in ("offered 200.0/s", "p99.9", "200: 40", "warm-up", "goal p90 9 s: held", "generator  ", "  ##"):
+    for words in ("offered 400.0/s", "p99.9", "200: 40", "warm-up", "goal p90 9 s: held", "generator  ", "  ##"):
         assert words in out, out
     assert "queue 1.5 ms, compute 0.25 ms, batch 4 rows" in out
     assert max(map(len, out.splitlines())) <= 128, out
@@ -222,11 +222,11 @@ def test_finding_the_highest_rate(command: Command) -> None:
 
     with serving(one_at_a_time) as server:
         goal = ("--find", "--slo", "p50 50 ms")
-        code, out, err = command(f"{server.url}/x", *goal, "--rate", "200/s", "--for", "0.3 s", "--json")
+        code, out, err = command(f"{server.url}/x", *goal, "--rate", "300/s", "--for", "0.2 s", "--json")
     assert code == 0, err
     found = json.loads(out)
     rates = [step["rate"] for step in found["steps"]]
-    assert rates[0] == 200 and found["highest_rate"] < found["lowest_missed_rate"] <= 1600, found["highest_rate"]
+    assert rates[0] == 300 and found["highest_rate"] < found["lowest_missed_rate"] <= 1600, found["highest_rate"]
     assert {step["held"] for step in found["steps"]} == {True, False} and found["confirmed"] >= 1
     assert all(step["why"] for step in found["steps"] if not step["held"])
 
