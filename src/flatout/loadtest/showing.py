@@ -44,7 +44,7 @@ def result_text(result: LoadResult, goal: LoadGoal | None) -> str:
     lines += ["", *_latency_lines(found, bool(result.job.closed)), "", *_outcome_lines(result)]
     if said := _server_words(recorded.said):
         lines.append(f"the server says   {said} (means)")
-    lines.append(_generator_line(result))
+    lines += _generator_lines(result)
     if (problem := result.generator_problem) is not None:
         lines += [
             "",
@@ -193,18 +193,18 @@ def _outcome_lines(result: LoadResult) -> list[str]:
     return [f"outcomes          {', '.join(parts) or 'none'}"]
 
 
-def _generator_line(result: LoadResult) -> str:
+def _generator_lines(result: LoadResult) -> list[str]:
     found, recorded = result.figures, result.recorded
     count = len(recorded.cpu_shares)
     own = f"generator         {count} process{'es' if count > 1 else ''}, {max(recorded.cpu_shares):.0%} of a core at most"
-    lag = (
-        ""
-        if result.job.closed
-        else f", sent late by {show_seconds(found.lag_s(0.5))} (p50), {show_seconds(found.lag_s(0.99))} (p99)"
-    )
-    if recorded.has_waited and not result.job.closed:
-        lag += f"; requests waited for one of {recorded.most_open:,} connections, which counts"
-    return own + lag
+    if result.job.closed:
+        return [own]
+    lines = [f"{own}, sent late by {show_seconds(found.lag_s(0.5))} (p50), {show_seconds(found.lag_s(0.99))} (p99)"]
+    if recorded.has_waited:
+        lines.append(
+            f"connections       all {recorded.most_open:,} were busy; latencies contain the time that requests waited for one"
+        )
+    return lines
 
 
 def _server_words(said: dict[str, float]) -> str:
