@@ -57,8 +57,7 @@ def test_above_capacity_most_of_it_is_used_for_answers_in_time(draw: np.random.G
     delayed = simple_rule(ON_A_GPU, others, BUDGET_S, 0.005, 64, lambda: noise(draw))
     assert found.good > 0.8 * CAPACITY * seconds
     assert found.good > 2 * max(greedy, delayed)
-    late = sum(not answer.refused and not answer.in_time for answer in found.answers)
-    assert late < 0.06 * found.good
+    assert np.quantile(found.latencies(), 0.99) < 0.05  # the goal itself
     assert found.refused_while_idle == 0
     assert all(answer.retry_after_s > 0 for answer in found.answers if answer.refused)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections import Counter
 from pathlib import Path
@@ -129,7 +130,7 @@ def test_thousands_of_requests_of_several_models_and_shapes_get_their_own_answer
         assert counted[0]["rows"] >= 20_000 and counted[0]["failed"] == 0
         executor.control.send({"do": "drain"})
         executor.hear("drained")
-        executor.control.send({"do": "stop"})
+        executor.control.close()  # its supervisor is gone
         assert executor.process.wait(LIMIT_S) == 0
 
 
@@ -169,7 +170,7 @@ def test_an_executor_killed_in_a_batch_loses_nothing(exported: dict[str, Path], 
         asyncio.run(main())
 
 
-def test_a_hang_is_noticed_and_the_supervisor_is_outlived_by_nobody(exported: dict[str, Path], tmp_path: Path) -> None:
+def test_a_hang_is_noticed_and_a_damaged_package_is_a_message(exported: dict[str, Path], tmp_path: Path) -> None:
     hangs = (
         f"{QUICK}\nimport time\nfrom flatout.packaging.runtimes.eager import EagerRuntime\nrun = EagerRuntime.run\n"
         "EagerRuntime.run = lambda self, rows: (time.sleep(3600 if len(rows['x']) == 3 else 0), run(self, rows))[1]"
@@ -192,8 +193,15 @@ def test_a_hang_is_noticed_and_the_supervisor_is_outlived_by_nobody(exported: di
             lane.close()
 
         asyncio.run(main())
-        other.control.close()  # its supervisor is gone
-        assert other.process.wait(LIMIT_S) == 0
+        broken = tmp_path / "broken"
+        shutil.copytree(exported["several"], broken)
+        with (broken / "weights.safetensors").open("r+b") as file:
+            file.seek(-4, 2)
+            file.write(b"abcd")
+        with pytest.raises(EOFError):
+            other.load({0: broken}, None)
+        assert "weights.safetensors" in next(content for content in other.heard if content["say"] == "failed")["problem"]
+        assert other.process.wait(LIMIT_S) == 1
 
 
 def test_out_of_memory_at_the_largest_batch_means_smaller_batches(
@@ -298,22 +306,6 @@ def test_a_new_version_takes_over_while_requests_run(exported: dict[str, Path], 
             lane.close()
 
         asyncio.run(main())
-
-
-def test_a_damaged_package_is_a_message(exported: dict[str, Path], tmp_path: Path) -> None:
-    import shutil
-
-    broken = tmp_path / "broken"
-    shutil.copytree(exported["several"], broken)
-    with (broken / "weights.safetensors").open("r+b") as file:
-        file.seek(-4, 2)
-        file.write(b"abcd")
-    with ExecutorProcess() as executor:
-        executor.control.send(
-            {"do": "load", "models": [{"number": 0, "name": "x", "path": str(broken), "goal": None}], "device": "cpu"}
-        )
-        assert "weights.safetensors" in executor.hear("failed")["problem"]
-        assert executor.process.wait(LIMIT_S) == 1
 
 
 def test_fronts_share_an_executor_and_may_leave(exported: dict[str, Path], tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 _ENOUGH = 0.95  # of the best rate: larger batches only make requests wait
+_CLEARLY_LESS, _AS_FAST = 0.9, 0.97
 _SLOWEST, _QUICKEST = 5.0, 0.2  # one odd batch counts for no more than this, times what was expected
 _NEWEST = 0.05  # the weight of the last batch
-_TRUSTED = 8  # batches of a size until it has a correction of its own
+_TRUSTED = 4  # batches of a size until it has a correction of its own
+_NONE = (1.0, 0.0, 0)
 _AGAIN = 64  # batches until the useful size is looked for again
 
 
@@ -24,14 +26,29 @@ class CostCurve:
         self._seconds = [max(seconds, 1e-9) for _, seconds in points]
         self.largest = self._rows[-1]
         self._base: dict[int, float] = {}
-        self._factor, self._seen = 1.0, 0
-        self._factors: dict[int, tuple[float, int]] = {}
+        self._seen = 0
+        self._corrections: dict[int, tuple[float, float, int]] = {}  # by the size's power of two: factor, extra_s, batches
+        self._extras: dict[int, float] = {}  # of sizes without a correction of their own
+        self.full_rows = 0
         self.spread = 0.1  # mean distance from what was expected, as a share of it
         self._find_full()
 
     def seconds(self, rows: int) -> float:
-        factor, seen = self._factors.get((rows - 1).bit_length(), (1.0, 0))
-        return self._measured(rows) * (factor if seen >= _TRUSTED else self._factor)
+        size = (rows - 1).bit_length()
+        factor, _, seen = self._corrections.get(size, _NONE)
+        if seen >= _TRUSTED:
+            return self._measured(rows) * factor
+        return self._measured(rows) + self._extra_s(size)
+
+    def _extra_s(self, size: int) -> float:
+        """What the nearest size that was run took longer than measured. Most of that is work which any batch has: a factor
+        of small batches would make large ones look too slow to be tried."""
+        found = self._extras.get(size)
+        if found is None:
+            trusted = [other for other, (_, _, seen) in self._corrections.items() if seen >= _TRUSTED]
+            nearest = min(trusted, key=lambda other: abs(other - size), default=None)
+            found = self._extras[size] = 0.0 if nearest is None else max(0.0, self._corrections[nearest][1])
+        return found
 
     def rows_per_s(self, rows: int) -> float:
         return rows / self.seconds(rows)
@@ -49,15 +66,19 @@ class CostCurve:
 
     def took(self, rows: int, seconds: float) -> None:
         """A batch of `rows` was run and took this long."""
-        ratio = seconds / self._measured(rows)
+        measured = self._measured(rows)
         size = (rows - 1).bit_length()
-        factor, seen = self._factors.get(size, (self._factor, 0))
-        if self._seen:
-            ratio = min(max(ratio, _QUICKEST * factor), _SLOWEST * factor)
-            self.spread += _NEWEST * (abs(ratio / factor - 1) - self.spread)
-        self._factors[size] = (factor + max(_NEWEST, 1 / (seen + 1)) * (ratio - factor), seen + 1)
+        factor, extra_s, seen = self._corrections.get(size, _NONE)
+        if seen:
+            expected_s = measured * factor
+            seconds = min(max(seconds, _QUICKEST * expected_s), _SLOWEST * expected_s)
+            self.spread += _NEWEST * (abs(seconds / expected_s - 1) - self.spread)
+        weight = max(_NEWEST, 1 / (seen + 1))
+        factor += weight * (seconds / measured - factor)
+        extra_s += weight * (seconds - measured - extra_s)
+        self._corrections[size] = (factor, extra_s, seen + 1)
+        self._extras.clear()
         self._seen += 1
-        self._factor += max(_NEWEST, 1 / self._seen) * (ratio - self._factor)
         if self._seen % _AGAIN == 0:
             self._find_full()
 
@@ -91,5 +112,14 @@ class CostCurve:
         sizes = [1]
         while 2 * sizes[-1] <= self.largest:
             sizes.append(2 * sizes[-1])
-        rates = [self.rows_per_s(rows) for rows in sizes]
-        self.full_rows = next(rows for rows, rate in zip(sizes, rates, strict=True) if rate >= _ENOUGH * max(rates))
+        rates = {rows: self.rows_per_s(rows) for rows in sizes}
+        best = max(rates.values())
+        found = next(rows for rows in sizes if rates[rows] >= _ENOUGH * best)
+        now = rates.get(self.full_rows, 0.0)
+        # a size that swings to and fro makes predictions wrong: it only changes for a clear gain
+        if (found > self.full_rows and now < _CLEARLY_LESS * best) or (
+            found < self.full_rows and rates[found] >= _AS_FAST * best
+        ):
+            self.full_rows = found
+        elif not now:
+            self.full_rows = found

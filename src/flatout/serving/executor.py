@@ -32,7 +32,7 @@ from flatout.serving.loading import LoadedModel, ModelOrder, load_model
 from flatout.serving.wire import ANSWER, QUESTION, DescriptorLine
 
 _BEAT_S = 0.5
-_LEAD_S = 0.0003  # before the device is free, its next batch is launched
+_SPARE_S = 0.0001  # added to the time that gathering a batch takes: so long before the device is free, the next is gathered
 _SPIN_S = 0.00005  # between two looks at batches on a device
 _REASONS = tuple(reason.name.lower() for reason in Reason)
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "failed to allocate memory", "bad_alloc", "bad allocation")
@@ -98,6 +98,7 @@ class Executor:
         self._device: ServingDevice | None = None
         self._flights: list[Flight] = []
         self._free_s = 0.0  # when the device will have finished what was launched
+        self._gather_s = 0.0  # of a batch, about
         self._stops = self._drains = False
         self._beat_s = inf
         self._began_s = time.monotonic()
@@ -199,6 +200,8 @@ class Executor:
 
     def _load(self, content: Mapping[str, Any]) -> None:
         device = torch.device(content["device"])
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # graphs are captured on the current device
         if content.get("threads"):
             torch.set_num_threads(content["threads"])
         cache = None if content.get("cache") is None else Path(content["cache"])
@@ -244,7 +247,7 @@ class Executor:
             now_s = time.monotonic()
             if len(self._flights) >= self._device.most_flights:
                 return inf
-            decision = self._batcher.next(now_s, self._free_s - _LEAD_S)
+            decision = self._batcher.next(now_s, self._free_s - self._gather_s - _SPARE_S)
             for refusal in decision.refused:
                 self._refuse(refusal)
             if decision.batch is None:
@@ -260,9 +263,10 @@ class Executor:
         except Exception as error:
             self._failed(batch, error)
             return
-        if flight.is_done():
+        if self._device.most_flights == 1:
             self._finish(flight)
         else:
+            self._gather_s += 0.1 * (flight.copy_s - self._gather_s)
             self._free_s = max(now_s, self._free_s) + batch.model.curve.seconds(batch.rows)
             self._flights.append(flight)
 
@@ -270,8 +274,9 @@ class Executor:
         """Flights that are done; they end in the order in which they began."""
         while self._flights and self._flights[0].is_done():
             self._finish(self._flights.pop(0))
-            if not self._flights:
-                self._free_s = 0.0
+            now_s = time.monotonic()
+            left_s = (one.batch.model.curve.seconds(one.batch.rows) for one in self._flights)
+            self._free_s = now_s + sum(left_s) if self._flights else 0.0
 
     def _finish(self, flight: Flight) -> None:
         flight.finish()
@@ -284,7 +289,9 @@ class Executor:
             return
         now_s = time.monotonic()
         copy_s = flight.copy_s + now_s - out_s
-        batch.model.took(batch.rows, copy_s + flight.compute_s)
+        # rows of the next batch are copied while a device computes; the CPU does one after the other
+        overlaps = self._device is not None and self._device.most_flights > 1
+        batch.model.took(batch.rows, max(copy_s, flight.compute_s) if overlaps else copy_s + flight.compute_s)
         tally = self._tallies[batch.model.number]
         tally.batches += 1
         tally.rows += batch.rows
@@ -323,6 +330,8 @@ class Executor:
 
     def _failed(self, batch: ReadyBatch, error: Exception) -> None:
         """Out of memory: smaller batches from now on. Any other error: each request alone, so that one can't fail others."""
+        if isinstance(error, torch.AcceleratorError):  # the device is of no use to this process any more
+            raise error
         if batch.rows > 1 and _is_out_of_memory(error):
             most = 1 << ((batch.rows - 1).bit_length() - 1)
             batch.model.curve.limit(most)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,8 +135,3 @@ def _seconds(runtime: Runtime, rows: dict[str, Tensor]) -> float:
     for output in runtime.run(rows).values():
         output.cpu()
     return time.perf_counter() - began_s
-
-
-def numbers_of(points: Sequence[Sequence[float]]) -> list[tuple[int, float]]:
-    """A curve as JSON gives it back."""
-    return [(int(rows), float(seconds)) for rows, seconds in points]
