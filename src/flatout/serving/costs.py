@@ -117,9 +117,9 @@ class CostCurve:
         found = next(rows for rows in sizes if rates[rows] >= _ENOUGH * best)
         now = rates.get(self.full_rows, 0.0)
         # a size that swings to and fro makes predictions wrong: it only changes for a clear gain
-        if (found > self.full_rows and now < _CLEARLY_LESS * best) or (
-            found < self.full_rows and rates[found] >= _AS_FAST * best
+        if (
+            (found > self.full_rows and now < _CLEARLY_LESS * best)
+            or (found < self.full_rows and rates[found] >= _AS_FAST * best)
+            or not now
         ):
-            self.full_rows = found
-        elif not now:
             self.full_rows = found

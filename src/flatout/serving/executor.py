@@ -50,7 +50,7 @@ def execute(descriptor: int) -> None:
     control = ControlLine(socket.socket(fileno=descriptor))
     try:
         Executor(control).run()
-    except BrokenPipeError:  # the supervisor is gone
+    except (BrokenPipeError, ConnectionResetError):  # the supervisor is gone
         pass
     except Exception as error:
         why = str(error) if isinstance(error, FlatoutError) else f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -159,8 +159,10 @@ class Executor:
         ):
             sizes = (a, b, c, d)[:count] if count else ()
             request = Waiting(number, model, rows, arrival_s, deadline_s, priority, sizes, front, offset, power)
-            if model in models:
+            if model in models and rows:
                 requests.append(request)
+            elif model in models:
+                front.answers.append(ANSWER.pack(number, int(Status.ANSWERED), 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0))
             else:
                 self._answer_failure(request, f"the executor has no model number {model}")
         for refusal in self._batcher.arrive(requests, time.monotonic(), self._free_s):

@@ -19,7 +19,7 @@ import numpy as np
 
 from flatout.serving.arena import Arena
 from flatout.serving.asking import Asking, Outcome, Reason, Room, ServedModel, Status, Timing
-from flatout.serving.rows_in_rooms import RoomLayout, strided
+from flatout.serving.rows_in_rooms import RoomLayout
 from flatout.serving.wire import ANSWER, NO_SIZES, QUESTION, DescriptorLine
 
 Array = np.ndarray[Any, Any]
@@ -51,13 +51,11 @@ class ArenaRoom(Room):
     @property
     def inputs(self) -> Mapping[str, Array]:
         if self._inputs is None:
-            self._inputs = self.layout.views(self.layout.inputs, self.lane.memory, self.offset, self.rows)
+            self._inputs = self.layout.input_views(self.lane.memory, self.offset, self.rows)
         return self._inputs
 
     def outputs(self) -> dict[str, Array]:
-        begin = self.offset + self.layout.outputs_begin(self.rows)
-        step, memory, rows = self.layout.outputs.row_bytes, self.lane.memory, self.rows
-        return {one.name: strided(one, memory, begin, rows, step) for one in self.layout.outputs.fields}
+        return self.layout.output_views(self.lane.memory, self.offset, self.rows)
 
     def release(self) -> None:
         """Before its outcome this cancels the question: `done` is not called. The executor may still write, so the block
@@ -76,6 +74,7 @@ class _Connection:
         self.name, self.models = name, tuple(models)
         self.line = DescriptorLine(stream, ANSWER)
         self.rooms: dict[int, ArenaRoom] = {}
+        self.questions: list[bytes] = []  # of this turn of the event loop
         self.is_watched = False  # for room to write
 
 
@@ -94,7 +93,7 @@ class FrontLane(Asking):
         self._executors: dict[int, str] = {}  # by the model's number
         self._orphans: list[ArenaRoom] = []  # asked, and no executor has them
         self._layouts: dict[tuple[int, tuple[int, ...]], RoomLayout] = {}
-        self._outgoing: dict[str, list[bytes]] = {}
+        self._unsent: list[_Connection] = []  # those with questions of this turn of the event loop
         self._last_id = 0
         self._patrol: asyncio.TimerHandle | None = None
 
@@ -134,7 +133,7 @@ class FrontLane(Asking):
         routed, unless another executor was attached for them."""
         connection = self._connections.pop(executor, None)
         if connection is not None:
-            self._send(executor, connection)
+            self._write(connection)
         self._executors = {number: name for number, name in self._executors.items() if name != executor}
         self._layouts = {key: layout for key, layout in self._layouts.items() if key[0] in self._executors}
         if connection is None:  # it ended, and no other takes its place
@@ -199,29 +198,25 @@ class FrontLane(Asking):
             return
         room.tries += 1
         connection.rooms[room.id] = room
-        if not self._outgoing:
-            self._loop.call_soon(self._flush)
-        questions = self._outgoing.get(executor)
-        if questions is None:
-            self._outgoing[executor] = [room.question]
-        else:
-            questions.append(room.question)
+        if not connection.questions:
+            if not self._unsent:
+                self._loop.call_soon(self._flush)
+            self._unsent.append(connection)
+        connection.questions.append(room.question)
 
     def _flush(self) -> None:
         """All questions of one turn of the event loop in one write."""
-        for executor in list(self._outgoing):
-            connection = self._connections.get(executor)
-            if connection is not None:
-                self._send(executor, connection)
-        self._outgoing.clear()
+        unsent, self._unsent = self._unsent, []
+        for connection in unsent:
+            self._write(connection)
 
-    def _send(self, executor: str, connection: _Connection) -> None:
-        self._write(connection, b"".join(self._outgoing.pop(executor, ())))
-
-    def _write(self, connection: _Connection, questions: bytes = b"") -> None:
+    def _write(self, connection: _Connection) -> None:
+        if connection.line.fileno() < 0:  # it ended, and its requests were taken from it
+            return
+        questions, connection.questions = connection.questions, []
         try:
-            connection.line.write(questions)
-        except OSError:  # it ended; the requests wait for its replacement
+            connection.line.write(b"".join(questions))
+        except OSError:
             self._ended(connection)
             return
         if connection.line.is_behind != connection.is_watched:
@@ -284,7 +279,6 @@ class FrontLane(Asking):
         self._forget(connection)
         if self._connections.get(connection.name) is connection:
             del self._connections[connection.name]
-            self._outgoing.pop(connection.name, None)  # they are among its rooms
         elif connection in self._retired:
             self._retired.remove(connection)
         rooms, connection.rooms = connection.rooms, {}

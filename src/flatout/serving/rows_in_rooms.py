@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,9 @@ from flatout.packaging.ports import Port
 from flatout.serving.records import MOST_SIZES, RecordField, RecordLayout
 
 Array = np.ndarray[Any, Any]
+FieldView = tuple[str, tuple[int, ...], np.dtype[Any], int, tuple[int, ...]]  # name, shape, type, start, strides
+
+_SMALL = 64  # rows
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class RoomLayout:
     inputs: RecordLayout
     outputs: RecordLayout
     sizes: tuple[int, ...] = ()
+    _kept: dict[tuple[int, bool], list[FieldView]] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, inputs: Sequence[Port], outputs: Sequence[Port], sizes: tuple[int, ...]) -> RoomLayout:
@@ -38,18 +42,40 @@ class RoomLayout:
     def nbytes(self, rows: int) -> int:
         return rows * (self.inputs.row_bytes + self.outputs.row_bytes)
 
-    def views(self, layout: RecordLayout, memory: Array, begin: int, rows: int) -> dict[str, Array]:
-        """One array for each field, of records that begin at `begin` of the whole memory."""
-        return {one.name: strided(one, memory, begin, rows, layout.row_bytes) for one in layout.fields}
+    def input_views(self, memory: Array, begin: int, rows: int) -> dict[str, Array]:
+        """One array for each input of a request whose block is at `begin` of the memory."""
+        return self._views(self._kept.get((rows, True)) or self._fields(rows, True), memory, begin)
+
+    def output_views(self, memory: Array, begin: int, rows: int) -> dict[str, Array]:
+        return self._views(self._kept.get((rows, False)) or self._fields(rows, False), memory, begin)
+
+    @staticmethod
+    def _views(fields: list[FieldView], memory: Array, begin: int) -> dict[str, Array]:
+        return {name: np.ndarray(shape, dtype, memory, begin + start, strides) for name, shape, dtype, start, strides in fields}
+
+    def _fields(self, rows: int, of_inputs: bool) -> list[FieldView]:
+        """Shapes and strides, which are kept for small requests: these are made once a request."""
+        layout = self.inputs if of_inputs else self.outputs
+        start = 0 if of_inputs else self.outputs_begin(rows)
+        fields = [
+            (one.name, (rows, *one.shape), one.dtype, start + one.start, (layout.row_bytes, *item_strides(one)))
+            for one in layout.fields
+        ]
+        if rows <= _SMALL:
+            self._kept[rows, of_inputs] = fields
+        return fields
+
+
+def item_strides(one: RecordField) -> tuple[int, ...]:
+    strides = [one.dtype.itemsize]
+    for size in reversed(one.shape[1:]):
+        strides.append(strides[-1] * size)
+    return tuple(reversed(strides)) if one.shape else ()
 
 
 def strided(one: RecordField, memory: Array, begin: int, rows: int, step: int) -> Array:
     """This field of `rows` records, `step` bytes apart."""
-    strides = [one.dtype.itemsize]
-    for size in reversed(one.shape[1:]):
-        strides.append(strides[-1] * size)
-    of_item = tuple(reversed(strides)) if one.shape else ()
-    return np.ndarray((rows, *one.shape), one.dtype, memory, begin + one.start, (step, *of_item))
+    return np.ndarray((rows, *one.shape), one.dtype, memory, begin + one.start, (step, *item_strides(one)))
 
 
 def open_dimensions(ports: Sequence[Port]) -> int:
