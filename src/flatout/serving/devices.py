@@ -56,8 +56,10 @@ class BatchMemory:
 
 def as_array(tensor: Tensor) -> Array:
     """The same memory for NumPy, which has no bfloat16: those are the bits."""
-    array: Array = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    return array.view(np.uint16) if tensor.dtype == torch.bfloat16 else array
+    if tensor.dtype is torch.bfloat16:
+        return as_array(tensor.view(torch.int16)).view(np.uint16)
+    array: Array = tensor.numpy()
+    return array
 
 
 class Flight:
