@@ -130,8 +130,9 @@ class CudaServing(ServingDevice):
     def launch(self, model: LoadedModel, batch: ReadyBatch) -> Flight:
         began_s = time.monotonic()
         layout = model.layout(batch.sizes)
+        places = places_of(batch, layout)
         memories = self._free.pop()
-        flight = CudaFlight(batch, places_of(batch, layout), began_s, lambda: self._free.append(memories))
+        flight = CudaFlight(batch, places, began_s, lambda: self._free.append(memories))
         try:
             memory = _memory_for(memories, model, layout, pinned=True)
             memory.hold(batch.rows)
