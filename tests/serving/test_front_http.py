@@ -88,6 +88,24 @@ def _oip(row: dict[str, Any], identity: str) -> bytes:
     return json.dumps({"id": identity, "inputs": inputs}).encode()
 
 
+def test_the_same_head_in_every_division(shared: Front, row: dict[str, Any]) -> None:
+    """A head that came before is not parsed again: the answers stay those of its own body."""
+    at = "/v2/models/m/infer"
+    bodies = [_oip(row, identity) for identity in ("aa", "bb", "cc", "dd")]
+    sent = b"".join(request("POST", at, body, {}) for body in bodies)
+    size = len(sent) // 4
+    ends = [[size * place for place in (1, 2, 3, 4)], [4 * size], [size - 5, size + 7, 3 * size - 1, 4 * size]]
+    ends += [[cut, size, size + cut, 3 * size, 4 * size] for cut in (5, 40, size - len(bodies[0]), size - 1)]
+    ends.append(list(range(7, 4 * size, 7)) + [4 * size])
+    for division in ends:
+        with shared.connect() as wire:
+            reader = Reader(wire)
+            for start, end in zip([0, *division], division, strict=False):
+                wire.sendall(sent[start:end])
+                time.sleep(0.001)
+            assert [reader.answer().json["id"] for _ in bodies] == ["aa", "bb", "cc", "dd"]
+
+
 def test_http_1_0_and_connection_close(shared: Front) -> None:
     with shared.connect() as wire:
         wire.sendall(b"GET /v2 HTTP/1.0\r\n\r\n")

@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from flatout.serving.asking import Array, Asking
+from flatout.serving.asking import Array, Asking, Outcome, Room, Status
 from flatout.serving.front.aside import AsideThreads, TookTooLong
+from flatout.serving.front.asked_times import OnOutputs, asked_deadline, asked_priority
 from flatout.serving.front.exchange import HttpExchange
 from flatout.serving.front.hooks import RowHooks, RowsHook, header_texts
-from flatout.serving.front.inferring import OnOutputs, infer
 from flatout.serving.front.limits import Limits
 from flatout.serving.front.model_view import ModelView
-from flatout.serving.front.refusals import Refusal, one_line
+from flatout.serving.front.refusals import Refusal, one_line, refusal_of
 from flatout.serving.records import open_sizes
 
 _THREADS = 4
+_ANSWERED = Status.ANSWERED
 _MANY_ROWS = 2048  # preparing more would keep other connections waiting for milliseconds
 
 
@@ -28,6 +29,7 @@ class Desk:
 
     def __init__(self, asking: Asking, hooks: RowHooks, limits: Limits) -> None:
         self._asking, self.hooks, self.limits = asking, hooks, limits
+        self._after = hooks.after
         self._hook_threads = AsideThreads("flatout-hook", _THREADS)
         self._preparing_threads = AsideThreads("flatout-prepare", 1)
 
@@ -42,9 +44,23 @@ class Desk:
         deadline_s: float = 0.0,
         priority: int = 0,
     ) -> None:
-        if self.hooks.after is not None:
-            answer = partial(self._then_after, view, self.hooks.after, answer)
-        infer(self._asking, exchange, view, columns, rows, sizes, answer, deadline_s, priority)
+        if self._after is not None:
+            answer = partial(self._then_after, view, self._after, answer)
+        exchange.model, exchange.rows = view.model, rows
+        headers = exchange.headers
+        if b"x-flatout-deadline-ms" in headers or b"x-flatout-priority" in headers:
+            deadline_s, priority = asked_deadline(headers, deadline_s), asked_priority(headers, priority)
+        asking = self._asking
+        room = asking.room(view.model, rows, sizes)
+        try:
+            inputs = room.inputs
+            for name, column in columns:
+                inputs[name][...] = column
+            exchange.decoded = perf_counter()
+            asking.ask(room, partial(_done, exchange, room, answer), deadline_s=deadline_s, priority=priority)
+        except BaseException:
+            room.release()
+            raise
 
     def ask_row(self, exchange: HttpExchange, view: ModelView, row: Mapping[str, Any], answer: OnOutputs) -> None:
         """One row of a table, as {"age": 39, ...}."""
@@ -127,6 +143,21 @@ class Desk:
 
         headers = header_texts(exchange.headers)
         self._hook_threads.run(partial(hook, given, headers), done, self.limits.hook_s)
+
+
+def _done(exchange: HttpExchange, room: Room, answer: OnOutputs, outcome: Outcome) -> None:
+    """`answer` gets outputs that are valid until it returns, and False: they have no class names yet."""
+    exchange.computed = perf_counter()
+    exchange.timing = outcome.timing
+    try:
+        if outcome.status == _ANSWERED:
+            answer(exchange, outcome.outputs, False)
+        else:
+            exchange.refuse(refusal_of(outcome))
+    except Exception as error:
+        exchange.fail(error)
+    finally:
+        room.release()
 
 
 def _is_much(view: ModelView, raw: Any) -> bool:

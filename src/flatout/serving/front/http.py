@@ -17,6 +17,8 @@ from flatout.serving.front.site import Site
 _IDLE, _HEAD, _BODY, _LEAVING = range(4)
 _MANY_PIECES, _SMALL_PIECE = 256, 1024
 _LINGER_S, _LINGER_BYTES = 2.0, 16 << 20  # a refused client may still be sending, and reads the answer only afterwards
+_SHORTEST_HEAD, _LONGEST_HEAD, _MOST_HEADS = 16, 2048, 512  # kept heads: bytes and number
+_MOST_OVERHEAD, _FREE_OVERHEAD = 16, 4096  # chunks may have extensions and trailers, but not without end
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _log = logging.getLogger("flatout.serving")
 
@@ -24,30 +26,10 @@ _log = logging.getLogger("flatout.serving")
 class HttpConnection(asyncio.Protocol):
     """`_queue` has the requests that were handed to handlers, `_waiting` those that came beyond the limit."""
 
-    __slots__ = (
-        "_begun",
-        "_blocked_since",
-        "_body_bytes",
-        "_chunk_bytes",
-        "_continue_due",
-        "_counts_body",
-        "_deaf",
-        "_discarded",
-        "_head_bytes",
-        "_headers",
-        "_now",
-        "_parser",
-        "_paused",
-        "_phase",
-        "_pieces",
-        "_queue",
-        "_since",
-        "_starting",
-        "_transport",
-        "_url",
-        "_waiting",
-        "site",
-    )  # fmt: skip
+    __slots__ = ("_begun", "_blocked_since", "_body_bytes", "_chunk_bytes", "_continue_due", "_counts_body", "_deaf",
+                 "_discarded", "_fed_bytes", "_head", "_head_bytes", "_headers", "_method", "_missing", "_now",
+                 "_parser", "_paused", "_phase", "_pieces", "_queue", "_since", "_starting", "_transport", "_url",
+                 "_waiting", "site")  # fmt: skip
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -61,6 +43,8 @@ class HttpConnection(asyncio.Protocol):
         self._deaf = self._paused = self._starting = self._continue_due = False
         self._discarded = 0
         self._chunk_bytes = self._head_bytes = 0
+        self._head = self._method = b""
+        self._missing = 0  # bytes of the body, if its head was known
         self._fresh()
 
     def _fresh(self) -> None:
@@ -69,7 +53,7 @@ class HttpConnection(asyncio.Protocol):
         self._headers: dict[bytes, bytes] = {}
         self._pieces: list[bytes] = []
         self._counts_body = False
-        self._body_bytes = 0
+        self._body_bytes = self._fed_bytes = 0
 
     # what the transport calls
 
@@ -88,8 +72,14 @@ class HttpConnection(asyncio.Protocol):
             if self._discarded > _LINGER_BYTES and self._transport is not None:
                 self._transport.abort()
             return
-        assert self._parser is not None
         self._now = perf_counter()
+        if self._missing:
+            self._collect(data)
+        elif self._phase != _IDLE or not self._is_known(data):
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        assert self._parser is not None
         self._chunk_bytes = len(data)
         try:
             self._parser.feed_data(data)
@@ -103,6 +93,62 @@ class HttpConnection(asyncio.Protocol):
             self._head_bytes += len(data)
             if self._head_bytes > self.site.limits.header_bytes:
                 self._refuse(self._too_large_a_head())
+        elif self._counts_body:
+            self._fed_bytes += len(data)
+            if self._fed_bytes > _MOST_OVERHEAD * (self._body_bytes + _FREE_OVERHEAD):
+                self._refuse(Refusal(413, f"{self._fed_bytes:,} bytes were sent for a body of {self._body_bytes:,}"))
+
+    def _is_known(self, data: bytes) -> bool:
+        """Takes a request whose head was parsed before: clients send the same head again and again."""
+        site = self.site
+        end = data.find(b"\r\n\r\n") + 4
+        head = data[:end]
+        known = site.known_heads.get(head)
+        if known is None:
+            self._head = head if _SHORTEST_HEAD < end < _LONGEST_HEAD else b""
+            return False
+        method, url, headers, length = known
+        missing = end + length - len(data)
+        if missing < 0 or site.draining:
+            self._head = b""
+            return False
+        now = self._now
+        if missing:
+            self._url, self._headers, self._method, self._missing = url, headers, method, missing
+            self._phase, self._begun, self._since = _BODY, now, now
+            if end < len(data):
+                self._pieces.append(data[end:])
+        else:
+            self._since = now
+            self._take(HttpExchange(self, method, url, headers, data[end:], True, now, now))
+        return True
+
+    def _collect(self, data: bytes) -> None:
+        """The rest of a body behind a known head."""
+        missing = self._missing
+        self.on_body(data if len(data) <= missing else data[:missing])
+        self._missing = max(0, missing - len(data))
+        if self._missing:
+            return
+        body, keep_alive = b"".join(self._pieces), not self.site.draining
+        exchange = HttpExchange(self, self._method, self._url, self._headers, body, keep_alive, self._begun, self._now)
+        self._fresh()
+        self._phase, self._since, self._deaf = _IDLE, self._now, not keep_alive
+        self._take(exchange)
+        if len(data) > missing:
+            self.data_received(data[missing:])
+
+    def _remember(self, method: bytes, length: int) -> None:
+        """What the parser found behind `_head`, for requests with the same one. Only plain requests with a length."""
+        head, headers, site = self._head, self._headers, self.site
+        self._head = b""
+        if head.count(b"\n") != len(headers) + 2 or int(headers.get(b"content-length", 0)) != length:
+            return  # lines that the parser took together, or a chunked body
+        if method not in (b"GET", b"POST") or b"expect" in headers or b"upgrade" in headers or b"transfer-encoding" in headers:
+            return
+        if len(site.known_heads) >= _MOST_HEADS:
+            site.known_heads.clear()
+        site.known_heads[head] = (method, self._url, headers, length)
 
     def eof_received(self) -> bool:
         """The client sends nothing more, and may still read: answers under way are written before the connection closes."""
@@ -198,19 +244,24 @@ class HttpConnection(asyncio.Protocol):
         keep_alive = parser.should_keep_alive() and not site.draining
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         method, now = parser.get_method(), self._now
+        if self._head and keep_alive:
+            self._remember(method, len(body))
         exchange = HttpExchange(self, method, self._url, self._headers, body, keep_alive, self._begun, now)
         self._fresh()
         self._phase, self._since = _IDLE, now
         if not keep_alive:
             self._deaf = True
+        self._take(exchange)
+
+    # requests in, answers out
+
+    def _take(self, exchange: HttpExchange) -> None:
         queue = self._queue
         if queue or self._waiting or self._blocked_since:
             self._accept(exchange)
         else:
             queue.append(exchange)
-            site.handle(exchange)
-
-    # requests in, answers out
+            self.site.handle(exchange)
 
     def _accept(self, exchange: HttpExchange) -> None:
         queue = self._queue

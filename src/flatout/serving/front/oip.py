@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flatout.serving.asking import Array
+from flatout.serving.front.asked_times import OnOutputs, deadline_after
 from flatout.serving.front.compressing import unpacked
 from flatout.serving.front.datatypes import NUMPY_TYPES
 from flatout.serving.front.desk import Desk
 from flatout.serving.front.exchange import HttpExchange
-from flatout.serving.front.inferring import OnOutputs, deadline_after
 from flatout.serving.front.model_view import ModelView, TensorSpec
 from flatout.serving.front.oip_answer import OipAnswers
 from flatout.serving.front.oip_raw import raw_column, request_without_json

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import orjson
 
+from flatout.serving.front.asked_times import timing_headers
 from flatout.serving.front.compressing import packed
 from flatout.serving.front.datatypes import bytes_packed, datatype_of_array
 from flatout.serving.front.exchange import HttpExchange
-from flatout.serving.front.inferring import timing_headers
 from flatout.serving.front.model_view import CLASS, ModelView
 from flatout.serving.front.oip_request import OipRequest
 from flatout.serving.front.refusals import Refusal
@@ -56,29 +56,35 @@ class OipAnswers:
         pieces: list[bytes] = []
         key: list[Any] = [wanted]
         for name, _ in wanted:
-            if name == CLASS and view.classes is not None:
-                classes = view.packed_classes
-                numbers = view.class_numbers(outputs)
-                piece = b"".join([classes[number] for number in numbers])
-                key.append((len(numbers),))
+            if name == CLASS and view.packed_classes:
+                numbers = outputs["prediction"].tolist()
+                classes, last = view.packed_classes, len(view.packed_classes) - 1
+                if len(numbers) == 1:
+                    piece = classes[min(numbers[0], last)]
+                else:
+                    piece = b"".join([classes[min(number, last)] for number in numbers])
+                key.append(len(piece))  # the other sizes follow from the shapes
             else:
                 column = outputs[name]
                 piece = column.tobytes()
                 key.append(column.shape)
             pieces.append(piece)
-            key.append(len(piece))
         kept = tuple(key)
         body = self._kept.get(kept)
         if body is None:
-            described = [
-                _described(name, view.outputs[name].datatype, shape, size)
-                for (name, _), shape, size in zip(wanted, key[1::2], key[2::2], strict=True)
-            ]
-            body = b'%b"outputs":[%b]}' % (self._begin, b",".join(described))
-            if len(self._kept) >= _MOST_KEPT:
-                self._kept.clear()
-            self._kept[kept] = body
+            body = self._kept[kept] = self._all_described(wanted, outputs, pieces)
         return body, pieces
+
+    def _all_described(self, wanted: tuple[tuple[str, bool], ...], outputs: Mapping[str, Any], pieces: list[bytes]) -> bytes:
+        specs = self._view.outputs
+        if len(self._kept) >= _MOST_KEPT:
+            self._kept.clear()
+        described = []
+        for (name, _), piece in zip(wanted, pieces, strict=True):
+            is_class = name == CLASS and name not in outputs
+            shape = outputs["prediction"].shape if is_class else outputs[name].shape
+            described.append(_described(name, specs[name].datatype, shape, len(piece)))
+        return b'%b"outputs":[%b]}' % (self._begin, b",".join(described))
 
     def _written(
         self, request: OipRequest, wanted: tuple[tuple[str, bool], ...], outputs: Mapping[str, Any], named: bool

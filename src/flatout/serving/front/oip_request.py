@@ -12,8 +12,8 @@ import numpy as np
 import orjson
 
 from flatout.serving.asking import Array
+from flatout.serving.front.asked_times import checked_priority
 from flatout.serving.front.datatypes import NUMPY_TYPES, bytes_elements
-from flatout.serving.front.inferring import checked_priority
 from flatout.serving.front.model_view import ModelView, TensorSpec
 from flatout.serving.front.refusals import Refusal, first_line
 

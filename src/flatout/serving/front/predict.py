@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from flatout.serving.front.asked_times import timing_headers
 from flatout.serving.front.compressing import packed, unpacked
 from flatout.serving.front.desk import Desk
 from flatout.serving.front.exchange import HttpExchange
-from flatout.serving.front.inferring import timing_headers
 from flatout.serving.front.model_view import ModelView
 from flatout.serving.front.predict_answers import in_csv, many_in_json, one_in_json
 from flatout.serving.front.predict_bodies import rows_of_body

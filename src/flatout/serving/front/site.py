@@ -38,6 +38,7 @@ class Site:
         self._token = b"Bearer " + (token or "").encode()
         self.connections: set[Swept] = set()
         self.in_flight = 0
+        self.known_heads: dict[bytes, tuple[bytes, bytes, dict[bytes, bytes], int]] = {}
         self.draining = False
         self.common_headers = b""
         self.tick()
