@@ -96,7 +96,7 @@ def test_the_same_head_in_every_division(shared: Front, row: dict[str, Any]) -> 
     size = len(sent) // 4
     ends = [[size * place for place in (1, 2, 3, 4)], [4 * size], [size - 5, size + 7, 3 * size - 1, 4 * size]]
     ends += [[cut, size, size + cut, 3 * size, 4 * size] for cut in (5, 40, size - len(bodies[0]), size - 1)]
-    ends.append(list(range(7, 4 * size, 7)) + [4 * size])
+    ends.append([*range(7, 4 * size, 7), 4 * size])
     for division in ends:
         with shared.connect() as wire:
             reader = Reader(wire)

@@ -111,9 +111,9 @@ class Desk:
         deadline_s: float = 0.0,
         priority: int = 0,
     ) -> None:
-        inputs = view.model.inputs
-        rows = len(prepared[inputs[0].name])
-        self.ask_prepared(exchange, view, prepared.items(), rows, open_sizes(inputs, prepared), answer, deadline_s, priority)
+        rows = len(next(iter(prepared.values())))
+        sizes = open_sizes(view.model.inputs, prepared) if view.has_open_sizes else ()
+        self.ask_prepared(exchange, view, prepared.items(), rows, sizes, answer, deadline_s, priority)
 
     def _then_after(
         self, view: ModelView, hook: RowsHook, answer: OnOutputs, exchange: HttpExchange, outputs: Mapping[str, Any], _: bool

@@ -47,6 +47,7 @@ class ModelView:
         self.raw: tuple[RawInput, ...] = fitted.host.inputs
         self.raw_specs = {raw.name: _raw_spec(raw) for raw in self.raw}
         self.prepared = {port.name: _spec(port.name, port.dtype, port.shape[1:]) for port in model.inputs}
+        self.has_open_sizes = any(None in spec.shape for spec in self.prepared.values())
         self.coincide = self.kind == "arrays" and self.raw_specs == self.prepared
         self.checks: dict[str, TensorCheck] = tensor_checks(fitted)
         self._outputs = {port.name: _spec(port.name, port.dtype, port.shape[1:]) for port in model.outputs}

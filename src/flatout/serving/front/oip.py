@@ -29,6 +29,7 @@ from flatout.serving.front.oip_request import (
 from flatout.serving.front.prepared_checks import TensorCheck
 from flatout.serving.front.refusals import Refusal
 
+_view: Any = np.ndarray
 _MOST_PLANS, _LONGEST_HEADER = 512, 4096
 
 
@@ -110,7 +111,7 @@ class OipInfer:
             _check_length(request, body)
         columns = []
         for name, dtype, start, shape, check in placed:
-            array: Array = np.ndarray(shape, dtype, body, start)
+            array: Array = _view(shape, dtype, body, start)
             if check is not None:
                 check(array)
             columns.append((name, array))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -17,11 +16,11 @@ from flatout.serving.front.photo_bytes import photo_of_text
 from flatout.serving.front.refusals import Refusal
 
 _UNTOLD = (b"", b"application/x-www-form-urlencoded", b"application/octet-stream", b"*/*")  # curl -d says the second
+_NESTED = (list, dict)  # a union of types would be built for each value
 _IMAGES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF")
 
 
-@dataclass(frozen=True)
-class PeoplesRows:
+class PeoplesRows(NamedTuple):
     """`columns` by name; or one `row` of a table. `one`: the answer is one row, not a list."""
 
     columns: Mapping[str, Any] | None
@@ -30,6 +29,8 @@ class PeoplesRows:
 
 
 def rows_of_body(view: ModelView, body: bytes, content_type: bytes) -> PeoplesRows:
+    if content_type == b"application/json" and body:
+        return _from_json(view, body)
     kind = content_type.partition(b";")[0].strip().lower()
     if not body:
         raise Refusal(400, f"the body is empty; expected {_expected(view)}")
@@ -87,7 +88,7 @@ def _from_json(view: ModelView, body: bytes) -> PeoplesRows:
 
 def _one_row_of_table(given: dict[str, Any]) -> PeoplesRows | None:
     for value in given.values():
-        if isinstance(value, list | dict):
+        if type(value) in _NESTED:
             return None
     return PeoplesRows(None, given, one=True)
 
