@@ -427,8 +427,10 @@ def test_hooks_that_fail_or_hang(table: Any, row: dict[str, Any]) -> None:
         answer = running.post("/predict", row)
         assert answer.status == 500 and "before" in answer.error and "ValueError: no such customer" in answer.error
         assert "second line" not in answer.error
-    with front(served(table.path), hooks=RowHooks(after=few), limits=QUICK) as running:
-        assert running.post("/predict", row).status == 500
+    for hooks in (RowHooks(after=few), RowHooks(before=lambda rows, headers: None), RowHooks(after=lambda rows, headers: 3)):
+        with front(served(table.path), hooks=hooks, limits=QUICK) as running:
+            answer = running.post("/predict", row)
+            assert answer.status == 500 and ("before" if hooks.before else "after") in answer.error
     with front(served(table.path), hooks=RowHooks(before=hang), limits=QUICK) as running:
         wires = [running.connect() for _ in range(8)]
         for wire in wires:  # more than there are threads

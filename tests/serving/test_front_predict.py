@@ -94,6 +94,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "deep columns": (b'{"age":' + b"[" * 900 + b"]" * 900 + b',"job":["a"],"since":[null],"code":[1]}', "age"),
     "too large": ({"age": 1e300, "job": "a", "since": None, "code": 1}, "age"),
     "half of a character": (b'{"age": 3, "job": "\\ud800", "since": null, "code": 1}', "JSON"),
+    "many columns": ({f"column {place}": 1 for place in range(30_000)}, "30,000"),
     "other bytes": (b"\xff\xfe\xfd", "JSON"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -16,12 +17,12 @@ class TookTooLong(Exception):
 
 
 class _Job:
-    __slots__ = ("done", "ended", "loop", "timer", "work")
+    __slots__ = ("begun", "done", "ended", "loop", "timer", "work")
 
     def __init__(self, work: Callable[[], Any], done: Callable[[Any, Exception | None], None]) -> None:
         self.work, self.done = work, done
         self.loop = asyncio.get_running_loop()
-        self.ended = False
+        self.begun = self.ended = False
         self.timer: asyncio.TimerHandle | None = None
 
     def end(self, result: Any, error: Exception | None) -> None:
@@ -58,16 +59,20 @@ class AsideThreads:
 
     def _late(self, job: _Job) -> None:
         if not job.ended:
-            if self._stuck < _MOST_STUCK:
+            if job.begun and self._stuck < _MOST_STUCK:
                 self._stuck += 1
                 self._start()
             job.end(None, TookTooLong())
+
+    def _came_back(self) -> None:
+        self._stuck -= 1
 
     def _serve(self) -> None:
         while True:
             job = self._jobs.get()
             if job.ended:  # its time was over before a thread was free
                 continue
+            job.begun = True
             result, error = None, None
             try:
                 result = job.work()
@@ -75,7 +80,7 @@ class AsideThreads:
                 error = raised
             late = job.ended
             try:
-                job.loop.call_soon_threadsafe(job.end, result, error)
+                job.loop.call_soon_threadsafe(self._came_back if late else partial(job.end, result, error))
             except RuntimeError:  # the loop is closed: the process ends
                 return
             if late:  # another thread has taken this one's place

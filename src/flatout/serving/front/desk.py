@@ -84,7 +84,7 @@ class Desk:
             then(raw)
         else:
             exchange.model = view.model
-            self._hooked(exchange, "before", self.hooks.before, dict(raw), then)
+            self._hooked(exchange, "before", self.hooks.before, dict(raw), lambda rows: then(_raw_rows(rows)))
 
     def _prepare(
         self, exchange: HttpExchange, view: ModelView, raw: Any, answer: OnOutputs, deadline_s: float, priority: int
@@ -165,6 +165,12 @@ def _is_much(view: ModelView, raw: Any) -> bool:
         return True
     most = 1 if view.kind == "photos" else _MANY_ROWS
     return any(isinstance(column, list | tuple | np.ndarray) and len(column) > most for column in raw.values())
+
+
+def _raw_rows(changed: Any) -> Any:
+    if not isinstance(changed, Mapping) or not changed:
+        raise Refusal(500, f"the hook 'before' has to return columns by name, got {type(changed).__name__}")
+    return changed
 
 
 def _checked(changed: Any, rows: int) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ class HttpConnection(asyncio.Protocol):
 
     __slots__ = ("_begun", "_blocked_since", "_body_bytes", "_chunk_bytes", "_continue_due", "_counts_body", "_deaf",
                  "_discarded", "_fed_bytes", "_head", "_head_bytes", "_headers", "_method", "_missing", "_now",
-                 "_parser", "_paused", "_phase", "_pieces", "_queue", "_since", "_starting", "_transport", "_url",
+                 "_parser", "_paused", "_phase", "_pieces", "_queue", "_since", "_starting", "_transport", "_unsent", "_url",
                  "_waiting", "site")  # fmt: skip
 
     def __init__(self, site: Site) -> None:
@@ -44,6 +44,7 @@ class HttpConnection(asyncio.Protocol):
         self._discarded = 0
         self._chunk_bytes = self._head_bytes = 0
         self._head = self._method = b""
+        self._unsent = 0  # bytes of answers, when it was looked at
         self._missing = 0  # bytes of the body, if its head was known
         self._fresh()
 
@@ -381,9 +382,14 @@ class HttpConnection(asyncio.Protocol):
         limits, transport = self.site.limits, self._transport
         if transport is None:
             return
+        unsent = transport.get_write_buffer_size()
+        if unsent < self._unsent:  # the client reads, slowly
+            self._since = now if self._phase == _LEAVING else self._since
+            self._blocked_since = now if self._blocked_since else 0.0
+        self._unsent = unsent
         waited_s = now - self._since
         if self._phase == _LEAVING:
-            if waited_s > (limits.unread_s if self._blocked_since else _LINGER_S):
+            if waited_s > (limits.unread_s if unsent else _LINGER_S):
                 transport.abort()
         elif self._blocked_since and now - self._blocked_since > limits.unread_s:
             transport.abort()

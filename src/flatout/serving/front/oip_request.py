@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,7 +74,7 @@ def parse_oip(header: bytes | memoryview, header_bytes: int) -> OipRequest:
         start = max(start, tensors[-1].end)
     names = [tensor.name for tensor in tensors]
     if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+        (twice, _), *_ = Counter(names).most_common(1)
         raise Refusal(400, f"the input {twice!r} came twice")
     timeout = parameters.get("timeout", 0)
     if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout < 0:

@@ -16,6 +16,7 @@ from flatout.serving.front.photo_bytes import photo_of_text
 from flatout.serving.front.refusals import Refusal
 
 _UNTOLD = (b"", b"application/x-www-form-urlencoded", b"application/octet-stream", b"*/*")  # curl -d says the second
+_MORE_COLUMNS = 1000
 _NESTED = (list, dict)  # a union of types would be built for each value
 _IMAGES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF")
 
@@ -69,6 +70,7 @@ def _from_json(view: ModelView, body: bytes) -> PeoplesRows:
     except orjson.JSONDecodeError as error:
         raise Refusal(400, f"the body is no valid JSON: {error}; expected {_expected(view)}") from None
     if isinstance(given, dict):
+        _check_width(view, given)
         if view.kind == "table":
             row = _one_row_of_table(given)
             if row is not None:
@@ -125,12 +127,19 @@ def _columns(view: ModelView, rows: list[Any]) -> Mapping[str, Any]:
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise Refusal(400, f"row {number}: expected {_expected(view)}; got {_shown(row)}")
+        _check_width(view, row)
         for name, column in columns.items():
             if name not in row:
                 near = did_you_mean(name, row)
                 raise Refusal(400, f"row {number} has no {name!r}, which the model was trained with (null: missing); {near}")
             column.append(_photo(row[name]) if name == "photo" and view.kind == "photos" else row[name])
     return columns
+
+
+def _check_width(view: ModelView, row: dict[str, Any]) -> None:
+    """Names are compared with each other to say which one is near: that takes time."""
+    if len(row) > len(view.raw_specs) + _MORE_COLUMNS:
+        raise Refusal(400, f"the model {view.name} takes {len(view.raw_specs)} columns, got {len(row):,}")
 
 
 def _photo(value: Any) -> bytes:
@@ -153,6 +162,7 @@ def _from_csv(view: ModelView, body: bytes) -> PeoplesRows:
             raise Refusal(400, f"row {number} of the CSV has {len(line)} values, the line of names has {len(names)}")
     if not rows:
         raise Refusal(400, "the CSV has a line of names and no rows")
+    _check_width(view, dict.fromkeys(names))
     kinds = {raw.name: raw.kind for raw in view.raw}
     reading = view.model.package.fitted.reading
     strip, missing = reading.get("strip"), {"", *(reading.get("na") or ())}  # as the training files were read
