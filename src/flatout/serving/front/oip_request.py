@@ -229,19 +229,29 @@ def array_of(tensor: GivenTensor, body: bytes) -> Array:
         return found != 0 if dtype == np.bool_ else found
     if tensor.datatype == "BF16":
         raise Refusal(400, f"input {tensor.name!r}: JSON has no BF16; send it as binary data, or as FP32")
-    values = _flat(tensor)
     try:
-        given = np.array(values)
-        if given.dtype.kind == "f" and dtype.kind in "iu" and not np.equal(np.mod(given, 1), 0).all():
-            raise ValueError("fractions where whole numbers are expected")
-        if given.dtype.kind == "b" and dtype.kind != "b":
-            raise ValueError("true or false where numbers are expected")
-        if given.dtype.kind in "US":
-            raise ValueError("text where numbers are expected")
-        return np.array(values, dtype).reshape(tensor.shape)
+        given = np.array(tensor.data)
+        if given.dtype.kind == "O" or given.shape != tensor.shape:
+            given = np.array(_flat(tensor))  # in one list, or with null
+        return _as_type(given, dtype).reshape(tensor.shape)
     except (ValueError, TypeError, OverflowError) as error:
+        _flat(tensor)  # a wrong number of values is said first
         why = f"can't be read as {tensor.datatype}: {first_line(str(error))}"
         raise Refusal(400, f"input {tensor.name!r}: the data {why}") from None
+
+
+def _as_type(given: Array, dtype: np.dtype[Any]) -> Array:
+    """ValueError for values that the type does not have."""
+    if given.dtype.kind in "US":
+        raise ValueError("text where numbers are expected")
+    if (given.dtype.kind == "b") != (dtype.kind == "b"):
+        raise ValueError("true or false where numbers are expected, or the other way round")
+    if dtype.kind in "iu" and given.dtype != dtype:
+        made = given.astype(dtype) if given.dtype.kind in "iu" else np.array(given.tolist(), dtype)
+        if b"\1" in np.not_equal(made, given).tobytes():
+            raise ValueError(f"{given[made != given][0]} is no value of this type")
+        return made
+    return given.astype(dtype)  # null becomes NaN
 
 
 def elements_of(tensor: GivenTensor, body: bytes) -> list[Any]:

@@ -21,8 +21,8 @@ from flatout.data.fitted.one_row import OneRow
 from flatout.data.fitted.table_rows import TableHost
 from flatout.packaging.answering import Preparation
 from flatout.packaging.ports import Port
-from flatout.packaging.program import dtype_named
 from flatout.serving.asking import Array, ServedModel
+from flatout.serving.records import numpy_type
 
 _FEW_ROWS = 512  # more are prepared faster as columns
 
@@ -65,8 +65,10 @@ class Preparer:
         return {name: np.array([one[name] for one in made if one is not None], dtype) for name, dtype in self._types.items()}
 
     def _many(self, raw: Any) -> dict[str, Array]:
-        with torch.inference_mode():
-            batch = self._before(self._fitted.rows(raw))
+        batch = self._fitted.rows(raw)
+        if self._before.steps:
+            with torch.inference_mode():
+                batch = self._before(batch)
         for port in self._ports:
             if port.name not in batch:
                 raise DataError(f"the rows have no column {port.name!r}, which the model takes; they have {', '.join(batch)}")
@@ -75,24 +77,15 @@ class Preparer:
 
 def _column(port: Port, column: Tensor) -> Array:
     """In the type of the program. DataError for fractions where it takes whole numbers, and for numbers beyond its type."""
-    dtype = dtype_named(port.dtype)
-    if column.dtype != dtype:
-        if column.is_floating_point() and not dtype.is_floating_point:
-            raise DataError(f"column {port.name!r} holds whole numbers ({port.dtype}), got {_name(column.dtype)}")
-        made = column.to(dtype)
-        if not dtype.is_floating_point:
-            _check_same(port, column, made)
-        column = made
-    return column.view(torch.uint16).numpy() if dtype == torch.bfloat16 else np.asarray(column.numpy())
-
-
-def _check_same(port: Port, given: Tensor, made: Tensor) -> None:
-    changed = (made.to(torch.int64) != given.to(torch.int64)).reshape(len(given), -1).any(1)
-    if changed.any():
-        row = int(changed.nonzero()[0])
-        value = given[row].reshape(-1)[(made[row] != given[row]).reshape(-1)][0].item()
-        raise DataError(f"row {row}: column {port.name!r} is {port.dtype}, which can't hold {value}")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    if port.dtype == "bfloat16":
+        return column.to(torch.bfloat16).view(torch.uint16).numpy()  # its bits
+    given, wanted = column.numpy(), numpy_type(port.dtype)
+    if given.dtype == wanted:
+        return given
+    if given.dtype.kind == "f" and wanted.kind != "f":
+        raise DataError(f"column {port.name!r} holds whole numbers ({port.dtype}), got {given.dtype}")
+    made = given.astype(wanted)
+    if wanted.kind != "f" and b"\1" in (made != given).tobytes():
+        row, *place = np.argwhere(made != given)[0].tolist()
+        raise DataError(f"row {row}: column {port.name!r} is {port.dtype}, which can't hold {given[(row, *place)]}")
+    return made
