@@ -315,6 +315,28 @@ def test_a_client_that_never_reads_is_disconnected(table: Any) -> None:
         assert running.get("/large").body == page
 
 
+def test_large_bodies_of_all_connections_have_a_limit(table: Any) -> None:
+    limits = Limits(body_bytes=4 << 20, held_bytes=7 << 20)
+    with front(served(table.path), limits=limits) as running:
+        head = b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: 3000000\r\n\r\n"
+        wires = [running.connect() for _ in range(3)]
+        for wire in wires:
+            wire.sendall(head + b" " * 1000)
+            time.sleep(0.05)
+        answer = Reader(wires[2]).answer()
+        assert answer.status == 503 and answer.headers["retry-after"] == "1" and "6,000,000" in answer.error
+        wires[0].sendall(b" " * (3_000_000 - 1000))
+        assert Reader(wires[0]).answer().status == 400  # an empty JSON, and its memory is free
+        wires[1].close()
+        chunk = b"1e8480\r\n" + b" " * 2_000_000 + b"\r\n"
+        chunked = b"POST /predict HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        for _ in range(3):
+            assert running.ask(head + b" " * 3_000_000)[0].status == 400
+            assert running.ask(chunked + chunk + b"0\r\n\r\n")[0].status == 400
+        for wire in wires:
+            wire.close()
+
+
 def test_the_token(table: Any, row: dict[str, Any]) -> None:
     with front(served(table.path), token="secret") as running:
         for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}, {"Authorization": "Bearer"}):

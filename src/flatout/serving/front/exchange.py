@@ -41,6 +41,7 @@ class HttpExchange:
     answer: tuple[bytes, ...] | None = None
     model: ServedModel | None = None
     rows = 0
+    held_bytes = 0  # of a large body, counted by the site
     timing = Timing()
     refusal: Refusal | None = None
 

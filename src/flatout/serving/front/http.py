@@ -12,12 +12,11 @@ import httptools
 
 from flatout.serving.front.exchange import HttpExchange
 from flatout.serving.front.refusals import Refusal, refusal_for
-from flatout.serving.front.site import Site
+from flatout.serving.front.site import LARGE_BODY, Site
 
 _IDLE, _HEAD, _BODY, _LEAVING = range(4)
 _MANY_PIECES, _SMALL_PIECE = 256, 1024
 _LINGER_S, _LINGER_BYTES = 2.0, 16 << 20  # a refused client may still be sending, and reads the answer only afterwards
-_SHORTEST_HEAD, _LONGEST_HEAD, _MOST_HEADS = 16, 2048, 512  # kept heads: bytes and number
 _MOST_OVERHEAD, _FREE_OVERHEAD = 16, 4096  # chunks may have extensions and trailers, but not without end
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _log = logging.getLogger("flatout.serving")
@@ -27,7 +26,7 @@ class HttpConnection(asyncio.Protocol):
     """`_queue` has the requests that were handed to handlers, `_waiting` those that came beyond the limit."""
 
     __slots__ = ("_begun", "_blocked_since", "_body_bytes", "_chunk_bytes", "_continue_due", "_counts_body", "_deaf",
-                 "_discarded", "_fed_bytes", "_head", "_head_bytes", "_headers", "_method", "_missing", "_now",
+                 "_discarded", "_fed_bytes", "_head", "_head_bytes", "_headers", "_held_bytes", "_method", "_missing", "_now",
                  "_parser", "_paused", "_phase", "_pieces", "_queue", "_since", "_starting", "_transport", "_unsent", "_url",
                  "_waiting", "site")  # fmt: skip
 
@@ -45,6 +44,7 @@ class HttpConnection(asyncio.Protocol):
         self._chunk_bytes = self._head_bytes = 0
         self._head = self._method = b""
         self._unsent = 0  # bytes of answers, when it was looked at
+        self._held_bytes = 0
         self._missing = 0  # bytes of the body, if its head was known
         self._fresh()
 
@@ -106,7 +106,7 @@ class HttpConnection(asyncio.Protocol):
         head = data[:end]
         known = site.known_heads.get(head)
         if known is None:
-            self._head = head if _SHORTEST_HEAD < end < _LONGEST_HEAD else b""
+            self._head = head
             return False
         method, url, headers, length = known
         missing = end + length - len(data)
@@ -139,18 +139,6 @@ class HttpConnection(asyncio.Protocol):
         if len(data) > missing:
             self.data_received(data[missing:])
 
-    def _remember(self, method: bytes, length: int) -> None:
-        """What the parser found behind `_head`, for requests with the same one. Only plain requests with a length."""
-        head, headers, site = self._head, self._headers, self.site
-        self._head = b""
-        if head.count(b"\n") != len(headers) + 2 or int(headers.get(b"content-length", 0)) != length:
-            return  # lines that the parser took together, or a chunked body
-        if method not in (b"GET", b"POST") or b"expect" in headers or b"upgrade" in headers or b"transfer-encoding" in headers:
-            return
-        if len(site.known_heads) >= _MOST_HEADS:
-            site.known_heads.clear()
-        site.known_heads[head] = (method, self._url, headers, length)
-
     def eof_received(self) -> bool:
         """The client sends nothing more, and may still read: answers under way are written before the connection closes."""
         transport = self._transport
@@ -165,7 +153,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport = None
         self._parser = None  # it refers to this object
         self._deaf = True
-        self._waiting.clear()
+        self._let_go()
         self._queue.clear()
 
     def pause_writing(self) -> None:
@@ -218,6 +206,8 @@ class HttpConnection(asyncio.Protocol):
                 raise Refusal(400, "expected one of Content-Length and Transfer-Encoding, got both")
             if int(length) > limits.body_bytes:
                 raise self._too_large_a_body(f"of {int(length):,} bytes")
+            if int(length) > LARGE_BODY:
+                self._hold(int(length))
         elif b"transfer-encoding" in headers:
             if headers[b"transfer-encoding"].strip().lower() != b"chunked":
                 raise Refusal(501, f"expected Transfer-Encoding chunked, got {_text(headers[b'transfer-encoding'])}")
@@ -234,6 +224,8 @@ class HttpConnection(asyncio.Protocol):
             self._body_bytes += len(piece)
             if self._body_bytes > self.site.limits.body_bytes:
                 raise self._too_large_a_body("with more bytes")
+            if self._body_bytes > self._held_bytes + LARGE_BODY:
+                self._hold(LARGE_BODY)
         if len(pieces) >= _MANY_PIECES and len(piece) < _SMALL_PIECE > len(pieces[-_MANY_PIECES // 2]):
             # small pieces take more memory than their bytes
             pieces[-_MANY_PIECES // 2 :] = [b"".join(pieces[-_MANY_PIECES // 2 :])]
@@ -246,13 +238,26 @@ class HttpConnection(asyncio.Protocol):
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         method, now = parser.get_method(), self._now
         if self._head and keep_alive:
-            self._remember(method, len(body))
+            site.known_heads.remember(self._head, method, self._url, self._headers, len(body))
+            self._head = b""
         exchange = HttpExchange(self, method, self._url, self._headers, body, keep_alive, self._begun, now)
+        if self._held_bytes:
+            exchange.held_bytes, self._held_bytes = self._held_bytes, 0
         self._fresh()
         self._phase, self._since = _IDLE, now
         if not keep_alive:
             self._deaf = True
         self._take(exchange)
+
+    def _hold(self, size: int) -> None:
+        self.site.hold(size)
+        self._held_bytes += size
+
+    def _let_go(self) -> None:
+        """Of what was not handed to a handler."""
+        self.site.held_bytes -= self._held_bytes + sum(exchange.held_bytes for exchange in self._waiting)
+        self._held_bytes = 0
+        self._waiting.clear()
 
     # requests in, answers out
 
@@ -282,6 +287,9 @@ class HttpConnection(asyncio.Protocol):
 
     def finish(self, exchange: HttpExchange) -> None:
         self.site.in_flight -= 1
+        if exchange.held_bytes:
+            self.site.held_bytes -= exchange.held_bytes
+            exchange.body = b""
         queue, transport = self._queue, self._transport
         if transport is None or not queue or queue[0] is not exchange:
             return  # it is written after the answers before it, or to nobody
@@ -336,7 +344,7 @@ class HttpConnection(asyncio.Protocol):
         """After the last answer. With unread bytes a plain close would destroy the answer on its way."""
         transport = self._transport
         self._deaf = True
-        self._waiting.clear()
+        self._let_go()
         self._queue.clear()
         if transport is None:
             return

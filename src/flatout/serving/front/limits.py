@@ -12,6 +12,7 @@ class Limits:
     header_bytes: int = 16 << 10
     body_bytes: int = 64 << 20
     unpacked_bytes: int = 256 << 20  # of a body that was compressed
+    held_bytes: int = 1 << 30  # of all large bodies that were not answered yet, over all connections
     header_s: float = 10.0
     body_grace_s: float = 5.0
     body_bytes_per_s: float = 1024.0

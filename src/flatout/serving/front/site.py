@@ -8,10 +8,12 @@ from email.utils import formatdate
 from typing import Protocol
 
 from flatout.serving.front.exchange import HttpExchange
+from flatout.serving.front.known_heads import KnownHeads
 from flatout.serving.front.limits import Limits
 from flatout.serving.front.refusals import Refusal
 from flatout.serving.front.watching import Watching
 
+LARGE_BODY = 1 << 20  # bytes: such bodies count among those that all connections hold
 Handler = Callable[[HttpExchange], None]
 OPEN_PATHS = (b"/v2/health/live", b"/v2/health/ready")  # who watches over a server has no token
 
@@ -38,7 +40,8 @@ class Site:
         self._token = b"Bearer " + (token or "").encode()
         self.connections: set[Swept] = set()
         self.in_flight = 0
-        self.known_heads: dict[bytes, tuple[bytes, bytes, dict[bytes, bytes], int]] = {}
+        self.held_bytes = 0  # of large bodies
+        self.known_heads = KnownHeads(LARGE_BODY)
         self.draining = False
         self.common_headers = b""
         self.tick()
@@ -55,6 +58,14 @@ class Site:
             came = "another one" if given else "no Authorization header"
             wanted = b"WWW-Authenticate: Bearer\r\n"
             raise Refusal(401, f"expected the server's token as 'Authorization: Bearer TOKEN', got {came}", wanted)
+
+    def hold(self, size: int) -> None:
+        """Counts a large body. Refusal if all connections hold too much already."""
+        most = self.limits.held_bytes
+        if self.held_bytes + size > most:
+            why = f"requests under way have bodies of {self.held_bytes:,} bytes, and {most:,} is the limit"
+            raise Refusal(503, f"{why}; retry later", b"Retry-After: 1\r\n")
+        self.held_bytes += size
 
     def handle(self, exchange: HttpExchange) -> None:
         routes, method = self.routes, exchange.method
