@@ -26,9 +26,9 @@ class HttpConnection(asyncio.Protocol):
     """`_queue` has the requests that were handed to handlers, `_waiting` those that came beyond the limit."""
 
     __slots__ = ("_begun", "_blocked_since", "_body_bytes", "_chunk_bytes", "_continue_due", "_counts_body", "_deaf",
-                 "_discarded", "_fed_bytes", "_head", "_head_bytes", "_headers", "_held_bytes", "_method", "_missing", "_now",
-                 "_parser", "_paused", "_phase", "_pieces", "_queue", "_since", "_starting", "_transport", "_unsent", "_url",
-                 "_waiting", "site")  # fmt: skip
+                 "_discarded", "_fed_bytes", "_head", "_head_bytes", "_headers", "_held_bytes", "_method", "_missing",
+                 "_now", "_parser", "_paused", "_phase", "_pieces", "_queue", "_since", "_starting", "_transport",
+                 "_unsent", "_url", "_waiting", "site")  # fmt: skip
 
     def __init__(self, site: Site) -> None:
         self.site = site

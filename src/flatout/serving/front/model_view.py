@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -63,11 +62,8 @@ class ModelView:
         else:
             self.outputs = dict(self._outputs)
         self.half = frozenset(name for name, spec in self.outputs.items() if spec.datatype == "BF16")
+        self.preparer = Preparer(model)
         self.version_header = b"x-flatout-version: %b\r\n" % model.version.encode()
-
-    @cached_property
-    def preparer(self) -> Preparer:
-        return Preparer(self.model)
 
     def class_numbers(self, outputs: Mapping[str, Array]) -> list[int]:
         assert self.classes is not None

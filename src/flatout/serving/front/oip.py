@@ -20,12 +20,12 @@ from flatout.serving.front.oip_raw import raw_column, request_without_json
 from flatout.serving.front.oip_request import (
     GivenTensor,
     OipRequest,
-    array_of,
     check_tensor,
     is_prepared,
     parse_oip,
     row_count,
 )
+from flatout.serving.front.oip_tensors import array_of
 from flatout.serving.front.prepared_checks import TensorCheck
 from flatout.serving.front.refusals import Refusal
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from flatout.serving.asking import Array
 from flatout.serving.front.model_view import ModelView, TensorSpec
-from flatout.serving.front.oip_request import GivenTensor, OipRequest, array_of, elements_of
+from flatout.serving.front.oip_request import GivenTensor, OipRequest
+from flatout.serving.front.oip_tensors import array_of, elements_of
 from flatout.serving.front.photo_bytes import photo_of_text
 from flatout.serving.front.refusals import Refusal
 
