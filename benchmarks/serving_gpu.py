@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from evidence import Report, gpu_or_leave, options
 
 import flatout as fo
 from flatout.packaging.export import export
+from flatout.packaging.package import open_package
 
 SIZE, ROWS = 224, 320
 HIGH, WIDE = 375, 500
-START_S = 300.0
 
 
 def drawn_photos(place: Path) -> Path:
@@ -42,14 +41,29 @@ def drawn_photos(place: Path) -> Path:
     return place
 
 
-def resnet_package(place: Path, name: str, data: Any) -> Path:
+def photo_package(place: Path, photos: Path, smoke: bool) -> Path:
     """Random weights after one step: a package is as fast whatever it has learned."""
-    import torchvision  # only beside a CUDA build of torch
+    if smoke:
+        model: Any = {"convnet": {"channels": [8, 16], "hidden": 16}}
+    else:
+        import torchvision  # only beside a CUDA build of torch
 
-    recipe = fo.Recipe(data=data, model=torchvision.models.resnet50(), batch=8, lr=1e-4, budget="1 steps", evaluate=None,
-                       settings={"precision": "bf16"})  # fmt: skip
+        model = torchvision.models.resnet50()
+    settings: dict[str, Any] = {} if smoke else {"precision": "bf16"}
+    data = fo.data.images(str(photos), size=SIZE, holdout=0.5)
+    recipe = fo.Recipe(data=data, model=model, batch=8, lr=1e-4, budget="1 steps", evaluate=None, settings=settings)
     run = fo.run(recipe, runs=place / "runs", cache=None, planning="off")
-    return export(run, place / name).package.path
+    return export(run, place / "package").package.path
+
+
+def tensor_body(package: Path, target: Path) -> list[str]:
+    """A request of the binary protocol with pixels of 224 x 224; returns the options of `load` that send it."""
+    pixels = open_package(package).samples.rows["x"][:1].numpy().tobytes()
+    given = {"name": "x", "shape": [1, 3, SIZE, SIZE], "datatype": "UINT8", "parameters": {"binary_data_size": len(pixels)}}
+    head = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
+    target.write_bytes(head + pixels)
+    return ["--body", str(target), "--type", "application/octet-stream", "--header",
+            f"Inference-Header-Content-Length: {len(head)}", "--header", "x-flatout-deadline-ms: 18"]  # fmt: skip
 
 
 @contextmanager
@@ -62,7 +76,7 @@ def serving(arguments: list[str], log: Path) -> Iterator[str]:
         try:
             line = server.stdout.readline()
             if " at http" not in line:
-                raise RuntimeError(f"the server did not start: {log.read_text()[-500:]}")
+                raise RuntimeError(f"the server did not start: {log.read_text()[-2000:]}")
             yield line.split(" at ")[1].strip()
         finally:
             server.send_signal(signal.SIGTERM)
@@ -83,55 +97,55 @@ def explained(url: str) -> str:
     return text
 
 
-def highest_rate(url: str, goal: str, begin: str, *body: str) -> tuple[float, dict[str, Any]]:
-    found = load(url, "--find", "--slo", goal, "--rate", begin, "--for", "5s", *body)
-    return float(found["highest_rate"] or 0.0), found
+def held_rate(url: str, goal: str, begin: str, seconds: int, *body: str) -> float:
+    """The highest rate that holds the goal, held once more for long; 0 if it was not. The search ends a little too high."""
+    found = load(url, "--find", "--slo", goal, "--rate", begin, "--for", "4s", *body)
+    steps = [f"{step['rate']:.0f}/s {'held' if step['held'] else 'missed'}" for step in found["steps"]]
+    print(f"{goal}: {', '.join(steps)}; generator was the limit: {found['generator_was_the_limit']}", flush=True)
+    rate = float(found["highest_rate"] or 0.0)
+    for share in (1.0, 0.93, 0.86):
+        held = load(url, "--rate", f"{share * rate:.0f}/s", "--for", f"{seconds}s", "--slo", goal, *body)
+        print(
+            f"{share * rate:.0f}/s for {seconds} s: {held['statuses']}, {held['latency_ms']}, {held['generator']}", flush=True
+        )
+        if held["held"]:
+            return float(held["achieved_rate"])
+    return 0.0
 
 
 def main() -> int:
     parser = options(__doc__, repeats=1)
     parser.add_argument("--photos", type=Path, help="a folder with a folder of JPEGs a class")
-    parser.add_argument("--keep", type=Path, help="a folder for packages and logs, used again if they are there")
+    parser.add_argument("--seconds", type=int, default=30, help="how long the rates are held")
     asked = parser.parse_args()
     device = gpu_or_leave(asked.smoke)
     report = Report("serving_gpu", str(__doc__), device)
-    os.environ.setdefault("FLATOUT_CACHE", str((asked.keep or Path(tempfile.gettempdir())) / "flatout-cache"))
     with tempfile.TemporaryDirectory() as temporary:
-        place = asked.keep or Path(temporary)
-        place.mkdir(parents=True, exist_ok=True)
+        place = Path(temporary)
+        os.environ.setdefault("FLATOUT_CACHE", str(place / "cache"))
         photos = asked.photos or drawn_photos(place / "photos")
         one = sorted(photos.glob("*/*.jpg"))[0]
-        if not (place / "jpeg").exists():
-            resnet_package(place, "jpeg", fo.data.images(str(photos), size=SIZE, holdout=0.5))
-        draw = np.random.default_rng(0)
-        pixels = draw.integers(0, 256, (ROWS, 3, SIZE, SIZE), dtype=np.uint8)
-        if not (place / "tensors").exists():
-            data = fo.data.arrays(pixels, draw.integers(0, 1000, ROWS), holdout=0.8, normalize="auto")
-            resnet_package(place, "tensors", data)
+        package = photo_package(place, photos, asked.smoke)
         began_s = time.monotonic()
-        with serving([f"photos={place / 'jpeg'}", "--slo", "p99 50 ms"], place / "jpeg.log") as url:
-            print(f"JPEG server ready after {time.monotonic() - began_s:.0f} s", flush=True)
-            single = load(url, "--closed", "1", "--for", "5s", "--body", str(one))
+        with serving([f"photos={package}", "--slo", "p99 50 ms"], place / "server.log") as url:
+            print(f"ready after {time.monotonic() - began_s:.0f} s", flush=True)
+            single = load(url, "--closed", "1", "--for", "4s", "--body", str(one))
             report.arm("one client, one photo: p50", "ms", [single["latency_ms"]["p50"]])
-            rate, found = highest_rate(url, "p99 50 ms", "2000/s", "--body", str(one))
-            print(json.dumps(found)[:3000], flush=True)
-            held = load(url, "--rate", f"{rate:.0f}/s", "--for", "30s", "--slo", "p99 50 ms", "--body", str(one))
+            print(single["latency_ms"], single["server_says"], flush=True)
+            begin = "50/s" if asked.smoke else "1000/s"
+            rate = held_rate(url, "p99 50 ms", begin, asked.seconds, "--body", str(one))
             print(explained(url), flush=True)
-            report.arm("JPEGs within p99 50 ms, held for 30 s", "requests/s", [held["achieved_rate"] if held["held"] else 0.0])
-        with serving([f"tensors={place / 'tensors'}", "--slo", "p99 20 ms"], place / "tensors.log") as url:
-            rate, found = highest_rate(url, "p99 20 ms", "4000/s")
-            print(json.dumps(found)[:3000], flush=True)
-            held = load(url, "--rate", f"{rate:.0f}/s", "--for", "30s", "--slo", "p99 20 ms")
+            report.arm("JPEGs within p99 50 ms", "requests/s", [rate])
+            tensors = tensor_body(package, place / "tensor.bin")
+            rate = held_rate(f"{url}/v2/models/photos/infer", "p99 20 ms", begin, asked.seconds, *tensors)
             print(explained(url), flush=True)
-            report.arm(
-                "tensors within p99 20 ms, held for 30 s", "requests/s", [held["achieved_rate"] if held["held"] else 0.0]
-            )
-    report.bar("JPEGs/s within p99 50 ms", "JPEGs within p99 50 ms, held for 30 s", 4000)
-    report.bar("tensors/s within p99 20 ms", "tensors within p99 20 ms, held for 30 s", 8000)
+            report.arm("tensors within p99 20 ms", "requests/s", [rate])
+        print((place / "server.log").read_text()[-1500:])
+    report.bar("JPEGs/s within p99 50 ms", "JPEGs within p99 50 ms", 4000)
+    report.bar("tensors/s within p99 20 ms", "tensors within p99 20 ms", 8000)
     report.bar("one photo, ms", "one client, one photo: p50", 4.0, at_least=False)
     return report.finish(asked)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
     sys.exit(main())

@@ -106,8 +106,7 @@ class Package:
         say: Callable[[str], None] = lambda line: None,
     ) -> list[Measured]:
         """The runtimes on this machine, measured once and kept in the cache; those that compile only with `compilers`."""
-        machine = f"{fingerprint(read_facts())}-{str(device).replace(':', '')}"
-        kept = MeasuredCache(None if cache is None else private_cache(cache), self.folder.hash, machine)
+        kept = self._kept(device, cache)
         known = {one.name: one for one in kept.load()}
         wanted = [kind for kind in RUNTIMES if kind.name not in known and (compilers or not kind.needs_compiler)]
         if wanted:
@@ -115,15 +114,27 @@ class Package:
             kept.save(list(known.values()))
         return [known[kind.name] for kind in RUNTIMES if kind.name in known]
 
+    def measured_before(self, device: torch.device, cache: Path | None) -> list[Measured]:
+        """What the cache has, without measuring."""
+        return self._kept(device, cache).load()
+
+    def _kept(self, device: torch.device, cache: Path | None) -> MeasuredCache:
+        machine = f"{fingerprint(read_facts())}-{str(device).replace(':', '')}"
+        return MeasuredCache(None if cache is None else private_cache(cache), self.folder.hash, machine)
+
     def runtime(self, device: torch.device, cache: Path | None, batch: int) -> Runtime:
         """The fastest for batches of this size among those measured here; it is compared with the samples again."""
         best = fastest(self.measured(device, cache), batch)
+        return self.runtime_of(runtime_named(best.name), device, cache)
+
+    def runtime_of(self, kind: type[Runtime], device: torch.device, cache: Path | None) -> Runtime:
+        """This runtime, compared with the samples, the preparation of raw rows too: ModelError if it differs."""
         parts = self.parts(device, cache)
-        made = runtime_named(best.name).load(parts)
+        made = kind.load(parts)
         self.check_preparation()
         parity = compare(made.run, self.samples, parts.precision)
         if not parity.holds:
-            raise ModelError(f"{best.name} no longer gives the run's outputs: {parity.problem}")
+            raise ModelError(f"{kind.name} does not give the run's outputs here: {parity.problem}")
         return made
 
     def check_preparation(self) -> None:

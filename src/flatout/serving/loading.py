@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from torch import Tensor
 from flatout.base.errors import ModelError
 from flatout.packaging.package import Package, open_package
 from flatout.packaging.ports import Port
-from flatout.packaging.runtimes.choice import fastest
+from flatout.packaging.runtimes.choice import fastest, runtime_named
+from flatout.packaging.runtimes.compiled import CompiledRuntime
 from flatout.packaging.runtimes.runtime import Runtime
 from flatout.serving.goal import LatencyGoal
 from flatout.serving.records import RecordLayout, open_sizes
@@ -22,6 +23,7 @@ from flatout.serving.rows_in_rooms import RoomLayout, check_open_dimensions
 
 _MOST_BYTES = 64 << 20  # of the rows of one batch
 _LARGEST = 4096
+_DOUBLINGS = tuple(1 << power for power in range(_LARGEST.bit_length()))
 _USUAL_CUDA, _USUAL_CPU = 64, 16  # the batch for which the fastest runtime is taken
 _TIMED_S, _MOST_TIMES = 0.03, 5
 _TOO_LONG_S = 0.5  # larger batches are not run
@@ -88,20 +90,42 @@ def load_model(
     say: Callable[[str], None] = lambda line: None,
 ) -> LoadedModel:
     package = open_package(order.path)
-    usual = _USUAL_CUDA if device.type == "cuda" else _USUAL_CPU
-    measured = package.measured(device, cache, compilers=compilers, say=say)
-    best = fastest(measured, usual)
-    say(f"{order.name}: loading {best.name}")
-    runtime = package.runtime(device, cache, usual)
+    kind = _fastest_kind(package, device, cache, compilers, say)
+    say(f"{order.name}: loading {kind.name}")
+    runtime = package.runtime_of(kind, device, cache)
     say(f"{order.name}: warming batches")
     return LoadedModel(order, package, runtime, device)
 
 
+def _fastest_kind(
+    package: Package, device: torch.device, cache: Path | None, compilers: bool, say: Callable[[str], None]
+) -> type[Runtime]:
+    """By what was measured here. On a GPU that has measured nothing yet it is the compiled one: to compile every kind, only
+    to compare them, would keep the port closed for minutes; `flatout explain` of the package does it."""
+    usual = _USUAL_CUDA if device.type == "cuda" else _USUAL_CPU
+    if device.type == "cuda" and compilers and not package.measured_before(device, cache):
+        return CompiledRuntime
+    return runtime_named(fastest(package.measured(device, cache, compilers=compilers, say=say), usual).name)
+
+
+def with_steps(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """The curve of a runtime that pads batches: one row more than a size costs as much as the next size."""
+    made: list[tuple[int, float]] = []
+    for rows, seconds in points:
+        if made and made[-1][0] + 1 < rows:
+            made.append((made[-1][0] + 1, seconds))
+        made.append((rows, seconds))
+    return made
+
+
 def warmed(runtime: Runtime, rows: Mapping[str, Tensor], largest: int, device: torch.device) -> list[tuple[int, float]]:
-    """Runs batches of 1, 2, 4, ... rows and times them. Ends where memory ends, or where larger ones do not pay."""
+    """Runs batches of all sizes of the runtime, or of 1, 2, 4, ... rows, and times them. Ends where memory ends, or where
+    larger ones do not pay."""
     points: list[tuple[int, float]] = []
-    best, without_gain, size = 0.0, 0, 1
-    while size <= largest and without_gain < _TIMES_NO_GAIN:
+    best, without_gain = 0.0, 0
+    for size in runtime.sizes or _DOUBLINGS:
+        if size > largest or without_gain >= (1 if runtime.sizes else _TIMES_NO_GAIN):
+            break
         given = _repeated(rows, size, device)
         try:
             seconds = _seconds(runtime, given)
@@ -118,10 +142,9 @@ def warmed(runtime: Runtime, rows: Mapping[str, Tensor], largest: int, device: t
         best = max(best, size / seconds)
         if 2 * seconds > _TOO_LONG_S:
             break
-        size *= 2
     if not points:
         raise ModelError("no batch could be run")
-    return points
+    return with_steps(points) if runtime.sizes else points
 
 
 def _repeated(rows: Mapping[str, Tensor], size: int, device: torch.device) -> dict[str, Tensor]:

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from flatout.base.errors import MachineError
 from flatout.data.source import Batch
-from flatout.engine.precision import autocast
 from flatout.packaging.code_program import CodeProgram
 from flatout.packaging.program import dtype_named
-from flatout.packaging.runtimes.runtime import Parts, Runtime, inputs_of, without_rows
+from flatout.packaging.runtimes.runtime import Parts, Runtime, arithmetic, inputs_of, without_rows
 
 
 class AheadRuntime(Runtime):
@@ -76,7 +75,7 @@ def _build(parts: Parts, library: Path) -> None:
     library.parent.mkdir(parents=True, exist_ok=True)
     aside = library.with_name(f".{os.getpid()}.{library.name}")
     try:
-        with warnings.catch_warnings(), torch.no_grad(), autocast(parts.precision, parts.device):
+        with warnings.catch_warnings(), torch.no_grad(), arithmetic(parts.precision, parts.device):
             warnings.simplefilter("ignore")
             exported = torch.export.export(module, given, dynamic_shapes=shapes, strict=False)
             options = {"freezing": True} if parts.device.type == "cpu" else {}

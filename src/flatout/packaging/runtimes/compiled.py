@@ -11,12 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from flatout.data.source import Batch
-from flatout.engine.precision import autocast
 from flatout.packaging.program import dtype_named
-from flatout.packaging.runtimes.runtime import Parts, Runtime, columns_of, inputs_of, without_rows
+from flatout.packaging.runtimes.runtime import Parts, Runtime, arithmetic, columns_of, inputs_of, without_rows
 
-_SIZES_COMPILED = 64
-LARGEST = 512  # rows in one CUDA graph; a larger batch is run in several
+GRAPH_SIZES = (
+    1,
+    4,
+    16,
+    64,
+    256,
+)  # rows of the CUDA graphs; each is compiled by itself, which takes 10 s and more for a large model
+LARGEST = GRAPH_SIZES[-1]  # a larger batch is run in several
 
 Outputs = tuple[Tensor, ...]
 
@@ -30,6 +35,7 @@ class CompiledRuntime(Runtime):
         self._inputs, self._outputs = parts.program.inputs, parts.program.outputs
         self._call = _compiled(module, parts)
         self._graphs: dict[tuple[tuple[int, ...], ...], _Graph] = {}
+        self.sizes = GRAPH_SIZES if parts.device.type == "cuda" else None
 
     @classmethod
     def why_not(cls, parts: Parts) -> str | None:
@@ -57,7 +63,7 @@ class CompiledRuntime(Runtime):
         if rows > LARGEST:
             pieces = [self._replayed([one[start : start + LARGEST] for one in given]) for start in range(0, rows, LARGEST)]
             return tuple(torch.cat(column) for column in zip(*pieces, strict=True))
-        size = 1 << (rows - 1).bit_length()
+        size = next(one for one in GRAPH_SIZES if one >= rows)
         key = tuple((size, *one.shape[1:]) for one in given)
         if key not in self._graphs:
             typed = [one[:1].to(self._device, dtype_named(port.dtype)) for port, one in zip(self._inputs, given, strict=True)]
@@ -74,7 +80,7 @@ class _Graph:
         self._sent = torch.cuda.Event()
         side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
-        limits = torch._dynamo.config.patch(recompile_limit=_SIZES_COMPILED)  # more batch sizes than its default
+        limits = torch._dynamo.config.patch(recompile_limit=8 * len(GRAPH_SIZES))  # more batch sizes than its default
         with torch.cuda.stream(side), warnings.catch_warnings(), limits:
             warnings.simplefilter("ignore")  # advice to give up precision
             for _ in range(3):
@@ -109,7 +115,7 @@ def _compiled(module: nn.Module, parts: Parts) -> Callable[..., Outputs]:
     compiled = torch.compile(module, dynamic=dynamic, options=options)
 
     def call(*given: Tensor) -> Outputs:
-        with autocast(parts.precision, parts.device):
+        with arithmetic(parts.precision, parts.device):
             made: Outputs = compiled(*given)
         return made
 

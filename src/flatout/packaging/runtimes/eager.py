@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.data.source import Batch
-from flatout.engine.precision import autocast
-from flatout.packaging.runtimes.runtime import Parts, Runtime, inputs_of
+from flatout.packaging.runtimes.runtime import Parts, Runtime, arithmetic, inputs_of
 
 
 class EagerRuntime(Runtime):
@@ -30,5 +29,5 @@ class EagerRuntime(Runtime):
 
     def run(self, rows: Batch) -> dict[str, Tensor]:
         given = inputs_of(self._inputs, rows, self._device)
-        with torch.inference_mode(), autocast(self._precision, self._device):
+        with torch.inference_mode(), arithmetic(self._precision, self._device):
             return dict(zip(self._outputs, self._module(*given), strict=True))

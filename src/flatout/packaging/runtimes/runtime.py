@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from flatout.base.errors import DataError
 from flatout.data.source import Batch
+from flatout.engine.precision import autocast
 from flatout.packaging.code_program import CodeProgram
 from flatout.packaging.ports import Port
 from flatout.packaging.program import Program, dtype_named
@@ -65,6 +67,8 @@ class Runtime(ABC):
 
     name: ClassVar[str]
     needs_compiler: ClassVar[bool] = False
+    sizes: tuple[int, ...] | None = None
+    """The batch sizes that it computes: a batch is padded to the next one. None if it computes any size as it is."""
 
     @classmethod
     @abstractmethod
@@ -107,6 +111,17 @@ class Runtime(ABC):
         for output in self.run(rows).values():
             output.cpu()
         return time.perf_counter() - start
+
+
+@contextmanager
+def arithmetic(precision: str, device: torch.device) -> Iterator[None]:
+    """autocast. fp32 on a GPU is exact: torch otherwise rounds the inputs of convolutions to 10 bits."""
+    if precision == "fp32" and device.type == "cuda":
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            yield
+    else:
+        with autocast(precision, device):
+            yield
 
 
 def columns_of(ports: Sequence[Port], rows: Batch) -> list[Tensor]:
