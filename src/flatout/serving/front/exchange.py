@@ -12,6 +12,7 @@ from flatout.serving.front.refusals import Refusal, refusal_for
 from flatout.serving.front.watching import AnsweredRequest, SpentTimes, Watching
 
 _WRITTEN_AT_ONCE = 1 << 16  # a copy of so few bytes is cheaper than a second call
+_NOT_RUN = Timing()
 _made: Any = tuple.__new__  # a third of the time of a NamedTuple's own
 _log = logging.getLogger("flatout.serving")
 
@@ -35,15 +36,8 @@ class Answerable(Protocol):
 class HttpExchange:
     """Handlers call `send` or `refuse` once; later calls do nothing. Headers have lower-case names."""
 
-    # defaults on the class: a request sets only what it uses
-    decoded = computed = hook_s = 0.0  # decoded, computed: when that was done
-    finished = False
-    answer: tuple[bytes, ...] | None = None
-    model: ServedModel | None = None
-    rows = 0
-    held_bytes = 0  # of a large body, counted by the site
-    timing = Timing()
-    refusal: Refusal | None = None
+    __slots__ = ("answer", "arrived", "begun", "body", "computed", "connection", "decoded", "finished", "headers",
+                 "held_bytes", "hook_s", "keep_alive", "method", "model", "parsed", "refusal", "rows", "timing", "url")  # fmt: skip
 
     def __init__(
         self,
@@ -60,6 +54,13 @@ class HttpExchange:
         self.method, self.url, self.headers, self.body = method, url, headers, body
         self.keep_alive = keep_alive
         self.begun, self.arrived, self.parsed = begun, arrived, perf_counter()
+        self.decoded = self.computed = self.hook_s = 0.0  # decoded, computed: when that was done
+        self.finished = False
+        self.answer: tuple[bytes, ...] | None = None
+        self.model: ServedModel | None = None
+        self.rows = self.held_bytes = 0  # held_bytes: of a large body, counted by the site
+        self.timing = _NOT_RUN
+        self.refusal: Refusal | None = None
 
     def send(self, head: bytes, body: bytes, status_code: int = 200) -> None:
         """`head` is the status line and headers, each with its line end, except Content-Length."""
