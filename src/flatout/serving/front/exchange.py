@@ -36,8 +36,9 @@ class Answerable(Protocol):
 class HttpExchange:
     """Handlers call `send` or `refuse` once; later calls do nothing. Headers have lower-case names."""
 
-    __slots__ = ("answer", "arrived", "begun", "body", "computed", "connection", "decoded", "finished", "headers",
-                 "held_bytes", "hook_s", "keep_alive", "method", "model", "parsed", "refusal", "rows", "timing", "url")  # fmt: skip
+    __slots__ = ("answer", "arrived", "begun", "body", "computed", "connection", "decoded", "finished",
+                 "headers", "held_bytes", "hook_s", "keep_alive", "method", "model", "parsed", "refusal", "rows", "timing",
+                 "url")  # fmt: skip
 
     def __init__(
         self,
