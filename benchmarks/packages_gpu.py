@@ -61,11 +61,13 @@ def latency_ms(runtime: Runtime, rows: dict[str, torch.Tensor]) -> float:
 
 
 def main() -> int:
-    asked = options(__doc__, repeats=5).parse_args()
+    parser = options(__doc__, repeats=5)
+    parser.add_argument("--only", choices=["bf16", "fp16"], help="one precision")
+    asked = parser.parse_args()
     device = gpu_or_leave(asked.smoke)
     report = Report("packages_gpu", str(__doc__), device)
     with tempfile.TemporaryDirectory() as temporary:
-        for precision in ("bf16", "fp16"):
+        for precision in (asked.only,) if asked.only else ("bf16", "fp16"):
             package = package_of(Path(temporary), precision)
             parts = package.parts(device)
             runtimes: dict[str, Runtime] = {"compiled": CompiledRuntime.load(parts), "eager": EagerRuntime.load(parts)}
