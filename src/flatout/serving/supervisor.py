@@ -597,6 +597,6 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 def device_named(asked: str) -> str:
     """Without using the device: this process must not, because it is forked."""
-    if asked != "auto":
-        return asked
-    return "cuda" if torch.backends.cuda.is_built() and os.path.exists("/dev/nvidiactl") else "cpu"
+    if asked == "auto":
+        asked = "cuda" if torch.backends.cuda.is_built() and os.path.exists("/dev/nvidiactl") else "cpu"
+    return "cuda:0" if asked == "cuda" else asked

@@ -46,10 +46,11 @@ class PhotoHost:
         files = {row: bytes(one) for row, one in enumerate(given) if isinstance(one, bytes | bytearray | memoryview)}
         found: dict[int, Array] = self._decoded(files)
         found.update({row: _pixels(one, row) for row, one in enumerate(given) if row not in files})
+        flat = [found[row].reshape(-1) for row in range(len(given))]
         shapes = torch.tensor([found[row].shape[:2] for row in range(len(given))])
         sizes = shapes.prod(1) * 3
         return {
-            "pixels": torch.from_numpy(np.concatenate([found[row].reshape(-1) for row in range(len(given))])),
+            "pixels": torch.from_numpy(flat[0] if len(flat) == 1 else np.concatenate(flat)),
             "start": sizes.cumsum(0) - sizes,
             "height": shapes[:, 0].clone(),
             "width": shapes[:, 1].clone(),
