@@ -25,7 +25,6 @@ from flatout.packaging.parity import TOLERANCES
 from flatout.serving.arena import Arena
 from flatout.serving.asking import Outcome, ServedModel, Status
 from flatout.serving.control import ControlLine
-from flatout.serving.executor import executor_command
 from flatout.serving.lane import FrontLane
 from flatout.serving.loading import ModelOrder
 
@@ -57,7 +56,10 @@ class RemoteExecutor:
     def __init__(self, package: Package, device: torch.device, cache: Path) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(executor_command(theirs.fileno()), pass_fds=[theirs.fileno()])
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"from flatout.serving.executor import execute; execute({theirs.fileno()})"],
+                pass_fds=[theirs.fileno()],
+            )
         self._control = ControlLine(ours)
         compilers = device.type == "cuda"
         order = ModelOrder(0, "model", package.path).to_json()

@@ -14,7 +14,7 @@ import torch
 from flatout.packaging.runtimes.eager import EagerRuntime
 from flatout.serving.asking import NoRoom, Outcome, Reason, Room, ServedModel, Status, Timing
 from flatout.serving.front.watching import AnsweredRequest, ModelStatistics
-from flatout.serving.records import RecordLayout
+from flatout.serving.records import RowLayout
 
 Array = np.ndarray[Any, Any]
 
@@ -43,7 +43,7 @@ class InProcessAsking:
     def room(self, model: ServedModel, rows: int, sizes: tuple[int, ...] = ()) -> Room:
         if rows > self.most_rows:
             raise NoRoom(f"the shared memory holds {self.most_rows} rows of {model.name}, got {rows}", ever=False)
-        layout = RecordLayout.of(model.inputs, sizes)
+        layout = RowLayout.of(model.inputs, sizes)
         memory = np.full(rows * layout.row_bytes, 0xAA, np.uint8)
         made = InProcessRoom(model, layout.columns(memory, rows))
         self.rooms.append(made)

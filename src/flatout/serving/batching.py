@@ -77,7 +77,7 @@ class ReadyBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class TurnedAway:
     request: Waiting
     retry_after_s: float
 
@@ -88,7 +88,7 @@ class Decision:
 
     batch: ReadyBatch | None = None
     until_s: float = inf
-    refused: list[Refusal] = field(default_factory=list)
+    refused: list[TurnedAway] = field(default_factory=list)
 
 
 class ShapeQueue:
@@ -192,7 +192,7 @@ class Batcher:
     def rows(self) -> int:
         return sum(model.rows for model in self.models.values())
 
-    def arrive(self, requests: Iterable[Waiting], now_s: float, free_s: float) -> list[Refusal]:
+    def arrive(self, requests: Iterable[Waiting], now_s: float, free_s: float) -> list[TurnedAway]:
         """Those that can't be answered in time; the others wait. `free_s` is when the device will have finished all that was
         sent to it."""
         refused = []
@@ -212,7 +212,7 @@ class Batcher:
             if not is_idle:
                 late_s = self._late_s(model, request, begin_s)
                 if late_s > 0:
-                    refused.append(Refusal(request, max(_SHORTEST_RETRY_S, late_s)))
+                    refused.append(TurnedAway(request, max(_SHORTEST_RETRY_S, late_s)))
                     continue
             if several and not model.rows:  # the share of the device that it did not use is not saved for later
                 busy = [other.used_s for other in self.models.values() if other.rows]
@@ -322,7 +322,7 @@ class Batcher:
                 del queue.line[: len(late)]
                 model.left(queue, late, rows)
                 retry_s = _SHORTEST_RETRY_S + model.rows * model.full_s / model.useful_rows
-                decision.refused.extend(Refusal(request, retry_s) for request in late)
+                decision.refused.extend(TurnedAway(request, retry_s) for request in late)
 
     def _why(self, model: BatchedModel, queue: ShapeQueue, now_s: float, free_s: float) -> tuple[Reason | None, float]:
         """Why a batch is sent now; None if it is better to wait, and until when."""

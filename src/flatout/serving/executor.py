@@ -23,7 +23,7 @@ import torch
 
 from flatout.base.errors import FlatoutError
 from flatout.serving.asking import Reason, Status
-from flatout.serving.batching import BatchedModel, Batcher, ReadyBatch, Refusal, Waiting
+from flatout.serving.batching import BatchedModel, Batcher, ReadyBatch, TurnedAway, Waiting
 from flatout.serving.control import ControlLine, ControlMessage
 from flatout.serving.costs import CostCurve
 from flatout.serving.devices import Flight, ServingDevice, serving_device
@@ -36,11 +36,6 @@ _SPARE_S = 0.0001  # added to the time that gathering a batch takes: so long bef
 _SPIN_S = 0.00005  # between two looks at batches on a device
 _REASONS = tuple(reason.name.lower() for reason in Reason)
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "failed to allocate memory", "bad_alloc", "bad allocation")
-
-
-def executor_command(descriptor: int) -> list[str]:
-    """Starts an executor that inherits this descriptor, its end of the control line."""
-    return [sys.executable, "-c", f"from flatout.serving.executor import execute; execute({descriptor})"]
 
 
 def execute(descriptor: int) -> None:
@@ -358,7 +353,7 @@ class Executor:
 
     # ---- what goes out ----
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: TurnedAway) -> None:
         request = refusal.request
         self._tallies[request.model].refused += 1
         queue_s = time.monotonic() - request.arrival_s

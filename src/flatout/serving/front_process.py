@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import os
 import signal
 import socket
 import ssl
@@ -313,7 +312,6 @@ def process_work(asked: Mapping[str, Any], descriptors: Sequence[int]) -> int:
         return be_front(asked["slot"], FrontOptions.from_json(asked["options"]), control, listening, counters)
     from flatout.serving.executor import execute
 
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     (control,) = descriptors
     execute(control)
     return 0

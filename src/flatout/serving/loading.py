@@ -18,7 +18,7 @@ from flatout.packaging.runtimes.choice import fastest, runtime_named
 from flatout.packaging.runtimes.compiled import CompiledRuntime
 from flatout.packaging.runtimes.runtime import Runtime
 from flatout.serving.goal import LatencyGoal
-from flatout.serving.records import RecordLayout, open_sizes
+from flatout.serving.records import RowLayout, open_sizes
 from flatout.serving.rows_in_rooms import RoomLayout, check_open_dimensions
 
 _MOST_BYTES = 64 << 20  # of the rows of one batch
@@ -60,7 +60,7 @@ class LoadedModel:
         rows = {port.name: package.samples.rows[port.name] for port in self.inputs}
         self.usual_sizes = open_sizes(self.inputs, rows)
         self._layouts: dict[tuple[int, ...], RoomLayout] = {}
-        row_bytes = RecordLayout.of(self.inputs, self.usual_sizes).row_bytes
+        row_bytes = RowLayout.of(self.inputs, self.usual_sizes).row_bytes
         largest = min(_LARGEST, 1 << max(0, (_MOST_BYTES // max(1, row_bytes)).bit_length() - 1))
         self.points = warmed(runtime, rows, largest, device)
 

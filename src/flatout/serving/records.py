@@ -1,6 +1,6 @@
 """Rows as bytes: one row of several tensors is one record, and all records of a request lie one after the other.
 
-layout = RecordLayout.of(program.inputs, sizes)
+layout = RowLayout.of(program.inputs, sizes)
 columns = layout.columns(memory, rows)      # {"numeric": float32 [rows, 6], ...}: views, to write or to read
 """
 
@@ -36,12 +36,12 @@ class RecordField:
 
 
 @dataclass(frozen=True)
-class RecordLayout:
+class RowLayout:
     fields: tuple[RecordField, ...]
     row_bytes: int
 
     @classmethod
-    def of(cls, ports: Sequence[Port], sizes: Sequence[int] = ()) -> RecordLayout:
+    def of(cls, ports: Sequence[Port], sizes: Sequence[int] = ()) -> RowLayout:
         """`sizes` are those of the open dimensions beside the rows, in the order of the ports; see `open_sizes`."""
         left = list(sizes)
         fields, start = [], 0

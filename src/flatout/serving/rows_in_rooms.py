@@ -10,7 +10,7 @@ import numpy as np
 
 from flatout.base.errors import ModelError
 from flatout.packaging.ports import Port
-from flatout.serving.records import MOST_SIZES, RecordField, RecordLayout
+from flatout.serving.records import MOST_SIZES, RecordField, RowLayout
 
 Array = np.ndarray[Any, Any]
 FieldView = tuple[str, tuple[int, ...], np.dtype[Any], int, tuple[int, ...]]  # name, shape, type, start, strides
@@ -22,8 +22,8 @@ _SMALL = 64  # rows
 class RoomLayout:
     """For rows of one shape. `sizes` are those of the open dimensions of the inputs."""
 
-    inputs: RecordLayout
-    outputs: RecordLayout
+    inputs: RowLayout
+    outputs: RowLayout
     sizes: tuple[int, ...] = ()
     _kept: dict[tuple[int, bool], list[FieldView]] = field(default_factory=dict, compare=False, repr=False)
 
@@ -34,7 +34,7 @@ class RoomLayout:
         if len(sizes) != wanted:
             raise ModelError(f"expected {wanted} sizes, one for each open dimension of the inputs, got {list(sizes)}")
         of_outputs = [size for port in outputs for size in sizes[: open_dimensions([port])]]
-        return cls(RecordLayout.of(inputs, sizes), RecordLayout.of(outputs, of_outputs), sizes)
+        return cls(RowLayout.of(inputs, sizes), RowLayout.of(outputs, of_outputs), sizes)
 
     def outputs_begin(self, rows: int) -> int:
         return rows * self.inputs.row_bytes
