@@ -61,14 +61,17 @@ class ForkServer:
         self._close = weakref.finalize(self, _close, line, template)
 
     @classmethod
-    def forked_here(cls, work: Work) -> ForkServer:
-        """The template is a fork of this process, which must not have computed anything yet."""
+    def forked_here(cls, work: Work, *, ignores: Sequence[signal.Signals] = ()) -> ForkServer:
+        """The template is a fork of this process, which must not have computed anything yet. It and its processes ignore the
+        signals `ignores`: a service manager sends them to every process, and only the owner knows what to end first."""
         ours, theirs = socket.socketpair()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # otherwise every fork would write the buffered output again
         pid = os.fork()
         if not pid:
             ours.close()
+            for one in ignores:
+                signal.signal(one, signal.SIG_IGN)
             _be_template(theirs, work)
         theirs.close()
         return cls(ours, _Fork(pid))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from flatout.base.errors import MissingExtra, UsageError
-from flatout.base.fork_server import ForkServer
+from flatout.base.errors import MachineError, MissingExtra, UsageError
+from flatout.base.fork_server import ForkServer, ForkServerGone
 from flatout.base.passing import passing_folder
 from flatout.packaging.package import open_package
 from flatout.serving.goal import LatencyGoal
@@ -42,9 +43,12 @@ def serve(
     import flatout.serving.front_process
 
     with passing_folder("flatout-serve") as kept:
-        template = ForkServer.forked_here(flatout.serving.front_process.process_work)
+        signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        template = ForkServer.forked_here(flatout.serving.front_process.process_work, ignores=signals)
         try:
             return asyncio.run(_run(models, options, template, kept, opened, say))
+        except ForkServerGone as error:
+            raise MachineError(f"the process that starts others {error}") from error
         finally:
             template.close()
 
