@@ -42,13 +42,15 @@ _HEX = r"^\s*[+-]?0[xX]"
 class CsvPart:
     """One CSV file. `survey` reads it once, to find the types of its columns, its number of rows, and its bad rows."""
 
-    def __init__(self, place: FilePlace, options: CsvOptions, bad: Bad) -> None:
+    def __init__(self, place: FilePlace, options: CsvOptions, bad: Bad, keep_bytes: int = 0) -> None:
+        """`keep_bytes`: if the converted columns take no more, `batches` has them from the survey, without reading again."""
         self.name = place.name
         self.rows: int | None = None
         self._place, self._options, self._bad = place, options, bad
         self._head = CsvHeader.read(place, options)
         self.types: Types = dict.fromkeys(self._head.names)
         self._told = 0
+        self._kept = _Kept(keep_bytes)
         self._suspects: set[str] = set()  # columns with bad cells: their rows are left out whichever columns are read
 
     @cached_property
@@ -63,24 +65,28 @@ class CsvPart:
         rows = 0
         for batch, where in self._texts(list(types), tell=True):
             kept = np.ones(batch.num_rows, bool)
+            columns = {}
             for cells, (name, kind) in zip(batch.columns, types.items(), strict=True):
-                _, bad = converted(cells, kind)
+                columns[name], bad = converted(cells, kind)
                 if bad is not None or pa.types.is_null(kind):
                     types[name] = fitting(cells, kind)
                     self._check_commas(name, types[name], cells)
-                    _, bad = converted(cells, types[name])
+                    columns[name], bad = converted(cells, types[name])
                 if bad is not None:
                     self._suspects.add(name)
                     for row in np.flatnonzero(bad & kept):
                         self._bad.found(where.of(int(row)), misfit(name, types[name], cells[int(row)].as_py()))
                     kept &= ~bad
             rows += int(kept.sum())
+            self._kept.add(*_good_rows(columns, kept, where))
         self.rows = rows
         return types
 
     def batches(self, types: Types, rows_at_once: int) -> Iterator[tuple[Any, Where]]:
-        import pyarrow as pa
-
+        if (found := self._kept.of(types)) is not None:
+            for values, where in found:
+                yield from _in_pieces(values, where, rows_at_once)
+            return
         rows = 0
         kinds = {**types, **{name: self.types[name] for name in sorted(self._suspects - set(types))}}
         for batch, where in self._texts(list(kinds), tell=False):
@@ -90,12 +96,9 @@ class CsvPart:
                 columns[name], bad = converted(cells, kind)
                 if bad is not None:
                     kept &= ~bad
-            values = pa.RecordBatch.from_arrays([columns[name] for name in types], names=list(types))
-            if not kept.all():
-                values, where = values.filter(pa.array(kept)), where.only(kept)
+            values, where = _good_rows({name: columns[name] for name in types}, kept, where)
             rows += values.num_rows
-            for start in range(0, values.num_rows, rows_at_once):
-                yield values.slice(start, rows_at_once), where.part(start, start + rows_at_once)
+            yield from _in_pieces(values, where, rows_at_once)
         if rows != self.rows:
             raise DataError(f"{self.name} had {self.rows} rows at first and now has {rows}: it was changed while it was read")
 
@@ -175,6 +178,39 @@ class CsvPart:
         if self._options.decimal != ".":
             columns = [pc.replace_substring_regex(column, _DECIMAL_COMMA, r"\1.\2") for column in columns]
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+class _Kept:
+    """Batches of a survey, as long as they take no more than `most_bytes` and all have the same types."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes, self._bytes = most_bytes, 0
+        self._batches: list[tuple[Any, Where]] = []
+
+    def add(self, values: Any, where: Where) -> None:
+        self._bytes += values.nbytes
+        if self._bytes > self._most_bytes or (self._batches and values.schema != self._batches[0][0].schema):
+            self._most_bytes, self._batches = -1, []  # nothing is kept any more
+        else:
+            self._batches.append((values, where))
+
+    def of(self, types: Types) -> list[tuple[Any, Where]] | None:
+        """These columns; None if they are not kept, or have other types here."""
+        if not self._batches or any(self._batches[0][0].schema.field(name).type != kind for name, kind in types.items()):
+            return None
+        return [(values.select(list(types)), where) for values, where in self._batches]
+
+
+def _good_rows(columns: dict[str, Any], kept: np.ndarray[Any, Any], where: Where) -> tuple[Any, Where]:
+    import pyarrow as pa
+
+    values = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+    return (values, where) if kept.all() else (values.filter(pa.array(kept)), where.only(kept))
+
+
+def _in_pieces(values: Any, where: Where, rows_at_once: int) -> Iterator[tuple[Any, Where]]:
+    for start in range(0, values.num_rows, rows_at_once):
+        yield values.slice(start, rows_at_once), where.part(start, start + rows_at_once)
 
 
 class _Watched:

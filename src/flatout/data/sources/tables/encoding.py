@@ -32,6 +32,7 @@ MEMORY_BYTES = 2 << 30
 """Encoded rows of one part that take more are kept on disk. Raw rows that take more are read again in each pass."""
 
 BLOCK_ROWS = 1 << 16
+_KEEP_BYTES = 1 << 30  # of other rows, read once to know their types; they are encoded at once after that
 _MOST_BLOCK_BYTES = 2_000_000_000  # Arrow holds at most 2 GB of text in one column
 _SMALL_BLOCK_BYTES = 4 << 20  # fits into memory everywhere
 
@@ -190,7 +191,8 @@ class TableEncoder:
         """The columns needed of other files. Columns that were text in training are read as text: "007" stays "007"."""
         columns = self.host.needed(targets)
         text = [name for name in self.host.needed(targets=False) if self.host.types[name] == "string"]
-        return scan(paths, **{**options, "columns": columns, "text": sorted({*options.get("text", ()), *text} & {*columns})})
+        as_text = sorted({*options.get("text", ()), *text} & {*columns})
+        return scan(paths, keep_bytes=_KEEP_BYTES, **{**options, "columns": columns, "text": as_text})
 
     def rows(self, found: Scan, bad: Bad, targets: bool, keep_bytes: int) -> UsableRows:
         codings = self.host.codings.columns

@@ -142,23 +142,30 @@ class Scan:
 
 
 def scan(
-    paths: Written, *, label: str | None = None, base_folder: str | os.PathLike[str] | None = None, **options: Any
+    paths: Written,
+    *,
+    label: str | None = None,
+    base_folder: str | os.PathLike[str] | None = None,
+    keep_bytes: int = 0,
+    **options: Any,
 ) -> Scan:
     """The table in `paths`: a file, a glob, a folder, an fsspec URL, or a list of them. `options` are those of ReadOptions.
 
     `label` is a column that has to exist; relative paths start at `base_folder`. Files that can't be read are an error here,
-    not in the middle of a run: CSV and JSON files are read once for this.
+    not in the middle of a run: CSV and JSON files are read once for this. A CSV file whose columns take up to `keep_bytes`
+    is not read a second time.
     """
-    return scan_files(find(paths, base_folder, "table", SUFFIXES), ReadOptions(**options), label)
+    return scan_files(find(paths, base_folder, "table", SUFFIXES), ReadOptions(**options), label, keep_bytes)
 
 
-def scan_files(places: Sequence[FilePlace], options: ReadOptions, label: str | None = None) -> Scan:
+def scan_files(places: Sequence[FilePlace], options: ReadOptions, label: str | None = None, keep_bytes: int = 0) -> Scan:
     bad = Bad(OnBad(options.on_bad))
     kind = _one_format(places, options.format)
     csv_options = options.csv()
     parts: Sequence[TableFile]
     if kind == "csv":
-        parts, types = _survey_csv([CsvPart(place, csv_options, bad) for place in places], options.columns, options.text)
+        each = [CsvPart(place, csv_options, bad, keep_bytes // len(places)) for place in places]
+        parts, types = _survey_csv(each, options.columns, options.text)
     elif csv_options != CsvOptions():
         raise UsageError(f"{', '.join(vars(CsvOptions()))} are for CSV; {places[0].name} is {kind}")
     else:
