@@ -11,6 +11,7 @@ from typing import Any
 from flatout.base.errors import StoreError, UsageError
 
 _SUFFIXES = (".parquet", ".csv", ".npz")
+_JOINED = 1000  # numbers of a row that are joined column by column
 
 
 def check_table_path(path: Path) -> None:
@@ -49,8 +50,20 @@ def _write(path: Path, columns: Mapping[str, Any]) -> None:
     else:
         import pyarrow.csv as csv
 
-        flat = {name: array if array.ndim == 1 else [str(row) for row in array.tolist()] for name, array in arrays.items()}
-        csv.write_csv(pa.table(flat), path)
+        csv.write_csv(pa.table({name: _in_one_cell(array) for name, array in arrays.items()}), path)
+
+
+def _in_one_cell(array: Any) -> Any:
+    """A column as it is; a row of several numbers as the text of a list, such as [0.25, 0.75]."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if array.ndim == 1:
+        return array
+    if array.ndim > 2 or array.dtype.kind not in "fiu" or not 0 < array.shape[1] <= _JOINED:
+        return [str(row) for row in array.tolist()]
+    texts = [pa.array(array[:, place]).cast(pa.string()) for place in range(array.shape[1])]
+    return pc.binary_join_element_wise("[", pc.binary_join_element_wise(*texts, ", "), "]", "")
 
 
 def _listed(array: Any) -> Any:
