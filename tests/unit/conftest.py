@@ -22,7 +22,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     from flatout.plan import make as planned
 
     made_up = Ceilings("cpu", {"fp32": MeasuredRate(1e11, 1e11, 1e11, 5)}, launch_s=MeasuredRate(2e-6, 2e-6, 2e-6, 5))
-    monkeypatch.setattr(planned, "ceilings_of", lambda device, cache, job: made_up)
+    monkeypatch.setattr(planned, "ceilings_of", lambda device, cache, job=None: made_up)
     monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -17,7 +17,7 @@ from flatout.packaging.explaining import package_doc
 from flatout.packaging.folder import is_package
 from flatout.packaging.lineage import lineage_doc
 from flatout.packaging.package import Package, open_package
-from flatout.plan.make import ceilings_of
+from flatout.plan import make
 from flatout.recipe.schema import Recipe
 from flatout.runs import predict as of_runs
 from flatout.runs import record
@@ -73,7 +73,7 @@ def explain_package(
     """The runtimes on this machine by batch size, which one is taken, and its share of the ceiling. Measures once."""
     place, kept = pick_device(device), _folder(cache)
     measured = package.measured(place, kept, compilers=True, say=say)
-    return package_doc(package, measured, place, ceilings_of(place, kept))
+    return package_doc(package, measured, place, make.ceilings_of(place, kept))
 
 
 def why(package: Package) -> Doc:
