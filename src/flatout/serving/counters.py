@@ -27,7 +27,7 @@ _LAST_MS = _ROWS + 1
 _SUMS = _LAST_MS + 1
 _SHAPES = _SUMS + len(PARTS)
 _FIELDS = _SHAPES + len(PARTS) * _BUCKETS
-_ABOUT_FRONT = 4  # connections, requests in flight, us of CPU, alive
+_ABOUT_FRONT = 6  # connections, requests in flight, us of CPU, alive, samples kept, samples dropped
 _TALLIES = MOST_FRONTS * MOST_MODELS * _FIELDS
 
 
@@ -58,6 +58,11 @@ class SharedCounters:
         """Of all fronts; of one that was replaced, only what its successor used."""
         return float(self._fronts[:, 2].sum()) / 1e6
 
+    def sampled(self) -> tuple[int, int]:
+        """Requests that are in files, and samples that were dropped."""
+        kept, dropped = self._fronts[:, 4:6].sum(0).tolist()
+        return kept, dropped
+
     def summed(self, model: int) -> SummedTally:
         return SummedTally(self._tallies[:, model].sum(0))
 
@@ -77,6 +82,9 @@ class AboutFront:
 
     def say(self, in_flight: int, cpu_s: float) -> None:
         self._words[1:3] = in_flight, int(cpu_s * 1e6)
+
+    def sampled(self, kept: int, dropped: int) -> None:
+        self._words[4:6] = kept, dropped
 
     def take_connections(self, take: bool) -> None:
         self._words[3] = take

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -35,6 +35,9 @@ from flatout.serving.lane import FrontLane
 from flatout.serving.options import FrontOptions
 from flatout.serving.pages import ServerPages
 from flatout.serving.shared_watching import SharedWatching
+
+if TYPE_CHECKING:
+    from flatout.serving.sample_files import SampleFiles
 
 _BEAT_S = 0.5
 _LOOK_S = 0.02
@@ -86,9 +89,10 @@ class Front:
         loop = asyncio.get_running_loop()
         self._loop, self._over = loop, loop.create_future()
         self._lane = FrontLane(loop, Arena(self._options.arena_bytes))
+        self._samples = sample_files(self._options, lambda line: loop.call_soon_threadsafe(self._tell, line))
         self._pages = ServerPages(self._counters, self._watching)
         self._app = FrontApp({}, self._lane, self._watching, self, Limits(**self._options.limits), self._options.token,
-                             self._hooks, self._pages.routes())  # fmt: skip
+                             self._hooks, self._pages.routes(), self._samples)  # fmt: skip
         self._app.ready = False
         self._app.start(loop)
         loop.add_reader(self._line.fileno(), self._listen)
@@ -99,6 +103,7 @@ class Front:
         finally:
             beating.cancel()
             counting.cancel()
+            await self._end_samples()
             self._watching.flush()
 
     # ---- what the supervisor says ----
@@ -196,7 +201,14 @@ class Front:
         self._app.stop()
         await asyncio.sleep(_LOOK_S)  # answers leave
         self._watching.flush()
+        await self._end_samples()
         self._say("drained")
+
+    async def _end_samples(self) -> None:
+        samples, self._samples = self._samples, None
+        if samples is not None:
+            await self._loop.run_in_executor(None, samples.close)
+            self._about.sampled(samples.kept, samples.dropped)
 
     # ---- what it says ----
 
@@ -207,6 +219,8 @@ class Front:
             busy = (cpu_s - self._cpu_s) / max(1e-3, now_s - self._looked_s)
             self._cpu_s, self._looked_s = cpu_s, now_s
             self._about.say(self._app.in_flight, cpu_s)
+            if self._samples is not None:
+                self._about.sampled(self._samples.kept, self._samples.dropped)
             if self._is_open:
                 self._about.opened(self._app.connections)
             self._say("alive", busy=busy)
@@ -223,6 +237,10 @@ class Front:
         self._line.send({"say": what, **content}, descriptors)
         if self._line.is_behind:
             self._loop.add_writer(self._line.fileno(), self._write)
+
+    def _tell(self, line: str) -> None:
+        with suppress(OSError):  # the supervisor may be gone
+            self._say("event", line=line)
 
     def _write(self) -> None:
         self._line.flush()
@@ -275,6 +293,14 @@ def first_row(raw: Any) -> Any:
     if isinstance(raw, Mapping):
         return {name: column[0] for name, column in raw.items()}
     return None
+
+
+def sample_files(options: FrontOptions, say: Callable[[str], Any]) -> SampleFiles | None:
+    if not options.sample_share or options.sample_folder is None:
+        return None
+    from flatout.serving.sample_files import SampleFiles  # pyarrow takes time and memory
+
+    return SampleFiles(Path(options.sample_folder), options.sample_share, say)
 
 
 def secured(options: FrontOptions) -> ssl.SSLContext | None:

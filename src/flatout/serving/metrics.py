@@ -38,6 +38,8 @@ def metrics_text(counters: SharedCounters, versions: Mapping[str, tuple[str, int
     waiting = [(f'{{model="{_escaped(name)}"}}', said.get(name, {}).get("waiting_rows", 0)) for name in versions]
     lines += _family("nv_inference_pending_request_count", "Rows that wait for their batch", "gauge", waiting)
     lines += _family("flatout_connections", "Open connections", "gauge", [("", sum(counters.connections()))])
+    sampled = zip(('{outcome="kept"}', '{outcome="dropped"}'), counters.sampled(), strict=True)
+    lines += _family("flatout_sampled_requests_total", "Requests for the folder of --sample-to", "counter", sampled)
     lines += _family("flatout_fronts", "Processes that take connections", "gauge", [("", status.get("fronts", 1))])
     cpu = [('{process="fronts"}', counters.cpu_s()), ('{process="executor"}', status.get("executor_cpu_s", 0.0))]
     lines += _family("flatout_cpu_seconds_total", "CPU time", "counter", cpu)

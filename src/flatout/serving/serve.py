@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from flatout.base.errors import MachineError, MissingExtra, UsageError
 from flatout.base.fork_server import ForkServer, ForkServerGone
@@ -87,6 +88,17 @@ def check(models: Sequence[WantedModel], options: ServeOptions) -> None:
         raise UsageError("TLS needs both --tls-cert and --tls-key")
     if not 0 <= options.front.sample_share <= 1:
         raise UsageError(f"the share of requests to keep is 0 to 1, got {options.front.sample_share}")
+    if options.front.sample_share and options.front.sample_folder is not None:
+        _check_folder(Path(options.front.sample_folder))
+
+
+def _check_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"the folder for sampled requests, {folder}, can't be written: {error.strerror}") from error
 
 
 def _check_libraries() -> None:

@@ -23,6 +23,7 @@ from flatout.serving.front.oip_pages import OipPages
 from flatout.serving.front.openapi import openapi_page
 from flatout.serving.front.repository import Repository
 from flatout.serving.front.routing import Page, build_routes
+from flatout.serving.front.sampling_desk import AnyDesk, KeepsSamples, SamplingDesk
 from flatout.serving.front.site import Routes, Site
 from flatout.serving.front.watching import Watching
 
@@ -42,10 +43,12 @@ class FrontApp:
         token: str | None = None,
         hooks: RowHooks | None = None,
         extra_routes: Mapping[str, Page] | None = None,
+        samples: KeepsSamples | None = None,
     ) -> None:
         self._watching, self._repository = watching, repository
         self._limits = limits or Limits()
-        self._desk = Desk(asking, hooks or RowHooks(), self._limits)
+        desk = Desk(asking, hooks or RowHooks(), self._limits)
+        self._desk: AnyDesk = desk if samples is None else SamplingDesk(desk, samples)
         self._extra, self._has_token = dict(extra_routes or {}), token is not None
         self.ready = True
         self._views: list[ModelView] = []

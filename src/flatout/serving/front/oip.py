@@ -12,7 +12,6 @@ from flatout.serving.asking import Array
 from flatout.serving.front.asked_times import OnOutputs, deadline_after
 from flatout.serving.front.compressing import unpacked
 from flatout.serving.front.datatypes import NUMPY_TYPES
-from flatout.serving.front.desk import Desk
 from flatout.serving.front.exchange import HttpExchange
 from flatout.serving.front.model_view import ModelView, TensorSpec
 from flatout.serving.front.oip_answer import OipAnswers
@@ -28,6 +27,7 @@ from flatout.serving.front.oip_request import (
 from flatout.serving.front.oip_tensors import array_of
 from flatout.serving.front.prepared_checks import TensorCheck
 from flatout.serving.front.refusals import Refusal
+from flatout.serving.front.sampling_desk import AnyDesk
 
 _view: Any = np.ndarray
 _MOST_PLANS, _LONGEST_HEADER = 512, 4096
@@ -56,7 +56,7 @@ class _Plan(NamedTuple):
 class OipInfer:
     """Clients send the same JSON again and again before their tensors, so what it means is kept."""
 
-    def __init__(self, desk: Desk, view: ModelView) -> None:
+    def __init__(self, desk: AnyDesk, view: ModelView) -> None:
         self._desk, self._view = desk, view
         self._plans: dict[bytes, _Plan] = {}
         self._answers = OipAnswers(view)

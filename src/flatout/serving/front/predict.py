@@ -8,18 +8,18 @@ from typing import Any
 
 from flatout.serving.front.asked_times import timing_headers
 from flatout.serving.front.compressing import packed, unpacked
-from flatout.serving.front.desk import Desk
 from flatout.serving.front.exchange import HttpExchange
 from flatout.serving.front.model_view import ModelView
 from flatout.serving.front.predict_answers import in_csv, many_in_json, one_in_json
 from flatout.serving.front.predict_bodies import rows_of_body
+from flatout.serving.front.sampling_desk import AnyDesk
 
 _JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 _CSV = b"HTTP/1.1 200 OK\r\nContent-Type: text/csv; charset=utf-8\r\n"
 
 
 class Predict:
-    def __init__(self, desk: Desk, view: ModelView) -> None:
+    def __init__(self, desk: AnyDesk, view: ModelView) -> None:
         self._desk, self._view = desk, view
 
     def predict(self, exchange: HttpExchange) -> None:

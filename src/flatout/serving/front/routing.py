@@ -7,13 +7,13 @@ from functools import partial
 from urllib.parse import quote, unquote
 
 from flatout.base.errors import did_you_mean
-from flatout.serving.front.desk import Desk
 from flatout.serving.front.exchange import HttpExchange
 from flatout.serving.front.model_view import ModelView
 from flatout.serving.front.oip import OipInfer
 from flatout.serving.front.oip_pages import OipPages
 from flatout.serving.front.predict import Predict
 from flatout.serving.front.refusals import REASONS, Refusal
+from flatout.serving.front.sampling_desk import AnyDesk
 from flatout.serving.front.site import Handler, Routes
 
 Page = Callable[[], tuple[int, str, bytes]]
@@ -22,7 +22,7 @@ _LONGEST_NAME = 200
 
 def build_routes(
     views: Mapping[str, Mapping[str, ModelView]],
-    desk: Desk,
+    desk: AnyDesk,
     pages: OipPages,
     extra: Mapping[str, Page],
     openapi: bytes,
