@@ -25,6 +25,9 @@ def serve(
     models: Models,
     host: Annotated[str, typer.Option("--host", help="The address; 0.0.0.0 is reached from other machines.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8000,
+    grpc_port: Annotated[
+        int | None, typer.Option("--grpc-port", min=0, max=65535, help="Also answer gRPC at this port.", show_default=False)
+    ] = None,
     slo: Annotated[
         str | None, typer.Option("--slo", help="Latency goal, such as 'p99 50 ms'; batches are formed to meet it.")
     ] = None,
@@ -81,6 +84,7 @@ def serve(
     options = ServeOptions(
         host=host,
         port=port,
+        grpc_port=grpc_port,
         goal=slo,
         device=device,
         workers=None if workers == "auto" else max(1, int(workers)),

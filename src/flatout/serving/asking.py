@@ -65,12 +65,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """One version of a model. `number` names it on the way to the executor."""
+    """One version of a model. `number` names it on the way to the executor; `goal_s` is 0 without a latency goal."""
 
     name: str
     version: str
     number: int
     package: Package
+    goal_s: float = 0.0
 
     @property
     def inputs(self) -> tuple[Port, ...]:

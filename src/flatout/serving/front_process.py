@@ -31,12 +31,14 @@ from flatout.serving.front.hooks import RowHooks, RowsHook
 from flatout.serving.front.limits import Limits
 from flatout.serving.front.preparing import Preparer
 from flatout.serving.front.repository import RepositoryEntry
+from flatout.serving.goal import LatencyGoal
 from flatout.serving.lane import FrontLane
 from flatout.serving.options import FrontOptions
 from flatout.serving.pages import ServerPages
 from flatout.serving.shared_watching import SharedWatching
 
 if TYPE_CHECKING:
+    from flatout.serving.front.grpc_port import GrpcPort
     from flatout.serving.sample_files import SampleFiles
 
 _BEAT_S = 0.5
@@ -94,6 +96,7 @@ class Front:
         self._app = FrontApp({}, self._lane, self._watching, self, Limits(**self._options.limits), self._options.token,
                              self._hooks, self._pages.routes(), self._samples)  # fmt: skip
         self._app.ready = False
+        self._grpc = grpc_port(self._options, self._app)
         self._app.start(loop)
         loop.add_reader(self._line.fileno(), self._listen)
         beating = asyncio.ensure_future(self._beat())
@@ -151,7 +154,9 @@ class Front:
             self._app.ready = True
 
     def _served(self, written: Mapping[str, Any]) -> ServedModel:
-        return ServedModel(written["name"], written["version"], written["number"], open_package(Path(written["path"])))
+        goal_s = LatencyGoal.parse(written["goal"]).seconds if written["goal"] else 0.0
+        package = open_package(Path(written["path"]))
+        return ServedModel(written["name"], written["version"], written["number"], package, goal_s)
 
     # ---- connections ----
 
@@ -160,6 +165,9 @@ class Front:
             self._is_open = True
             self._about.take_connections(True)
             self._loop.add_reader(self._listening.fileno(), self._accept)
+            if self._grpc is not None:
+                self._grpc.open()
+                self._keep(self._grpc.start())
 
     def _accept(self) -> None:
         """One connection, unless another front has fewer: a client's connections stay with the front that took them."""
@@ -195,6 +203,8 @@ class Front:
             self._is_open = False
             self._about.take_connections(False)
         self._app.draining = True
+        if self._grpc is not None:
+            self._keep(self._grpc.stop())
         await asyncio.sleep(_LOOK_S)  # what is on the way is read
         while self._app.in_flight or self._lane.outstanding:
             await asyncio.sleep(_LOOK_S)
@@ -301,6 +311,15 @@ def sample_files(options: FrontOptions, say: Callable[[str], Any]) -> SampleFile
     from flatout.serving.sample_files import SampleFiles  # pyarrow takes time and memory
 
     return SampleFiles(Path(options.sample_folder), options.sample_share, say)
+
+
+def grpc_port(options: FrontOptions, app: FrontApp) -> GrpcPort | None:
+    if options.grpc_address is None:
+        return None
+    from flatout.serving.front.grpc_port import GrpcPort  # an extra, and not to be imported before this process was forked
+
+    tls = (options.certificate, options.key) if options.certificate is not None and options.key is not None else None
+    return GrpcPort(app.site, options.grpc_address, Limits(**options.limits), tls)
 
 
 def secured(options: FrontOptions) -> ssl.SSLContext | None:

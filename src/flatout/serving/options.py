@@ -19,7 +19,8 @@ class WantedModel:
 
 @dataclass(frozen=True)
 class FrontOptions:
-    """`before` and `after` name hooks, `module:function`. Files are paths as text."""
+    """`before` and `after` name hooks, `module:function`. Files are paths as text. `grpc_address` is one that the server has
+    reserved; None is no gRPC."""
 
     token: str | None = None
     certificate: str | None = None
@@ -29,6 +30,7 @@ class FrontOptions:
     access_log: str | None = None
     sample_share: float = 0.0
     sample_folder: str | None = None
+    grpc_address: str | None = None
     arena_bytes: int = 256 << 20
     limits: Mapping[str, Any] = field(default_factory=dict)
 
@@ -47,6 +49,7 @@ class ServeOptions:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    grpc_port: int | None = None
     goal: str | None = None
     device: str = "auto"
     workers: int | None = None

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import signal
+import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 from flatout.base.errors import MachineError, MissingExtra, UsageError
 from flatout.base.fork_server import ForkServer, ForkServerGone
@@ -17,7 +21,7 @@ from flatout.base.passing import passing_folder
 from flatout.packaging.package import open_package
 from flatout.serving.goal import LatencyGoal
 from flatout.serving.options import ServeOptions, WantedModel
-from flatout.serving.supervisor import Supervisor
+from flatout.serving.supervisor import Supervisor, bound_socket
 
 _LIBRARIES = ("uvloop", "httptools", "orjson")
 _OFTEN_USED = ("onnx", "onnx.checker")
@@ -37,6 +41,8 @@ def serve(
     """
     check(models, options)
     _check_libraries()
+    if options.grpc_port is not None:
+        _check_grpc()
     for name in _OFTEN_USED:  # by executors: imported here once, one that is replaced is back sooner
         with suppress(ImportError):
             importlib.import_module(name)
@@ -62,11 +68,35 @@ async def _run(
     opened: Callable[[str], None],
     say: Callable[[str], None],
 ) -> int:
-    supervisor = Supervisor(models, options, template, kept, say)
-    host, port = supervisor.address
-    scheme = "http" if options.front.certificate is None else "https"
-    shown = f"[{host}]" if ":" in host else host
-    return await supervisor.run(lambda: opened(f"{scheme}://{shown}:{port}"))
+    with ExitStack() as stack:
+        if options.grpc_port is not None:
+            reserved = stack.enter_context(shared_port(options.host, options.grpc_port))
+            options = replace(options, front=replace(options.front, grpc_address=shown_address(reserved.getsockname())))
+        supervisor = Supervisor(models, options, template, kept, say)
+        scheme = "http" if options.front.certificate is None else "https"
+        url = f"{scheme}://{shown_address(supervisor.address)}"
+
+        def answers() -> None:
+            opened(url)
+            if options.front.grpc_address is not None:
+                say(f"gRPC at {options.front.grpc_address}")
+
+        return await supervisor.run(answers)
+
+
+def shared_port(host: str, port: int) -> socket.socket:
+    """A socket that never listens: it keeps the port for the gRPC servers of the fronts, which share it."""
+    with bound_socket(host, port) as alone:  # nobody else has it: they would get a share of the connections
+        family, address = alone.family, alone.getsockname()
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    made.bind(address)
+    return made
+
+
+def shown_address(address: tuple[Any, ...]) -> str:
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def check(models: Sequence[WantedModel], options: ServeOptions) -> None:
@@ -99,6 +129,17 @@ def _check_folder(folder: Path) -> None:
             pass
     except OSError as error:
         raise UsageError(f"the folder for sampled requests, {folder}, can't be written: {error.strerror}") from error
+
+
+def _check_grpc() -> None:
+    """Without importing it: this process is forked."""
+    for name in ("grpc", "google.protobuf"):
+        try:
+            found = importlib.util.find_spec(name)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            raise MissingExtra(name, "grpc", "flatout serve --grpc-port")
 
 
 def _check_libraries() -> None:

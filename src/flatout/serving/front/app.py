@@ -56,6 +56,11 @@ class FrontApp:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
+    def site(self) -> Site:
+        """For other protocols than HTTP."""
+        return self._site
+
+    @property
     def connections(self) -> int:
         return len(self._site.connections)
 

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from flatout.serving.asking import Reason
-from flatout.serving.front.exchange import HttpExchange
+from flatout.serving.front.exchange import RequestExchange
 from flatout.serving.front.model_view import ModelView
 from flatout.serving.front.refusals import Refusal
 
-OnOutputs = Callable[[HttpExchange, Mapping[str, Any], bool], None]
+OnOutputs = Callable[[RequestExchange, Mapping[str, Any], bool], None]
 _REASONS = tuple(reason.name.lower().encode() for reason in Reason)  # by number: an enum as a key is slow
 _MOST_PRIORITY = 1000
 _LONGEST_MS = 86_400_000
 
 
-def timing_headers(view: ModelView, exchange: HttpExchange) -> bytes:
+def timing_headers(view: ModelView, exchange: RequestExchange) -> bytes:
     timing = exchange.timing
     return b"x-flatout-batch: %d\r\nx-flatout-reason: %b\r\nx-flatout-queue-ms: %.3f\r\nx-flatout-compute-ms: %.3f\r\n%b" % (
         timing.batch_rows,

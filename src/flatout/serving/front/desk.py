@@ -12,7 +12,7 @@ import numpy as np
 from flatout.serving.asking import Array, Asking, Outcome, Room, Status
 from flatout.serving.front.aside import AsideThreads, TookTooLong
 from flatout.serving.front.asked_times import OnOutputs, asked_deadline, asked_priority
-from flatout.serving.front.exchange import HttpExchange
+from flatout.serving.front.exchange import RequestExchange
 from flatout.serving.front.hooks import RowHooks, RowsHook, header_texts
 from flatout.serving.front.limits import Limits
 from flatout.serving.front.model_view import ModelView
@@ -35,7 +35,7 @@ class Desk:
 
     def ask_prepared(
         self,
-        exchange: HttpExchange,
+        exchange: RequestExchange,
         view: ModelView,
         columns: Iterable[tuple[str, Array]],
         rows: int,
@@ -62,7 +62,7 @@ class Desk:
             room.release()
             raise
 
-    def ask_row(self, exchange: HttpExchange, view: ModelView, row: Mapping[str, Any], answer: OnOutputs) -> None:
+    def ask_row(self, exchange: RequestExchange, view: ModelView, row: Mapping[str, Any], answer: OnOutputs) -> None:
         """One row of a table, as {"age": 39, ...}."""
         if self.hooks.before is None:
             self._ask(exchange, view, view.preparer.row(row), answer)
@@ -71,7 +71,7 @@ class Desk:
 
     def ask_raw(
         self,
-        exchange: HttpExchange,
+        exchange: RequestExchange,
         view: ModelView,
         raw: Mapping[str, Any],
         answer: OnOutputs,
@@ -87,7 +87,7 @@ class Desk:
             self._hooked(exchange, "before", self.hooks.before, dict(raw), lambda rows: then(_raw_rows(rows)))
 
     def _prepare(
-        self, exchange: HttpExchange, view: ModelView, raw: Any, answer: OnOutputs, deadline_s: float, priority: int
+        self, exchange: RequestExchange, view: ModelView, raw: Any, answer: OnOutputs, deadline_s: float, priority: int
     ) -> None:
         if not _is_much(view, raw):
             self._ask(exchange, view, view.preparer.rows(raw), answer, deadline_s, priority)
@@ -104,7 +104,7 @@ class Desk:
 
     def _ask(
         self,
-        exchange: HttpExchange,
+        exchange: RequestExchange,
         view: ModelView,
         prepared: Mapping[str, Array],
         answer: OnOutputs,
@@ -116,7 +116,7 @@ class Desk:
         self.ask_prepared(exchange, view, prepared.items(), rows, sizes, answer, deadline_s, priority)
 
     def _then_after(
-        self, view: ModelView, hook: RowsHook, answer: OnOutputs, exchange: HttpExchange, outputs: Mapping[str, Any], _: bool
+        self, view: ModelView, hook: RowsHook, answer: OnOutputs, exchange: RequestExchange, outputs: Mapping[str, Any], _: bool
     ) -> None:
         columns = view.columns(outputs)
 
@@ -125,7 +125,7 @@ class Desk:
 
         self._hooked(exchange, "after", hook, columns, then)
 
-    def _hooked(self, exchange: HttpExchange, name: str, hook: RowsHook, given: Any, then: Callable[[Any], None]) -> None:
+    def _hooked(self, exchange: RequestExchange, name: str, hook: RowsHook, given: Any, then: Callable[[Any], None]) -> None:
         start = perf_counter()
 
         def done(result: Any, error: Exception | None) -> None:
@@ -145,7 +145,7 @@ class Desk:
         self._hook_threads.run(partial(hook, given, headers), done, self.limits.hook_s)
 
 
-def _done(exchange: HttpExchange, room: Room, answer: OnOutputs, outcome: Outcome) -> None:
+def _done(exchange: RequestExchange, room: Room, answer: OnOutputs, outcome: Outcome) -> None:
     """`answer` gets outputs that are valid until it returns, and False: they have no class names yet."""
     exchange.computed = perf_counter()
     exchange.timing = outcome.timing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Protocol
@@ -33,12 +34,72 @@ class Answerable(Protocol):
     def site(self) -> Shared: ...
 
 
-class HttpExchange:
-    """Handlers call `send` or `refuse` once; later calls do nothing. Headers have lower-case names."""
+class RequestExchange(ABC):
+    """Handlers call `send` or `refuse` once; later calls do nothing. Headers have lower-case names.
 
-    __slots__ = ("answer", "arrived", "begun", "body", "computed", "connection", "decoded", "finished",
-                 "headers", "held_bytes", "hook_s", "keep_alive", "method", "model", "parsed", "refusal", "rows", "timing",
-                 "url")  # fmt: skip
+    `begun` is when its first byte came, `arrived` its last; `parsed`, `decoded` and `computed` are when that was done.
+    """
+
+    __slots__ = ("arrived", "begun", "body", "computed", "decoded", "finished", "headers", "hook_s", "method", "model",
+                 "parsed", "rows", "timing", "url")  # fmt: skip
+    method: bytes
+    url: bytes
+    headers: dict[bytes, bytes]
+    body: bytes
+    begun: float
+    arrived: float
+    parsed: float
+    decoded: float
+    computed: float
+    hook_s: float
+    finished: bool
+    model: ServedModel | None
+    rows: int
+    timing: Timing
+
+    @abstractmethod
+    def send(self, head: bytes, body: bytes, status_code: int = 200) -> None:
+        """`head` is the status line and headers, each with its line end, except Content-Length."""
+
+    @abstractmethod
+    def refuse(self, refusal: Refusal) -> None: ...
+
+    def send_json(self, body: bytes, headers: bytes = b"") -> None:
+        self.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n" + headers, body)
+
+    def fail(self, error: BaseException, doing: str = "") -> None:
+        self.refuse(refusal_for(error, doing))
+
+    def guarded(self, step: Callable[[], None], doing: str = "") -> None:
+        """Runs a later step of a handler: its errors become the answer."""
+        try:
+            step()
+        except Exception as error:
+            self.fail(error, doing)
+
+    def tell(self, watching: Watching, status_code: int, answer_bytes: int) -> None:
+        """The answer was sent."""
+        now, timing, decoded = perf_counter(), self.timing, self.decoded
+        spent = (
+            self.arrived - self.begun,
+            self.parsed - self.arrived,
+            decoded - self.parsed - self.hook_s if decoded else 0.0,
+            self.hook_s,
+            timing.queue_s,
+            timing.copy_s,
+            timing.compute_s,
+            now - self.computed if self.computed else 0.0,
+            now - self.begun,
+        )
+        told = (self.model, self.method, self.url, status_code, self.rows, answer_bytes, _made(SpentTimes, spent), timing)
+        try:
+            watching.answered(_made(AnsweredRequest, told))
+        except Exception:  # counting must not break answers
+            _log.exception("counting an answer failed")
+
+
+class HttpExchange(RequestExchange):
+    __slots__ = ("answer", "connection", "held_bytes", "keep_alive", "refusal")
 
     def __init__(
         self,
@@ -55,16 +116,15 @@ class HttpExchange:
         self.method, self.url, self.headers, self.body = method, url, headers, body
         self.keep_alive = keep_alive
         self.begun, self.arrived, self.parsed = begun, arrived, perf_counter()
-        self.decoded = self.computed = self.hook_s = 0.0  # decoded, computed: when that was done
+        self.decoded = self.computed = self.hook_s = 0.0
         self.finished = False
         self.answer: tuple[bytes, ...] | None = None
-        self.model: ServedModel | None = None
+        self.model = None
         self.rows = self.held_bytes = 0  # held_bytes: of a large body, counted by the site
         self.timing = _NOT_RUN
         self.refusal: Refusal | None = None
 
     def send(self, head: bytes, body: bytes, status_code: int = 200) -> None:
-        """`head` is the status line and headers, each with its line end, except Content-Length."""
         if self.finished:
             return
         self.finished = True
@@ -78,39 +138,7 @@ class HttpExchange:
             body = b""
         self.answer = (first + body,) if len(body) <= _WRITTEN_AT_ONCE else (first, body)
         connection.finish(self)
-        self._tell(status_code, len(body))
-
-    def send_json(self, body: bytes, headers: bytes = b"") -> None:
-        self.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n" + headers, body)
+        self.tell(connection.site.watching, status_code, len(body))
 
     def refuse(self, refusal: Refusal) -> None:
         self.send(refusal.head, refusal.body, refusal.status)
-
-    def fail(self, error: BaseException, doing: str = "") -> None:
-        self.refuse(refusal_for(error, doing))
-
-    def guarded(self, step: Callable[[], None], doing: str = "") -> None:
-        """Runs a later step of a handler: its errors become the answer."""
-        try:
-            step()
-        except Exception as error:
-            self.fail(error, doing)
-
-    def _tell(self, status_code: int, answer_bytes: int) -> None:
-        now, timing, decoded = perf_counter(), self.timing, self.decoded
-        spent = (
-            self.arrived - self.begun,
-            self.parsed - self.arrived,
-            decoded - self.parsed - self.hook_s if decoded else 0.0,
-            self.hook_s,
-            timing.queue_s,
-            timing.copy_s,
-            timing.compute_s,
-            now - self.computed if self.computed else 0.0,
-            now - self.begun,
-        )
-        told = (self.model, self.method, self.url, status_code, self.rows, answer_bytes, _made(SpentTimes, spent), timing)
-        try:
-            self.connection.site.watching.answered(_made(AnsweredRequest, told))
-        except Exception:  # counting must not break answers
-            _log.exception("counting an answer failed")

@@ -12,7 +12,7 @@ from flatout.serving.asking import Array
 from flatout.serving.front.asked_times import OnOutputs, deadline_after
 from flatout.serving.front.compressing import unpacked
 from flatout.serving.front.datatypes import NUMPY_TYPES
-from flatout.serving.front.exchange import HttpExchange
+from flatout.serving.front.exchange import RequestExchange
 from flatout.serving.front.model_view import ModelView, TensorSpec
 from flatout.serving.front.oip_answer import OipAnswers
 from flatout.serving.front.oip_raw import raw_column, request_without_json
@@ -59,22 +59,23 @@ class OipInfer:
     def __init__(self, desk: AnyDesk, view: ModelView) -> None:
         self._desk, self._view = desk, view
         self._plans: dict[bytes, _Plan] = {}
+        self.view = view
         self._answers = OipAnswers(view)
 
-    def infer(self, exchange: HttpExchange) -> None:
+    def infer(self, exchange: RequestExchange) -> None:
         body, headers = exchange.body, exchange.headers
         if b"content-encoding" in headers:
             body = unpacked(body, headers[b"content-encoding"], self._desk.limits.unpacked_bytes)
         given = headers.get(b"inference-header-content-length")
         if given is None:
-            self._ask(exchange, parse_oip(body, len(body)), body)
+            self._ask_and_send(exchange, parse_oip(body, len(body)), body)
             return
         size = int(given) if given.isdigit() else -1
         if not 0 <= size <= len(body):
             came = f"{given[:60].decode('latin-1')!r}, and a body of {len(body):,} bytes"
             raise Refusal(400, f"Inference-Header-Content-Length is the size of the JSON in the body, got {came}")
         if size == 0:
-            self._ask(exchange, request_without_json(self._view, body), body)
+            self._ask_and_send(exchange, request_without_json(self._view, body), body)
             return
         header = body[:size]
         plan = self._plans.get(header)
@@ -82,7 +83,7 @@ class OipInfer:
             request = parse_oip(header, size)
             plan = self._planned(request)
             if plan is None:
-                self._ask(exchange, request, body)
+                self._ask_and_send(exchange, request, body)
                 return
             if request.id is None and size <= _LONGEST_HEADER:
                 if len(self._plans) >= _MOST_PLANS:
@@ -105,7 +106,7 @@ class OipInfer:
         )
         return _Plan(request, rows, _sizes(view.prepared, by_name), placed, partial(self._answers.send, request))
 
-    def _run(self, exchange: HttpExchange, plan: _Plan, body: bytes) -> None:
+    def _run(self, exchange: RequestExchange, plan: _Plan, body: bytes) -> None:
         request, rows, sizes, placed, answer = plan
         if len(body) != request.body_bytes:
             _check_length(request, body)
@@ -118,13 +119,19 @@ class OipInfer:
         deadline_s = deadline_after(request.timeout_us / 1e6) if request.timeout_us else 0.0
         self._desk.ask_prepared(exchange, self._view, columns, rows, sizes, answer, deadline_s, request.priority)
 
-    def _ask(self, exchange: HttpExchange, request: OipRequest, body: bytes) -> None:
-        """Tensors in the JSON, or raw inputs."""
+    def _ask_and_send(self, exchange: RequestExchange, request: OipRequest, body: bytes) -> None:
+        self.ask(exchange, request, body, partial(self._answers.send, request))
+
+    def ask(
+        self, exchange: RequestExchange, request: OipRequest, body: bytes, answer: OnOutputs, latest_s: float = 0.0
+    ) -> None:
+        """Tensors in the JSON or in the body, the program's own or raw inputs. `latest_s` is a deadline of the call."""
         view, tensors = self._view, request.tensors
         _check_length(request, body)
         self._check_wanted(request)
         deadline_s = deadline_after(request.timeout_us / 1e6) if request.timeout_us else 0.0
-        answer = partial(self._answers.send, request)
+        if latest_s and (not deadline_s or latest_s < deadline_s):
+            deadline_s = latest_s
         if not is_prepared(view, tensors) or (view.coincide and self._desk.hooks.before is not None):
             row_count(tensors)
             raw = {tensor.name: raw_column(view, tensor, body) for tensor in tensors}

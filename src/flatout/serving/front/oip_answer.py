@@ -11,7 +11,7 @@ import orjson
 from flatout.serving.front.asked_times import timing_headers
 from flatout.serving.front.compressing import packed
 from flatout.serving.front.datatypes import bytes_packed, datatype_of_array
-from flatout.serving.front.exchange import HttpExchange
+from flatout.serving.front.exchange import RequestExchange
 from flatout.serving.front.model_view import CLASS, ModelView
 from flatout.serving.front.oip_request import OipRequest
 from flatout.serving.front.refusals import Refusal
@@ -31,7 +31,7 @@ class OipAnswers:
         self._begin = names[:-1] + b","
         self._every_output = tuple((name, False) for name in view.outputs), tuple((name, True) for name in view.outputs)
 
-    def send(self, request: OipRequest, exchange: HttpExchange, outputs: Mapping[str, Any], named: bool) -> None:
+    def send(self, request: OipRequest, exchange: RequestExchange, outputs: Mapping[str, Any], named: bool) -> None:
         """`named`: columns that a hook returned; else views of a room, without class names."""
         if named:
             wanted = request.wanted or tuple((name, request.all_binary) for name in outputs)
@@ -93,8 +93,7 @@ class OipAnswers:
         described: list[bytes] = []
         pieces: list[bytes] = []
         for name, binary in wanted:
-            column = self._column(name, outputs, named)
-            datatype = self._datatype(name, column, named)
+            column, datatype = named_output(self._view, name, outputs, named)
             if not binary:
                 described.append(_in_json(name, column, datatype))
                 continue
@@ -105,18 +104,17 @@ class OipAnswers:
         begin = self._begin if request.id is None else b'%b"id":%b,' % (self._begin, orjson.dumps(request.id))
         return b'%b"outputs":[%b]}' % (begin, b",".join(described)), pieces
 
-    def _column(self, name: str, outputs: Mapping[str, Any], named: bool) -> Any:
-        view = self._view
-        if not named and name == CLASS and view.classes is not None:
-            return [view.classes[number] for number in view.class_numbers(outputs)]
-        if name not in outputs:
-            raise Refusal(400, f"the answer has the columns {', '.join(outputs)}; got a request for {name!r}")
-        return outputs[name]
 
-    def _datatype(self, name: str, column: Any, named: bool) -> str:
-        if isinstance(column, list):
-            return "BYTES"
-        return datatype_of_array(column) if named else self._view.outputs[name].datatype
+def named_output(view: ModelView, name: str, outputs: Mapping[str, Any], named: bool) -> tuple[Any, str]:
+    """A column of numbers as an array, or of texts as a list; and its datatype."""
+    if not named and name == CLASS and view.classes is not None:
+        return [view.classes[number] for number in view.class_numbers(outputs)], "BYTES"
+    if name not in outputs:
+        raise Refusal(400, f"the answer has the columns {', '.join(outputs)}; got a request for {name!r}")
+    column = outputs[name]
+    if isinstance(column, list):
+        return column, "BYTES"
+    return column, datatype_of_array(column) if named else view.outputs[name].datatype
 
 
 def _described(name: str, datatype: str, shape: tuple[int, ...], size: int) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from flatout import __version__
-from flatout.serving.front.exchange import HttpExchange
+from flatout.serving.front.exchange import RequestExchange
 from flatout.serving.front.model_view import ModelView
 from flatout.serving.front.refusals import Refusal
 from flatout.serving.front.repository import Repository
@@ -30,24 +30,24 @@ class OipPages:
     ) -> None:
         self._views, self._watching, self._repository, self._is_ready = views, watching, repository, is_ready
 
-    def server(self, exchange: HttpExchange) -> None:
+    def server(self, exchange: RequestExchange) -> None:
         extensions = [name for name in EXTENSIONS if name != "model_repository" or self._repository is not None]
         exchange.send_json(orjson.dumps({"name": "flatout", "version": __version__, "extensions": extensions}))
 
-    def live(self, exchange: HttpExchange) -> None:
+    def live(self, exchange: RequestExchange) -> None:
         exchange.send_json(b'{"live":true}')
 
-    def ready(self, exchange: HttpExchange) -> None:
+    def ready(self, exchange: RequestExchange) -> None:
         if not self._is_ready():
             raise Refusal(503, "the server is not ready: its models are being loaded, or it is shutting down")
         exchange.send_json(b'{"ready":true}')
 
-    def model_ready(self, view: ModelView, exchange: HttpExchange) -> None:
+    def model_ready(self, view: ModelView, exchange: RequestExchange) -> None:
         if not self._is_ready():
             raise Refusal(503, f"the model {view.name} is not ready")
         exchange.send_json(orjson.dumps({"name": view.name, "ready": True}))
 
-    def metadata(self, view: ModelView, exchange: HttpExchange) -> None:
+    def metadata(self, view: ModelView, exchange: RequestExchange) -> None:
         exchange.model = view.model
         exchange.send_json(
             orjson.dumps(
@@ -63,7 +63,7 @@ class OipPages:
             )
         )
 
-    def config(self, view: ModelView, exchange: HttpExchange) -> None:
+    def config(self, view: ModelView, exchange: RequestExchange) -> None:
         exchange.send_json(
             orjson.dumps(
                 {
@@ -79,27 +79,27 @@ class OipPages:
             )
         )
 
-    def statistics(self, views: list[ModelView], exchange: HttpExchange) -> None:
+    def statistics(self, views: list[ModelView], exchange: RequestExchange) -> None:
         found = [_statistics(view, self._watching.statistics(view.name, view.version)) for view in views]
         exchange.send_json(orjson.dumps({"model_stats": found}))
 
-    def all_statistics(self, exchange: HttpExchange) -> None:
+    def all_statistics(self, exchange: RequestExchange) -> None:
         self.statistics([view for versions in self._views.values() for view in versions.values()], exchange)
 
-    def index(self, exchange: HttpExchange) -> None:
+    def index(self, exchange: RequestExchange) -> None:
         asked = _object(exchange.body)
         found = [vars(entry) for entry in self._has_repository().index()]
         if asked.get("ready") is True:
             found = [entry for entry in found if entry["state"] == "READY"]
         exchange.send_json(orjson.dumps(found))
 
-    def load(self, name: str, exchange: HttpExchange) -> None:
+    def load(self, name: str, exchange: RequestExchange) -> None:
         given = _object(exchange.body).get("parameters") or {}
         if given:
             raise Refusal(400, f"a model is loaded as its package says: no parameters are accepted, got {', '.join(given)}")
         self._has_repository().load(name, partial(_changed, exchange))
 
-    def unload(self, name: str, exchange: HttpExchange) -> None:
+    def unload(self, name: str, exchange: RequestExchange) -> None:
         self._has_repository().unload(name, partial(_changed, exchange))
 
     def _has_repository(self) -> Repository:
@@ -108,7 +108,7 @@ class OipPages:
         return self._repository
 
 
-def _changed(exchange: HttpExchange, problem: str | None) -> None:
+def _changed(exchange: RequestExchange, problem: str | None) -> None:
     if problem is None:
         exchange.send_json(b"{}")
     else:

@@ -62,6 +62,11 @@ def parse_oip(header: bytes | memoryview, header_bytes: int) -> OipRequest:
         raise Refusal(400, f"the request is no valid JSON: {error}") from None
     if not isinstance(found, dict):
         raise Refusal(400, f"expected a JSON object with 'inputs', got {json_kind(found)}")
+    return checked_request(found, header_bytes)
+
+
+def checked_request(found: Mapping[str, Any], header_bytes: int) -> OipRequest:
+    """Of the JSON's content."""
     parameters = _parameters(found, "the request")
     inputs = found.get("inputs")
     if not isinstance(inputs, list) or not inputs:

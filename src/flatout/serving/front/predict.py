@@ -8,7 +8,7 @@ from typing import Any
 
 from flatout.serving.front.asked_times import timing_headers
 from flatout.serving.front.compressing import packed, unpacked
-from flatout.serving.front.exchange import HttpExchange
+from flatout.serving.front.exchange import RequestExchange
 from flatout.serving.front.model_view import ModelView
 from flatout.serving.front.predict_answers import in_csv, many_in_json, one_in_json
 from flatout.serving.front.predict_bodies import rows_of_body
@@ -22,7 +22,7 @@ class Predict:
     def __init__(self, desk: AnyDesk, view: ModelView) -> None:
         self._desk, self._view = desk, view
 
-    def predict(self, exchange: HttpExchange) -> None:
+    def predict(self, exchange: RequestExchange) -> None:
         view, headers, body = self._view, exchange.headers, exchange.body
         exchange.model = view.model
         if b"content-encoding" in headers:
@@ -37,7 +37,7 @@ class Predict:
             assert given.columns is not None
             self._desk.ask_raw(exchange, view, given.columns, answer)
 
-    def _answer(self, one: bool, as_csv: bool, exchange: HttpExchange, outputs: Mapping[str, Any], named: bool) -> None:
+    def _answer(self, one: bool, as_csv: bool, exchange: RequestExchange, outputs: Mapping[str, Any], named: bool) -> None:
         view = self._view
         if as_csv:
             head, body = _CSV, in_csv(view, outputs, named)

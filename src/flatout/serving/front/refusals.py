@@ -30,11 +30,11 @@ _log = logging.getLogger("flatout.serving")
 
 
 class Refusal(Exception):
-    """`headers` are whole lines, each with its line end."""
+    """`headers` are whole lines, each with its line end. `is_late`: it could not be answered before its deadline."""
 
-    def __init__(self, status: int, problem: str, headers: bytes = b"") -> None:
+    def __init__(self, status: int, problem: str, headers: bytes = b"", is_late: bool = False) -> None:
         super().__init__(problem)
-        self.status, self.headers = status, headers
+        self.status, self.headers, self.is_late = status, headers, is_late
 
     @property
     def head(self) -> bytes:
@@ -70,7 +70,7 @@ def refusal_of(outcome: Outcome) -> Refusal:
     if outcome.status is Status.LATE:
         waited = f"it waited {timing.queue_s * 1e3:.1f} ms in the queue"
         why = f"not answered before its deadline: {outcome.problem or waited}; retry later or give a later deadline"
-        return Refusal(503, why, _retry_after(outcome.retry_after_s))
+        return Refusal(503, why, _retry_after(outcome.retry_after_s), is_late=True)
     if outcome.status is Status.GONE:
         why = outcome.problem or "the executor ended before it answered"
         return Refusal(503, f"not answered: {why}; retry later", _retry_after(outcome.retry_after_s))

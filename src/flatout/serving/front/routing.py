@@ -7,7 +7,7 @@ from functools import partial
 from urllib.parse import quote, unquote
 
 from flatout.base.errors import did_you_mean
-from flatout.serving.front.exchange import HttpExchange
+from flatout.serving.front.exchange import RequestExchange
 from flatout.serving.front.model_view import ModelView
 from flatout.serving.front.oip import OipInfer
 from flatout.serving.front.oip_pages import OipPages
@@ -37,17 +37,20 @@ def build_routes(
         **{path: partial(_page, page) for path, page in extra.items()},
     }
     posts: dict[str, Handler] = {"/v2/repository/index": pages.index}
+    infers: dict[tuple[str, str], OipInfer] = {}
     for name, versions in views.items():
         newest = list(versions.values())[-1]
         quoted = quote(name, safe="")
-        infer, predict = {view.version: OipInfer(desk, view).infer for view in versions.values()}, Predict(desk, newest).predict
+        predict = Predict(desk, newest).predict
+        infers |= {(name, view.version): OipInfer(desk, view) for view in versions.values()}
+        infers[name, ""] = infers[name, newest.version]
         for view in [*versions.values(), newest]:
             at = f"/v2/models/{quoted}" if view is newest else f"/v2/models/{quoted}/versions/{quote(view.version, safe='')}"
             for path in {at, f"/v2/models/{quoted}/versions/{quote(view.version, safe='')}"}:
                 gets[path] = partial(pages.metadata, view)
                 gets[f"{path}/ready"] = partial(pages.model_ready, view)
                 gets[f"{path}/config"] = partial(pages.config, view)
-                posts[f"{path}/infer"] = infer[view.version]
+                posts[f"{path}/infer"] = infers[name, view.version].infer
             gets[f"/v2/models/{quoted}/versions/{quote(view.version, safe='')}/stats"] = partial(pages.statistics, [view])
         gets[f"/v2/models/{quoted}/stats"] = partial(pages.statistics, list(versions.values()))
         posts[f"/models/{quoted}/predict"] = predict
@@ -57,7 +60,8 @@ def build_routes(
         posts["/predict"] = partial(_which_model, list(views))
     known = ({path.encode(): handler for path, handler in table.items()} for table in (gets, posts))
     as_gets, as_posts = known
-    return Routes(as_gets, as_posts, _Elsewhere(as_gets, as_posts, pages, {name: list(found) for name, found in views.items()}))
+    elsewhere = _Elsewhere(as_gets, as_posts, pages, {name: list(found) for name, found in views.items()})
+    return Routes(as_gets, as_posts, elsewhere, infers)
 
 
 class _Elsewhere:
@@ -66,7 +70,7 @@ class _Elsewhere:
     ) -> None:
         self._gets, self._posts, self._pages, self._versions = gets, posts, pages, versions
 
-    def __call__(self, exchange: HttpExchange) -> None:
+    def __call__(self, exchange: RequestExchange) -> None:
         path, method = self._path(exchange.url), exchange.method
         table = self._gets if method in (b"GET", b"HEAD") else self._posts if method == b"POST" else {}
         handler = table.get(path)
@@ -110,13 +114,13 @@ class _Elsewhere:
         return f"there is nothing at {_shown(path)}; the paths are in /openapi.json"
 
 
-def _page(page: Page, exchange: HttpExchange) -> None:
+def _page(page: Page, exchange: RequestExchange) -> None:
     status, content_type, body = page()
     head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\n" % (status, REASONS.get(status, b"Answer"), content_type.encode())
     exchange.send(head, body, status)
 
 
-def _which_model(names: list[str], exchange: HttpExchange) -> None:
+def _which_model(names: list[str], exchange: RequestExchange) -> None:
     if not names:
         raise Refusal(503, "no model is served at this moment", b"Retry-After: 1\r\n")
     raise Refusal(404, f"{len(names)} models are served: use /models/NAME/predict with one of {', '.join(names)}")

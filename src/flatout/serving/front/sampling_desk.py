@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from flatout.serving.asking import Array
 from flatout.serving.front.asked_times import OnOutputs
 from flatout.serving.front.desk import Desk
-from flatout.serving.front.exchange import HttpExchange
+from flatout.serving.front.exchange import RequestExchange
 from flatout.serving.front.model_view import ModelView
 
 _log = logging.getLogger("flatout.serving")
@@ -51,7 +51,7 @@ class SamplingDesk:
 
     def ask_prepared(
         self,
-        exchange: HttpExchange,
+        exchange: RequestExchange,
         view: ModelView,
         columns: Iterable[tuple[str, Array]],
         rows: int,
@@ -65,14 +65,14 @@ class SamplingDesk:
             answer = partial(self._answer, view, True, dict(columns), answer)
         self._desk.ask_prepared(exchange, view, columns, rows, sizes, answer, deadline_s, priority)
 
-    def ask_row(self, exchange: HttpExchange, view: ModelView, row: Mapping[str, Any], answer: OnOutputs) -> None:
+    def ask_row(self, exchange: RequestExchange, view: ModelView, row: Mapping[str, Any], answer: OnOutputs) -> None:
         if self._samples.wants():
             answer = partial(self._answer, view, False, {name: [value] for name, value in row.items()}, answer)
         self._desk.ask_row(exchange, view, row, answer)
 
     def ask_raw(
         self,
-        exchange: HttpExchange,
+        exchange: RequestExchange,
         view: ModelView,
         raw: Mapping[str, Any],
         answer: OnOutputs,
@@ -92,7 +92,7 @@ class SamplingDesk:
         is_prepared: bool,
         inputs: Mapping[str, Any],
         answer: OnOutputs,
-        exchange: HttpExchange,
+        exchange: RequestExchange,
         outputs: Mapping[str, Any],
         named: bool,
     ) -> None:

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from email.utils import formatdate
 from typing import Protocol
 
-from flatout.serving.front.exchange import HttpExchange
+from flatout.serving.front.exchange import RequestExchange
 from flatout.serving.front.known_heads import KnownHeads
 from flatout.serving.front.limits import Limits
+from flatout.serving.front.oip import OipInfer
 from flatout.serving.front.refusals import Refusal
 from flatout.serving.front.watching import Watching
 
 LARGE_BODY = 1 << 20  # bytes: such bodies count among those that all connections hold
-Handler = Callable[[HttpExchange], None]
+Infers = dict[tuple[str, str], OipInfer]
+Handler = Callable[[RequestExchange], None]
 OPEN_PATHS = (b"/v2/health/live", b"/v2/health/ready")  # who watches over a server has no token
 
 
@@ -27,10 +29,19 @@ class Swept(Protocol):
 
 
 class Routes:
-    """By method and exact URL; `elsewhere` gets the rest: other spellings, other methods, unknown paths."""
+    """By method and exact URL; `elsewhere` gets the rest: other spellings, other methods, unknown paths.
 
-    def __init__(self, gets: dict[bytes, Handler], posts: dict[bytes, Handler], elsewhere: Handler) -> None:
-        self.gets, self.posts, self.elsewhere = gets, posts, elsewhere
+    `infers` has those of the Open Inference Protocol by the name and version of the model; the version "" is the newest.
+    """
+
+    def __init__(
+        self,
+        gets: dict[bytes, Handler],
+        posts: dict[bytes, Handler],
+        elsewhere: Handler,
+        infers: Infers,
+    ) -> None:
+        self.gets, self.posts, self.elsewhere, self.infers = gets, posts, elsewhere, infers
 
 
 class Site:
@@ -67,7 +78,7 @@ class Site:
             raise Refusal(503, f"{why}; retry later", b"Retry-After: 1\r\n")
         self.held_bytes += size
 
-    def handle(self, exchange: HttpExchange) -> None:
+    def handle(self, exchange: RequestExchange) -> None:
         routes, method = self.routes, exchange.method
         self.in_flight += 1
         try:
