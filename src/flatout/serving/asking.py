@@ -83,10 +83,14 @@ class ServedModel:
 
 
 class Room(Protocol):
-    """Memory for the rows of one request: write `inputs`, ask, read the outcome, release it once."""
+    """Memory for the rows of one request: write `inputs` or all of their records, ask, read the outcome, release it once."""
 
     @property
     def inputs(self) -> Mapping[str, Array]: ...
+
+    def write(self, records: bytes) -> None:
+        """All inputs at once, as the bytes of their records; see `RowLayout.is_packed`."""
+        ...
 
     def release(self) -> None: ...
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from flatout.serving.arena import Arena
 from flatout.serving.asking import Asking, Outcome, Reason, Room, ServedModel, Status, Timing
+from flatout.serving.records import RowOutputs
 from flatout.serving.rows_in_rooms import RoomLayout
 from flatout.serving.wire import ANSWER, NO_SIZES, QUESTION, DescriptorLine
 
@@ -29,24 +30,28 @@ _STATUSES = tuple(Status)
 _REASONS = tuple(Reason)
 _PATIENCE_S = 30.0
 _MOST_TRIES = 2
+_SMALL_ANSWER = 4096  # bytes: a copy is cheaper than arrays
+_MOST_TURNS, _MANY_QUESTIONS = 3, 8  # of the event loop, and in one write: how long questions to a busy executor are gathered
 
 
 class ArenaRoom(Room):
     """A block of the front's shared memory."""
 
-    __slots__ = ("_inputs", "asked", "done", "executor", "id", "lane", "layout", "model", "offset", "power", "question",
-                 "released", "rows", "tries", "until_s")  # fmt: skip
+    # most requests never change these
+    _inputs: dict[str, Array] | None = None
+    asked = released = False
+    id = tries = 0
+    question = b""
+    until_s = 0.0
+    done: Done | None = None
 
     def __init__(self, lane: FrontLane, layout: RoomLayout, model: int, rows: int, offset: int, power: int) -> None:
-        self.lane, self.layout, self.model, self.rows = lane, layout, model, rows
-        self.offset, self.power = offset, power
-        self._inputs: dict[str, Array] | None = None
-        self.done: Done | None = None
-        self.asked = self.released = False
-        self.id = self.tries = 0
-        self.question = b""
-        self.executor = ""
-        self.until_s = 0.0
+        self.lane = lane
+        self.layout = layout
+        self.model = model
+        self.rows = rows
+        self.offset = offset
+        self.power = power
 
     @property
     def inputs(self) -> Mapping[str, Array]:
@@ -54,8 +59,16 @@ class ArenaRoom(Room):
             self._inputs = self.layout.input_views(self.lane.memory, self.offset, self.rows)
         return self._inputs
 
-    def outputs(self) -> dict[str, Array]:
-        return self.layout.output_views(self.lane.memory, self.offset, self.rows)
+    def write(self, records: bytes) -> None:
+        offset = self.offset
+        self.lane.raw[offset : offset + len(records)] = records
+
+    def outputs(self) -> Mapping[str, Array]:
+        layout = self.layout
+        if self.rows == 1 and layout.outputs.row_bytes <= _SMALL_ANSWER:
+            begin = self.offset + layout.inputs.row_bytes
+            return RowOutputs(layout.outputs, self.lane.raw[begin : begin + layout.outputs.row_bytes].tobytes())
+        return layout.output_views(self.lane.memory, self.offset, self.rows)
 
     def release(self) -> None:
         """Before its outcome this cancels the question: `done` is not called. The executor may still write, so the block
@@ -87,13 +100,15 @@ class FrontLane(Asking):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, arena: Arena, *, patience_s: float = _PATIENCE_S) -> None:
         self.arena, self.memory = arena, arena.shared.memory
+        self.raw = memoryview(self.memory)  # slices of it are several times cheaper than those of an array
         self._loop, self._patience_s = loop, patience_s
         self._connections: dict[str, _Connection] = {}  # those that take new requests, by the executor's name
         self._retired: list[_Connection] = []
         self._executors: dict[int, str] = {}  # by the model's number
         self._orphans: list[ArenaRoom] = []  # asked, and no executor has them
         self._layouts: dict[tuple[int, tuple[int, ...]], RoomLayout] = {}
-        self._unsent: list[_Connection] = []  # those with questions of this turn of the event loop
+        self._unsent: list[_Connection] = []  # those with questions that wait for `_flush`
+        self._gathered = self._turns = 0  # questions at the last look, and how many turns they have waited
         self._last_id = 0
         self._patrol: asyncio.TimerHandle | None = None
 
@@ -171,8 +186,7 @@ class FrontLane(Asking):
             self._layouts[key] = layout
         arena = self.arena
         power = arena.power_for(layout.nbytes(rows))
-        room = ArenaRoom(self, layout, model.number, rows, arena.allocate(power), power)
-        return room
+        return ArenaRoom(self, layout, model.number, rows, arena.allocate(power), power)
 
     def ask(self, room: Room, done: Done, *, deadline_s: float = 0.0, priority: int = 0) -> None:
         assert isinstance(room, ArenaRoom)
@@ -205,8 +219,20 @@ class FrontLane(Asking):
         connection.questions.append(room.question)
 
     def _flush(self) -> None:
-        """All questions of one turn of the event loop in one write."""
+        """All questions of one turn of the event loop in one write. While an executor works on others it would not look at
+        them anyway: then those of a few turns go together, since a write costs as much as half a request."""
+        unsent = self._unsent
+        if self._turns < _MOST_TURNS and len(unsent) == 1:
+            gathered = len(unsent[0].questions)
+            if self._gathered < gathered < _MANY_QUESTIONS and len(unsent[0].rooms) > gathered:
+                self._gathered, self._turns = gathered, self._turns + 1
+                self._loop.call_soon(self._flush)
+                return
+        self._flush_now()
+
+    def _flush_now(self) -> None:
         unsent, self._unsent = self._unsent, []
+        self._gathered = self._turns = 0
         for connection in unsent:
             self._write(connection)
 
@@ -233,6 +259,8 @@ class FrontLane(Asking):
         if answers is None:
             self._ended(connection)
             return
+        if self._unsent:  # the executor may be idle now
+            self._flush_now()
         rooms = connection.rooms
         for number, status, reason, _, batch_rows, queue_s, copy_s, compute_s, retry_s, text in ANSWER.iter_unpack(answers):
             room = rooms.pop(number, None)

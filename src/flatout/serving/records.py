@@ -6,8 +6,9 @@ columns = layout.columns(memory, rows)      # {"numeric": float32 [rows, 6], ...
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -52,6 +53,16 @@ class RowLayout:
             start += -(-field.nbytes // _ALIGNED) * _ALIGNED
         return cls(tuple(fields), start)
 
+    @cached_property
+    def by_name(self) -> dict[str, RecordField]:
+        return {one.name: one for one in self.fields}
+
+    def is_packed(self, rows: int) -> bool:
+        """Whether the tensors of so many rows, one after the other, have the same bytes as the records of these rows."""
+        if rows == 1:
+            return all(one.nbytes % _ALIGNED == 0 for one in self.fields[:-1])
+        return len(self.fields) == 1 and self.fields[0].nbytes == self.row_bytes
+
     def columns(self, memory: Array, rows: int) -> dict[str, Array]:
         """Views of `memory`, which has uint8 [rows * row_bytes] or more."""
         found = {}
@@ -62,6 +73,25 @@ class RowLayout:
             strides = (self.row_bytes, *(steps if field.shape else ()))
             found[field.name] = np.ndarray((rows, *field.shape), field.dtype, memory, field.start, strides)
         return found
+
+
+class RowOutputs(Mapping[str, Array]):
+    """One row of several tensors, as a copy of its record. Arrays are made when they are asked for."""
+
+    __slots__ = ("layout", "record")
+
+    def __init__(self, layout: RowLayout, record: bytes) -> None:
+        self.layout, self.record = layout, record
+
+    def __getitem__(self, name: str) -> Array:
+        one = self.layout.by_name[name]
+        return np.ndarray((1, *one.shape), one.dtype, self.record, one.start)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layout.by_name)
+
+    def __len__(self) -> int:
+        return len(self.layout.fields)
 
 
 def open_sizes(ports: Sequence[Port], columns: Mapping[str, Any]) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from flatout.serving.front.exchange import RequestExchange
 from flatout.serving.front.hooks import RowHooks, RowsHook, header_texts
 from flatout.serving.front.limits import Limits
 from flatout.serving.front.model_view import ModelView
+from flatout.serving.front.packed_rows import PackedRows
 from flatout.serving.front.refusals import Refusal, one_line, refusal_of
 from flatout.serving.records import open_sizes
 
@@ -53,9 +54,12 @@ class Desk:
         asking = self._asking
         room = asking.room(view.model, rows, sizes)
         try:
-            inputs = room.inputs
-            for name, column in columns:
-                inputs[name][...] = column
+            if isinstance(columns, PackedRows) and columns.records is not None:
+                room.write(columns.records)
+            else:
+                inputs = room.inputs
+                for name, column in columns:
+                    inputs[name][...] = column
             exchange.decoded = perf_counter()
             asking.ask(room, partial(_done, exchange, room, answer), deadline_s=deadline_s, priority=priority)
         except BaseException:

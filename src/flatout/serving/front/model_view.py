@@ -11,7 +11,7 @@ import numpy as np
 from flatout.data.fitted import RawInput
 from flatout.serving.asking import Array, ServedModel
 from flatout.serving.front.datatypes import NUMPY_TYPES, bfloat16_numbers, bytes_packed, datatype_of
-from flatout.serving.front.prepared_checks import TensorCheck, tensor_checks
+from flatout.serving.front.prepared_checks import BytesCheck, TensorCheck, row_checks, tensor_checks
 from flatout.serving.front.preparing import Preparer
 
 CLASS = "class"
@@ -49,6 +49,8 @@ class ModelView:
         self.has_open_sizes = any(None in spec.shape for spec in self.prepared.values())
         self.coincide = self.kind == "arrays" and self.raw_specs == self.prepared
         self.checks: dict[str, TensorCheck] = tensor_checks(fitted)
+        quick = {name: check for name, check in row_checks(fitted).items() if self.prepared[name].datatype == "INT32"}
+        self.row_checks: dict[str, BytesCheck] = quick
         self._outputs = {port.name: _spec(port.name, port.dtype, port.shape[1:]) for port in model.outputs}
         names = fitted.host.class_names
         named = names is not None and "prediction" in self._outputs

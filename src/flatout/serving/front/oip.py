@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flatout.serving.asking import Array
 from flatout.serving.front.asked_times import OnOutputs, deadline_after
 from flatout.serving.front.compressing import unpacked
 from flatout.serving.front.datatypes import NUMPY_TYPES
@@ -25,22 +24,12 @@ from flatout.serving.front.oip_request import (
     row_count,
 )
 from flatout.serving.front.oip_tensors import array_of
-from flatout.serving.front.prepared_checks import TensorCheck
+from flatout.serving.front.packed_rows import PackedRows, PlacedTensor
 from flatout.serving.front.refusals import Refusal
 from flatout.serving.front.sampling_desk import AnyDesk
+from flatout.serving.records import RowLayout
 
-_view: Any = np.ndarray
 _MOST_PLANS, _LONGEST_HEADER = 512, 4096
-
-
-class _Placed(NamedTuple):
-    """A tensor of numbers in the body."""
-
-    name: str
-    dtype: np.dtype[Any]
-    start: int
-    shape: tuple[int, ...]
-    check: TensorCheck | None
 
 
 class _Plan(NamedTuple):
@@ -49,7 +38,9 @@ class _Plan(NamedTuple):
     request: OipRequest
     rows: int
     sizes: tuple[int, ...]
-    placed: tuple[_Placed, ...]
+    placed: tuple[PlacedTensor, ...]
+    checked: tuple[PlacedTensor, ...]
+    records_at: int  # where the records of a room begin in the body; 0 if its tensors lie in another way
     answer: OnOutputs
 
 
@@ -101,21 +92,31 @@ class OipInfer:
         for tensor in tensors:
             check_tensor(view.prepared[tensor.name], tensor)
         self._check_wanted(request)
-        placed = tuple(
-            _Placed(one.name, _bytes_type(one.datatype), one.start, one.shape, view.checks.get(one.name)) for one in tensors
-        )
-        return _Plan(request, rows, _sizes(view.prepared, by_name), placed, partial(self._answers.send, request))
+        placed = tuple(self._placed(one) for one in tensors)
+        checked = tuple(one for one in placed if one.check is not None)
+        sizes = _sizes(view.prepared, by_name)
+        records_at = tensors[0].start if self._are_records(tensors, rows, sizes) else 0
+        return _Plan(request, rows, sizes, placed, checked, records_at, partial(self._answers.send, request))
+
+    def _placed(self, given: GivenTensor) -> PlacedTensor:
+        name, view = given.name, self._view
+        quick = view.row_checks.get(name) if given.shape[0] == 1 else None
+        return PlacedTensor(name, _bytes_type(given.datatype), given.start, given.shape, view.checks.get(name), quick)
+
+    def _are_records(self, tensors: tuple[GivenTensor, ...], rows: int, sizes: tuple[int, ...]) -> bool:
+        ports = self._view.model.inputs
+        if [tensor.name for tensor in tensors] != [port.name for port in ports] or any(port.dtype == "bool" for port in ports):
+            return False  # the copy of a bool changes bytes
+        return RowLayout.of(ports, sizes).is_packed(rows)
 
     def _run(self, exchange: RequestExchange, plan: _Plan, body: bytes) -> None:
-        request, rows, sizes, placed, answer = plan
+        request, rows, sizes, placed, checked, records_at, answer = plan
         if len(body) != request.body_bytes:
             _check_length(request, body)
-        columns = []
-        for name, dtype, start, shape, check in placed:
-            array: Array = _view(shape, dtype, body, start)
-            if check is not None:
-                check(array)
-            columns.append((name, array))
+        for one in checked:
+            if (one.quick_check is None or not one.quick_check(body, one.start)) and one.check is not None:
+                one.check(one.array(body))
+        columns = PackedRows(placed, body, body[records_at:] if records_at else None)
         deadline_s = deadline_after(request.timeout_us / 1e6) if request.timeout_us else 0.0
         self._desk.ask_prepared(exchange, self._view, columns, rows, sizes, answer, deadline_s, request.priority)
 
