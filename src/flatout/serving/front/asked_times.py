@@ -19,13 +19,13 @@ _LONGEST_MS = 86_400_000
 
 def timing_headers(view: ModelView, exchange: RequestExchange) -> bytes:
     timing = exchange.timing
-    return b"x-flatout-batch: %d\r\nx-flatout-reason: %b\r\nx-flatout-queue-ms: %.3f\r\nx-flatout-compute-ms: %.3f\r\n%b" % (
-        timing.batch_rows,
-        _REASONS[timing.reason],
-        timing.queue_s * 1e3,
-        timing.compute_s * 1e3,
-        view.version_header,
-    )
+    compute_s, rows, reason, before, after = view.last_batch
+    if timing.compute_s != compute_s or timing.batch_rows != rows or timing.reason != reason:
+        compute_s, rows, reason = timing.compute_s, timing.batch_rows, timing.reason
+        before = b"x-flatout-batch: %d\r\nx-flatout-reason: %b\r\n" % (rows, _REASONS[reason])
+        after = b"x-flatout-compute-ms: %.3f\r\n%b" % (compute_s * 1e3, view.version_header)
+        view.last_batch = compute_s, rows, reason, before, after
+    return b"%bx-flatout-queue-ms: %.3f\r\n%b" % (before, timing.queue_s * 1e3, after)
 
 
 def asked_deadline(headers: Mapping[bytes, bytes], otherwise_s: float) -> float:

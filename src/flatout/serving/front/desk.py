@@ -16,7 +16,7 @@ from flatout.serving.front.exchange import RequestExchange
 from flatout.serving.front.hooks import RowHooks, RowsHook, header_texts
 from flatout.serving.front.limits import Limits
 from flatout.serving.front.model_view import ModelView
-from flatout.serving.front.packed_rows import PackedRows
+from flatout.serving.front.packed_columns import PackedColumns
 from flatout.serving.front.refusals import Refusal, one_line, refusal_of
 from flatout.serving.records import open_sizes
 
@@ -54,7 +54,7 @@ class Desk:
         asking = self._asking
         room = asking.room(view.model, rows, sizes)
         try:
-            if isinstance(columns, PackedRows) and columns.records is not None:
+            if isinstance(columns, PackedColumns) and columns.records is not None:
                 room.write(columns.records)
             else:
                 inputs = room.inputs
@@ -69,7 +69,11 @@ class Desk:
     def ask_row(self, exchange: RequestExchange, view: ModelView, row: Mapping[str, Any], answer: OnOutputs) -> None:
         """One row of a table, as {"age": 39, ...}."""
         if self.hooks.before is None:
-            self._ask(exchange, view, view.preparer.row(row), answer)
+            prepared = view.preparer.row(row)
+            if isinstance(prepared, PackedColumns):
+                self.ask_prepared(exchange, view, prepared, 1, (), answer)
+            else:
+                self._ask(exchange, view, prepared, answer)
         else:
             self.ask_raw(exchange, view, {name: [value] for name, value in row.items()}, answer)
 

@@ -40,8 +40,6 @@ class RequestExchange(ABC):
     `begun` is when its first byte came, `arrived` its last; `parsed`, `decoded` and `computed` are when that was done.
     """
 
-    __slots__ = ("arrived", "begun", "body", "computed", "decoded", "finished", "headers", "hook_s", "method", "model",
-                 "parsed", "rows", "timing", "url")  # fmt: skip
     method: bytes
     url: bytes
     headers: dict[bytes, bytes]
@@ -49,13 +47,12 @@ class RequestExchange(ABC):
     begun: float
     arrived: float
     parsed: float
-    decoded: float
-    computed: float
-    hook_s: float
-    finished: bool
-    model: ServedModel | None
-    rows: int
-    timing: Timing
+    # one object a request: what most of them leave as it is costs nothing here
+    decoded = computed = hook_s = 0.0
+    finished = False
+    model: ServedModel | None = None
+    rows = 0
+    timing = _NOT_RUN
 
     @abstractmethod
     def send(self, head: bytes, body: bytes, status_code: int = 200) -> None:
@@ -99,7 +96,9 @@ class RequestExchange(ABC):
 
 
 class HttpExchange(RequestExchange):
-    __slots__ = ("answer", "connection", "held_bytes", "keep_alive", "refusal")
+    answer: tuple[bytes, ...] | None = None
+    held_bytes = 0  # of a large body, counted by the site
+    refusal: Refusal | None = None
 
     def __init__(
         self,
@@ -113,16 +112,14 @@ class HttpExchange(RequestExchange):
         arrived: float,
     ) -> None:
         self.connection = connection
-        self.method, self.url, self.headers, self.body = method, url, headers, body
+        self.method = method
+        self.url = url
+        self.headers = headers
+        self.body = body
         self.keep_alive = keep_alive
-        self.begun, self.arrived, self.parsed = begun, arrived, perf_counter()
-        self.decoded = self.computed = self.hook_s = 0.0
-        self.finished = False
-        self.answer: tuple[bytes, ...] | None = None
-        self.model = None
-        self.rows = self.held_bytes = 0  # held_bytes: of a large body, counted by the site
-        self.timing = _NOT_RUN
-        self.refusal: Refusal | None = None
+        self.begun = begun
+        self.arrived = arrived
+        self.parsed = perf_counter()
 
     def send(self, head: bytes, body: bytes, status_code: int = 200) -> None:
         if self.finished:

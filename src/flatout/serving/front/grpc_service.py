@@ -18,7 +18,6 @@ import orjson
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
-from flatout.serving.asking import Timing
 from flatout.serving.front.exchange import RequestExchange
 from flatout.serving.front.grpc_messages import SERVICE, message_class
 from flatout.serving.front.grpc_status import status_of
@@ -28,7 +27,6 @@ from flatout.serving.front.site import LARGE_BODY, Site
 from flatout.serving.front.watching import Watching
 
 _INFER_URL = f"/{SERVICE}/ModelInfer".encode()
-_NOT_RUN = Timing()
 _LONGEST_S = 86_400.0  # later deadlines are none
 _InferRequest = message_class("ModelInferRequest")
 Call = Callable[[bytes, Any], Awaitable[bytes]]
@@ -37,18 +35,12 @@ Call = Callable[[bytes, Any], Awaitable[bytes]]
 class GrpcExchange(RequestExchange):
     """`done` gets the bytes of the answer, or the refusal."""
 
-    __slots__ = ("_watching", "done", "is_timed")
-
     def __init__(self, watching: Watching, method: bytes, url: bytes, context: Any) -> None:
         self._watching = watching
         self.method, self.url, self.body = method, url, b""
         metadata = context.invocation_metadata() or ()
         self.headers = {name.encode(): text.encode() if isinstance(text, str) else text for name, text in metadata}
         self.begun = self.arrived = self.parsed = perf_counter()
-        self.decoded = self.computed = self.hook_s = 0.0
-        self.finished = False
-        self.model = None
-        self.rows, self.timing = 0, _NOT_RUN
         self.is_timed = False  # the client's deadline is the one that counts
         self.done: asyncio.Future[bytes | Refusal] = asyncio.get_running_loop().create_future()
 

@@ -66,6 +66,7 @@ class ModelView:
         self.half = frozenset(name for name, spec in self.outputs.items() if spec.datatype == "BF16")
         self.preparer = Preparer(model)
         self.version_header = b"x-flatout-version: %b\r\n" % model.version.encode()
+        self.last_batch = (0.0, -1, 0, b"", b"")  # what the headers of its requests have in common; see asked_times
 
     def class_numbers(self, outputs: Mapping[str, Array]) -> list[int]:
         assert self.classes is not None

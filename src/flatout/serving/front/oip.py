@@ -24,7 +24,7 @@ from flatout.serving.front.oip_request import (
     row_count,
 )
 from flatout.serving.front.oip_tensors import array_of
-from flatout.serving.front.packed_rows import PackedRows, PlacedTensor
+from flatout.serving.front.packed_columns import PackedColumns, PlacedTensor
 from flatout.serving.front.refusals import Refusal
 from flatout.serving.front.sampling_desk import AnyDesk
 from flatout.serving.records import RowLayout
@@ -116,7 +116,7 @@ class OipInfer:
         for one in checked:
             if (one.quick_check is None or not one.quick_check(body, one.start)) and one.check is not None:
                 one.check(one.array(body))
-        columns = PackedRows(placed, body, body[records_at:] if records_at else None)
+        columns = PackedColumns(placed, body, body[records_at:] if records_at else None)
         deadline_s = deadline_after(request.timeout_us / 1e6) if request.timeout_us else 0.0
         self._desk.ask_prepared(exchange, self._view, columns, rows, sizes, answer, deadline_s, request.priority)
 

@@ -23,7 +23,8 @@ def one_in_json(view: ModelView, outputs: Mapping[str, Any], named: bool) -> byt
     classes = view.classes
     for name in view.outputs:
         if name == CLASS and classes is not None:
-            row[CLASS] = classes[min(int(outputs["prediction"][0]), len(classes) - 1)]
+            number = row["prediction"] if "prediction" in row else outputs["prediction"][0]
+            row[CLASS] = classes[min(int(number), len(classes) - 1)]
         else:
             row[name] = _plain(outputs[name][0])
     return orjson.dumps(row, option=_NUMPY)

@@ -4,12 +4,15 @@
     preparer.row({"age": 39, "job": "cook"})            # one row of a table
     preparer.rows({"age": [39, 50], "job": [...]})      # many rows, as columns by name
 
-Both return NumPy arrays by the names of the program's inputs. DataError names what can't be prepared.
+Both return columns by the names of the program's inputs: NumPy arrays, or for one row their bytes. DataError names what can't
+be prepared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from struct import Struct
+from struct import error as StructError
 from typing import Any
 
 import numpy as np
@@ -22,8 +25,10 @@ from flatout.data.fitted.table_rows import TableHost
 from flatout.packaging.answering import Preparation
 from flatout.packaging.ports import Port
 from flatout.serving.asking import Array, ServedModel
-from flatout.serving.records import numpy_type
+from flatout.serving.front.packed_columns import PackedColumns, PlacedTensor
+from flatout.serving.records import RowLayout, numpy_type
 
+_CODES = {"float32": "f", "float64": "d", "int32": "i", "int64": "q"}  # of the module struct
 _FEW_ROWS = 512  # more are prepared faster as columns
 
 
@@ -34,11 +39,24 @@ class Preparer:
         host = self._fitted.host
         self._one = OneRow(host) if isinstance(host, TableHost) else None
         self._types = {port.name: np.dtype(port.dtype) for port in self._ports} if self._one is not None else {}
+        self._record: Struct | None = None
+        if self._one is not None and all(port.dtype in _CODES and len(port.shape) == 2 for port in self._ports):
+            fields = RowLayout.of(self._ports).fields
+            # "0q" begins the next field at a multiple of 8 bytes, as records have it
+            self._record = Struct("@" + "0q".join(f"{one.shape[0]}{_CODES[str(one.dtype)]}" for one in fields))
+            self._placed = tuple(PlacedTensor(one.name, one.dtype, one.start, (1, *one.shape), None, None) for one in fields)
 
-    def row(self, row: Mapping[str, Any]) -> dict[str, Array]:
+    def row(self, row: Mapping[str, Any]) -> dict[str, Array] | PackedColumns:
         made = None if self._one is None else self._one.encode(row)
         if made is None:
             return self._many([row])
+        if self._record is not None:
+            try:
+                record = self._record.pack(*[value for name in self._types for value in made[name]])
+            except (StructError, OverflowError):  # NumPy says what is wrong
+                pass
+            else:
+                return PackedColumns(self._placed, record, record)
         return {name: np.array([made[name]], dtype) for name, dtype in self._types.items()}
 
     def rows(self, raw: Any) -> dict[str, Array]:

@@ -28,7 +28,7 @@ class PlacedTensor(NamedTuple):
         return array
 
 
-class PackedRows:
+class PackedColumns:
     """The columns of a request by name, and all of them as `records`; None if they lie in another way."""
 
     __slots__ = ("_body", "_placed", "records")
