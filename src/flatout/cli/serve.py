@@ -87,7 +87,7 @@ def serve(
         grpc_port=grpc_port,
         goal=slo,
         device=device,
-        workers=None if workers == "auto" else max(1, int(workers)),
+        workers=None if workers == "auto" else int(workers),
         compilers=compiled if compiled is not None else device_named(device) != "cpu",
         drain_s=parse_seconds(drain),
         cache=cache_folder(),
@@ -106,7 +106,7 @@ def _opened(url: str, names: list[str]) -> None:
 def _named(given: str) -> tuple[str, str]:
     """NAME=PACKAGE, or a package that is named after its folder or run."""
     name, equals, package = given.partition("=")
-    if equals:
+    if equals and "/" not in name:  # a folder's name may have the sign too
         return name, package
     return Path(given).name or "model", given
 

@@ -94,4 +94,8 @@ class ControlLine:
         return messages
 
     def close(self) -> None:
+        for descriptor in [*(one for _, unsent in self._outgoing for one in unsent), *self._descriptors]:
+            os.close(descriptor)
+        self._outgoing.clear()
+        self._descriptors.clear()
         self.stream.close()

@@ -7,10 +7,11 @@ unload, drained, event, failed.
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib
+import resource
 import signal
 import socket
-import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +27,7 @@ from flatout.serving.arena import Arena
 from flatout.serving.asking import ServedModel
 from flatout.serving.control import ControlLine, ControlMessage
 from flatout.serving.counters import SharedCounters
+from flatout.serving.encryption import secured
 from flatout.serving.front.app import FrontApp
 from flatout.serving.front.hooks import RowHooks, RowsHook
 from flatout.serving.front.limits import Limits
@@ -45,6 +47,8 @@ _BEAT_S = 0.5
 _LOOK_S = 0.02
 _NEXT_TURN_S = 0.002
 _HTTP_S = 50e-6  # of a core for one request beside the preparation of its row
+_NO_MORE, _FULL_S = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM), 0.1  # then it tries again later
+_OTHER_FILES = 256  # beside connections
 _GATHERED_S = 0.1  # requests are counted this often
 
 
@@ -53,6 +57,7 @@ def be_front(slot: int, options: FrontOptions, control: int, listening: int, cou
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides when
     torch.set_num_threads(1)
+    allow_connections(Limits(**options.limits).connections)
     line = ControlLine(socket.socket(fileno=control))
     try:
         import uvloop
@@ -60,7 +65,7 @@ def be_front(slot: int, options: FrontOptions, control: int, listening: int, cou
         uvloop.run(Front(slot, options, line, socket.socket(fileno=listening), SharedCounters(counters)).live())
     except FlatoutError as error:
         with suppress(OSError):
-            line.send({"say": "failed", "problem": str(error)})
+            line.send({"say": "failed", "problem": str(error), "usage": isinstance(error, UsageError)})
         return error.exit_code
     except BrokenPipeError:
         return 0  # the supervisor is gone
@@ -77,8 +82,10 @@ class Front:
         self._closing: set[str] = set()  # executors that are not asked any more
         self._replies: dict[int, Callable[[str | None], None]] = {}
         self._asked = 0
-        self._models: dict[str, Any] = {}
+        self._models: dict[str, dict[str, ServedModel]] = {}
+        self._messages: asyncio.Queue[ControlMessage] = asyncio.Queue()
         self._is_open = False
+        self._pausing: asyncio.TimerHandle | None = None
         self._cpu_s, self._looked_s = 0.0, time.monotonic()
         self._over: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -99,11 +106,13 @@ class Front:
         self._grpc = grpc_port(self._options, self._app)
         self._app.start(loop)
         loop.add_reader(self._line.fileno(), self._listen)
+        obeying = asyncio.ensure_future(self._obey_all())
         beating = asyncio.ensure_future(self._beat())
         counting = asyncio.ensure_future(self._count())
         try:
             await self._over
         finally:
+            obeying.cancel()
             beating.cancel()
             counting.cancel()
             await self._end_samples()
@@ -113,20 +122,25 @@ class Front:
 
     def _listen(self) -> None:
         messages = self._line.receive()
-        try:
-            for message in messages if messages is not None else ():
-                self._obey(message)
-        except Exception as error:
-            if self._over is not None and not self._over.done():
-                self._over.set_exception(error)
+        for message in messages if messages is not None else ():
+            self._messages.put_nowait(message)
         if messages is None and self._over is not None and not self._over.done():
             self._over.set_result(None)  # the supervisor is gone
 
-    def _obey(self, message: ControlMessage) -> None:
+    async def _obey_all(self) -> None:
+        """In the order in which they came: what follows new models waits until they are read."""
+        try:
+            while True:
+                await self._obey(await self._messages.get())
+        except Exception as error:
+            if self._over is not None and not self._over.done():
+                self._over.set_exception(error)
+
+    async def _obey(self, message: ControlMessage) -> None:
         content = message.content
         match content["do"]:
             case "models":
-                self._take_models(content["models"])
+                await self._take_models(content["models"])
             case "attach":
                 (stream,) = message.descriptors
                 self._lane.attach(content["executor"], socket.socket(fileno=stream), content["models"])
@@ -142,8 +156,14 @@ class Front:
             case "drain":
                 self._keep(self._drain())
 
-    def _take_models(self, written: Sequence[Mapping[str, Any]]) -> None:
-        models = {one["name"]: {one["version"]: self._served(one)} for one in written}
+    async def _take_models(self, written: Sequence[Mapping[str, Any]]) -> None:
+        """Packages are read in a thread: requests are answered meanwhile."""
+        known = {model.number: model for versions in self._models.values() for model in versions.values()}
+        models = {}
+        for one in written:
+            before = known.get(one["number"])
+            model = before if before is not None else await asyncio.to_thread(served, one)
+            models[model.name] = {model.version: model}
         self._models = models
         self._watching.places = {one["name"]: one["place"] for one in written}
         self._pages.models = {name: list(versions.values())[-1] for name, versions in models.items()}
@@ -152,11 +172,6 @@ class Front:
             slowest_s = max(map(row_seconds, self._pages.models.values()), default=0.0)
             self._say("ready", [self._lane.descriptor], row_s=_HTTP_S + slowest_s)
             self._app.ready = True
-
-    def _served(self, written: Mapping[str, Any]) -> ServedModel:
-        goal_s = LatencyGoal.parse(written["goal"]).seconds if written["goal"] else 0.0
-        package = open_package(Path(written["path"]))
-        return ServedModel(written["name"], written["version"], written["number"], package, goal_s)
 
     # ---- connections ----
 
@@ -173,40 +188,49 @@ class Front:
         """One connection, unless another front has fewer: a client's connections stay with the front that took them."""
         self._about.opened(self._app.connections)
         if self._app.connections > min(self._counters.connections(), default=0):
-            self._loop.remove_reader(self._listening.fileno())
-            self._loop.call_later(_NEXT_TURN_S, self._again)
+            self._pause(_NEXT_TURN_S)
             return
-        with suppress(OSError):  # another front was quicker, or the client is gone
+        self._take_connection()
+
+    def _take_connection(self) -> bool:
+        """False if there was none: another front was quicker, or the client is gone."""
+        try:
             taken, _ = self._listening.accept()
-            taken.setblocking(False)
-            self._keep(self._loop.connect_accepted_socket(self._app.protocol_factory, taken, ssl=self._encrypting))
+        except OSError as error:
+            if error.errno in _NO_MORE and self._is_open:
+                self._pause(_FULL_S)
+            return False
+        taken.setblocking(False)
+        self._keep(self._loop.connect_accepted_socket(self._app.protocol_factory, taken, ssl=self._encrypting))
+        return True
+
+    def _pause(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listening.fileno())
+        if self._pausing is not None:
+            self._pausing.cancel()
+        self._pausing = self._loop.call_later(seconds, self._again)
 
     def _again(self) -> None:
+        self._pausing = None
         if self._is_open:
-            self._accept_all(most=1)
-            self._loop.add_reader(self._listening.fileno(), self._accept)
-
-    def _accept_all(self, most: int) -> None:
-        for _ in range(most):
-            try:
-                taken, _ = self._listening.accept()
-            except OSError:
-                return
-            taken.setblocking(False)
-            self._keep(self._loop.connect_accepted_socket(self._app.protocol_factory, taken, ssl=self._encrypting))
+            self._take_connection()
+            if self._pausing is None:
+                self._loop.add_reader(self._listening.fileno(), self._accept)
 
     async def _drain(self) -> None:
         """What has come is answered. Clients that waited to be accepted are taken, and told that the connection ends."""
         if self._is_open:
-            self._loop.remove_reader(self._listening.fileno())
-            self._accept_all(most=4096)
             self._is_open = False
+            self._loop.remove_reader(self._listening.fileno())
+            while self._take_connection():
+                pass
             self._about.take_connections(False)
+        self._listening.close()
         self._app.draining = True
         if self._grpc is not None:
             self._keep(self._grpc.stop())
         await asyncio.sleep(_LOOK_S)  # what is on the way is read
-        while self._app.in_flight or self._lane.outstanding:
+        while self._app.in_flight or self._lane.outstanding or self._app.receiving:
             await asyncio.sleep(_LOOK_S)
         self._app.stop()
         await asyncio.sleep(_LOOK_S)  # answers leave
@@ -284,6 +308,21 @@ class Front:
         self._say(what, ask=self._asked, name=name)
 
 
+def served(written: Mapping[str, Any]) -> ServedModel:
+    goal_s = LatencyGoal.parse(written["goal"]).seconds if written["goal"] else 0.0
+    package = open_package(Path(written["path"]))
+    return ServedModel(written["name"], written["version"], written["number"], package, goal_s)
+
+
+def allow_connections(count: int) -> None:
+    """Many systems allow 1024 open files unless a process asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _OTHER_FILES
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def row_seconds(model: ServedModel) -> float:
     """How long the preparation of one raw sample takes here."""
     samples = model.package.samples
@@ -320,17 +359,6 @@ def grpc_port(options: FrontOptions, app: FrontApp) -> GrpcPort | None:
 
     tls = (options.certificate, options.key) if options.certificate is not None and options.key is not None else None
     return GrpcPort(app.site, options.grpc_address, Limits(**options.limits), tls)
-
-
-def secured(options: FrontOptions) -> ssl.SSLContext | None:
-    if options.certificate is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(options.certificate, options.key)
-    except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"the certificate {options.certificate} with the key {options.key} can't be used: {error}") from error
-    return context
 
 
 def imported(name: str | None) -> RowsHook | None:

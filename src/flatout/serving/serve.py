@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
-import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -15,13 +14,17 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+import torch
+
 from flatout.base.errors import MachineError, MissingExtra, UsageError
 from flatout.base.fork_server import ForkServer, ForkServerGone
 from flatout.base.passing import passing_folder
 from flatout.packaging.package import open_package
+from flatout.serving.counters import MOST_FRONTS, MOST_MODELS
+from flatout.serving.encryption import secured
 from flatout.serving.goal import LatencyGoal
 from flatout.serving.options import ServeOptions, WantedModel
-from flatout.serving.supervisor import Supervisor, bound_socket
+from flatout.serving.supervisor import STOP_SIGNALS, Supervisor, bound_socket
 
 _LIBRARIES = ("uvloop", "httptools", "orjson")
 _OFTEN_USED = ("onnx", "onnx.checker")
@@ -50,8 +53,7 @@ def serve(
     import flatout.serving.front_process
 
     with passing_folder("flatout-serve") as kept:
-        signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        template = ForkServer.forked_here(flatout.serving.front_process.process_work, ignores=signals)
+        template = ForkServer.forked_here(flatout.serving.front_process.process_work, ignores=STOP_SIGNALS)
         try:
             return asyncio.run(_run(models, options, template, kept, opened, say))
         except ForkServerGone as error:
@@ -114,8 +116,16 @@ def check(models: Sequence[WantedModel], options: ServeOptions) -> None:
             LatencyGoal.parse(goal)
     for model in models:
         open_package(model.path)
+    if options.workers is not None and not 1 <= options.workers <= MOST_FRONTS:
+        raise UsageError(f"the number of processes for connections is 1 to {MOST_FRONTS}, got {options.workers}")
+    if len(models) >= MOST_MODELS:
+        raise UsageError(f"a server has at most {MOST_MODELS - 1} models, got {len(models)}")
+    _check_device(options.device)
     if (options.front.certificate is None) != (options.front.key is None):
         raise UsageError("TLS needs both --tls-cert and --tls-key")
+    secured(options.front)
+    for hook in (options.front.before, options.front.after):
+        _check_hook(hook)
     if not 0 <= options.front.sample_share <= 1:
         raise UsageError(f"the share of requests to keep is 0 to 1, got {options.front.sample_share}")
     if options.front.sample_share and options.front.sample_folder is not None:
@@ -140,6 +150,32 @@ def _check_grpc() -> None:
             found = None
         if found is None:
             raise MissingExtra(name, "grpc", "flatout serve --grpc-port")
+
+
+def _check_device(named: str) -> None:
+    if named == "auto":
+        return
+    try:
+        kind = torch.device(named).type
+    except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise UsageError(f"the device is auto, cpu, cuda or cuda:1, got {named!r}")
+
+
+def _check_hook(name: str | None) -> None:
+    """Only whether its module is there: the fronts import it."""
+    if name is None:
+        return
+    module, colon, function = name.partition(":")
+    if not (module and colon and function):
+        raise UsageError(f"a hook is written as module:function, got {name!r}")
+    try:
+        found = importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        found = False
+    if not found:
+        raise UsageError(f"the hook {name} can't be imported: there is no module {module!r} here or among the packages")
 
 
 def _check_libraries() -> None:

@@ -9,13 +9,14 @@ one ends when its last request is answered.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import itertools
 import os
 import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 
-from flatout.base.errors import FlatoutError, MachineError
+from flatout.base.errors import FlatoutError, MachineError, UsageError
 from flatout.base.exits import exit_words
 from flatout.base.fork_server import ForkServer, ForkServerGone
 from flatout.base.tree import to_text
@@ -36,7 +37,11 @@ from flatout.serving.history import History
 from flatout.serving.loading import ModelOrder
 from flatout.serving.options import ServeOptions, WantedModel
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 _LOOK_S = 0.1
+_SLEPT_S = 2.0  # without a look: this process itself was stopped, and others may be alive
+_CLONE = 0x40049409  # FICLONE: a copy that shares its blocks, where the disk can do that
 _END_S = 2.0
 _BEAT_S = 1.0
 _EXPLAINED_LOOKS = 10
@@ -116,7 +121,9 @@ class Supervisor:
         self._swapping = asyncio.Lock()
         self._replacing: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._warm = False
+        self._warm = self._is_over = False
+        self._served: dict[str, RunningModel] = {}
+        self._folders: set[Path] = set()  # of all versions that are kept
 
     @property
     def address(self) -> tuple[str, int]:
@@ -128,7 +135,7 @@ class Supervisor:
     async def run(self, opened: Callable[[], None] = lambda: None) -> int:
         """Until a signal; returns the exit code. `opened` is called when the port takes connections."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._asked_to_stop, number)
         watching = asyncio.ensure_future(self._watch())
         try:
@@ -154,14 +161,16 @@ class Supervisor:
         if self._signal:  # the second time: at once
             self._say("stopping at once")
             self._end_all()
+            self._template.close()
+            shutil.rmtree(self._kept, ignore_errors=True)
             os._exit(128 + number)
         self._signal = number
         self._say(f"{signal.Signals(number).name}: answering what was accepted, then stopping (again: at once)")
         self._stops.set()
 
     async def _open(self) -> None:
-        executor = await self._started_executor()
-        self._current = executor.name
+        self._serve_from(await self._started_executor(self._wanted))
+        executor = self._executors[self._current or ""]
         first = await self._started_front()
         wanted = self._options.workers or needed_fronts(executor, first)
         await asyncio.gather(*(self._started_front() for _ in range(wanted - 1)))
@@ -172,6 +181,7 @@ class Supervisor:
     async def _drain(self) -> None:
         """Fronts stop taking connections, answer what they have read, and close."""
         self._broadcast({"do": "drain"})
+        self._listening.close()  # as fronts do: when the last has, the port is closed
         until_s = time.monotonic() + self._options.drain_s
         while any(not front.drained for front in self._fronts.values()) and time.monotonic() < until_s:
             await asyncio.sleep(0.02)
@@ -180,7 +190,11 @@ class Supervisor:
             self._say(f"{left} of {len(self._fronts)} processes still had requests after {self._options.drain_s:g} s")
 
     def _end_all(self) -> None:
+        self._is_over = True
         running: list[RunningFront | RunningExecutor] = [*self._fronts.values(), *self._executors.values()]
+        for one in running:
+            if not one.has_ended:
+                self._template.signal(one.pid, signal.SIGKILL)
         for one in running:
             self._kill(one)
             self._forget_line(one.line)
@@ -188,20 +202,27 @@ class Supervisor:
 
     # ---- executors ----
 
-    async def _started_executor(self) -> RunningExecutor:
-        """Ready, with all wanted models. A version that is new gets a new number."""
+    async def _started_executor(self, renewed: Collection[str]) -> RunningExecutor:
+        """Ready, with all wanted models. Those of `renewed` are read again from their folders; others stay what they are."""
         generation = f"{self._device}/{next(self._generations)}"
-        models = tuple(self._versioned(model) for model in self._wanted.values())
-        return await self._ready_executor(generation, models)
+        models = []
+        for model in self._wanted.values():
+            before = None if model.name in renewed else self._served.get(model.name)
+            models.append(before or await self._versioned(model))
+        return await self._ready_executor(generation, tuple(models))
 
-    def _versioned(self, wanted: WantedModel) -> RunningModel:
+    def _serve_from(self, executor: RunningExecutor) -> None:
+        self._current, self._served = executor.name, {model.name: model for model in executor.models}
+
+    async def _versioned(self, wanted: WantedModel) -> RunningModel:
         version = self._versions[wanted.name] = self._versions.get(wanted.name, 0) + 1
         if wanted.name not in self._places and len(self._places) >= MOST_MODELS - 1:
             raise MachineError(f"a server has at most {MOST_MODELS - 1} names of models")
         place = self._places.setdefault(wanted.name, len(self._places) + 1)
         goal = wanted.goal or self._options.goal
         path = self._kept / f"{place}-{version}"
-        keep_package(wanted.path, path)
+        self._folders.add(path)
+        await asyncio.to_thread(keep_package, wanted.path, path)  # it reads all of it
         return RunningModel(wanted.name, str(version), next(self._numbers), path, goal, place)
 
     async def _ready_executor(self, name: str, models: tuple[RunningModel, ...]) -> RunningExecutor:
@@ -223,6 +244,8 @@ class Supervisor:
         except BaseException:
             self._end_executor(executor)
             raise
+        if executor.has_ended:
+            raise MachineError("the process of the models ended when it had loaded them")
         executor.is_ready = True
         for front in self._fronts.values():
             if front.is_ready:
@@ -264,13 +287,13 @@ class Supervisor:
         if not executor.is_ready:
             return
         self._end_executor(executor)
-        if executor.retires or self._stops.is_set():
+        if executor.retires or self._is_over:
             return
         self._say(f"the process of the models {how}; a new one is started, and asked again for what was not answered")
         self._later(self._replace_executor(executor))
 
     async def _replace_executor(self, ended: RunningExecutor) -> None:
-        while not self._stops.is_set():
+        while not self._is_over:  # also while draining: what was accepted is answered
             await asyncio.sleep(self._pause_s())
             if self._current != ended.name:
                 return
@@ -294,6 +317,17 @@ class Supervisor:
         executor.statistics = {}
         if self._executors.get(executor.name) is executor:
             del self._executors[executor.name]
+        if not executor.ready.done():
+            executor.ready.set_exception(MachineError("the process of the models was ended before it was ready"))
+            executor.ready.exception()  # perhaps nobody waits any more
+
+    def _forget_versions(self) -> None:
+        """Folders of versions that no executor needs now."""
+        used = {model.path for model in self._served.values()}
+        used |= {model.path for executor in self._executors.values() for model in executor.models}
+        for folder in self._folders - used:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._folders &= used
 
     # ---- fronts ----
 
@@ -351,7 +385,8 @@ class Supervisor:
                 (front.arena,) = message.descriptors
                 front.ready.set_result(content["row_s"])
             case "failed" if not front.ready.done():
-                front.ready.set_exception(MachineError(content["problem"]))
+                kind = UsageError if content["usage"] else MachineError
+                front.ready.set_exception(kind(content["problem"]))
             case "alive":
                 front.busy_looks = front.busy_looks + 1 if content["busy"] > _BUSY_SHARE else 0
             case "retired":
@@ -404,9 +439,11 @@ class Supervisor:
         try:
             async with self._swapping:
                 wanted = self._with_change(content)
-                await self._swapped(wanted)
+                await self._swapped(wanted, [content["name"]])
         except FlatoutError as error:
             problem = str(error)
+        except Exception as error:  # whatever it was, the client hears of it
+            problem = f"{type(error).__name__}: {error}"
         with suppress(OSError):
             front.line.send({"do": "reply", "ask": content["ask"], "problem": problem})
 
@@ -420,16 +457,17 @@ class Supervisor:
             wanted[name] = self._known[name]
         return wanted
 
-    async def _swapped(self, wanted: dict[str, WantedModel]) -> None:
+    async def _swapped(self, wanted: dict[str, WantedModel], renewed: Collection[str]) -> None:
         """No request fails: the new executor is ready before fronts use it, and the old one answers what it was asked."""
         before, old_name = self._wanted, self._current
         self._wanted = wanted
         try:
-            executor = await self._started_executor()
+            executor = await self._started_executor(renewed)
         except BaseException:
             self._wanted = before
+            self._forget_versions()
             raise
-        self._current = executor.name
+        self._serve_from(executor)
         self._broadcast(self._models_message())
         self._broadcast({"do": "retire", "executor": old_name})
         names = ", ".join(f"{model.name} version {model.version}" for model in executor.models) or "no model"
@@ -439,8 +477,8 @@ class Supervisor:
             return
         old.retires = True
         old.unretired = {front.slot for front in self._fronts.values() if front.is_ready}
-        if not old.unretired:
-            self._end_executor(old)
+        if not old.unretired or not old.is_ready:
+            self._end_retired(old)
 
     def _retired(self, executor: str, slot: int) -> None:
         old = self._executors.get(executor)
@@ -448,15 +486,24 @@ class Supervisor:
             return
         old.unretired.discard(slot)
         if not old.unretired:
-            self._end_executor(old)
+            self._end_retired(old)
+
+    def _end_retired(self, old: RunningExecutor) -> None:
+        self._end_executor(old)
+        self._forget_versions()
 
     # ---- watching ----
 
     async def _watch(self) -> None:
-        beat_s = 0.0
+        beat_s, looked_s = 0.0, time.monotonic()
         while True:
             await asyncio.sleep(_LOOK_S)
             now_s = time.monotonic()
+            if now_s - looked_s > _SLEPT_S:
+                running: list[RunningFront | RunningExecutor] = [*self._fronts.values(), *self._executors.values()]
+                for one in running:
+                    one.alive_s = now_s
+            looked_s = now_s
             if not self._template.is_alive():
                 raise ForkServerGone("the process that starts others has ended")
             self._end_hanging(now_s)
@@ -516,14 +563,17 @@ class Supervisor:
         }
 
     def _how_it_ended(self, one: RunningExecutor | RunningFront) -> str:
-        code = self._template.wait_for_end(one.pid, _END_S)
+        code = None
+        with suppress(ForkServerGone):
+            code = self._template.wait_for_end(one.pid, _END_S)
         one.has_ended = code is not None
         return exit_words(code) if code is not None else "closed its connection"
 
     def _kill(self, one: RunningExecutor | RunningFront) -> None:
         if not one.has_ended:
             self._template.signal(one.pid, signal.SIGKILL)
-            one.has_ended = self._template.wait_for_end(one.pid, _END_S) is not None
+            with suppress(ForkServerGone):
+                one.has_ended = self._template.wait_for_end(one.pid, _END_S) is not None
 
     def _broadcast(self, content: Mapping[str, Any]) -> None:
         for front in self._fronts.values():
@@ -565,15 +615,26 @@ def added(sums: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def keep_package(package: Path, target: Path) -> None:
-    """The same files under another name, so that this version stays what it is when the package is replaced."""
-    open_package(package)  # checks every file
+    """A copy, so that this version stays what it is while the package is replaced, or is overwritten in place."""
     target.mkdir()
-    for file in package.iterdir():
+    try:
+        for file in package.iterdir():
+            _copy_file(file, target / file.name)
+    except OSError as error:
+        raise MachineError(f"the package {package} can't be copied to {target.parent}: {error}") from error
+    try:
+        open_package(target)  # checks every file
+    except FlatoutError:
+        open_package(package)  # says it of the package itself
+        raise MachineError(f"the package {package} was changed while it was read; load it again") from None
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    with source.open("rb") as read, target.open("wb") as written:
         try:
-            os.link(file, target / file.name)
-        except OSError:  # another disk
-            shutil.copyfile(file, target / file.name)
-    open_package(target)  # it was not replaced meanwhile
+            fcntl.ioctl(written.fileno(), _CLONE, read.fileno())
+        except OSError:
+            shutil.copyfileobj(read, written, 1 << 20)
 
 
 def bound_socket(host: str, port: int) -> socket.socket:

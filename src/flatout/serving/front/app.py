@@ -70,6 +70,11 @@ class FrontApp:
         return self._site.in_flight
 
     @property
+    def receiving(self) -> int:
+        """Requests of which a part has come."""
+        return sum(connection.is_receiving for connection in self._site.connections)
+
+    @property
     def draining(self) -> bool:
         return self._site.draining
 

@@ -380,6 +380,11 @@ class HttpConnection(asyncio.Protocol):
             self._phase = _BODY
             self._leave()
 
+    @property
+    def is_receiving(self) -> bool:
+        """Whether a request has begun to come, and is not refused."""
+        return self._phase in (_HEAD, _BODY) and not self._deaf and self._transport is not None
+
     def close_if_idle(self) -> None:
         if self._phase == _IDLE and not self._queue and not self._waiting and self._transport is not None:
             self._transport.close()

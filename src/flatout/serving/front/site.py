@@ -27,6 +27,9 @@ class Swept(Protocol):
 
     def close_if_idle(self) -> None: ...
 
+    @property
+    def is_receiving(self) -> bool: ...
+
 
 class Routes:
     """By method and exact URL; `elsewhere` gets the rest: other spellings, other methods, unknown paths.
