@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from servers import OK, Asked, InferenceServer, Line, polite, serving
+from small_servers import OK, Asked, InferenceServer, Line, polite, serving
 
 Measured = Callable[..., Any]
 Command = Callable[..., tuple[int, str, str]]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import OK, Asked, Line, after_the_first, polite, serving
+from small_servers import OK, Asked, Line, after_the_first, polite, serving
 
 Measured = Callable[..., Any]
 Command = Callable[..., tuple[int, str, str]]
