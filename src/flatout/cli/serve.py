@@ -67,7 +67,10 @@ def serve(
     from flatout.serving.serve import serve as serve_packages
     from flatout.serving.supervisor import device_named
 
-    wanted = [WantedModel(name, _package(given, runs)) for name, given in map(_named, models)]
+    wanted = []
+    for name, given in map(_named, models):
+        usual, package = _package(given, runs)
+        wanted.append(WantedModel(usual if name is None else name, package))
     front = FrontOptions(
         token=_token(token_file),
         certificate=None if certificate is None else str(certificate.resolve()),
@@ -103,20 +106,18 @@ def _opened(url: str, names: list[str]) -> None:
     print(f"  try it: {url}/ in a browser, or curl {url}/predict; stop: Ctrl-C", flush=True)
 
 
-def _named(given: str) -> tuple[str, str]:
-    """NAME=PACKAGE, or a package that is named after its folder or run."""
+def _named(given: str) -> tuple[str | None, str]:
+    """NAME=PACKAGE, or a package without a name."""
     name, equals, package = given.partition("=")
-    if equals and "/" not in name:  # a folder's name may have the sign too
-        return name, package
-    return Path(given).name or "model", given
+    return (name, package) if equals and "/" not in name else (None, given)  # a folder's name may have the sign too
 
 
-def _package(given: str, runs: Path) -> Path:
-    """The folder of a package; a run is exported first, once."""
+def _package(given: str, runs: Path) -> tuple[str, Path]:
+    """The folder of a package, and a name for it: that of the folder, or of the run. A run is exported first, once."""
     from flatout.packaging.folder import is_package
 
     if is_package(Path(given)):
-        return Path(given)
+        return Path(given).resolve().name or "model", Path(given)
     from flatout.base.child import Child, Printed
     from flatout.base.errors import ModelError
     from flatout.runs.record import load
@@ -125,14 +126,14 @@ def _package(given: str, runs: Path) -> Path:
     cache = cache_folder()
     target = (cache if cache is not None else run.path) / "served" / run.folder.identity
     if is_package(target):
-        return target
+        return run.name, target
     target.parent.mkdir(parents=True, exist_ok=True)
     _say(f"exporting {run.name}")
     command = [sys.executable, "-m", "flatout", "export", str(run.path), "--out", str(target)]
     with Child(command, output=Printed.DROPPED) as child:  # a process of its own: this one is forked later
         if child.wait() != 0:
             raise ModelError(f"{run.name} can't be exported: {child.printed().strip() or child.how_it_ended()}")
-    return target
+    return run.name, target
 
 
 def _token(file: Path | None) -> str | None:

@@ -1,7 +1,7 @@
 """One front: takes connections from the port that all fronts share, and answers them. The supervisor tells it what to serve.
 
 To a front (`do`): models, attach, retire, open, status, reply, drain. From a front (`say`): ready, alive, retired, load,
-unload, drained, event, failed.
+unload, took, drained, event, failed.
 """
 
 from __future__ import annotations
@@ -141,6 +141,7 @@ class Front:
         match content["do"]:
             case "models":
                 await self._take_models(content["models"])
+                self._say("took", change=content["change"])
             case "attach":
                 (stream,) = message.descriptors
                 self._lane.attach(content["executor"], socket.socket(fileno=stream), content["models"])

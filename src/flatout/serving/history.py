@@ -64,14 +64,17 @@ class Between:
     def front_share(self) -> float:
         """Of one core for each front."""
         fronts = max(1, int(self.after.status.get("fronts", 1)))
-        return float(self.after.fronts_cpu_s - self.before.fronts_cpu_s) / self.seconds / fronts
+        return self._fronts_s() / self.seconds / fronts
 
     def core_share(self) -> float:
         """Of all cores, by this server alone."""
         before_s, after_s = (one.status.get("executor_cpu_s", 0.0) for one in (self.before, self.after))
         executor_s = max(0.0, after_s - before_s) if before_s else 0.0  # at first nothing is known, also of its start
-        all_s = executor_s + self.after.fronts_cpu_s - self.before.fronts_cpu_s
-        return float(all_s) / self.seconds / max(1, int(self.after.status.get("cores", 1)))
+        all_s = float(executor_s) + self._fronts_s()
+        return all_s / self.seconds / max(1, int(self.after.status.get("cores", 1)))
+
+    def _fronts_s(self) -> float:
+        return max(0.0, float(self.after.fronts_cpu_s - self.before.fronts_cpu_s))  # a front that was replaced begins at 0
 
     def reasons(self, name: str) -> dict[str, int]:
         before = self.before.of_model(name).get("reasons", {})

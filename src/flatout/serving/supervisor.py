@@ -42,6 +42,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOK_S = 0.1
 _SLEPT_S = 2.0  # without a look: this process itself was stopped, and others may be alive
 _CLONE = 0x40049409  # FICLONE: a copy that shares its blocks, where the disk can do that
+_TAKEN_LOOK_S = 0.005
 _END_S = 2.0
 _BEAT_S = 1.0
 _EXPLAINED_LOOKS = 10
@@ -89,6 +90,7 @@ class RunningFront:
     alive_s: float
     arena: int = -1
     is_ready: bool = False
+    took: int = 0  # the order in which the models were changed that it serves
     busy_looks: int = 0
     has_ended: bool = False
     drained: bool = False
@@ -122,6 +124,7 @@ class Supervisor:
         self._replacing: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._warm = self._is_over = False
+        self._changes = 0  # of the models
         self._served: dict[str, RunningModel] = {}
         self._folders: set[Path] = set()  # of all versions that are kept
 
@@ -213,17 +216,18 @@ class Supervisor:
 
     def _serve_from(self, executor: RunningExecutor) -> None:
         self._current, self._served = executor.name, {model.name: model for model in executor.models}
+        self._versions |= {model.name: int(model.version) for model in executor.models}
 
     async def _versioned(self, wanted: WantedModel) -> RunningModel:
-        version = self._versions[wanted.name] = self._versions.get(wanted.name, 0) + 1
+        version, number = self._versions.get(wanted.name, 0) + 1, next(self._numbers)
         if wanted.name not in self._places and len(self._places) >= MOST_MODELS - 1:
             raise MachineError(f"a server has at most {MOST_MODELS - 1} names of models")
         place = self._places.setdefault(wanted.name, len(self._places) + 1)
         goal = wanted.goal or self._options.goal
-        path = self._kept / f"{place}-{version}"
+        path = self._kept / f"{place}-{version}-{number}"
         self._folders.add(path)
         await asyncio.to_thread(keep_package, wanted.path, path)  # it reads all of it
-        return RunningModel(wanted.name, str(version), next(self._numbers), path, goal, place)
+        return RunningModel(wanted.name, str(version), number, path, goal, place)
 
     async def _ready_executor(self, name: str, models: tuple[RunningModel, ...]) -> RunningExecutor:
         ours, theirs = socket.socketpair()
@@ -359,7 +363,7 @@ class Supervisor:
     def _models_message(self) -> dict[str, Any]:
         current = self._executors.get(self._current or "")
         models = [] if current is None else [{**vars(one), "path": str(one.path)} for one in current.models]
-        return {"do": "models", "models": models}
+        return {"do": "models", "models": models, "change": self._changes}
 
     def _connect(self, front: RunningFront, executor: RunningExecutor) -> None:
         ours, theirs = socket.socketpair()
@@ -391,6 +395,8 @@ class Supervisor:
                 front.busy_looks = front.busy_looks + 1 if content["busy"] > _BUSY_SHARE else 0
             case "retired":
                 self._retired(content["executor"], front.slot)
+            case "took":
+                front.took = content["change"]
             case "drained":
                 front.drained = True
             case "load" | "unload":
@@ -468,17 +474,22 @@ class Supervisor:
             self._forget_versions()
             raise
         self._serve_from(executor)
+        self._changes += 1
         self._broadcast(self._models_message())
         self._broadcast({"do": "retire", "executor": old_name})
         names = ", ".join(f"{model.name} version {model.version}" for model in executor.models) or "no model"
         self._say(f"serving {names}")
         old = self._executors.get(old_name or "")
-        if old is None:  # it ended meanwhile
-            return
-        old.retires = True
-        old.unretired = {front.slot for front in self._fronts.values() if front.is_ready}
-        if not old.unretired or not old.is_ready:
-            self._end_retired(old)
+        if old is not None:  # it has not ended meanwhile
+            old.retires = True
+            old.unretired = {front.slot for front in self._fronts.values() if front.is_ready}
+            if not old.unretired or not old.is_ready:
+                self._end_retired(old)
+        else:
+            self._forget_versions()
+        change = self._changes  # the client hears of it when no front answers with the old version
+        while any(front.is_ready and front.took < change for front in self._fronts.values()) and not self._is_over:
+            await asyncio.sleep(_TAKEN_LOOK_S)
 
     def _retired(self, executor: str, slot: int) -> None:
         old = self._executors.get(executor)
@@ -500,9 +511,10 @@ class Supervisor:
             await asyncio.sleep(_LOOK_S)
             now_s = time.monotonic()
             if now_s - looked_s > _SLEPT_S:
-                running: list[RunningFront | RunningExecutor] = [*self._fronts.values(), *self._executors.values()]
-                for one in running:
-                    one.alive_s = now_s
+                for executor in self._executors.values():
+                    executor.alive_s = now_s
+                for front in self._fronts.values():
+                    front.alive_s = now_s
             looked_s = now_s
             if not self._template.is_alive():
                 raise ForkServerGone("the process that starts others has ended")
