@@ -23,8 +23,9 @@ from interpreters import ForkedPython
 
 LIMIT_S = 60.0
 _PROGRAM = """
-import sys
+import sys, tempfile
 sys.path[:0] = {path!r}
+tempfile.tempdir = {temporary!r}
 from flatout.packaging import package
 from flatout.serving import loading
 package.SIZES, loading._LARGEST, loading._DOUBLINGS = (1,), 4, (1, 2, 4)
@@ -56,7 +57,9 @@ class RunningServer:
     def __init__(self, *arguments: object, code: str = "", cwd: Path | None = None, path: tuple[str, ...] = ()) -> None:
         self.folder = cwd or Path(tempfile.mkdtemp(prefix="flatout-served-"))
         self.out, self.err = self.folder / "server.out", self.folder / "server.err"
-        program = _PROGRAM.format(arguments=[*map(str, arguments), "--port", "0"], code=code, path=list(path))
+        self.temporary = Path(tempfile.mkdtemp(dir=self.folder))
+        given = [*map(str, arguments), "--port", "0"]
+        program = _PROGRAM.format(arguments=given, code=code, path=list(path), temporary=str(self.temporary))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "FLATOUT_CACHE": str(self.folder / "cache")}
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = ForkedPython(["-c", program], cwd=self.folder, stdout=out, stderr=err, env=environment)

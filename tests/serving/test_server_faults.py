@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 from served_rows import table_requests
-from servers import LIMIT_S, Crowd, RunningServer, alive, is_closed, stopped
+from servers import LIMIT_S, Crowd, RunningServer, alive, children, is_closed, stopped
 
 QUICK_HANG = """
 from dataclasses import replace
@@ -198,11 +197,7 @@ def test_sigterm_under_load_answers_what_was_accepted(packaged: Callable[[str], 
         assert crowd.lost <= crowd.threads  # a request that is sent while its idle connection is closed
         server.until(lambda: not any(map(alive, below)), "end all its processes")
         assert is_closed(port) and "Traceback" not in server.said
-        assert not [one for one in kept_folders() if one.stat().st_mtime > server.out.stat().st_mtime]
-
-
-def kept_folders() -> list[Path]:
-    return [one for one in Path(tempfile.gettempdir()).glob("flatout-serve-*") if one.is_dir()]
+        assert not list(server.temporary.iterdir())
 
 
 def test_a_second_signal_ends_at_once(folder: Path) -> None:
@@ -215,6 +210,18 @@ def test_a_second_signal_ends_at_once(folder: Path) -> None:
             server.until(lambda: "SIGINT: answering" in server.said, "say that it stops")
             os.kill(server.pid, signal.SIGINT)
             assert server.ended() == 130
+        server.until(lambda: not any(map(alive, below)), "end all its processes")
+        assert not list(server.temporary.iterdir())
+
+
+def test_it_ends_in_order_if_it_can_start_no_process(packaged: Callable[[str], Any], folder: Path) -> None:
+    with RunningServer(f"people={folder}", "--workers", 1) as server:
+        below = server.below()
+        with Crowd(server, table_requests(packaged("classes_table"), "people"), threads=2) as crowd:
+            os.kill(children(server.pid)[0], signal.SIGKILL)
+            assert server.ended() == 1
+        assert not crowd.wrong and crowd.lost <= crowd.threads
+        assert "the process that starts the others was ended" in server.said and "Traceback" not in server.said
         server.until(lambda: not any(map(alive, below)), "end all its processes")
 
 

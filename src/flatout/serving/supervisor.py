@@ -151,9 +151,10 @@ class Supervisor:
                 starting.result()
                 opened()
                 await asyncio.wait({stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if watching.done():
-                watching.result()
+            failure = watching.exception() if watching.done() else None
             await self._drain()
+            if failure is not None:
+                raise failure
         finally:
             watching.cancel()
             self._listening.close()
@@ -517,7 +518,7 @@ class Supervisor:
                     front.alive_s = now_s
             looked_s = now_s
             if not self._template.is_alive():
-                raise ForkServerGone("the process that starts others has ended")
+                raise MachineError("the process that starts the others was ended; start the server again")
             self._end_hanging(now_s)
             if now_s >= beat_s:
                 beat_s = now_s + _BEAT_S
