@@ -148,7 +148,8 @@ class Mutant:
         question = dice.choice(models.questions)
         self.method, self.path, self.body = "POST", question.path, question.body
         self.headers = [("Host", "a"), *question.headers.items()]
-        self.version, self.chunked, self.length = "HTTP/1.1", False, None
+        self.version, self.chunked = "HTTP/1.1", False
+        self.length: int | None = None
         self.raw: Callable[[bytes], bytes] = lambda sent: sent
         ways = [
             self._values,

@@ -28,7 +28,9 @@ from evidence import Bar, Report, options
 _CLIENTS = 8
 _ANSWER_S = 60.0  # a client that waits longer has lost its request
 _LOOK_S = 2.0
-_WARM_SHARE = 0.3  # of the time: memory is compared after it
+_TROUBLE_SHARE = 0.6  # of the time; then nothing is killed or replaced, so that memory of one process can be followed
+_WARM_SHARE = 0.3  # of a process's life: memory is compared after it
+_LEAST_MIB = 100.0  # smaller processes are compared with this: a page more is no leak
 _MOST_GROWTH = 0.02  # of a process's memory in half an hour
 _BUSY_S = 10.0  # after a kill or a new version before the next
 
@@ -185,17 +187,24 @@ class Trouble:
     """Kills and new versions in turn, each when the server is whole again."""
 
     def __init__(
-        self, server: ServedProcess, models: ServedModels, folder: Path, ledger: Ledger, over: threading.Event
+        self,
+        server: ServedProcess,
+        models: ServedModels,
+        folder: Path,
+        ledger: Ledger,
+        over: threading.Event,
+        until_s: float,
     ) -> None:
         self._server, self._models, self._folder, self._ledger, self._over = server, models, folder, ledger, over
         self.swaps = 0
+        self._until_s = until_s
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
         steps = [self._new_version, lambda: self._kill("executor"), lambda: self._kill("front"), self._new_version,
                  self._kill_while_loading]  # fmt: skip
         number = 0
-        while not self._over.wait(_BUSY_S):
+        while not self._over.wait(_BUSY_S) and time.monotonic() < self._until_s:
             try:
                 steps[number % len(steps)]()
             except (OSError, http.client.HTTPException, IndexError) as error:
@@ -203,7 +212,7 @@ class Trouble:
             number += 1
 
     def _kill(self, role: str) -> None:
-        pid = random.choice(self._server.of(role))
+        pid = self._server.of(role)[self._ledger.answers[f"killed: {role}"] % 2 - 1]  # the older and the newer in turn
         os.kill(pid, signal.SIGKILL)
         self._ledger.count(f"killed: {role}")
 
@@ -294,7 +303,8 @@ def main() -> int:
         ledger, over = Ledger(), threading.Event()
         load = OpenLoop(server, models, asked.rate, ledger, over)
         bad = BadClients(server, ledger, over, asked.seed)
-        trouble, memory = Trouble(server, models, served, ledger, over), MemoryWatch(server, over)
+        calm_s = time.monotonic() + 60 * minutes * _TROUBLE_SHARE
+        trouble, memory = Trouble(server, models, served, ledger, over, calm_s), MemoryWatch(server, over)
         failed: list[str] = []
         threading.excepthook = lambda given: failed.append(repr(given.exc_value))
         threads = [*load.clients, bad.thread, trouble.thread, memory.thread]
@@ -334,7 +344,7 @@ def main() -> int:
     report.bars.append(Bar("processes left behind", left + (code != 143), 0, at_least=False))
     for role, grown in growth.items():
         if minutes >= 10:  # what a shorter run shows is warm-up
-            share = grown / max(1.0, memory.last()[role])
+            share = grown / max(_LEAST_MIB, memory.last()[role])
             report.bars.append(Bar(f"growth of the {role} in 30 min, share", share, _MOST_GROWTH, at_least=False))
     return report.finish(asked)
 

@@ -46,7 +46,7 @@ def test_killed_executors_lose_no_request(server: RunningServer, packaged: Calla
         for _ in range(2):
             (executor,) = server.executors()
             os.kill(executor, signal.SIGKILL)
-            server.until(lambda gone=executor: whole(server) and gone not in server.executors(), "replace the executor")
+            server.until(lambda: whole(server) and not alive(executor), "replace the executor")  # noqa: B023
             crowd.some_more()
     assert not crowd.wrong and not crowd.lost
     assert "the process of the models was killed by SIGKILL; a new one is started" in server.said
