@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,19 @@ def test_new_versions_under_load(server: RunningServer, folder: Path, packaged: 
     with Crowd(server, rows) as crowd:
         crowd.some_more()
     assert set(crowd.versions) == {str(now + 1)} and not crowd.wrong
+    server.until(lambda: whole(server), "end the old executor")
+
+
+def test_the_executor_ends_while_the_next_version_is_loaded(server: RunningServer, packaged: Callable[[str], Any]) -> None:
+    with Crowd(server, table_requests(packaged("classes_table"), "people")) as crowd:
+        (executor,) = server.executors()
+        with ThreadPoolExecutor(1) as asking:
+            loading = asking.submit(server.post, "/v2/repository/models/people/load")
+            server.until(lambda: len(server.executors()) > 1, "start the next executor")
+            os.kill(executor, signal.SIGKILL)
+            assert loading.result().status == 200
+        crowd.some_more()
+    assert not crowd.wrong and not crowd.lost
     server.until(lambda: whole(server), "end the old executor")
 
 

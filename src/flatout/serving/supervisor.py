@@ -43,6 +43,7 @@ _LOOK_S = 0.1
 _SLEPT_S = 2.0  # without a look: this process itself was stopped, and others may be alive
 _CLONE = 0x40049409  # FICLONE: a copy that shares its blocks, where the disk can do that
 _TAKEN_LOOK_S = 0.005
+_COME_BACK_S = 10.0
 _END_S = 2.0
 _BEAT_S = 1.0
 _EXPLAINED_LOOKS = 10
@@ -474,6 +475,7 @@ class Supervisor:
             self._wanted = before
             self._forget_versions()
             raise
+        await self._has_come_back(old_name)
         self._serve_from(executor)
         self._changes += 1
         self._broadcast(self._models_message())
@@ -490,6 +492,15 @@ class Supervisor:
             self._forget_versions()
         change = self._changes  # the client hears of it when no front answers with the old version
         while any(front.is_ready and front.took < change for front in self._fronts.values()) and not self._is_over:
+            await asyncio.sleep(_TAKEN_LOOK_S)
+
+    async def _has_come_back(self, name: str | None) -> None:
+        """An executor that ended while the next version was loaded: its successor answers what waits for the old version."""
+        until_s = time.monotonic() + _COME_BACK_S
+        while time.monotonic() < until_s and not self._is_over:
+            found = self._executors.get(name or "")
+            if name is None or (found is not None and found.is_ready):
+                return
             await asyncio.sleep(_TAKEN_LOOK_S)
 
     def _retired(self, executor: str, slot: int) -> None:
