@@ -254,7 +254,8 @@ class MemoryWatch:
             for pid, role in self._server.roles().items():
                 with suppress(psutil.Error):
                     size = psutil.Process(pid).memory_full_info().uss / 2**20
-                    self.seen[pid, role].append((time.monotonic(), size))
+                    if size:  # one that has just ended has none
+                        self.seen[pid, role].append((time.monotonic(), size))
 
     def growth(self) -> Mapping[str, float]:
         """Of the processes that lived longest, by role: MiB in half an hour, after the warm-up."""
@@ -270,7 +271,8 @@ class MemoryWatch:
         return found
 
     def last(self) -> dict[str, float]:
-        return {role: points[-1][1] for (_, role), points in self.seen.items()}
+        by_age = sorted(self.seen.items(), key=lambda one: one[1][-1][0] - one[1][0][0])
+        return {role: points[-1][1] for (_, role), points in by_age}  # the oldest of each role remains
 
 
 def of_all_versions(models: ServedModels, most: int) -> ServedModels:
