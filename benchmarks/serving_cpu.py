@@ -433,10 +433,11 @@ def price_of_one_row(report: Report, adult: Case, asked: argparse.Namespace, sec
 
 
 def packaged(name: str, example: str, given: Path | None, place: Path) -> Case:
-    package = given
-    if package is None:
-        package = place / f"package-{name}"
+    package = place / f"package-{name}"
+    if given is None:
         export_seconds(trained(example, place), package, place)
+    else:
+        shutil.copytree(given, package)  # onnx does not read weights that have several hard links
     return Case(name, fo.load(package), place)
 
 

@@ -299,15 +299,19 @@ class Executor:
         tally.batch_rows[batch.rows] = tally.batch_rows.get(batch.rows, 0) + 1
         pack, rows, compute_s, began_s = ANSWER.pack, batch.rows, flight.compute_s, flight.began_s
         waited_s = 0.0
+        late = 0
         for request in batch.requests:
-            request.left -= min(rows, request.rows)
-            if request.left or request.rows > rows:
+            if request.left != request.rows or request.rows > rows:  # it has more rows than a batch
+                request.left -= min(rows, request.rows)
                 self._count_piece(request, batch, flight, copy_s)
                 continue
+            request.left = 0
             queue_s = began_s - request.arrival_s
             waited_s += queue_s
-            tally.late += now_s > request.deadline_s
+            if now_s > request.deadline_s:
+                late += 1
             request.front.answers.append(pack(request.id, 0, reason, 0, rows, queue_s, copy_s, compute_s, 0.0, 0))
+        tally.late += late
         tally.queue_s += waited_s
         tally.requests += len(batch.requests)
 
