@@ -163,6 +163,33 @@ def test_prepared_rows_of_a_table(client: Any, packaged: Any) -> None:
         client.infer("classes_table", [tensor(name, array, types[name]) for name, array in prepared.items()])
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("names", [("numeric", "ids"), ("ids", "numeric")])
+@pytest.mark.parametrize("wanted", [None, ["class"], ["class", "prediction"]])
+def test_prepared_rows_in_any_order_give_the_wanted_outputs(
+    client: Any, packaged: Any, rows: int, names: tuple[str, str], wanted: list[str] | None
+) -> None:
+    """One row whose tensors lie as in shared memory is copied in one piece; all others tensor by tensor."""
+    exported = packaged("classes_table")
+    prepared = {name: column.numpy() for name, column in exported.package().fitted.rows(exported.rows(rows)).items()}
+    types = {"numeric": "FP32", "ids": "INT32"}
+    given = [tensor(name, prepared[name], types[name]) for name in names]
+    outputs = None if wanted is None else [triton.InferRequestedOutput(name) for name in wanted]
+    expected = exported.package().predict(exported.rows(rows))
+    for _ in range(2):  # the second time the form of the request is known
+        found = client.infer("classes_table", given, outputs=outputs)
+        assert [name.decode() for name in found.as_numpy("class")] == expected["class"].tolist()
+        if wanted is None:
+            assert np.allclose(found.as_numpy("probabilities"), np.asarray(expected["probabilities"]), atol=1e-6)
+        elif "prediction" in wanted:
+            assert found.as_numpy("prediction").shape == (rows,)
+        assert wanted is None or found.as_numpy("probabilities") is None
+    for wrong in (-1, 10_000):
+        prepared["ids"] = np.full_like(prepared["ids"], wrong)
+        with pytest.raises(InferenceServerException, match=str(wrong)):
+            client.infer("classes_table", [tensor(name, prepared[name], types[name]) for name in names])
+
+
 def test_photos(shared: Front, client: Any, packaged: Any) -> None:
     exported = packaged("photos")
     files = exported.rows(3)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flatout.base.errors import ModelError
@@ -18,6 +19,7 @@ from flatout.serving.asking import Outcome, Status
 from flatout.serving.control import ControlLine
 from flatout.serving.gathering import AttachedArena
 from flatout.serving.lane import FrontLane
+from flatout.serving.records import RowLayout
 from flatout.serving.rows_in_rooms import RoomLayout, check_open_dimensions
 from flatout.serving.wire import ANSWER, QUESTION, DescriptorLine
 
@@ -39,6 +41,28 @@ def stream_with_little_room() -> tuple[socket.socket, socket.socket]:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALLEST_BUFFER)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALLEST_BUFFER)
     return ours, theirs
+
+
+def test_records_written_in_one_piece_are_the_inputs() -> None:
+    """Where tensors lie one after the other as records do: one row without a gap between fields, many rows of one field."""
+    ports = {
+        "a gap": (Port("x", "float32", (None, 3)), Port("kind", "int64", (None,))),
+        "none": (Port("x", "float32", (None, 4)), Port("kind", "int64", (None,))),
+        "one": (Port("x", "float32", (None, 4)),),
+        "one with a gap": (Port("x", "float32", (None, 3)),),
+    }
+    packed = {name: [RowLayout.of(some).is_packed(rows) for rows in (1, 2)] for name, some in ports.items()}
+    assert packed == {"a gap": [False] * 2, "none": [True, False], "one": [True] * 2, "one with a gap": [True, False]}
+
+    async def main() -> None:
+        lane: Any = FrontLane(asyncio.get_running_loop(), Arena(1 << 20))
+        given = np.arange(8, dtype=np.float32).reshape(2, 4)
+        room = lane.room(Model(inputs=ports["one"]), 2)
+        room.write(given.tobytes())
+        assert np.array_equal(room.inputs["x"], given)
+        lane.close()
+
+    asyncio.run(main())
 
 
 def test_a_stream_that_is_full_loses_and_repeats_nothing() -> None:
