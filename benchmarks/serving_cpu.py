@@ -209,7 +209,7 @@ def check_answer(body: Body, url: str, expected: Mapping[str, np.ndarray[Any, An
     content, headers = request(url + body.path, body)
     probability = expected["probability"]
     if headers["Content-Type"].startswith("application/json"):
-        came = np.float32(json.loads(content)["probability"])
+        came = np.array(json.loads(content)["probability"], np.float32)
     else:  # prediction (with flatout: its name too), probability, ...
         rest = sum(column.nbytes for name, column in expected.items() if name not in ("prediction", "probability"))
         end = len(content) - rest
@@ -458,7 +458,7 @@ def main() -> int:
         asked.repeats = 2
     seconds = 2 if asked.quick else 5
     wanted = asked.only or ["one", "many", "rates", "latencies"]
-    conditions = {"connections": CONNECTIONS, "connections of the CNN": CNN_CONNECTIONS, "seconds": seconds}
+    conditions: dict[str, Any] = {"connections": CONNECTIONS, "connections of the CNN": CNN_CONNECTIONS, "seconds": seconds}
     report = Report("serving_cpu", (__doc__ or "").partition("\n")[0], torch.device("cpu"), conditions)
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
