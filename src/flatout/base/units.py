@@ -39,9 +39,13 @@ def is_duration_unit(unit: str) -> bool:
 
 
 def parse_bytes(text: str) -> int:
-    amount, unit = split_quantity(text)
+    wrong = UsageError(f"expected a size such as '512 MB' or '2 GiB', got {text!r}")
+    try:
+        amount, unit = split_quantity(text)
+    except UsageError:
+        raise wrong from None
     if unit not in _BYTES:
-        raise UsageError(f"expected a size such as '512 MB' or '2 GiB', got {text!r}")
+        raise wrong
     size = amount * _BYTES[unit]
     if not math.isfinite(size):
         raise UsageError(f"expected a realistic size, got {text!r}")

@@ -64,8 +64,8 @@ def serve(
     """Serve models over HTTP: /predict for people, the Open Inference Protocol for programs, a page to try them on."""
     from flatout.base.units import parse_bytes, parse_seconds
     from flatout.serving.options import FrontOptions, ServeOptions, WantedModel
+    from flatout.serving.places import device_named
     from flatout.serving.serve import serve as serve_packages
-    from flatout.serving.supervisor import device_named
 
     wanted = []
     for name, given in map(_named, models):
@@ -119,10 +119,13 @@ def _package(given: str, runs: Path) -> tuple[str, Path]:
     if is_package(Path(given)):
         return Path(given).resolve().name or "model", Path(given)
     from flatout.base.child import Child, Printed
-    from flatout.base.errors import ModelError
+    from flatout.base.errors import ModelError, NotARun
     from flatout.runs.record import load
 
-    run = load(given, runs=runs)
+    try:
+        run = load(given, runs=runs)
+    except NotARun as error:
+        raise NotARun(f"{given} is no package, and {error}") from error
     cache = cache_folder()
     target = (cache if cache is not None else run.path) / "served" / run.folder.identity
     if is_package(target):

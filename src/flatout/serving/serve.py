@@ -24,7 +24,8 @@ from flatout.serving.counters import MOST_FRONTS, MOST_MODELS
 from flatout.serving.encryption import secured
 from flatout.serving.goal import LatencyGoal
 from flatout.serving.options import ServeOptions, WantedModel
-from flatout.serving.supervisor import STOP_SIGNALS, Supervisor, bound_socket
+from flatout.serving.places import bound_socket
+from flatout.serving.supervisor import STOP_SIGNALS, Supervisor
 
 _LIBRARIES = ("uvloop", "httptools", "orjson")
 _OFTEN_USED = ("onnx", "onnx.checker")

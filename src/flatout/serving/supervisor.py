@@ -9,7 +9,6 @@ one ends when its last request is answered.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import itertools
 import os
 import shutil
@@ -22,26 +21,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from flatout.base.errors import FlatoutError, MachineError, UsageError
 from flatout.base.exits import exit_words
 from flatout.base.fork_server import ForkServer, ForkServerGone
 from flatout.base.tree import to_text
-from flatout.packaging.package import open_package
 from flatout.serving.control import ControlLine, ControlMessage
 from flatout.serving.counters import MOST_FRONTS, MOST_MODELS, SharedCounters
+from flatout.serving.executor_sums import added
 from flatout.serving.explaining import serving_doc
 from flatout.serving.goal import LatencyGoal
 from flatout.serving.history import History
+from flatout.serving.kept_packages import keep_package
 from flatout.serving.loading import ModelOrder
 from flatout.serving.options import ServeOptions, WantedModel
+from flatout.serving.places import bound_socket, device_named
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _LOOK_S = 0.1
 _SLEPT_S = 2.0  # without a look: this process itself was stopped, and others may be alive
-_CLONE = 0x40049409  # FICLONE: a copy that shares its blocks, where the disk can do that
 _TAKEN_LOOK_S = 0.005
 _COME_BACK_S = 10.0
 _END_S = 2.0
@@ -620,68 +618,3 @@ def needed_fronts(executor: RunningExecutor, front: RunningFront) -> int:
     cores = len(os.sched_getaffinity(0))
     best = max((rows / seconds for model in executor.ready.result() for rows, seconds in model["curve"]), default=1.0)
     return max(1, min(cores - 1, MOST_FRONTS, round(1.2 * best * front.ready.result() + 0.5)))
-
-
-_SUMMED = ("requests", "rows", "batches", "refused", "failed", "late", "queue_s", "copy_s", "compute_s")
-
-
-def added(sums: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Counts add up; what is measured now is taken from `more`."""
-    made = {**sums, **{name: value for name, value in more.items() if name not in ("number", "name")}}
-    for name in _SUMMED:
-        made[name] = sums.get(name, 0) + more.get(name, 0)
-    for name in ("reasons", "batch_rows"):
-        counts = dict(sums.get(name, {}))
-        for key, count in more.get(name, {}).items():
-            counts[key] = counts.get(key, 0) + count
-        made[name] = counts
-    return made
-
-
-def keep_package(package: Path, target: Path) -> None:
-    """A copy, so that this version stays what it is while the package is replaced, or is overwritten in place."""
-    target.mkdir()
-    try:
-        for file in package.iterdir():
-            _copy_file(file, target / file.name)
-    except OSError as error:
-        raise MachineError(f"the package {package} can't be copied to {target.parent}: {error}") from error
-    try:
-        open_package(target)  # checks every file
-    except FlatoutError:
-        open_package(package)  # says it of the package itself
-        raise MachineError(f"the package {package} was changed while it was read; load it again") from None
-
-
-def _copy_file(source: Path, target: Path) -> None:
-    with source.open("rb") as read, target.open("wb") as written:
-        try:
-            fcntl.ioctl(written.fileno(), _CLONE, read.fileno())
-        except OSError:
-            shutil.copyfileobj(read, written, 1 << 20)
-
-
-def bound_socket(host: str, port: int) -> socket.socket:
-    """Bound, so that a port in use is known at once; it listens only when everything is warm."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise MachineError(f"no address for {host!r}: {error}") from error
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        made.bind(address)
-    except OSError as error:
-        made.close()
-        raise MachineError(
-            f"can't use {host} port {port}: {os.strerror(error.errno or 0)}; --port 0 takes a free one"
-        ) from error
-    made.setblocking(False)
-    return made
-
-
-def device_named(asked: str) -> str:
-    """Without using the device: this process must not, because it is forked."""
-    if asked == "auto":
-        asked = "cuda" if torch.backends.cuda.is_built() and os.path.exists("/dev/nvidiactl") else "cpu"
-    return "cuda:0" if asked == "cuda" else asked
