@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,12 +93,23 @@ def test_arms_that_train_side_by_side_see_the_same_data(bench: Bench) -> None:
 def test_out_of_memory_is_a_report_and_the_next_trial_goes_on(bench: Bench) -> None:
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(1e-4)
+    held = _all_that_is_left()  # what other tests left in the allocator would do for a step
     try:
         report = bench.attempt(ask(PLAIN))
     finally:
+        del held
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert report.failure == OUT_OF_MEMORY
     assert bench.attempt(ask(PLAIN)).ran
+
+
+def _all_that_is_left() -> list[torch.Tensor]:
+    held = []
+    for size in (64 << 20, 8 << 20, 1 << 20, 64 << 10):
+        with suppress(torch.OutOfMemoryError):
+            while True:
+                held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+    return held
 
 
 def test_memory_grows_with_the_rows(bench: Bench) -> None:
