@@ -151,6 +151,15 @@ def test_batches_hold_one_shape_and_say_so() -> None:
     assert Counter(reasons) == {Reason.SHAPE: 2, Reason.IDLE: 1}
 
 
+def test_a_size_that_would_mostly_be_padding_is_not_run() -> None:
+    padded = [(1, 0.0006), (2, 0.0009), (16, 0.0009), (17, 0.0029), (64, 0.0029)]
+    found = simulate([model(points=padded)], [Waiting(place, 0, 1, 100.0) for place in range(23)])
+    assert sorted({answer.batch_rows for answer in found.answers}) == [7, 16]
+    assert max(found.latencies()) == pytest.approx(0.0018)
+    full = simulate([model(points=padded)], [Waiting(place, 0, 1, 100.0) for place in range(60)])
+    assert {answer.batch_rows for answer in full.answers} == {60}
+
+
 def test_a_request_larger_than_a_batch_is_run_in_pieces(draw: np.random.Generator) -> None:
     small = [Waiting(number, 0, 1, 100.0 + 0.002 * number) for number in range(1, 50)]
     found = simulate([model()], [Waiting(0, 0, 5000, 100.0), *small])

@@ -37,12 +37,21 @@ def shouting(columns, headers):
 
 @pytest.fixture(scope="module")
 def server(packaged: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """With a table and photos, and two fronts. Tests must leave it as it is."""
+    """With a table and photos that the executor decodes, and two fronts. Tests must leave it as it is."""
     models = f"people={packaged('classes_table').path}", f"pictures={packaged('photos').path}"
     folder = tmp_path_factory.mktemp("server")
     code = "from flatout.serving import supervisor; supervisor._EXPLAINED_LOOKS = 2"
     with RunningServer(
-        *models, "--workers", 2, "--access-log", folder / "access.log", "--explain", code=code, cwd=folder
+        *models,
+        "--workers",
+        2,
+        "--photos-on",
+        "device",
+        "--access-log",
+        folder / "access.log",
+        "--explain",
+        code=code,
+        cwd=folder,
     ) as running:
         yield running
 
@@ -56,6 +65,12 @@ def test_rows_are_answered_as_the_package_predicts_them(server: RunningServer, p
     for place, file in enumerate(photos.rows(3)):
         answer = server.post("/models/pictures/predict", file, headers={"Content-Type": "application/octet-stream"})
         assert answer.json["class"] == wanted["class"][place], answer
+    assert "pictures: photos are decoded by the process of the model" in server.said
+    damaged = bytearray(photos.rows(1)[0])
+    damaged[-40:-2] = bytes(38)
+    both = [server.post("/models/pictures/predict", file, headers={"Content-Type": "image/jpeg"})
+            for file in (bytes(damaged), bytes(damaged[:-30]))]  # fmt: skip
+    assert [one.status for one in both] == [400, 400] and "row 0: the photo can't be decoded" in both[0].error
     refused = server.post("/predict", {"age": 1})
     assert refused.status == 404 and "/models/NAME/predict with one of people, pictures" in refused.error
 

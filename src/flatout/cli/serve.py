@@ -41,6 +41,10 @@ def serve(
             "--compile/--no-compile", help="Also try runtimes that compile: slow at the first start. Default: on a GPU."
         ),
     ] = None,
+    photos_on: Annotated[
+        str,
+        typer.Option("--photos-on", help="Where photos are decoded: host (CPU), device, or auto: a GPU if answers agree."),
+    ] = "auto",
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="Clients must send the token in this file.", show_default=False)
     ] = None,
@@ -92,6 +96,7 @@ def serve(
         device=device,
         workers=None if workers == "auto" else int(workers),
         compilers=compiled if compiled is not None else device_named(device) != "cpu",
+        photos_on=photos_on,
         drain_s=parse_seconds(drain),
         cache=cache_folder(),
         front=front,

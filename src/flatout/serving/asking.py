@@ -65,13 +65,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """One version of a model. `number` names it on the way to the executor; `goal_s` is 0 without a latency goal."""
+    """One version of a model. `number` names it on the way to the executor; `goal_s` is 0 without a latency goal. With
+    `takes_files` its executor decodes photos."""
 
     name: str
     version: str
     number: int
     package: Package
     goal_s: float = 0.0
+    takes_files: bool = False
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -88,7 +90,7 @@ class Room(Protocol):
     @property
     def inputs(self) -> Mapping[str, Array]: ...
 
-    def write(self, records: bytes) -> None:
+    def write(self, *records: bytes) -> None:
         """All inputs at once, as the bytes of their records; see `RowLayout.is_packed`."""
         ...
 
@@ -100,6 +102,10 @@ class Asking(Protocol):
 
     def room(self, model: ServedModel, rows: int, sizes: tuple[int, ...] = ()) -> Room:
         """NoRoom if the shared memory can't hold the rows now, or never can."""
+        ...
+
+    def file_room(self, model: ServedModel, nbytes: int) -> Room:
+        """For a photo as a file: `write` takes its head and its bytes, `nbytes` in all; see `photo_files`."""
         ...
 
     def ask(self, room: Room, done: Callable[[Outcome], None], *, deadline_s: float = 0.0, priority: int = 0) -> None:

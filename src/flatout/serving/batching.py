@@ -374,6 +374,7 @@ class Batcher:
             in_time = model.curve.rows_within(first.deadline_s - now_s)
             if first.rows <= in_time < min(most, queue.rows) and model.curve.rows_per_s(in_time) >= model.arrivals.per_s(now_s):
                 most, reason = in_time, Reason.DEADLINE
+        most = max(first.rows, model.curve.thrifty_rows(min(most, queue.rows)))
         line = queue.line
         if len(line) == queue.rows and not first.alone and not line[-1].alone:  # all have one row
             rows = count = min(most, len(line))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 _ENOUGH = 0.95  # of the best rate: larger batches only make requests wait
 _CLEARLY_LESS, _AS_FAST = 0.9, 0.97
+_CLEAR_GAIN = 1.1
 _SLOWEST, _QUICKEST = 5.0, 0.2  # one odd batch counts for no more than this, times what was expected
 _NEWEST = 0.05  # the weight of the last batch
 _TRUSTED = 4  # batches of a size until it has a correction of its own
@@ -62,6 +63,16 @@ class CostCurve:
         found, rows = 0, 1
         while rows <= self.largest and self.seconds(rows) <= seconds:
             found, rows = rows, 2 * rows
+        return found
+
+    def thrifty_rows(self, rows: int) -> int:
+        """How many of these rows to run first: fewer than all if a runtime pads batches, and a smaller size is clearly faster
+        for each row. 23 rows that are run as 64 take longer than 16 and then 7."""
+        found, best = rows, _CLEAR_GAIN * self.rows_per_s(rows)
+        for size in self._rows[: bisect_left(self._rows, rows)]:
+            rate = self.rows_per_s(size)
+            if rate > best:
+                found, best = size, rate
         return found
 
     def took(self, rows: int, seconds: float) -> None:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from flatout.packaging.program import dtype_named
 from flatout.serving.batching import ReadyBatch, Sizes
-from flatout.serving.gathering import BatchPlaces, gather, items_of, places_of
+from flatout.serving.gathering import BatchPlaces, gather, items_of, places_in_order, places_of
 from flatout.serving.loading import LoadedModel
+from flatout.serving.photo_files import FILES
 from flatout.serving.rows_in_rooms import RoomLayout
 
 Array = np.ndarray[Any, Any]
@@ -79,6 +80,9 @@ class Flight:
         """Called once, when it is done."""
 
 
+Memories = dict[tuple[int, Sizes], BatchMemory]
+
+
 class ServingDevice(ABC):
     """Takes up to `most_flights` batches at a time."""
 
@@ -99,17 +103,22 @@ class HostServing(ServingDevice):
     most_flights = 1
 
     def __init__(self) -> None:
-        self._memories: dict[tuple[int, Sizes], BatchMemory] = {}
+        self._memories: Memories = {}
 
     def launch(self, model: LoadedModel, batch: ReadyBatch) -> Flight:
         began_s = time.monotonic()
         layout = model.layout(batch.sizes)
-        flight = Flight(batch, places_of(batch, layout), began_s)
-        memory = _memory_for(self._memories, model, layout, pinned=False)
-        memory.hold(batch.rows)
-        gather(flight.places, memory.arrays, memory.items)
+        if batch.sizes == FILES and model.photos is not None:
+            flight = Flight(batch, places_in_order(batch, layout), began_s)
+            given = model.photos.inputs(batch.requests)
+        else:
+            flight = Flight(batch, places_of(batch, layout), began_s)
+            memory = _memory_for(self._memories, model, layout, pinned=False)
+            memory.hold(batch.rows)
+            gather(flight.places, memory.arrays, memory.items)
+            given = memory.rows(batch.rows)
         run_s = time.monotonic()
-        made = model.runtime.run(memory.rows(batch.rows))
+        made = model.runtime.run(given)
         flight.compute_s = time.monotonic() - run_s
         flight.copy_s = run_s - began_s
         flight.outputs = {name: as_array(tensor) for name, tensor in made.items()}
@@ -125,27 +134,17 @@ class CudaServing(ServingDevice):
         self._device = device
         self._copies = torch.cuda.Stream(device)
         # memory of a flight is used again only when it has ended
-        self._free: list[dict[tuple[int, Sizes], BatchMemory]] = [{} for _ in range(self.most_flights)]
+        self._free: list[Memories] = [{} for _ in range(self.most_flights)]
 
     def launch(self, model: LoadedModel, batch: ReadyBatch) -> Flight:
         began_s = time.monotonic()
         layout = model.layout(batch.sizes)
-        places = places_of(batch, layout)
+        as_files = batch.sizes == FILES and model.photos is not None
+        places = places_in_order(batch, layout) if as_files else places_of(batch, layout)
         memories = self._free.pop()
         flight = CudaFlight(batch, places, began_s, lambda: self._free.append(memories))
         try:
-            memory = _memory_for(memories, model, layout, pinned=True)
-            memory.hold(batch.rows)
-            gather(flight.places, memory.arrays, memory.items)
-            flight.copy_s = time.monotonic() - began_s
-            compute = torch.cuda.current_stream(self._device)
-            with torch.cuda.stream(self._copies):
-                flight.copy_begin.record()
-                given = {name: rows.to(self._device, non_blocking=True) for name, rows in memory.rows(batch.rows).items()}
-                flight.copy_end.record()
-            compute.wait_event(flight.copy_end)
-            for tensor in given.values():
-                tensor.record_stream(compute)  # its memory belongs to the stream of copies
+            given = self._decoded(flight, model) if as_files else self._copied(flight, model, memories)
             flight.run_begin.record()
             made = model.runtime.run(given)
             flight.run_end.record()
@@ -155,6 +154,31 @@ class CudaServing(ServingDevice):
             self._free.append(memories)
             raise
         return flight
+
+    def _copied(self, flight: CudaFlight, model: LoadedModel, memories: Memories) -> dict[str, Tensor]:
+        rows = flight.batch.rows
+        memory = _memory_for(memories, model, flight.places.layout, pinned=True)
+        memory.hold(rows)
+        gather(flight.places, memory.arrays, memory.items)
+        flight.copy_s = time.monotonic() - flight.began_s
+        compute = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._copies):
+            flight.copy_begin.record()
+            given = {name: column.to(self._device, non_blocking=True) for name, column in memory.rows(rows).items()}
+            flight.copy_end.record()
+        compute.wait_event(flight.copy_end)
+        for tensor in given.values():
+            tensor.record_stream(compute)  # its memory belongs to the stream of copies
+        return given
+
+    def _decoded(self, flight: CudaFlight, model: LoadedModel) -> dict[str, Tensor]:
+        """nvJPEG is waited for here: the time to decode counts as time to copy."""
+        assert model.photos is not None
+        flight.copy_begin.record()
+        flight.copy_end.record()
+        given = model.photos.inputs(flight.batch.requests)
+        flight.copy_s = time.monotonic() - flight.began_s
+        return given
 
 
 class CudaFlight(Flight):
@@ -185,9 +209,7 @@ class CudaFlight(Flight):
         self._give_back()
 
 
-def _memory_for(
-    memories: dict[tuple[int, Sizes], BatchMemory], model: LoadedModel, layout: RoomLayout, pinned: bool
-) -> BatchMemory:
+def _memory_for(memories: Memories, model: LoadedModel, layout: RoomLayout, pinned: bool) -> BatchMemory:
     key = (model.order.number, layout.sizes)
     found = memories.get(key)
     if found is None:

@@ -209,6 +209,7 @@ class Executor:
                 device,
                 cache,
                 compilers=content.get("compilers", False),
+                photos_on=content.get("photos_on", "host"),
                 say=lambda line: self._say("loading", line=line),
             )
             self._models[order.number] = model

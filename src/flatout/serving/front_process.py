@@ -47,6 +47,7 @@ _BEAT_S = 0.5
 _LOOK_S = 0.02
 _NEXT_TURN_S = 0.002
 _HTTP_S = 50e-6  # of a core for one request beside the preparation of its row
+_BYTE_S = 1.5e-9  # of a core for one byte of a body that is read, and copied to shared memory
 _NO_MORE, _FULL_S = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM), 0.1  # then it tries again later
 _OTHER_FILES = 256  # beside connections
 _GATHERED_S = 0.1  # requests are counted this often
@@ -312,7 +313,7 @@ class Front:
 def served(written: Mapping[str, Any]) -> ServedModel:
     goal_s = LatencyGoal.parse(written["goal"]).seconds if written["goal"] else 0.0
     package = open_package(Path(written["path"]))
-    return ServedModel(written["name"], written["version"], written["number"], package, goal_s)
+    return ServedModel(written["name"], written["version"], written["number"], package, goal_s, written["takes_files"])
 
 
 def allow_connections(count: int) -> None:
@@ -325,8 +326,10 @@ def allow_connections(count: int) -> None:
 
 
 def row_seconds(model: ServedModel) -> float:
-    """How long the preparation of one raw sample takes here."""
+    """How long the preparation of one raw sample takes here; of a photo that the executor decodes, about, to bring it there."""
     samples = model.package.samples
+    if model.takes_files and samples.photos:
+        return len(samples.photos[0]) * _BYTE_S
     raw: Any = list(samples.photos[:1]) if samples.photos else first_row(samples.raw)
     if raw is None:
         return 0.0

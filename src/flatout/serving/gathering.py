@@ -104,8 +104,13 @@ def places_of(batch: ReadyBatch, layout: RoomLayout) -> BatchPlaces:
             at += len(group)
         # answers go by the rooms, so the order in the batch does not matter
         return BatchPlaces(layout, singles, [], 0, batch.rows)
+    return places_in_order(batch, layout)
+
+
+def places_in_order(batch: ReadyBatch, layout: RoomLayout) -> BatchPlaces:
+    """The rows of the batch are those of its requests, one after the other."""
     several, at = [], 0
-    for request in requests:
+    for request in batch.requests:
         several.append((request, at))
         at += request.rows
     return BatchPlaces(layout, [], several, batch.start, batch.rows)

@@ -19,6 +19,7 @@ import numpy as np
 
 from flatout.serving.arena import Arena
 from flatout.serving.asking import Asking, Outcome, Reason, Room, ServedModel, Status, Timing
+from flatout.serving.photo_files import FILES, file_layout
 from flatout.serving.records import RowOutputs
 from flatout.serving.rows_in_rooms import RoomLayout
 from flatout.serving.wire import ANSWER, NO_SIZES, QUESTION, DescriptorLine
@@ -41,7 +42,7 @@ class ArenaRoom(Room):
     # most requests never change these
     _inputs: dict[str, Array] | None = None
     asked = released = False
-    id = tries = 0
+    id = tries = written_from = 0
     question = b""
     until_s = 0.0
     done: Done | None = None
@@ -60,9 +61,12 @@ class ArenaRoom(Room):
             self._inputs = self.layout.input_views(self.lane.memory, self.offset, self.rows)
         return self._inputs
 
-    def write(self, records: bytes) -> None:
-        offset = self.offset
-        self.lane.raw[offset : offset + len(records)] = records
+    def write(self, *records: bytes) -> None:
+        at, raw = self.offset + self.written_from, self.lane.raw
+        for part in records:
+            end = at + len(part)
+            raw[at:end] = part
+            at = end
 
     def outputs(self) -> Mapping[str, Array]:
         layout = self.layout
@@ -188,6 +192,17 @@ class FrontLane(Asking):
         arena = self.arena
         power = arena.power_for(layout.nbytes(rows))
         return ArenaRoom(self, layout, model.number, rows, arena.allocate(power), power)
+
+    def file_room(self, model: ServedModel, nbytes: int) -> ArenaRoom:
+        key = (model.number, FILES)
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts[key] = file_layout(model.outputs)
+        begin = layout.outputs.row_bytes
+        power = self.arena.power_for(begin + nbytes)
+        room = ArenaRoom(self, layout, model.number, 1, self.arena.allocate(power), power)
+        room.written_from = begin
+        return room
 
     def ask(self, room: Room, done: Done, *, deadline_s: float = 0.0, priority: int = 0) -> None:
         assert isinstance(room, ArenaRoom)

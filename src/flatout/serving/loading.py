@@ -17,7 +17,9 @@ from flatout.packaging.ports import Port
 from flatout.packaging.runtimes.choice import fastest, runtime_named
 from flatout.packaging.runtimes.compiled import CompiledRuntime
 from flatout.packaging.runtimes.runtime import Runtime
+from flatout.serving.device_photos import DevicePhotos, device_photos
 from flatout.serving.goal import LatencyGoal
+from flatout.serving.photo_files import FILES
 from flatout.serving.records import RowLayout, open_sizes
 from flatout.serving.rows_in_rooms import RoomLayout, check_open_dimensions
 
@@ -50,10 +52,13 @@ class ModelOrder:
 
 
 class LoadedModel:
-    """`points` are (rows, seconds), measured when it was warmed; the last is the largest batch."""
+    """`points` are (rows, seconds), measured when it was warmed; the last is the largest batch. `photos` decodes the files of
+    requests here; None: fronts decode them."""
 
-    def __init__(self, order: ModelOrder, package: Package, runtime: Runtime, device: torch.device) -> None:
-        self.order, self.runtime = order, runtime
+    def __init__(
+        self, order: ModelOrder, package: Package, runtime: Runtime, device: torch.device, photos: DevicePhotos | None = None
+    ) -> None:
+        self.order, self.runtime, self.photos = order, runtime, photos
         self.inputs: tuple[Port, ...] = package.program.inputs
         self.outputs: tuple[Port, ...] = package.program.outputs
         check_open_dimensions(order.name, self.inputs, self.outputs)
@@ -69,7 +74,11 @@ class LoadedModel:
         if found is None:
             if len(self._layouts) >= 1024:
                 self._layouts.clear()
-            found = self._layouts[sizes] = RoomLayout.of(self.inputs, self.outputs, sizes)
+            if sizes == FILES and self.photos is not None:
+                found = self.photos.layout
+            else:
+                found = RoomLayout.of(self.inputs, self.outputs, sizes)
+            self._layouts[sizes] = found
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -78,6 +87,7 @@ class LoadedModel:
             "name": self.order.name,
             "runtime": self.runtime.name,
             "curve": self.points,
+            "takes_files": self.photos is not None,
         }
 
 
@@ -87,14 +97,16 @@ def load_model(
     cache: Path | None,
     *,
     compilers: bool = False,
+    photos_on: str = "auto",
     say: Callable[[str], None] = lambda line: None,
 ) -> LoadedModel:
     package = open_package(order.path)
     kind = _fastest_kind(package, device, cache, compilers, say)
     say(f"{order.name}: loading {kind.name}")
     runtime = package.runtime_of(kind, device, cache)
+    photos = device_photos(package, runtime, device, photos_on, order.name, say)
     say(f"{order.name}: warming batches")
-    return LoadedModel(order, package, runtime, device)
+    return LoadedModel(order, package, runtime, device, photos)
 
 
 def _fastest_kind(

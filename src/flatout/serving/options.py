@@ -45,7 +45,7 @@ class FrontOptions:
 @dataclass(frozen=True)
 class ServeOptions:
     """`workers` is how many fronts there are; None measures how many are needed. `drain_s` is the time that requests
-    under way have after SIGTERM."""
+    under way have after SIGTERM. `photos_on` is where photos are decoded: "host", "device", or "auto": see device_photos."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -54,6 +54,7 @@ class ServeOptions:
     device: str = "auto"
     workers: int | None = None
     compilers: bool = False
+    photos_on: str = "auto"
     drain_s: float = 30.0
     hang_s: float = 20.0
     cache: Path | None = None

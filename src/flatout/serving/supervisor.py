@@ -78,6 +78,7 @@ class RunningExecutor:
     statistics: Mapping[str, Any] = field(default_factory=dict)
     unretired: set[int] = field(default_factory=set)  # fronts that still wait for answers from it
     retires: bool = False
+    takes_files: frozenset[int] = frozenset()  # numbers of models whose photos it decodes
 
 
 @dataclass
@@ -242,14 +243,16 @@ class Supervisor:
         ]
         cache = None if self._options.cache is None else str(self._options.cache)
         executor.line.send({"do": "load", "models": [order.to_json() for order in orders], "device": self._device,
-                            "threads": self._threads(), "cache": cache, "compilers": self._options.compilers})  # fmt: skip
+                            "threads": self._threads(), "cache": cache, "compilers": self._options.compilers,
+                            "photos_on": self._options.photos_on})  # fmt: skip
         try:
-            await executor.ready
+            loaded = await executor.ready
         except BaseException:
             self._end_executor(executor)
             raise
         if executor.has_ended:
             raise MachineError("the process of the models ended when it had loaded them")
+        executor.takes_files = frozenset(one["number"] for one in loaded if one["takes_files"])
         executor.is_ready = True
         for front in self._fronts.values():
             if front.is_ready:
@@ -362,7 +365,9 @@ class Supervisor:
 
     def _models_message(self) -> dict[str, Any]:
         current = self._executors.get(self._current or "")
-        models = [] if current is None else [{**vars(one), "path": str(one.path)} for one in current.models]
+        running = () if current is None else current.models
+        takes_files = frozenset[int]() if current is None else current.takes_files
+        models = [{**vars(one), "path": str(one.path), "takes_files": one.number in takes_files} for one in running]
         return {"do": "models", "models": models, "change": self._changes}
 
     def _connect(self, front: RunningFront, executor: RunningExecutor) -> None:

@@ -122,7 +122,7 @@ def decode_one(content: bytes, plan: DecodePlan, out: Array) -> str | None:
 
 def _check_scans(content: bytes) -> None:
     """Every scan of a progressive JPEG processes all its pixels, so a small file could take hours."""
-    if not content.startswith(b"\xff\xd8") or _has_one_scan(content):
+    if not content.startswith(b"\xff\xd8") or has_one_scan(content):
         return
     scans = content.count(b"\xff\xda")
     if scans > _USUAL_SCANS:
@@ -133,7 +133,7 @@ def _check_scans(content: bytes) -> None:
             raise ValueError(f"it has {scans} scans of {height} x {width} pixels, too many for a real photo")
 
 
-def _has_one_scan(content: bytes) -> bool:
+def has_one_scan(content: bytes) -> bool:
     """Whether the first scan has all components of a sequential JPEG: decoders then read no other. Most photos are like this,
     and to look through all of their bytes would take a fifteenth of the time to decode them."""
     place, components = 2, 0

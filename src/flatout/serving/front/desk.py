@@ -18,6 +18,7 @@ from flatout.serving.front.limits import Limits
 from flatout.serving.front.model_view import ModelView
 from flatout.serving.front.packed_columns import PackedColumns
 from flatout.serving.front.refusals import Refusal, one_line, refusal_of
+from flatout.serving.photo_files import head_of
 from flatout.serving.records import open_sizes
 
 _THREADS = 4
@@ -97,6 +98,12 @@ class Desk:
     def _prepare(
         self, exchange: RequestExchange, view: ModelView, raw: Any, answer: OnOutputs, deadline_s: float, priority: int
     ) -> None:
+        if not (view.model.takes_files and self._ask_file(exchange, view, raw, answer, deadline_s, priority)):
+            self._prepare_here(exchange, view, raw, answer, deadline_s, priority)
+
+    def _prepare_here(
+        self, exchange: RequestExchange, view: ModelView, raw: Any, answer: OnOutputs, deadline_s: float, priority: int
+    ) -> None:
         if not _is_much(view, raw):
             self._ask(exchange, view, view.preparer.rows(raw), answer, deadline_s, priority)
             return
@@ -109,6 +116,38 @@ class Desk:
 
         exchange.model = view.model
         self._preparing_threads.run(partial(view.preparer.rows, raw), done)
+
+    def _ask_file(
+        self, exchange: RequestExchange, view: ModelView, raw: Any, answer: OnOutputs, deadline_s: float, priority: int
+    ) -> bool:
+        """One photo as it came, for the executor to decode. False if the front has to: it has several, or another kind. One
+        that can't be decoded there is decoded here after all: what is wrong with it is said in the same words."""
+        photos = raw.get("photo") if isinstance(raw, Mapping) else None
+        if not isinstance(photos, list) or len(photos) != 1 or not isinstance(photos[0], bytes):
+            return False
+        head = head_of(photos[0], view.cover)
+        if head is None:
+            return False
+        then_answer = answer if self._after is None else partial(self._then_after, view, self._after, answer)
+        exchange.model, exchange.rows = view.model, 1
+        asked_s, first = asked_deadline(exchange.headers, deadline_s), asked_priority(exchange.headers, priority)
+        room = self._asking.file_room(view.model, len(head) + len(photos[0]))
+
+        def done(outcome: Outcome) -> None:
+            if outcome.status is Status.FAILED:
+                room.release()
+                exchange.guarded(lambda: self._prepare_here(exchange, view, raw, answer, deadline_s, priority))
+            else:
+                _done(exchange, room, then_answer, outcome)
+
+        try:
+            room.write(head, photos[0])
+            exchange.decoded = perf_counter()
+            self._asking.ask(room, done, deadline_s=asked_s, priority=first)
+        except BaseException:
+            room.release()
+            raise
+        return True
 
     def _ask(
         self,

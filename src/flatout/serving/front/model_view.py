@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from flatout.data.fitted import RawInput
+from flatout.data.fitted.photo_rows import PhotoHost
 from flatout.serving.asking import Array, ServedModel
 from flatout.serving.front.datatypes import NUMPY_TYPES, bfloat16_numbers, bytes_packed, datatype_of
 from flatout.serving.front.prepared_checks import BytesCheck, TensorCheck, row_checks, tensor_checks
@@ -43,6 +44,7 @@ class ModelView:
         self.model, self.name, self.version = model, model.name, model.version
         fitted = model.package.fitted
         self.kind = fitted.host.kind
+        self.cover = fitted.host.cover if isinstance(fitted.host, PhotoHost) else 0  # see photo_files.head_of
         self.raw: tuple[RawInput, ...] = fitted.host.inputs
         self.raw_specs = {raw.name: _raw_spec(raw) for raw in self.raw}
         self.prepared = {port.name: _spec(port.name, port.dtype, port.shape[1:]) for port in model.inputs}
