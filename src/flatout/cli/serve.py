@@ -31,10 +31,13 @@ def serve(
     slo: Annotated[
         str | None, typer.Option("--slo", help="Latency goal, such as 'p99 50 ms'; batches are formed to meet it.")
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:1.")] = "auto",
+    device: Annotated[
+        str, typer.Option("--device", help="cpu, cuda (all GPUs), cuda:1 or cuda:0,cuda:1; auto: all GPUs, or the CPU.")
+    ] = "auto",
     workers: Annotated[
         str, typer.Option("--workers", help="Processes for connections; auto measures how many are needed.")
     ] = "auto",
+    executors: Annotated[int, typer.Option("--executors", min=1, help="Processes for the models of each device.")] = 1,
     compiled: Annotated[
         bool | None,
         typer.Option(
@@ -68,7 +71,7 @@ def serve(
     """Serve models over HTTP: /predict for people, the Open Inference Protocol for programs, a page to try them on."""
     from flatout.base.units import parse_bytes, parse_seconds
     from flatout.serving.options import FrontOptions, ServeOptions, WantedModel
-    from flatout.serving.places import device_named
+    from flatout.serving.places import devices_named
     from flatout.serving.serve import serve as serve_packages
 
     wanted = []
@@ -95,7 +98,8 @@ def serve(
         goal=slo,
         device=device,
         workers=None if workers == "auto" else int(workers),
-        compilers=compiled if compiled is not None else device_named(device) != "cpu",
+        executors=executors,
+        compilers=compiled if compiled is not None else devices_named(device) != ("cpu",),
         photos_on=photos_on,
         drain_s=parse_seconds(drain),
         cache=cache_folder(),

@@ -59,7 +59,8 @@ class Between:
     def device_share(self) -> float:
         """Of the time, how much the device worked on batches."""
         names = self.after.status.get("models", {})
-        return min(1.0, sum(self._said(name, "compute_s") + self._said(name, "copy_s") for name in names) / self.seconds)
+        busy_s = sum(self._said(name, "compute_s") + self._said(name, "copy_s") for name in names)
+        return min(1.0, busy_s / self.seconds / max(1, int(self.after.status.get("executors", 1))))
 
     def front_share(self) -> float:
         """Of one core for each front."""

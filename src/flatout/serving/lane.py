@@ -109,7 +109,7 @@ class FrontLane(Asking):
         self._loop, self._patience_s = loop, patience_s
         self._connections: dict[str, _Connection] = {}  # those that take new requests, by the executor's name
         self._retired: list[_Connection] = []
-        self._executors: dict[int, str] = {}  # by the model's number
+        self._executors: dict[int, tuple[str, ...]] = {}  # by the model's number
         self._orphans: list[ArenaRoom] = []  # asked, and no executor has them
         self._layouts: dict[tuple[int, tuple[int, ...]], RoomLayout] = {}
         self._unsent: list[_Connection] = []  # those with questions that wait for `_flush`
@@ -131,30 +131,25 @@ class FrontLane(Asking):
         return sum(len(connection.rooms) for connection in connections) + len(self._orphans)
 
     def attach(self, executor: str, stream: socket.socket, models: Iterable[int]) -> None:
-        """A new executor, or a new process of one that ended. Requests for these models go to it from now on."""
+        """A new executor, or a new process of one that ended. It gets its share of the requests for these models."""
         before = self._connections.pop(executor, None)
         if before is not None:
             self._ended(before)
         connection = _Connection(executor, stream, models)
         self._connections[executor] = connection
         for number in connection.models:
-            self._executors[number] = executor
+            self._executors[number] = tuple(dict.fromkeys((*self._executors.get(number, ()), executor)))
         self._loop.add_reader(stream.fileno(), self._heard, connection)
         self._adopt()
 
-    def route(self, executor: str, models: Iterable[int]) -> None:
-        """More models that this executor runs."""
-        for number in models:
-            self._executors[number] = executor
-        self._adopt()
-
     def retire(self, executor: str) -> None:
-        """It gets no new requests; its connection is closed when those under way are answered. Its models are no longer
-        routed, unless another executor was attached for them."""
+        """It gets no new requests; its connection is closed when those under way are answered. Models that no other executor
+        runs are no longer routed."""
         connection = self._connections.pop(executor, None)
         if connection is not None:
             self._write(connection)
-        self._executors = {number: name for number, name in self._executors.items() if name != executor}
+        left = {number: tuple(name for name in names if name != executor) for number, names in self._executors.items()}
+        self._executors = {number: names for number, names in left.items() if names}
         self._layouts = {key: layout for key, layout in self._layouts.items() if key[0] in self._executors}
         if connection is None:  # it ended, and no other takes its place
             self._adopt()
@@ -218,12 +213,12 @@ class FrontLane(Asking):
         self._dispatch(room)
 
     def _dispatch(self, room: ArenaRoom) -> None:
-        executor = self._executors.get(room.model)
-        connection = None if executor is None else self._connections.get(executor)
-        if executor is None and room.tries:  # the model is no longer served
+        executors = self._executors.get(room.model)
+        connection = None if executors is None else self._least_busy(executors)
+        if executors is None and room.tries:  # the model is no longer served
             self._gone(room)
             return
-        if connection is None or executor is None:
+        if connection is None:
             room.until_s = room.until_s or time.monotonic() + self._patience_s
             self._orphans.append(room)
             self._watch_orphans()
@@ -235,6 +230,13 @@ class FrontLane(Asking):
                 self._loop.call_soon(self._flush)
             self._unsent.append(connection)
         connection.questions.append(room.question)
+
+    def _least_busy(self, executors: tuple[str, ...]) -> _Connection | None:
+        """None if all of them have ended."""
+        if len(executors) == 1:
+            return self._connections.get(executors[0])
+        there = [self._connections[name] for name in executors if name in self._connections]
+        return min(there, key=lambda one: len(one.rooms), default=None)
 
     def _flush(self) -> None:
         """All questions of one turn of the event loop in one write. While an executor works on others it would not look at

@@ -44,7 +44,8 @@ class FrontOptions:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """`workers` is how many fronts there are; None measures how many are needed. `drain_s` is the time that requests
+    """`workers` is how many fronts there are; None measures how many are needed. `executors` are the processes for the models
+    of each device. `drain_s` is the time that requests
     under way have after SIGTERM. `photos_on` is where photos are decoded: "host", "device", or "auto": see device_photos."""
 
     host: str = "127.0.0.1"
@@ -53,6 +54,7 @@ class ServeOptions:
     goal: str | None = None
     device: str = "auto"
     workers: int | None = None
+    executors: int = 1
     compilers: bool = False
     photos_on: str = "auto"
     drain_s: float = 30.0

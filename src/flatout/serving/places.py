@@ -7,7 +7,7 @@ import socket
 
 import torch
 
-from flatout.base.errors import MachineError
+from flatout.base.errors import MachineError, UsageError
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -29,8 +29,14 @@ def bound_socket(host: str, port: int) -> socket.socket:
     return made
 
 
-def device_named(asked: str) -> str:
-    """Without using the device: this process must not, because it is forked."""
+def devices_named(asked: str) -> tuple[str, ...]:
+    """`auto` and `cuda` are all GPUs that this process may use; several are written with commas. Counting them does not use
+    them, so processes may still be forked."""
     if asked == "auto":
         asked = "cuda" if torch.backends.cuda.is_built() and os.path.exists("/dev/nvidiactl") else "cpu"
-    return "cuda:0" if asked == "cuda" else asked
+    if asked == "cuda":
+        return tuple(f"cuda:{place}" for place in range(max(1, torch.cuda.device_count())))
+    names = tuple("cuda:0" if name.strip() == "cuda" else name.strip() for name in asked.split(","))
+    if len(set(names)) < len(names):
+        raise UsageError(f"a device is named twice in {asked!r}; --executors 2 runs two processes on each")
+    return names

@@ -24,11 +24,12 @@ from flatout.serving.counters import MOST_FRONTS, MOST_MODELS
 from flatout.serving.encryption import secured
 from flatout.serving.goal import LatencyGoal
 from flatout.serving.options import ServeOptions, WantedModel
-from flatout.serving.places import bound_socket
+from flatout.serving.places import bound_socket, devices_named
 from flatout.serving.supervisor import STOP_SIGNALS, Supervisor
 
 _LIBRARIES = ("uvloop", "httptools", "orjson")
 _OFTEN_USED = ("onnx", "onnx.checker")
+MOST_EXECUTORS = 64
 _NAME = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
 
 
@@ -119,6 +120,8 @@ def check(models: Sequence[WantedModel], options: ServeOptions) -> None:
         open_package(model.path)
     if options.workers is not None and not 1 <= options.workers <= MOST_FRONTS:
         raise UsageError(f"the number of processes for connections is 1 to {MOST_FRONTS}, got {options.workers}")
+    if not 1 <= options.executors <= MOST_EXECUTORS:
+        raise UsageError(f"the number of processes for models is 1 to {MOST_EXECUTORS}, got {options.executors}")
     if len(models) >= MOST_MODELS:
         raise UsageError(f"a server has at most {MOST_MODELS - 1} models, got {len(models)}")
     _check_device(options.device)
@@ -156,14 +159,14 @@ def _check_grpc() -> None:
 
 
 def _check_device(named: str) -> None:
-    if named == "auto":
-        return
-    try:
-        kind = torch.device(named).type
-    except RuntimeError:
-        kind = ""
-    if kind not in ("cpu", "cuda"):
-        raise UsageError(f"the device is auto, cpu, cuda or cuda:1, got {named!r}")
+    kinds = set()
+    for name in ["cpu"] if named == "auto" else devices_named(named):
+        try:
+            kinds.add(torch.device(name).type)
+        except RuntimeError:
+            kinds.add(name)
+    if kinds not in ({"cpu"}, {"cuda"}):
+        raise UsageError(f"the device is auto, cpu, cuda, cuda:1 or cuda:0,cuda:1, got {named!r}")
 
 
 def _check_hook(name: str | None) -> None:

@@ -3,7 +3,7 @@
 Everything is one mechanism: an executor with models is started, and when it is ready, all fronts are connected to it. At the
 start, after a crash, and for a new version of a model the same happens. A replacement after a crash has the name and the
 models of its predecessor, so fronts ask it again for what was not answered. A new version comes with a new executor; the old
-one ends when its last request is answered.
+one ends when its last request is answered. With several devices, or several executors on a CPU, each runs all models.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,9 @@ from flatout.serving.history import History
 from flatout.serving.kept_packages import keep_package
 from flatout.serving.loading import ModelOrder
 from flatout.serving.options import ServeOptions, WantedModel
-from flatout.serving.places import bound_socket, device_named
+from flatout.serving.places import bound_socket, devices_named
+from flatout.serving.running import RunningExecutor, RunningFront, RunningModel
+from flatout.serving.shares import best_row_s, fronts_needed
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -53,49 +54,6 @@ Say = Callable[[str], None]
 Told = Callable[[str | None], None]
 
 
-@dataclass(frozen=True)
-class RunningModel:
-    """One version, as fronts are told about it."""
-
-    name: str
-    version: str
-    number: int
-    path: Path
-    goal: str | None
-    place: int  # of its counters
-
-
-@dataclass
-class RunningExecutor:
-    name: str
-    models: tuple[RunningModel, ...]
-    pid: int
-    line: ControlLine
-    ready: asyncio.Future[list[Mapping[str, Any]]]
-    alive_s: float
-    is_ready: bool = False
-    has_ended: bool = False
-    statistics: Mapping[str, Any] = field(default_factory=dict)
-    unretired: set[int] = field(default_factory=set)  # fronts that still wait for answers from it
-    retires: bool = False
-    takes_files: frozenset[int] = frozenset()  # numbers of models whose photos it decodes
-
-
-@dataclass
-class RunningFront:
-    slot: int
-    pid: int
-    line: ControlLine
-    ready: asyncio.Future[float]
-    alive_s: float
-    arena: int = -1
-    is_ready: bool = False
-    took: int = 0  # the order in which the models were changed that it serves
-    busy_looks: int = 0
-    has_ended: bool = False
-    drained: bool = False
-
-
 class Supervisor:
     """`kept` is a folder for the packages that are served: those given may be replaced at any time."""
 
@@ -105,12 +63,14 @@ class Supervisor:
         self._known = {model.name: model for model in models}
         self._wanted = dict(self._known)
         self._options, self._template, self._kept, self._say = options, template, kept, say
-        self._device = device_named(options.device)
+        self._devices = devices_named(options.device)
+        self._cores = len(os.sched_getaffinity(0))
+        self._each = options.executors  # executors for each device
         self.counters = SharedCounters()
         self._history, self._looks = History(self.counters), 0
         self._listening = bound_socket(options.host, options.port)
         self._executors: dict[str, RunningExecutor] = {}
-        self._current: str | None = None
+        self._current: tuple[str, ...] = ()  # executors that get requests
         self._fronts: dict[int, RunningFront] = {}
         self._numbers = itertools.count(1)
         self._generations = itertools.count(1)
@@ -173,10 +133,12 @@ class Supervisor:
         self._stops.set()
 
     async def _open(self) -> None:
-        self._serve_from(await self._started_executor(self._wanted))
-        executor = self._executors[self._current or ""]
+        self._serve_from(await self._started_executors(self._wanted))
         first = await self._started_front()
-        wanted = self._options.workers or needed_fronts(executor, first)
+        row_s = first.ready.result()
+        model_s = max(map(best_row_s, self._curves()), default=1.0)
+        needed = fronts_needed(self._cores, row_s, model_s, len(self._current), self._on_cpu)
+        wanted = self._options.workers or min(MOST_FRONTS, needed)
         await asyncio.gather(*(self._started_front() for _ in range(wanted - 1)))
         self._listening.listen(4096)
         self._warm = True
@@ -206,18 +168,50 @@ class Supervisor:
 
     # ---- executors ----
 
-    async def _started_executor(self, renewed: Collection[str]) -> RunningExecutor:
-        """Ready, with all wanted models. Those of `renewed` are read again from their folders; others stay what they are."""
-        generation = f"{self._device}/{next(self._generations)}"
+    @property
+    def _on_cpu(self) -> bool:
+        return self._devices == ("cpu",)
+
+    def _threads(self) -> int:
+        """On a CPU one core is left to the fronts, if there are more than two: a model on one of two is 1.4 times as slow."""
+        return max(1, max(2, self._cores - 1) // self._each) if self._on_cpu else 1
+
+    def _running(self) -> list[RunningExecutor]:
+        """Those that get requests; one that has just ended is not among them."""
+        return [self._executors[name] for name in self._current if name in self._executors]
+
+    def _curves(self) -> list[Any]:
+        """Of all models, as the executors have measured them."""
+        return [model["curve"] for executor in self._running() for model in executor.ready.result()]
+
+    async def _started_executors(self, renewed: Collection[str]) -> list[RunningExecutor]:
+        """Ready, each with all wanted models. Those of `renewed` are read again from their folders; others stay what they are."""
         models = []
         for model in self._wanted.values():
             before = None if model.name in renewed else self._served.get(model.name)
             models.append(before or await self._versioned(model))
-        return await self._ready_executor(generation, tuple(models))
+        return await self._ready_executors(tuple(models), self._each)
 
-    def _serve_from(self, executor: RunningExecutor) -> None:
-        self._current, self._served = executor.name, {model.name: model for model in executor.models}
-        self._versions |= {model.name: int(model.version) for model in executor.models}
+    async def _ready_executors(self, models: tuple[RunningModel, ...], each: int) -> list[RunningExecutor]:
+        """So many on each device, or none: if one can't be started, the others are ended. The first is ready before the others
+        begin: what it compiles and measures is kept for them."""
+        generation = next(self._generations)
+        wanted = [(f"{device}/{generation}/{place}", device) for device in self._devices for place in range(each)]
+        started = [await self._ready_executor(*wanted[0], models)]
+        tries = (self._ready_executor(name, device, models) for name, device in wanted[1:])
+        ended = await asyncio.gather(*tries, return_exceptions=True)
+        started += [one for one in ended if isinstance(one, RunningExecutor)]
+        for problem in ended:
+            if isinstance(problem, BaseException):
+                for executor in started:
+                    self._end_executor(executor)
+                raise problem
+        return started
+
+    def _serve_from(self, executors: Sequence[RunningExecutor]) -> None:
+        self._current = tuple(executor.name for executor in executors)
+        self._served = {model.name: model for model in executors[0].models}
+        self._versions |= {model.name: int(model.version) for model in executors[0].models}
 
     async def _versioned(self, wanted: WantedModel) -> RunningModel:
         version, number = self._versions.get(wanted.name, 0) + 1, next(self._numbers)
@@ -230,19 +224,19 @@ class Supervisor:
         await asyncio.to_thread(keep_package, wanted.path, path)  # it reads all of it
         return RunningModel(wanted.name, str(version), number, path, goal, place)
 
-    async def _ready_executor(self, name: str, models: tuple[RunningModel, ...]) -> RunningExecutor:
+    async def _ready_executor(self, name: str, device: str, models: tuple[RunningModel, ...]) -> RunningExecutor:
         ours, theirs = socket.socketpair()
         with theirs:
             pid = self._template.start({"kind": "executor"}, [theirs.fileno()])
         loop = asyncio.get_running_loop()
-        executor = RunningExecutor(name, models, pid, ControlLine(ours), loop.create_future(), time.monotonic())
+        executor = RunningExecutor(name, device, models, pid, ControlLine(ours), loop.create_future(), time.monotonic())
         self._executors[name] = executor
         loop.add_reader(ours.fileno(), self._hear_executor, executor)
         orders = [
             ModelOrder(one.number, one.name, one.path, LatencyGoal.parse(one.goal) if one.goal else None) for one in models
         ]
         cache = None if self._options.cache is None else str(self._options.cache)
-        executor.line.send({"do": "load", "models": [order.to_json() for order in orders], "device": self._device,
+        executor.line.send({"do": "load", "models": [order.to_json() for order in orders], "device": device,
                             "threads": self._threads(), "cache": cache, "compilers": self._options.compilers,
                             "photos_on": self._options.photos_on})  # fmt: skip
         try:
@@ -258,10 +252,6 @@ class Supervisor:
             if front.is_ready:
                 self._connect(front, executor)
         return executor
-
-    def _threads(self) -> int:
-        """On a CPU one core is left to the fronts."""
-        return max(1, len(os.sched_getaffinity(0)) - 1) if self._device == "cpu" else 1
 
     def _hear_executor(self, executor: RunningExecutor) -> None:
         messages = executor.line.receive()
@@ -302,10 +292,10 @@ class Supervisor:
     async def _replace_executor(self, ended: RunningExecutor) -> None:
         while not self._is_over:  # also while draining: what was accepted is answered
             await asyncio.sleep(self._pause_s())
-            if self._current != ended.name:
+            if ended.name not in self._current:
                 return
             try:
-                await self._ready_executor(ended.name, ended.models)
+                await self._ready_executor(ended.name, ended.device, ended.models)
                 return
             except FlatoutError as error:
                 self._say(f"the models can't be loaded again: {error}")
@@ -364,10 +354,11 @@ class Supervisor:
         return front
 
     def _models_message(self) -> dict[str, Any]:
-        current = self._executors.get(self._current or "")
-        running = () if current is None else current.models
-        takes_files = frozenset[int]() if current is None else current.takes_files
-        models = [{**vars(one), "path": str(one.path), "takes_files": one.number in takes_files} for one in running]
+        running = self._running()
+        models = [
+            {**vars(one), "path": str(one.path), "takes_files": all(one.number in other.takes_files for other in running)}
+            for one in self._served.values()
+        ]
         return {"do": "models", "models": models, "change": self._changes}
 
     def _connect(self, front: RunningFront, executor: RunningExecutor) -> None:
@@ -470,39 +461,42 @@ class Supervisor:
 
     async def _swapped(self, wanted: dict[str, WantedModel], renewed: Collection[str]) -> None:
         """No request fails: the new executor is ready before fronts use it, and the old one answers what it was asked."""
-        before, old_name = self._wanted, self._current
+        before, old_names = self._wanted, self._current
         self._wanted = wanted
         try:
-            executor = await self._started_executor(renewed)
+            executors = await self._started_executors(renewed)
         except BaseException:
             self._wanted = before
             self._forget_versions()
             raise
-        await self._has_come_back(old_name)
-        self._serve_from(executor)
+        await self._have_come_back(old_names)
+        self._serve_from(executors)
         self._changes += 1
         self._broadcast(self._models_message())
-        self._broadcast({"do": "retire", "executor": old_name})
-        names = ", ".join(f"{model.name} version {model.version}" for model in executor.models) or "no model"
+        names = ", ".join(f"{model.name} version {model.version}" for model in self._served.values()) or "no model"
         self._say(f"serving {names}")
-        old = self._executors.get(old_name or "")
+        for name in old_names:
+            self._retire(name)
+        self._forget_versions()
+        change = self._changes  # the client hears of it when no front answers with the old version
+        while any(front.is_ready and front.took < change for front in self._fronts.values()) and not self._is_over:
+            await asyncio.sleep(_TAKEN_LOOK_S)
+
+    def _retire(self, name: str) -> None:
+        self._broadcast({"do": "retire", "executor": name})
+        old = self._executors.get(name)
         if old is not None:  # it has not ended meanwhile
             old.retires = True
             old.unretired = {front.slot for front in self._fronts.values() if front.is_ready}
             if not old.unretired or not old.is_ready:
                 self._end_retired(old)
-        else:
-            self._forget_versions()
-        change = self._changes  # the client hears of it when no front answers with the old version
-        while any(front.is_ready and front.took < change for front in self._fronts.values()) and not self._is_over:
-            await asyncio.sleep(_TAKEN_LOOK_S)
 
-    async def _has_come_back(self, name: str | None) -> None:
-        """An executor that ended while the next version was loaded: its successor answers what waits for the old version."""
+    async def _have_come_back(self, names: Collection[str]) -> None:
+        """Executors that ended while the next version was loaded: their successors answer what waits for the old version."""
         until_s = time.monotonic() + _COME_BACK_S
         while time.monotonic() < until_s and not self._is_over:
-            found = self._executors.get(name or "")
-            if name is None or (found is not None and found.is_ready):
+            found = [self._executors.get(name) for name in names]
+            if all(one is not None and one.is_ready for one in found):
                 return
             await asyncio.sleep(_TAKEN_LOOK_S)
 
@@ -568,7 +562,7 @@ class Supervisor:
         if self._options.workers is not None or not self._warm or self._stops.is_set():
             return
         busy = [front.busy_looks >= _BUSY_LOOKS for front in self._fronts.values()]
-        if all(busy) and len(busy) < min(MOST_FRONTS, len(os.sched_getaffinity(0)) - 1):
+        if all(busy) and len(busy) < min(MOST_FRONTS, self._cores - 1):
             for front in self._fronts.values():
                 front.busy_looks = 0
             self._later(self._replace_front())
@@ -576,17 +570,17 @@ class Supervisor:
     def status(self) -> dict[str, Any]:
         """What fronts show on the page, in /metrics and in /explain: sums of all executors, by model."""
         models: dict[str, dict[str, Any]] = {name: dict(sums) for name, sums in self._past.items()}
-        current = self._executors.get(self._current or "")
         for executor in self._executors.values():
             for model in executor.statistics.get("models", ()):
                 models[model["name"]] = added(models.get(model["name"], {}), model)
         return {
-            "device": self._device,
+            "device": ", ".join(self._devices),
+            "executors": len(self._current),
             "fronts": len(self._fronts),
-            "executor_cpu_s": 0.0 if current is None else current.statistics.get("cpu_s", 0.0),
-            "cores": len(os.sched_getaffinity(0)),
+            "executor_cpu_s": sum(one.statistics.get("cpu_s", 0.0) for one in self._running()),
+            "cores": self._cores,
             "models": models,
-            "goals": {} if current is None else {one.name: one.goal for one in current.models},
+            "goals": {one.name: one.goal for one in self._served.values()},
         }
 
     def _how_it_ended(self, one: RunningExecutor | RunningFront) -> str:
@@ -616,10 +610,3 @@ class Supervisor:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def needed_fronts(executor: RunningExecutor, front: RunningFront) -> int:
-    """So many that they keep up with the device: by the time that one row takes in a front and in the best batch."""
-    cores = len(os.sched_getaffinity(0))
-    best = max((rows / seconds for model in executor.ready.result() for rows, seconds in model["curve"]), default=1.0)
-    return max(1, min(cores - 1, MOST_FRONTS, round(1.2 * best * front.ready.result() + 0.5)))
