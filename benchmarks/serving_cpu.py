@@ -378,7 +378,7 @@ def price_of_many_rows(report: Report, adult: Case, asked: argparse.Namespace, s
     chosen = fastest(adult.package.measured(device, None), ROWS)
     rows = {name: torch.from_numpy(column.copy()) for name, column in adult.row(ROWS).items()}
     threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))  # as the executor has it: one core is the fronts'
+    torch.set_num_threads(max(2, len(os.sched_getaffinity(0)) - 1))  # as the executor has it
     runtime = runtime_named(chosen.name).load(adult.package.parts(device))
     torch.set_num_threads(threads)
 
