@@ -203,3 +203,29 @@ def test_a_problem_in_one_answer_does_not_keep_others_from_theirs() -> None:
         theirs.close()
 
     asyncio.run(main())
+
+
+def test_several_executors_get_their_share_and_take_over_from_one_that_ended() -> None:
+    async def main() -> None:
+        lane: Any = FrontLane(asyncio.get_running_loop(), Arena(1 << 20))
+        ends = []
+        for name in ("one", "other"):
+            ours, theirs = socket.socketpair()
+            lane.attach(name, ours, [0])
+            ends.append(DescriptorLine(theirs, QUESTION))
+        rooms = [lane.room(Model(), 1) for _ in range(4)]
+        for room in rooms:
+            lane.ask(room, lambda outcome: None)
+        await asyncio.sleep(0.01)
+        asked = [{question[0] for question in QUESTION.iter_unpack(end.read() or b"")} for end in ends]
+        assert [len(some) for some in asked] == [2, 2] and set.union(*asked) == {room.id for room in rooms}
+        ends[0].close()
+        await asyncio.sleep(0.01)
+        assert {question[0] for question in QUESTION.iter_unpack(ends[1].read() or b"")} == asked[0]
+        lane.retire("one")
+        lane.retire("other")
+        assert lane.outstanding == 4  # they are still answered
+        ends[1].close()
+        lane.close()
+
+    asyncio.run(main())

@@ -171,6 +171,21 @@ def test_unload_and_load(server: RunningServer, packaged: Callable[[str], Any]) 
     server.until(lambda: whole(server), "end the old executors")
 
 
+def test_several_executors_share_the_requests(packaged: Callable[[str], Any], folder: Path) -> None:
+    with RunningServer(f"people={folder}", "--workers", 1, "--executors", 2) as server:
+        with Crowd(server, table_requests(packaged("classes_table"), "people")) as crowd:
+            crowd.some_more()
+            before = server.executors()
+            assert len(before) == 2 and all(cpu_s(pid) > 0 for pid in before)
+            os.kill(before[0], signal.SIGKILL)
+            crowd.some_more()  # the other has them all now
+            server.until(lambda: len(server.executors()) == 2 and not alive(before[0]), "replace the executor")
+            assert server.post("/v2/repository/models/people/load").status == 200
+            server.until(lambda: len(server.executors()) == 2 and not alive(before[1]), "end the old executors")
+            crowd.some_more()
+        assert not crowd.wrong and not crowd.lost
+
+
 def test_too_many_connections_for_its_files(packaged: Callable[[str], Any], folder: Path) -> None:
     code = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))"
     with RunningServer(f"people={folder}", "--workers", 1, code=code) as server:

@@ -185,7 +185,7 @@ class Supervisor:
         return [model["curve"] for executor in self._running() for model in executor.ready.result()]
 
     async def _started_executors(self, renewed: Collection[str]) -> list[RunningExecutor]:
-        """Ready, each with all wanted models. Those of `renewed` are read again from their folders; others stay what they are."""
+        """Ready, each with all wanted models. Those of `renewed` are read again from their folders; others stay as they are."""
         models = []
         for model in self._wanted.values():
             before = None if model.name in renewed else self._served.get(model.name)

@@ -107,12 +107,8 @@ class OipAnswers:
         key: list[Any] = [wanted]
         for name, _ in wanted:
             if name == CLASS and view.packed_classes:
-                numbers = outputs["prediction"].tolist()
-                classes, last = view.packed_classes, len(view.packed_classes) - 1
-                if len(numbers) == 1:
-                    piece = classes[min(numbers[0], last)]
-                else:
-                    piece = b"".join([classes[min(number, last)] for number in numbers])
+                numbers = np.minimum(outputs["prediction"], len(view.packed_classes) - 1).tolist()
+                piece = b"".join(map(view.packed_classes.__getitem__, numbers))
                 key.append(len(piece))  # the other sizes follow from the shapes
             else:
                 column = outputs[name]
