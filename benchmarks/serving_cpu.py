@@ -7,8 +7,9 @@ Every server is started for its turn, on the same cores as the load generator, a
 - LitServe and uvicorn run onnxruntime with the options that flatout uses; FastAPI runs PyTorch, as a first version does.
 - Settings of LitServe (batches, timeout, queue, processes) and of uvicorn (processes) are tried in turn; the best one is used.
 
-The highest rate of a server is that of a closed loop, of tables with 64 connections or 256, whichever gives more. p99 is measured in an open loop, from the scheduled time of a request,
-at half of the lowest of the highest rates, the same for all; and again at half of each server's own.
+The highest rate of a server is that of a closed loop, of tables with 64 connections or 256, whichever gives more. p99 is
+measured in an open loop, from the scheduled time of a request, at half of the lowest of the highest rates, the same for all; and
+again at half of each server's own.
 """
 
 from __future__ import annotations
