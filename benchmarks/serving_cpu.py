@@ -8,8 +8,8 @@ Every server is started for its turn, on the same cores as the load generator, a
 - Settings of LitServe (batches, timeout, queue, processes) and of uvicorn (processes) are tried in turn; the best one is used.
 
 The highest rate of a server is that of a closed loop, of tables with 64 connections or 256, whichever gives more. p99 is
-measured in an open loop, from the scheduled time of a request, at half of the lowest of the highest rates, the same for all; and
-again at half of each server's own.
+measured in an open loop, from the scheduled time of a request, at half of the lowest of the highest rates, the same for all;
+and again at half of each server's own.
 """
 
 from __future__ import annotations
