@@ -153,7 +153,7 @@ def assemble(job: Job, settings: Settings, folder: Path, events: EventLog, cache
     if job.data.validation is not None:
         rows = settings.evaluation_batch or job.batch
         served = "pinned" if feed.moved else settings.tier
-        shares = is_shared(job.objective.meter(device))
+        shares = is_shared(job.evaluated.meter(device))
         if not shares and world.data_size > 1:
             why = f"every process evaluates all rows: the metrics of {job.objective.name} can't be computed from shares"
             events.emit("degraded", what="evaluation", why=why)

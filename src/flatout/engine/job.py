@@ -13,9 +13,12 @@ from flatout.base.specs import Spec
 from flatout.data import Data
 from flatout.engine.optimizers import OptimizerLike, Schedule, parse_schedule
 from flatout.engine.parallel.rounds import Rounds
+from flatout.objectives.named.measured import measured
+from flatout.objectives.named.metric import NamedMetric
 from flatout.objectives.objective import Objective
 
 Turn = Callable[[nn.Module, Any], None]
+HIGHER_IS_BETTER = frozenset({"accuracy", "auc", "r2", "f1"})
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,14 @@ class EarlyStop:
 
     metric: str
     patience: int
+
+
+@dataclass(frozen=True)
+class BestBy:
+    """The metric that decides which weights are the best."""
+
+    metric: str
+    higher_is_better: bool
 
 
 @dataclass(frozen=True)
@@ -44,14 +55,21 @@ class Job:
     exchange: Rounds | None = None  # exchange weights every few steps; None: exchange gradients in each step
     evaluate_every: Budget | None = field(default_factory=lambda: Budget.parse("1 epoch"))
     early_stop: EarlyStop | None = None
+    best_by: BestBy | None = None  # None: by the metric of early_stop, else that of the objective
     price_per_hour: float | None = None
     seed: int = 0
+    named_metrics: tuple[NamedMetric, ...] = ()  # in addition to those of the objective
     turns: Mapping[str, Turn] = field(default_factory=dict)  # how the recipe's own knobs change the model
 
     def epoch_samples(self, counted: Budget) -> int:
         """Rows in an epoch. A stream without a known length raises an error if `counted` is in epochs."""
         rows = self.data.epoch_rows
         return len(self.data.train) if rows is None and counted.unit == "epochs" else rows or 0
+
+    @property
+    def evaluated(self) -> Objective:
+        """The objective as an evaluation uses it: with the metrics that the recipe names."""
+        return measured(self.objective, self.named_metrics, self.data.labels)
 
     @property
     def rows_per_step(self) -> float:

@@ -16,7 +16,7 @@ from flatout.base.events import EventLog
 from flatout.engine.assembly import Assembly
 from flatout.engine.device import peak_bytes, sync_point
 from flatout.engine.evaluation import evaluate_in_memory
-from flatout.engine.job import Job
+from flatout.engine.job import HIGHER_IS_BETTER, Job
 from flatout.engine.one_process import Together
 from flatout.engine.progress import Progress
 from flatout.engine.records import Interval
@@ -24,7 +24,6 @@ from flatout.engine.settings import LOG_SLOTS, Settings
 from flatout.machine.reading import MeterReading
 
 INTERVAL_S = 0.5
-HIGHER_IS_BETTER = frozenset({"accuracy", "auc", "r2", "f1"})
 
 
 class Logbook:
@@ -133,7 +132,7 @@ class Evaluations:
         how: Any = {"precision": self._settings.precision, "device": torch.device(self._settings.device)}
         how |= {"should_stop": should_stop, "on_split": self._on_split, "exchange": parts.step.exchange}
         assert parts.evaluation is not None
-        given = parts.state.model, self._job.objective, parts.evaluation
+        given = parts.state.model, self._job.evaluated, parts.evaluation
         with parts.step.exchange.in_place(), average.in_place() if average else nullcontext():
             if world.size == 1:
                 return evaluate_in_memory(*given, **how)
@@ -187,6 +186,8 @@ def _note(job: Job, progress: Progress, metrics: dict[str, float]) -> bool:
 
 def _watched_metric(job: Job) -> tuple[str, bool]:
     """The metric that decides which weights are best, and whether higher is better."""
+    if job.best_by is not None:
+        return job.best_by.metric, job.best_by.higher_is_better
     if job.early_stop is not None and job.early_stop.metric != job.objective.metric:
         return job.early_stop.metric, job.early_stop.metric in HIGHER_IS_BETTER
     return job.objective.metric, job.objective.better == "max"

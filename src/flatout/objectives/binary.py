@@ -13,7 +13,7 @@ from torch import Tensor
 from flatout.base.errors import ModelError
 from flatout.objectives.inputs import Batch
 from flatout.objectives.metrics import SumMeter, area_under_curve, ratio
-from flatout.objectives.objective import Loss, Meter, Objective, checked_targets, full_precision, shown
+from flatout.objectives.objective import Loss, Meter, Objective, Task, checked_targets, full_precision, shown
 
 _SCORES, _LABELS = "<scores>", "<labels>"  # kept in addition to the sums
 
@@ -25,6 +25,7 @@ class Binary(Objective):
     name: ClassVar[str] = "binary"
     metric: ClassVar[str] = "auc"
     better: ClassVar[Literal["max", "min"]] = "max"
+    task: ClassVar[Task | None] = "yes_no"
 
     def loss(self, output: Tensor, batch: Batch) -> Loss:
         logits = full_precision(output).flatten()

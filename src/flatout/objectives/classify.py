@@ -13,7 +13,7 @@ from torch import Tensor
 from flatout.base.errors import DataError, ModelError, UsageError
 from flatout.objectives.inputs import Batch
 from flatout.objectives.metrics import SumMeter, ratio
-from flatout.objectives.objective import Loss, Meter, Objective, checked_targets, full_precision, shown
+from flatout.objectives.objective import Loss, Meter, Objective, Task, checked_targets, full_precision, shown
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Classify(Objective):
     name: ClassVar[str] = "classify"
     metric: ClassVar[str] = "accuracy"
     better: ClassVar[Literal["max", "min"]] = "max"
+    task: ClassVar[Task | None] = "classes"
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:

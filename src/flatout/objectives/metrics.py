@@ -99,6 +99,13 @@ def area_under_curve(scores: Tensor, labels: Tensor) -> Tensor:
     return torch.where(scores.isnan().any(), math.nan, area)
 
 
+def r_squared(residual: Tensor, spread: Tensor) -> Tensor:
+    """Mean over columns. For a constant column, 1 if predicted exactly, else 0, as in scikit-learn."""
+    share = 1 - residual / spread
+    constant = torch.where(residual == 0, 1.0, 0.0).to(share.dtype)
+    return torch.where(spread == 0, constant, share).mean()
+
+
 def ratio(part: float, whole: float) -> float:
     return part / whole if whole else math.nan
 

@@ -15,7 +15,7 @@ from flatout.base.errors import DataError, ModelError
 from flatout.objectives.binary import check_zero_one
 from flatout.objectives.inputs import Batch
 from flatout.objectives.metrics import SumMeter, ratio
-from flatout.objectives.objective import Loss, Meter, Objective, checked_targets, full_precision, shown
+from flatout.objectives.objective import Loss, Meter, Objective, Task, checked_targets, full_precision, shown
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Multilabel(Objective):
     name: ClassVar[str] = "multilabel"
     metric: ClassVar[str] = "f1"
     better: ClassVar[Literal["max", "min"]] = "max"
+    task: ClassVar[Task | None] = "labels"
 
     def loss(self, output: Tensor, batch: Batch) -> Loss:
         logits = full_precision(output)

@@ -15,7 +15,7 @@ from flatout.base.errors import DataError, ModelError
 from flatout.objectives.chunked_loss import HasHead, chunked_loss, joined_loss, lacks_head, projection_of
 from flatout.objectives.inputs import Batch
 from flatout.objectives.metrics import SumMeter, ratio
-from flatout.objectives.objective import Loss, LossFunction, Meter, Objective, checked_targets, full_precision, shown
+from flatout.objectives.objective import Loss, LossFunction, Meter, Objective, Task, checked_targets, full_precision, shown
 from flatout.objectives.token_loss import fused_loss, has_kernels, plain_loss, token_loss
 
 NEVER = -(2**31)
@@ -34,6 +34,7 @@ class NextToken(Objective):
     name: ClassVar[str] = "next_token"
     metric: ClassVar[str] = "loss"
     better: ClassVar[Literal["max", "min"]] = "min"
+    task: ClassVar[Task | None] = "tokens"
 
     def loss(self, output: Tensor, batch: Batch) -> Loss:
         target = _tokens(batch)
@@ -69,6 +70,10 @@ class NextToken(Objective):
         if self.ignore is None:
             return loss, float(target.numel())
         return loss, (target != self.ignore).sum().to(loss.dtype)
+
+    @property
+    def ignored_target(self) -> int | None:
+        return self.ignore
 
     @property
     def _ignored(self) -> int:

@@ -15,6 +15,7 @@ from flatout.objectives.inputs import Batch, Inputs
 
 Loss = tuple[Tensor, float | Tensor]
 LossFunction = Callable[[nn.Module, Batch], Loss]
+Task = Literal["classes", "yes_no", "labels", "values", "tokens"]  # how metrics by name read the output and y
 
 _OFF = "--off loss_head"
 
@@ -61,11 +62,17 @@ class Objective(ABC):
     metric: ClassVar[str]
     better: ClassVar[Literal["max", "min"]]
     of_output: ClassVar[bool] = True  # the loss depends only on the model's output: computed where the last layer is
+    task: ClassVar[Task | None] = None  # None: metrics by name decide by the shapes of the output and y
 
     @property
     def functions(self) -> tuple[LossFunction, ...]:
         """The user's functions that it calls: part of a run's identity."""
         return ()
+
+    @property
+    def ignored_target(self) -> int | None:
+        """The value of y that does not count; None: there is none."""
+        return None
 
     def __call__(self, model: nn.Module, batch: Batch) -> Loss:
         return self.loss(self.forward(model, batch), batch)

@@ -14,8 +14,8 @@ from torch import Tensor
 from flatout.base.errors import ModelError, UsageError
 from flatout.base.specs import pick
 from flatout.objectives.inputs import Batch
-from flatout.objectives.metrics import Spread, SumMeter, accumulator, ratio
-from flatout.objectives.objective import Loss, Meter, Objective, checked_targets, full_precision, shown
+from flatout.objectives.metrics import Spread, SumMeter, accumulator, r_squared, ratio
+from flatout.objectives.objective import Loss, Meter, Objective, Task, checked_targets, full_precision, shown
 
 LOSSES: Mapping[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.huber_loss}
 _COLUMNS = "<columns>"  # statistics per column of y, kept in addition to the sums
@@ -36,6 +36,7 @@ class Regress(Objective):
     name: ClassVar[str] = "regress"
     metric: ClassVar[str] = "rmse"
     better: ClassVar[Literal["max", "min"]] = "min"
+    task: ClassVar[Task | None] = "values"
 
     def __post_init__(self) -> None:
         pick(LOSSES, self.error, "regress error")
@@ -118,7 +119,7 @@ class _RegressMeter:
     def result(self) -> dict[str, float]:
         if self._residual is None:
             return {}
-        return {**self._sums.result(), "r2": _r2(self._residual, self._spread.squares).item()}
+        return {**self._sums.result(), "r2": r_squared(self._residual, self._spread.squares).item()}
 
     def collected(self) -> dict[str, Tensor]:
         if self._residual is None:
@@ -136,13 +137,6 @@ class _RegressMeter:
             self._spread.merge(int(share[_COLUMNS + "count"]), mean, squares)
             sums.append({name: value for name, value in share.items() if not name.startswith(_COLUMNS)})
         self._sums.put_together(sums)
-
-
-def _r2(residual: Tensor, spread: Tensor) -> Tensor:
-    """Mean over columns. For a constant column, 1 if predicted exactly, else 0, as in scikit-learn."""
-    share = 1 - residual / spread
-    constant = torch.where(residual == 0, 1.0, 0.0).to(share.dtype)
-    return torch.where(spread == 0, constant, share).mean()
 
 
 def _aligned(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

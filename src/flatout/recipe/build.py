@@ -7,7 +7,7 @@ import json
 import math
 import os
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from flatout.data.feeds.contract import FeedOptions
 from flatout.data.feeds.evaluation import EvalFeed
 from flatout.data.order.keyed import Keys
 from flatout.data.source import Batch, apply
-from flatout.engine.job import Job
+from flatout.engine.job import HIGHER_IS_BETTER, BestBy, Job
 from flatout.engine.optimizers import parse_schedule
 from flatout.engine.parallel.rounds import parse_rounds
 from flatout.engine.progress import budget_of
@@ -39,8 +39,13 @@ from flatout.models.dataless import LOOKS_AT_NUMBERS, WeightsBudget, is_dataless
 from flatout.models.finetune import freeze, load_weights, rates
 from flatout.models.repeats import callable_copy
 from flatout.objectives.build import build as build_objective
+from flatout.objectives.named.measured import BASELINE
+from flatout.objectives.named.metric import NamedMetric
+from flatout.objectives.named.parse import check_fitting, parse_metrics
 from flatout.objectives.next_token import FROM_HIDDEN
+from flatout.objectives.objective import Objective
 from flatout.objectives.regress import Regress
+from flatout.recipe.field_checks import chosen_best
 from flatout.recipe.schema import Recipe
 
 _SAME_LOSS = 1e-3  # largest relative difference between two ways to compute it, in any format
@@ -58,6 +63,8 @@ def build_job(
     objective = build_objective(recipe.objective, inputs)
     if isinstance(objective, Regress):
         objective = _to_regress(objective, data)
+    named_metrics = parse_metrics(recipe.metrics)
+    check_fitting(named_metrics, objective)
     target = data.target()
     outputs = objective.outputs_for(
         classes=data.classes, target_shape=target.shape if target else (), vocabulary=data.vocabulary
@@ -69,6 +76,7 @@ def build_job(
         load_weights(model, *weights)
     if recipe.freeze:
         freeze(model, recipe.freeze)
+    best_by = _best_by(recipe, objective, named_metrics)
     rows = data.epoch_rows
     if rows is not None and recipe.batch > rows and not data.train.shapes_vary:
         raise DataError(f"batch is {recipe.batch}, more than the {rows} training samples: set batch to {rows} or less")
@@ -88,9 +96,11 @@ def build_job(
         tensor_plan=recipe.tensor_plan,
         exchange=None if recipe.exchange is None else parse_rounds(recipe.exchange),
         evaluate_every=Budget.parse(recipe.evaluate) if recipe.evaluate else None,
-        early_stop=recipe.early_stopping(objective.metric),
+        early_stop=recipe.early_stopping(objective.metric if best_by is None else best_by.metric),
+        best_by=best_by,
         price_per_hour=recipe.price_per_hour,
         seed=recipe.seed,
+        named_metrics=named_metrics,
         turns={knob.name: knob.turn for knob in recipe.own_knobs},
     )
 
@@ -105,6 +115,28 @@ def _to_regress(objective: Regress, data: Data) -> Regress:
             "set target: number under data, or objective: classify"
         )
     return objective if data.target_scale is None else objective.scaled(*data.target_scale)
+
+
+def _best_by(recipe: Recipe, objective: Objective, named: Sequence[NamedMetric]) -> BestBy | None:
+    """The metric that the recipe chooses; None: that of the objective, or of early_stop."""
+    chosen = None if recipe.best is None else chosen_best(recipe.best)
+    stop = recipe.early_stopping(objective.metric if chosen is None else chosen[0])
+    if chosen is None:
+        if stop is None or stop.metric == objective.metric:
+            return None
+        chosen = stop.metric, None
+    metric, better = chosen
+    if stop is not None and stop.metric != metric:
+        raise UsageError(f"best is {metric} and early_stop waits for {stop.metric}: name one metric, under best")
+    if better is None:
+        if metric == objective.metric:
+            better = objective.better
+        else:
+            own = [one.better for one in named if metric == one.name or metric.startswith(f"{one.name}.")]
+            better = own[0] if own else "max" if metric in HIGHER_IS_BETTER else "min"
+    if better is None:
+        raise UsageError(f"best: {metric} does not say whether more is better: write best: {{metric: {metric}, better: max}}")
+    return BestBy(metric, better == "max")
 
 
 def check_job(job: Job, device: torch.device) -> None:
@@ -147,8 +179,33 @@ def _check_model(
             meter = job.objective.meter(device)
             meter.update(output, loss_sum, weight, batch)
             metrics = list(meter.result())
+            if job.named_metrics:
+                metrics = list(dict.fromkeys([*metrics, *_named(job, batch, device, calling, real)]))
     job.model.train(was_training)
     _check_metrics(job, metrics)
+
+
+def _named(
+    job: Job,
+    batch: Batch,
+    device: torch.device,
+    calling: Callable[[], AbstractContextManager[None]],
+    real: Callable[[Any], Any],
+) -> list[str]:
+    """Names of the metrics that the recipe names, after a try with a few rows."""
+    evaluated = job.evaluated
+    with calling():
+        given = evaluated.forward(job.model, batch)
+        lost = evaluated.loss(given, batch)
+    meter = evaluated.meter(device)
+    loss_sum, weight = real(lost)
+    meter.update(real(given), loss_sum, weight, batch)
+    try:
+        return [name for name in meter.result() if not name.startswith(BASELINE)]
+    except ModelError as error:
+        if not isinstance(error.__cause__, ValueError):  # a user's function may need more rows than these few
+            raise
+        return [metric.name for metric in job.named_metrics]
 
 
 def check_loss_head(job: Job, device: torch.device, kind: str) -> None:
@@ -205,6 +262,8 @@ def _awaited(job: Job) -> dict[str, str]:
         wanted["budget"] = job.budget.target.metric
     if job.early_stop is not None:
         wanted["early_stop"] = job.early_stop.metric
+    elif job.best_by is not None:
+        wanted["best"] = job.best_by.metric
     return wanted
 
 
@@ -229,7 +288,7 @@ def identity(recipe: Recipe, job: Job) -> Identity:
     others = settings_of(SettingScope.PROCESSES)  # a run can be resumed with any number of processes in any mesh
     written["settings"] = {name: value for name, value in recipe.settings.items() if name not in others}
     asked = json.dumps(written, sort_keys=True, default=lasting_text).encode()
-    own: list[Callable[..., Any]] = [*job.objective.functions]
+    own: list[Callable[..., Any]] = [*job.objective.functions, *(one for named in job.named_metrics for one in named.functions)]
     own += [recipe.optimizer] if callable(recipe.optimizer) else []
     code = "".join([source_hash(recipe.model), *map(source_text, [*own, *(knob.turn for knob in recipe.own_knobs)])]).encode()
     data = job.data.fingerprint().encode()
@@ -239,7 +298,7 @@ def identity(recipe: Recipe, job: Job) -> Identity:
 
 def code_of(recipe: Recipe, job: Job) -> str:
     """The source of the code that the recipe names, and the values that it uses, to show differences."""
-    own: list[Callable[..., Any]] = [*job.objective.functions]
+    own: list[Callable[..., Any]] = [*job.objective.functions, *(one for named in job.named_metrics for one in named.functions)]
     own += [recipe.optimizer] if callable(recipe.optimizer) else []
     own += [knob.turn for knob in recipe.own_knobs]
     return "\n".join([code_text(recipe.model), *(source_text(one, values=True) for one in own)])

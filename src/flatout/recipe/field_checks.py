@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -70,6 +70,11 @@ def check_every(text: str | None) -> None:
 def check_early_stop(written: Any) -> None:
     if written is not None:
         early_stop_of(written, "loss")
+
+
+def check_best(written: Any) -> None:
+    if written is not None:
+        chosen_best(written)
 
 
 def check_exchange(written: Any) -> None:
@@ -145,3 +150,15 @@ def early_stop_of(written: Any, metric: str) -> EarlyStop:
         if isinstance(patience, int) and not isinstance(patience, bool) and patience > 0 and isinstance(name, str):
             return EarlyStop(name, patience)
     raise UsageError(f"early_stop is a number of evaluations, or {{metric: loss, patience: 3}}; got {written!r}")
+
+
+def chosen_best(written: Any) -> tuple[str, Literal["max", "min"] | None]:
+    """The metric that decides which weights are best, and whether more or less of it is better, if that is written."""
+    if isinstance(written, str) and written:
+        return written, None
+    if isinstance(written, Mapping) and set(written) == {"metric", "better"} and isinstance(written["metric"], str):
+        if written["better"] == "max":
+            return written["metric"], "max"
+        if written["better"] == "min":
+            return written["metric"], "min"
+    raise UsageError(f"best is the name of a metric, or {{metric: name, better: max}} (or min); got {written!r}")

@@ -28,10 +28,12 @@ from flatout.models.build import describe as describe_model
 from flatout.objectives.build import build as build_objective
 from flatout.objectives.build import describe as describe_objective
 from flatout.objectives.inputs import Inputs
+from flatout.objectives.named.parse import describe_metrics, parse_metrics
 from flatout.recipe.field_checks import (
     Amount,
     Number,
     Whole,
+    check_best,
     check_early_stop,
     check_every,
     check_exchange,
@@ -58,6 +60,7 @@ class Recipe(BaseModel):
     data: Any
     model: Annotated[Any, checked(check_model)]
     objective: Annotated[Any, checked(build_objective)] = "classify"
+    metrics: Annotated[Any, checked(parse_metrics)] = None
     inputs: Annotated[Any, checked(Inputs.parse)] = "x"
     batch: Annotated[Whole, Field(gt=0, le=LARGEST)]
     lr: Annotated[Number, Field(gt=0)]
@@ -70,6 +73,7 @@ class Recipe(BaseModel):
     exchange: Annotated[Any, checked(check_exchange)] = None
     tensor_plan: dict[str, str] | None = None
     evaluate: Annotated[Amount | None, checked(check_every)] = "1 epoch"
+    best: Annotated[Any, checked(check_best)] = None
     early_stop: Annotated[Any, checked(check_early_stop)] = None
     init_from: Annotated[Any, checked(check_init)] = None
     freeze: tuple[str, ...] = ()
@@ -165,6 +169,7 @@ class Recipe(BaseModel):
         written["data"] = self.data if not isinstance(self.data, Data) else self.data.describe()
         written["model"] = describe_model(self.model)
         written["objective"] = describe_objective(self.objective)
+        written["metrics"] = describe_metrics(self.metrics)
         if callable(self.optimizer):
             written["optimizer"] = (
                 f"{self.optimizer.__module__}:{getattr(self.optimizer, '__qualname__', type(self.optimizer).__qualname__)}"

@@ -54,7 +54,7 @@ def evaluate(
     with torch.no_grad():
         model.eval()
         job.objective.check(first_output(job, batch), batch)
-    metrics = evaluate_model(model, job.objective, feed, precision=precision_on(plan.settings, place), device=place)
+    metrics = evaluate_model(model, job.evaluated, feed, precision=precision_on(plan.settings, place), device=place)
     assert metrics is not None
     return metrics
 

@@ -1,0 +1,145 @@
+"""An objective together with the metrics that a recipe names, for evaluation. Training does not see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from flatout.base.errors import UsageError
+from flatout.objectives.inputs import Batch
+from flatout.objectives.named.gathering import Gathered
+from flatout.objectives.named.metric import NamedMetric
+from flatout.objectives.named.seen import TASKS, Seen, possible_tasks, see, see_raw, shapes_of
+from flatout.objectives.objective import Loss, Meter, Objective, SharedMeter, Task, is_shared
+
+BASELINE = "baseline."  # before the name of a metric: its value for a model that does not look at its input
+_NAMED = "<named "  # before what metrics with names collect
+
+
+@dataclass(frozen=True)
+class MeasuredObjective(Objective):
+    """`names` are those of the classes."""
+
+    of: Objective = field(kw_only=True)
+    named: tuple[NamedMetric, ...] = field(kw_only=True)
+    names: tuple[str, ...] | None = field(kw_only=True)
+
+    name: ClassVar[str] = "measured"
+    metric: ClassVar[str] = "loss"
+    better: ClassVar[Literal["max", "min"]] = "min"
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        if self.of.of_output:
+            return self.of.forward(model, batch)
+        return self.of.forward(model, batch), self.inputs.call(model, batch)  # a loss of one's own keeps the output to itself
+
+    def loss(self, output: Any, batch: Batch) -> Loss:
+        return self.of.loss(output if self.of.of_output else output[0], batch)
+
+    def check(self, output: Any, batch: Batch, outputs: int | None = None) -> None:
+        self.of.check(output if self.of.of_output else output[0], batch, outputs)
+
+    def outputs_for(
+        self, *, classes: int | None = None, target_shape: Sequence[int] = (), vocabulary: int | None = None
+    ) -> int:
+        return self.of.outputs_for(classes=classes, target_shape=target_shape, vocabulary=vocabulary)
+
+    def decode(self, output: Any) -> dict[str, Tensor]:
+        return self.of.decode(output)
+
+    def meter(self, device: torch.device) -> Meter:
+        own = self.of.meter(device)
+        return _SharedNamedMeter(self, own, device) if is_shared(own) else _NamedMeter(self, own, device)
+
+
+def measured(objective: Objective, named: Sequence[NamedMetric], names: Sequence[str] | None) -> Objective:
+    if not named:
+        return objective
+    return MeasuredObjective(objective.inputs, of=objective, named=tuple(named), names=None if names is None else tuple(names))
+
+
+class _NamedMeter:
+    """The metrics of the objective, then those with names, then their baselines."""
+
+    def __init__(self, measured: MeasuredObjective, own: Meter, device: torch.device) -> None:
+        self._measured, self._own, self._device = measured, own, device
+        self._tasks: dict[str, Task] = {}  # of each metric
+        self._gathered: dict[str, Gathered] = {}  # by place; metrics that need the same have the same place
+
+    def update(self, output: Any, loss_sum: Tensor, weight: float | Tensor, batch: Batch) -> None:
+        of = self._measured.of
+        given, output = (output, output) if of.of_output else output
+        self._own.update(given, loss_sum, weight, batch)
+        if not self._tasks:
+            self._tasks = {metric.name: self._task_of(metric, output, batch) for metric in self._measured.named}
+        seen: dict[str, Seen] = {}
+        needed = {_place(metric, task): (metric, task) for metric, task in self._each()}
+        for place, (metric, task) in needed.items():
+            view = "raw" if metric.of_raw_output else task
+            if view not in seen:
+                real = of.in_units(output)
+                seen[view] = see_raw(real, batch) if metric.of_raw_output else see(task, real, batch, of.ignored_target)
+            if place not in self._gathered:
+                self._gathered[place] = Gathered(metric.gathering(task))
+            self._gathered[place].update(seen[view])
+
+    def result(self) -> dict[str, float]:
+        own = self._own.result()
+        if not self._gathered:
+            return own
+        found, baselines = dict[str, float](), dict[str, float]()
+        for metric, task in self._each():
+            tensors = self._gathered[_place(metric, task)].tensors()
+            names = self._measured.names if task in ("classes", "yes_no") else None
+            found |= {metric.name + after: value for after, value in metric.finish(tensors, task, names).items()}
+            if (baseline := metric.baseline(tensors, task)) is not None:
+                baselines[BASELINE + metric.name] = baseline
+        return {**own, **found, **baselines}
+
+    def _each(self) -> Iterator[tuple[NamedMetric, Task]]:
+        return ((metric, self._tasks[metric.name]) for metric in self._measured.named)
+
+    def _task_of(self, metric: NamedMetric, output: Any, batch: Batch) -> Task:
+        if metric.of_raw_output:
+            return "values"
+        for task in possible_tasks(self._measured.of.task, output, batch):
+            if metric.fits(task):
+                return task
+        raise UsageError(
+            f"metrics: {metric.name} can't be computed from {shapes_of(output, batch)}: classes need logits [rows, classes] "
+            "and integers [rows]; yes or no, and numbers, need the shape of y"
+        )
+
+
+class _SharedNamedMeter(_NamedMeter):
+    def __init__(self, measured: MeasuredObjective, own: SharedMeter, device: torch.device) -> None:
+        super().__init__(measured, own, device)
+        self._shared = own
+
+    def collected(self) -> dict[str, Tensor]:
+        found = dict(self._shared.collected())
+        for place, gathered in self._gathered.items():
+            found |= {f"{place}{name}": value for name, value in gathered.tensors().items()}
+        return found
+
+    def put_together(self, shares: Sequence[Mapping[str, Tensor]]) -> None:
+        """This process may have had no rows: the shares tell which tasks there were."""
+        self._shared.put_together([{name: share[name] for name in share if not name.startswith(_NAMED)} for share in shares])
+        self._tasks, self._gathered = {}, {}
+        for metric in self._measured.named:
+            for task in TASKS:
+                place = _place(metric, task)
+                if metric.name not in self._tasks and any(name.startswith(place) for share in shares for name in share):
+                    self._tasks[metric.name] = task
+                    self._gathered[place] = Gathered(metric.gathering(task))
+        for place, gathered in self._gathered.items():
+            own = [{name.removeprefix(place): share[name] for name in share if name.startswith(place)} for share in shares]
+            gathered.put_together(own, self._device)
+
+
+def _place(metric: NamedMetric, task: Task) -> str:
+    return f"{_NAMED}{'raw' if metric.of_raw_output else task} {metric.gathering(task).name}>"
