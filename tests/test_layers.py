@@ -37,6 +37,7 @@ LAYERS = {
     "loadtest": 10,  # asks any server
     "fleet": 11,  # starts `python -m flatout` elsewhere
     "drill": 11,
+    "notebook": 11,  # fo.run, which drafts what is missing and speaks
     "testing": 12,
     "cli": 13,
 }
@@ -52,7 +53,7 @@ DATA_ORDER = (
     ("cache",),
     ("data",),
     ("sources",),
-    ("kept", "earlier", "others"),
+    ("kept", "earlier", "given", "others"),
     ("feeds",),
 )
 FREE = {"__init__", "__main__"}  # the package's front door hands out names; it holds no code

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flatout import doctor as doctor
     from flatout.base.errors import FlatoutError as FlatoutError
     from flatout.data.feeds.loader import loader as loader
+    from flatout.notebook.start import run as run
     from flatout.packaging.package import Package as Package
     from flatout.packaging.verbs import export as export
     from flatout.packaging.verbs import load as load
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from flatout.recipe.schema import Recipe as Recipe
     from flatout.runs.evaluate import evaluate as evaluate
     from flatout.runs.record import Run as Run
-    from flatout.runs.train import run as run
     from flatout.runs.verbs import explain as explain
 
 __version__ = "0.1.0"
@@ -62,7 +62,7 @@ _HOMES = {
     "load": "flatout.packaging.verbs",
     "loader": "flatout.data.feeds.loader",
     "predict": "flatout.packaging.verbs",
-    "run": "flatout.runs.train",
+    "run": "flatout.notebook.start",
 }
 
 

@@ -18,7 +18,7 @@ from flatout.data.transforms import parse_transforms
 class Described(Source):
     """Stands for training rows that are not available: their number and columns."""
 
-    def __init__(self, rows: int, schema: Mapping[str, Column], tokens_per_row: float, fingerprint: str) -> None:
+    def __init__(self, rows: int | None, schema: Mapping[str, Column], tokens_per_row: float, fingerprint: str) -> None:
         self._rows, self._schema, self._tokens, self._fingerprint = rows, dict(schema), tokens_per_row, fingerprint
 
     @property
@@ -26,6 +26,12 @@ class Described(Source):
         return self._schema
 
     def __len__(self) -> int:
+        if self._rows is None:
+            raise DataError("the run was trained on an iterable of unknown length")
+        return self._rows
+
+    @property
+    def epoch_rows(self) -> int | None:
         return self._rows
 
     @property

@@ -12,7 +12,9 @@ from flatout.base.errors import DataError
 from flatout.data.data import Data
 from flatout.data.files.places import located
 from flatout.data.fitted.fitted import Fitted
+from flatout.data.fitted.table_rows import TableHost
 from flatout.data.fitted.tensors import check_ids
+from flatout.data.given import as_data, is_pair, is_samples, joined
 from flatout.data.source import ArraySource, Batch, Source
 from flatout.data.sources.arrays import columns_in_files
 
@@ -22,6 +24,7 @@ _CHECK_ROWS = 4096
 def other_rows(fitted: Fitted, given: Any, *, targets: bool, cache: Path | None = None) -> Source:
     """From files (a path), from memory, or as Data. `targets`: y is needed, with the meaning it had in training."""
     kind = fitted.host.kind
+    given = _in_known_form(fitted, given)
     if isinstance(given, Data):
         return _padded(fitted, given.train)
     if kind == "table":
@@ -46,6 +49,15 @@ def other_rows(fitted: Fitted, given: Any, *, targets: bool, cache: Path | None 
 
         return HeldPhotos(fitted.rows(given))
     return _held(fitted, given if path is None else path, targets)
+
+
+def _in_known_form(fitted: Fitted, given: Any) -> Any:
+    """(x, y), a Dataset or a DataLoader in a form that the run's kind of data has."""
+    if isinstance(fitted.host, TableHost):
+        return joined(given, fitted.host.label.name)[0] if is_pair(given) else given
+    if fitted.host.kind == "arrays" and is_pair(given):
+        return {"x": given[0], "y": given[1]}
+    return as_data(given) if is_samples(given) else given
 
 
 def other_batch(fitted: Fitted, given: Any) -> Batch:

@@ -36,10 +36,12 @@ from flatout.data.option_checks import (
 )  # fmt: skip
 from flatout.data.sources.arrays import arrays
 from flatout.data.sources.digits import digits
+from flatout.data.sources.tables.frames import is_table
 from flatout.data.sources.texts.packing import BOUNDARIES
 from flatout.data.sources.texts.text import ENCODINGS, text
 from flatout.data.sources.texts.tokens import TOKEN_TYPES, find_files
 
+TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq", ".arrow", ".feather", ".jsonl", ".ndjson")
 _COLUMNS_EXAMPLE = "a file, or a mapping of columns to files such as {x: images.npy, y: labels.npy}"
 
 
@@ -69,7 +71,7 @@ def parse_data(written: Mapping[str, Any] | str, base_folder: Path, cache: Path 
 def check_data(written: Any, base_folder: Path) -> list[str]:
     """One line for each mistake that names and files show; empty for data that can be loaded."""
     if isinstance(written, str):
-        return [] if written == "digits" else [f"unknown data {written!r}; {did_you_mean(written, KINDS)}"]
+        return [] if written == "digits" else [_what_it_needs(written, base_folder)]
     if not isinstance(written, Mapping):
         return [f"data is a name or a mapping, such as 'digits' or {{arrays: train.npz}}, got {written!r}"]
     kinds = _kinds(written)
@@ -92,6 +94,16 @@ def check_data(written: Any, base_folder: Path) -> list[str]:
         elif wrong := spec.options[name](value):
             problems.append(f"{name}: {wrong}, got {value!r}")
     return problems
+
+
+def _what_it_needs(name: str, base_folder: Path) -> str:
+    """For a path, where a kind of data was expected."""
+    place = Path(located(name, base_folder))
+    if place.suffix.lower() in TABLE_SUFFIXES:
+        return f"{name} is a table: write {{table: {name}, label: COLUMN}}, or let `flatout new {name}` write the recipe"
+    if place.is_dir():
+        return f"{name} is a folder: write {{images: {name}, size: 224}}, or let `flatout new {name}` write the recipe"
+    return f"unknown data {name!r}; {did_you_mean(name, KINDS)}"
 
 
 def _kinds(written: Mapping[str, Any]) -> list[str]:
@@ -191,6 +203,8 @@ def _check_images(main: Any, base_folder: Path) -> list[str]:
 
 
 def _check_table(main: Any, base_folder: Path) -> list[str]:
+    if is_table(main):
+        return []
     paths = [main] if isinstance(main, str) else main
     if not isinstance(paths, list) or not paths or not all(isinstance(path, str) for path in paths):
         return [f"table is a file, a glob, a folder, a URL, or a list of them, got {main!r}"]

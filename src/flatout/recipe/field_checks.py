@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
+from torch.nn import functional
+from torch.nn.modules.loss import _Loss
+from torch.optim import Optimizer
 
 from flatout.base.budget import COUNTED, Budget
 from flatout.base.errors import FlatoutError, UsageError, did_you_mean
@@ -17,6 +20,9 @@ from flatout.engine.job import EarlyStop
 from flatout.engine.optimizers import check_optimizer as check_known_optimizer
 from flatout.engine.parallel.rounds import parse_rounds
 from flatout.models.build import BUILDERS
+from flatout.objectives.build import OBJECTIVES
+from flatout.objectives.build import build as build_objective
+from flatout.recipe.slips import objective_for
 
 _FROM_DATA = ("input_shape", "outputs", "vocabulary", "window", "cardinalities")  # a model learns these from the data
 _LONGEST_NAME = 200
@@ -57,7 +63,35 @@ def check_model(model: Any) -> None:
             raise UsageError("; ".join(problems))
 
 
+def check_objective(objective: Any) -> None:
+    if (loss := _loss_name(objective)) is not None and (ours := objective_for(loss)) is not None:
+        raise UsageError(f"{loss} is a loss of (output, target); the objective that has it is {ours}")
+    if isinstance(objective, _Loss) or (isinstance(objective, type) and issubclass(objective, _Loss)):
+        raise UsageError(
+            f"{loss} is a loss of (output, target); an objective is a name such as classify, or a function "
+            "(model, batch) -> (loss_sum, weight): see docs/extend.md"
+        )
+    build_objective(objective)
+
+
+def _loss_name(objective: Any) -> str | None:
+    """The name of a loss of another library; None for an objective."""
+    if isinstance(objective, str):
+        return objective if objective not in OBJECTIVES else None
+    if isinstance(objective, _Loss):
+        return f"nn.{type(objective).__name__}"
+    if isinstance(objective, type):
+        return f"nn.{objective.__name__}" if issubclass(objective, _Loss) else None
+    return objective.__name__ if inspect.isfunction(objective) and objective.__module__ == functional.__name__ else None
+
+
 def check_optimizer(optimizer: Any) -> None:
+    if isinstance(optimizer, Optimizer):
+        name = type(optimizer).__name__
+        raise UsageError(
+            f"got {name}(...), which is built already: write optimizer: {name.lower()} and lr, "
+            "and flatout builds it for the model"
+        )
     if not callable(optimizer):
         check_known_optimizer(Spec.parse(optimizer))
 

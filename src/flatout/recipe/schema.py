@@ -25,7 +25,6 @@ from flatout.engine.job import EarlyStop
 from flatout.engine.optimizers import parse_schedule
 from flatout.engine.settings import Settings, is_setting, parse_pins
 from flatout.models.build import describe as describe_model
-from flatout.objectives.build import build as build_objective
 from flatout.objectives.build import describe as describe_objective
 from flatout.objectives.inputs import Inputs
 from flatout.objectives.named.parse import describe_metrics, parse_metrics
@@ -40,11 +39,14 @@ from flatout.recipe.field_checks import (
     check_init,
     check_model,
     check_name,
+    check_objective,
     check_optimizer,
     check_seed,
     checked,
     early_stop_of,
 )
+from flatout.recipe.in_python import with_data
+from flatout.recipe.slips import answer_to
 
 FOLDER: ContextVar[Path] = ContextVar("folder", default=Path())  # of the recipe file that is being read
 _KNOB = ("name", "off", "lossy", "risky", "meets", "default", "candidates", "turn")
@@ -59,7 +61,7 @@ class Recipe(BaseModel):
 
     data: Any
     model: Annotated[Any, checked(check_model)]
-    objective: Annotated[Any, checked(build_objective)] = "classify"
+    objective: Annotated[Any, checked(check_objective)] = "classify"
     metrics: Annotated[Any, checked(parse_metrics)] = None
     inputs: Annotated[Any, checked(Inputs.parse)] = "x"
     batch: Annotated[Whole, Field(gt=0, le=LARGEST)]
@@ -89,6 +91,8 @@ class Recipe(BaseModel):
     _loaded: Data | None = PrivateAttr(default=None)
     _pins: tuple[dict[str, Any], dict[str, Any]] = PrivateAttr(default=({}, {}))  # as written, typed
     _given: tuple[tuple[str, ...], dict[str, Any]] = PrivateAttr(default=((), {}))
+
+    _draft: str = PrivateAttr(default="")
 
     def __init__(self, /, **given: Any) -> None:
         _validate(self, given)
@@ -157,6 +161,14 @@ class Recipe(BaseModel):
         """The overrides and pins given in addition to its file."""
         return self._given
 
+    @property
+    def draft(self) -> str:
+        """The text of a recipe of which some keys were drafted; empty if its user wrote all of it."""
+        return self._draft
+
+    def drafted_as(self, text: str) -> None:
+        self._draft = text
+
     def with_share(self, batch: int, pins: Mapping[str, Any]) -> Recipe:
         """The recipe of one process that gets `batch` rows of each batch. Another process can read it from its file."""
         share: Recipe = self.model_copy(update={"batch": batch, "settings": dict(pins)})
@@ -184,20 +196,19 @@ class Recipe(BaseModel):
 def _validate(recipe: Recipe, given: dict[str, Any]) -> None:
     folder, where, stored = given.pop("_folder", FOLDER.get()), given.pop("_where", "recipe"), given.pop("_stored", False)
     problems = list(given.pop("_problems", ()))
-    problems += [f"{key}: no such key; {did_you_mean(key, Recipe.model_fields)}" for key in given.pop("_strays", ())]
+    problems += [_no_such_key(key) for key in given.pop("_strays", ())]
+    given, wrong_data = (given, "") if stored else with_data(given, folder)
+    problems += [f"data: {wrong_data}"] if wrong_data else []
     try:
         recipe.__pydantic_validator__.validate_python(given, self_instance=recipe)
     except ValidationError as error:
         problems += [_problem(detail) for detail in error.errors()]
-    if stored:
-        pass  # it was checked when its run began; its files may be gone
+    if stored or wrong_data:
+        pass  # it was checked when its run began, and its files may be gone; or its mistake is known
     elif isinstance(given.get("data"), str | Mapping):
         problems += [
             problem if problem.startswith("data") else f"data: {problem}" for problem in _data_problems(given["data"], folder)
         ]
-    elif "data" in given and not isinstance(given["data"], Data):
-        came = type(given["data"]).__name__
-        problems.append(f"data: expected a name, a mapping, or what fo.data.arrays(...) and the like return; got {came}")
     if given.get("exchange") is not None and given.get("ema") is not None:
         problems.append("ema: not possible with exchange, where processes would have different averages; remove one of them")
     own = _own_names(() if stored else given.get("knobs", ()), problems)
@@ -233,13 +244,18 @@ _WORDS = {
 def _problem(detail: Any) -> str:
     place, kind = ".".join(str(part) for part in detail["loc"]), detail["type"]
     if kind == "extra_forbidden":
-        return f"{place}: no such key; {did_you_mean(place, Recipe.model_fields)}"
+        return _no_such_key(place)
     if kind == "missing":
         return f"{place}: missing; write for example {place}: {_EXAMPLES[place]}"
     if kind == "value_error":  # from our own checks, which include the value
         return f"{place}: {detail['msg'].removeprefix('Value error, ')}"
     words = _WORDS[kind].format(**detail.get("ctx", {})) if kind in _WORDS else detail["msg"]
     return f"{place}: {words}, got {detail['input']!r}"
+
+
+def _no_such_key(key: Any) -> str:
+    answer = answer_to(key, (one.name for one in fields(Settings)))
+    return f"{key}: no such key; {did_you_mean(key, Recipe.model_fields) if answer is None else answer}"
 
 
 def _own_knob(written: Any) -> Any:

@@ -34,7 +34,8 @@ def evaluate(
     """Metrics of the trained model on the run's validation part, on its test or train part, or on other data.
 
     All rows are prepared as in training, and none is augmented. `data` is a file, `fo.data.arrays(x, y)`, columns such as
-    {"x": x, "y": y} of arrays or files; of a run on a table also a query, its raw columns, a pyarrow.Table or a DataFrame.
+    {"x": x, "y": y} of arrays or files, (x, y), a Dataset or a DataLoader; of a run on a table also a query, its raw columns,
+    a pyarrow.Table or a DataFrame, or (DataFrame, labels).
     """
     kept = None if cache is None else Path(cache)
     if data is None:

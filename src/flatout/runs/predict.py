@@ -19,9 +19,9 @@ from flatout.runs.trained import OtherData, as_trained, job_of, other_source, pr
 def predict(run: Run, data: OtherData, *, device: str = "auto", cache: Path | str | None = CACHE) -> dict[str, Tensor | Words]:
     """Columns of predictions for every row, in the order of the data; `class`, where classes have names, is an array of text.
 
-    `data` is a file, an array, or columns of them; of a run on a table also a query, its raw columns such as
-    {"age": [39, 50], "job": ["clerk", "cook"]} without the label, a pyarrow.Table or a DataFrame; of a run on photos also
-    a list of the bytes of files; of a run on tokens also lists of ids, or of texts.
+    `data` is a file, an array, columns of them, a Dataset or a DataLoader; of a run on a table also a query, its raw columns
+    such as {"age": [39, 50], "job": ["clerk", "cook"]} without the label, a pyarrow.Table or a DataFrame; of a run on photos
+    also a list of the bytes of files; of a run on tokens also lists of ids, or of texts.
     """
     job, settings = job_of(run.folder, run.recipe), run.plan.settings
     source = other_source(job, data, targets=False, cache=None if cache is None else Path(cache))

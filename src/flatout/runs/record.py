@@ -66,6 +66,8 @@ def write_beginning(folder: RunFolder, recipe: Recipe, plan: Plan, job: Job, rec
     if python:
         assert recipe.source is not None
         folder.write_bytes("recipe.py", recipe.source.read_bytes())
+    if recipe.draft:
+        folder.write_bytes("draft.yaml", recipe.draft.encode())
     folder.write("environment.json", read_facts().to_dict())
     if receipt is not None:
         folder.write("receipt.json", receipt.to_dict())

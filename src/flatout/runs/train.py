@@ -78,6 +78,8 @@ def run(
     asked = RunOptions(Path(runs), fresh, tuple(observers), None if cache is None else Path(cache), planning_limit(planning))
     world = join(pick_device(recipe.pins.get("device", "auto")))
     try:
+        if recipe.draft and world.is_first:
+            asked.say(recipe.draft)
         return Run(_run_in(world, recipe, asked), recipe)
     finally:
         world.close()

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from flatout.base.errors import DamagedCheckpoint, DataError, MissingFile, StoreError, UsageError
 from flatout.data.checks import check_labels
@@ -33,7 +34,9 @@ class ArrowTable(Protocol):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
-OtherData = Data | str | Path | Mapping[str, Any] | np.ndarray | Tensor | Sequence[Any] | ArrowTable
+OtherData = (
+    Data | str | Path | Mapping[str, Any] | np.ndarray | Tensor | Sequence[Any] | ArrowTable | Dataset[Any] | DataLoader[Any]
+)
 
 
 def job_of(folder: RunFolder, recipe: Recipe) -> Job:

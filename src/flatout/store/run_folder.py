@@ -4,6 +4,7 @@ runs/digits-1/
   manifest.jsonl    the checksum of every file below, recorded before the file got its name
   run.json          name, identity, start time: marks a run folder
   recipe.json       the resolved recipe; also recipe.py if it came from a Python file
+  draft.yaml        the recipe with comments, if fo.run drafted a part of it
   plan.json         settings with their reasons
   environment.json  machine and versions
   events.jsonl      events in the order they happened

@@ -46,6 +46,14 @@ def draft_arrays(found: Sequence[Given], asked: str | None, folder: Path) -> Dra
     training, held = split_by_name(found)
     columns = _columns(training, folder)
     validation = _columns(held, folder) if held else None
+    names = [given.name for given in training], [given.name for given in held]
+    return draft_columns(columns, validation, *names)
+
+
+def draft_columns(
+    columns: Columns, validation: Columns | None, names: Sequence[str] = (), held_names: Sequence[str] = ()
+) -> Draft:
+    """`names` and `held_names` are those of the files, if the arrays come from files."""
     x, y = columns.x, columns.y
     layout = _layout(x)
     share = 0.0 if validation else 0.2
@@ -65,8 +73,8 @@ def draft_arrays(found: Sequence[Given], asked: str | None, folder: Path) -> Dra
     if objective == "regress":
         size = replace(size, lr=scaled_lr(size.lr, float(np.sqrt(np.mean(y.astype(np.float64) ** 2)))))
     facts = [("x", _shape(x) + (", images" if layout else "")), ("y", f"{_shape(y)}: {words}")]
-    facts += [("validation", ", ".join(given.name for given in held))] if held else []
-    headline = f"{', '.join(given.name for given in training)}: arrays of {len(x):,} rows"
+    facts += [("validation", ", ".join(held_names))] if held_names else []
+    headline = f"{', '.join(names) + ': ' if names else ''}arrays of {len(x):,} rows"
     return Draft(headline, tuple(facts), tuple(entries), objective, size)
 
 

@@ -20,8 +20,10 @@ from flatout.explore.drafting.writing import DraftLine
 _ONE = {"numbers": "number", "categories": "category", "dates": "date"}
 
 
-def draft_table(found: Sequence[Given], asked: str | None, folder: Path, known: TableSample | None = None) -> Draft:
-    """`known` is a sample of the files, if there is one already."""
+def draft_table(
+    found: Sequence[Given], asked: str | None, folder: Path, known: TableSample | None = None, held_in: Any = None
+) -> Draft:
+    """`known` is a sample of the files, if there is one already; `held_in` is the table itself, if it is in memory."""
     training, held = split_by_name(found)
     where = training[0].name if len(training) == 1 else f"{training[0].name} and {len(training) - 1} more"
     sample = sample_of(training) if known is None or held else known
@@ -40,7 +42,9 @@ def draft_table(found: Sequence[Given], asked: str | None, folder: Path, known: 
     share = 0.0 if "validation" in others else 0.2 if sample.rows < 200_000 else 0.1
     size = for_table(sample.rows, round(sample.rows * (1 - share)))
     entries = [
-        DraftLine("table", _written(training, folder), "a file, a glob, a folder, or a list of them"),
+        DraftLine("table", _written(training, folder), "a file, a glob, a folder, or a list of them")
+        if held_in is None
+        else DraftLine("table", held_in),
         *(DraftLine(name, value, sample.reasons.get(name, "")) for name, value in sample.options.items()),
         DraftLine("label", label.name, label_words(label, target) + _first_rows(sample)),
     ]

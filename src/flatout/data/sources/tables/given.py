@@ -9,28 +9,45 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from flatout.base.errors import DataError, UsageError
+from flatout.base.errors import DataError, UsageError, did_you_mean
 from flatout.data.files.bad import Bad
 from flatout.data.order.split import hash_batch
 from flatout.data.sources.tables.arrow import Where
+from flatout.data.sources.tables.frames import NAME, arrow_table, is_table
 from flatout.data.sources.tables.scan import Scan, columns_of, listed
-from flatout.data.sources.tables.schema import Types, check_distinct, plain
+from flatout.data.sources.tables.schema import Types, as_types, check_distinct, plain
 
-_NAME = "the data"
+
+def scan_table(given: Any, label: str, *, columns: Sequence[str] | None = None, text: str | Sequence[str] = ()) -> Scan:
+    """A whole table in memory to train on. Its columns have the types that the same columns of a file would have."""
+    import pyarrow as pa
+
+    table = arrow_table(given) if is_table(given) else _from_mapping(given, list(given))
+    check_distinct(table.column_names, NAME)
+    named = [text] if isinstance(text, str) else text
+    for name in (*(columns or ()), *named, label):
+        if name not in table.column_names:
+            raise DataError(f"{NAME} has no column {name!r}; {did_you_mean(name, table.column_names)}")
+    if not table.num_rows:
+        raise DataError(f"{NAME} has columns and no rows")
+    kinds = {field.name: pa.string() if field.name in named else plain(field.type) for field in table.schema}
+    types = kinds if columns is None else {name: kinds[name] for name in columns}
+    batches = [as_types(batch.select(list(types)), types, NAME) for batch in table.to_batches() if batch.num_rows]
+    return Scan([GivenPart(pa.Table.from_batches(batches).combine_chunks())], types, Bad())
 
 
 def scan_given(given: Any, wanted: Sequence[str]) -> Scan:
     """The columns `wanted` of {"age": [39, 50], ...}, of a pyarrow.Table or of a DataFrame. Other columns are ignored."""
     part = GivenPart(_from_mapping(given, wanted) if isinstance(given, Mapping) else _from_frame(given, wanted))
     if not part.rows:
-        raise DataError(f"{_NAME} has columns and no rows")
+        raise DataError(f"{NAME} has columns and no rows")
     return Scan([part], dict(part.types), Bad())
 
 
 class GivenPart:
     """One pyarrow.Table."""
 
-    name = _NAME
+    name = NAME
 
     def __init__(self, table: Any) -> None:
         self._table = table
@@ -83,19 +100,15 @@ def _column(name: str, values: Any) -> Any:
 
 
 def _from_frame(given: Any, wanted: Sequence[str]) -> Any:
-    import pyarrow as pa
-
     try:
-        table = pa.table(given)
-    except pa.ArrowException as error:
-        raise DataError(f"{_NAME}: {error}") from error
+        table = arrow_table(given)
     except (TypeError, ValueError):
         form = f"{{{wanted[0]!r}: [...], ...}}"
         raise UsageError(
             f"the run was trained on a table: give its columns by name, as {form}, a pyarrow.Table or a DataFrame; "
             f"got {type(given).__name__}"
         ) from None
-    check_distinct(table.column_names, _NAME)
+    check_distinct(table.column_names, NAME)
     _check_names(table.column_names, wanted)
     return table.select(list(wanted))
 
@@ -103,4 +116,4 @@ def _from_frame(given: Any, wanted: Sequence[str]) -> Any:
 def _check_names(names: Sequence[str], wanted: Sequence[str]) -> None:
     if lacking := [name for name in wanted if name not in names]:
         has = f"it has {listed(names)}" if names else "it has none"
-        raise DataError(f"{_NAME} lacks {columns_of(lacking)}, which the model was trained with; {has}")
+        raise DataError(f"{NAME} lacks {columns_of(lacking)}, which the model was trained with; {has}")

@@ -24,6 +24,8 @@ from flatout.data.source import Source
 from flatout.data.sources.tables import encoding
 from flatout.data.sources.tables.encoding import EncodedParts, TableEncoder, UsableRows, encode_parts, unseen_notes
 from flatout.data.sources.tables.fit import FitOptions, TableFit, fit, plan_columns
+from flatout.data.sources.tables.frames import is_table
+from flatout.data.sources.tables.given import scan_given, scan_table
 from flatout.data.sources.tables.parts import PartOf, parts_by_column, parts_by_share, row_weights
 from flatout.data.sources.tables.query import is_query
 from flatout.data.sources.tables.scan import ReadOptions, Scan, check_column, scan
@@ -95,8 +97,9 @@ def table(
     base_folder: Path | str | None = None,
     **scan_options: Any,
 ) -> Data:
-    """Rows of CSV, Parquet, Arrow or JSON lines files, or of an SQL query, as training data.
+    """Rows of CSV, Parquet, Arrow or JSON lines files, of an SQL query, or of a table in memory, as training data.
 
+    paths                 files; or a DataFrame of pandas or Polars, a pyarrow.Table, {"age": [39, 50], ...}
     numeric, categorical  "auto" (numbers; text, true and false), or a list of all columns of that kind. Dates become parts
     target                the kind of label: "class", "number" or "auto" (a number: floats, over 100 distinct whole numbers)
     holdout               the share of rows to validate on, chosen by a hash of their columns and the seed, in any order
@@ -187,6 +190,10 @@ def _found(paths: Any, sql: str | None, asked: TableOptions, base_folder: Any, o
             own = [*table.__annotations__]
             near = did_you_mean(name, {*known, *own} - {"paths", "scan_options", "return"})
             raise UsageError(f"table has no option {name!r}; {near}")
+    if _is_held(paths):
+        if strays := [name for name in options if name not in ("columns", "text")]:
+            raise UsageError(f"a table in memory is not read from a file: leave out {', '.join(map(repr, strays))}")
+        return scan_table(paths, asked.label, **options)
     if sql is None:
         return scan(paths, label=asked.label, on_bad=asked.on_bad, base_folder=base_folder, **options)
     if options:
@@ -194,9 +201,16 @@ def _found(paths: Any, sql: str | None, asked: TableOptions, base_folder: Any, o
     return scan_sql(sql, base_folder, asked.label)
 
 
+def _is_held(given: Any) -> bool:
+    """Whether the rows are in memory; otherwise they are in files."""
+    return isinstance(given, Mapping) or is_table(given)
+
+
 def _other(encoder: TableEncoder, given: Any, queries: bool, on_bad: str, base_folder: Any, options: Mapping[str, Any]) -> Scan:
     if queries and isinstance(given, str) and is_query(given):
         return scan_sql(given, base_folder)
+    if _is_held(given):
+        return scan_given(given, encoder.host.needed(targets=True))
     return encoder.scan(given, on_bad=on_bad, base_folder=base_folder, **options)
 
 

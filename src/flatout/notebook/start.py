@@ -1,0 +1,60 @@
+"""`fo.run`: trains a recipe, or data with whatever else is known, and shows its progress in a terminal or a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flatout.base.errors import UsageError
+from flatout.base.events import Observer
+from flatout.notebook.drafted import recipe_of
+from flatout.recipe.load import read_recipe
+from flatout.recipe.schema import Recipe
+from flatout.runs import train
+from flatout.runs.record import Run
+from flatout.runs.train import CACHE, PLANNING
+
+
+def run(
+    recipe: Any = None,
+    *,
+    data: Any = None,
+    label: str | None = None,
+    runs: Path | str = "runs",
+    fresh: bool = False,
+    observers: Sequence[Observer] = (),
+    cache: Path | str | None = CACHE,
+    planning: str = PLANNING,
+    **keys: Any,
+) -> Run:
+    """Plan and train. An unfinished run of the same recipe, code and data is resumed, unless `fresh`.
+
+    `recipe` is a `fo.Recipe` or a recipe file. Or give `data` and any keys of a recipe: fo.run(data=df, label="survived"),
+    fo.run(data=(x, y), model=net, lr=1e-3, budget="5 epochs"). Keys that are missing are drafted as `flatout new` does; the
+    drafted recipe is shown and kept in the run's folder. `label`, `holdout`, `validation`, `test` and `classes` belong to the
+    data. Data is a DataFrame, an Arrow table, (x, y), columns by name, a torch Dataset, a DataLoader or a path.
+
+    Started by torchrun, Slurm, Kubeflow or Ray Train, the processes train together. `planning` is the time limit for trials of
+    settings, such as "2 min"; "off": no trials.
+    """
+    asked = _recipe(recipe, data, {**keys, **({} if label is None else {"label": label})})
+    return train.run(asked, runs=runs, fresh=fresh, observers=observers, cache=cache, planning=planning)
+
+
+def _recipe(recipe: Any, data: Any, keys: dict[str, Any]) -> Recipe:
+    if recipe is not None and data is not None:
+        raise UsageError("got both a recipe and data: give the recipe alone, or data and keys of a recipe")
+    if isinstance(recipe, str | Path) and Path(recipe).suffix in (".yaml", ".yml", ".py"):
+        recipe = read_recipe(Path(recipe))
+    if isinstance(recipe, Recipe):
+        if keys:
+            raise UsageError(
+                f"{', '.join(keys)}: a recipe holds all of its keys: fo.Recipe(..., {next(iter(keys))}=...), or give data "
+                "instead of a recipe"
+            )
+        return recipe
+    given = data if recipe is None else recipe
+    if given is None:
+        raise UsageError('fo.run needs a recipe or data: fo.run(fo.Recipe(...)), or fo.run(data=df, label="survived")')
+    return recipe_of(given, keys)
