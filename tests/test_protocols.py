@@ -42,6 +42,7 @@ FOREIGN = {  # whose attributes are looked for there
     "doctor/observing/fetching.py": "objects of the user's script",
     "doctor/observing/growing.py": "objects of the user's script",
     "doctor/observing/loading.py": "the user's DataLoader and dataset",
+    "engine/generation/transformers_models.py": "models of transformers",
     "engine/optimizers.py": "parameters, which torch may have spread over a mesh",
     "engine/parallel/context.py": "what torch has",
     "engine/parallel/norms.py": "gradients, which torch may have spread over a mesh",

@@ -16,6 +16,7 @@ import torch
 from packaged_runs import Exported, reseal
 
 import flatout as fo
+from flatout.base.errors import UsageError
 from flatout.packaging import export as exporting
 from flatout.packaging import package as packages
 from flatout.packaging.capture import Captured
@@ -182,3 +183,17 @@ def test_predict_with_columns_missing_names_them(command: Run, table: Exported, 
 def test_load_gives_a_package_or_a_run(table: Exported) -> None:
     assert isinstance(fo.load(table.path), packages.Package)
     assert isinstance(fo.load(table.run.path), fo.Run)
+
+
+def test_a_package_of_text_continues_it_greedily(exported: Callable[[str], Exported], command: Any) -> None:
+    made = exported("chars")
+    package, said = made.package(), list[str]()
+    texts = made.run.generate(["to be", "or"], tokens=20, greedy=True, device="cpu", say=said.append)
+    assert package.generate(["to be", "or"], tokens=20) == texts and "8 tokens" in said[0]
+    assert "".join(package.generate("to be", tokens=20, stream=True)) == texts[0]
+    code, out, err = command("generate", made.path, "to be", "--tokens", 20, "--device", "cpu")
+    assert code == 0 and out == f"to be{texts[0]}\n" and "8 tokens" in err
+    code, _, err = command("generate", made.path, "to be", "--temperature", "1")
+    assert code == 2 and "--temperature" in err
+    with pytest.raises(UsageError, match="classify"):
+        exported("classes_table").package().generate("to be")

@@ -9,7 +9,7 @@ import typer
 
 from flatout import __version__
 from flatout.base.errors import FlatoutError, shortened
-from flatout.cli import boost, data, doctor, drill, fleet, load, machine, packages, runs, serve, training
+from flatout.cli import boost, data, doctor, drill, fleet, generate, load, machine, packages, runs, serve, training
 from flatout.cli.leaving import Ended, deaf_to_signals, ends_in_order, leave
 
 _AS_IT_WAS = "nothing that was saved before has changed"
@@ -30,6 +30,7 @@ app.command("explain")(training.explain)
 app.command("receipt")(training.receipt)
 app.command("evaluate")(training.evaluate)
 app.command("predict")(training.predict)
+app.command("generate")(generate.generate)
 app.command("export")(packages.export)
 app.command("why")(packages.why)
 app.command("serve")(serve.serve)

@@ -240,7 +240,7 @@ def evaluate(
     from flatout.runs import verbs
 
     other = None if data is None else _file_or_columns(data)
-    metrics = verbs.evaluate(_load(run, runs), other, part=part, device=device, cache=cache_folder())
+    metrics = verbs.evaluate(load_run(run, runs), other, part=part, device=device, cache=cache_folder())
     print_json(metrics) if as_json else print("\n".join(f"{name:12} {value:.6g}" for name, value in metrics.items()))
 
 
@@ -259,7 +259,7 @@ def predict(
     from flatout.packaging import verbs
 
     check_table_path(out)
-    found = packages.opened(Path(run)) or _load(run, runs)
+    found = packages.opened(Path(run)) or load_run(run, runs)
     columns = verbs.predict(found, data, device=device, cache=cache_folder())
     write_table(out, columns)
     print(f"wrote {len(next(iter(columns.values())))} rows with {', '.join(columns)} to {out}")
@@ -355,7 +355,7 @@ def _file_or_columns(text: str) -> str | dict[str, str]:
     }
 
 
-def _load(name: str, runs: Path) -> Run:
+def load_run(name: str, runs: Path) -> Run:
     from flatout.runs import verbs
 
     quiet_torch()

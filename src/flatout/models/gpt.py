@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -10,10 +12,14 @@ from torch import Tensor, nn
 
 from flatout.base.errors import ModelError
 from flatout.models.head import OutputHead
+from flatout.models.key_value_cache import KeyValueCache
 from flatout.models.residual import in_autocast
 
 _MOST_LAYERS = 10_000  # with a zero too many, building would take hours before memory runs out
 _TWICE_ROOT_OF_2_OVER_PI = 2 * math.sqrt(2 / math.pi)
+
+# takes the keys and values of new tokens, and returns those to attend to
+Remember = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class SelfAttention(nn.Module):
@@ -26,10 +32,13 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.project = nn.Linear(width, width, bias=bias)
 
-    def forward(self, x: Tensor, visible: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, visible: Tensor | None, remember: Remember | None = None) -> Tensor:
         query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
         dropout = self.dropout if self.training else 0.0
         causal = visible is None
+        if remember is not None:
+            key, value = remember(key, value)
+            causal = causal and key.shape[2] == query.shape[2]  # a single new token sees all tokens before it
         mixed = self.attend(query, key, value, attn_mask=visible, dropout_p=dropout, is_causal=causal)
         projected: Tensor = self.project(mixed.transpose(1, 2).flatten(2))
         return projected
@@ -45,8 +54,8 @@ class TransformerBlock(nn.Module):
         self.project = nn.Linear(4 * width, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, visible: Tensor | None) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm_attention(x), visible))
+    def forward(self, x: Tensor, visible: Tensor | None, remember: Remember | None = None) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm_attention(x), visible, remember))
         hidden = gelu(self.expand(self.norm_mlp(x)))
         x = x + self.dropout(self.project(hidden))
         return x
@@ -113,6 +122,39 @@ class GPT(nn.Module):
         normed: Tensor = self.norm(stream)
         return normed
 
+    def new_cache(self, rows: int, slots: int) -> KeyValueCache:
+        """For texts of up to `slots` tokens, at most the window."""
+        return KeyValueCache(rows, len(self.blocks), min(slots, self.window))
+
+    def cache_bytes_per_token(self) -> int:
+        """Of one row, in float32."""
+        return len(self.blocks) * 2 * self.positions.embedding_dim * 4
+
+    def read(self, x: Tensor, lengths: Sequence[int], cache: KeyValueCache, rows: Sequence[int]) -> Tensor:
+        """Reads texts from their first token into these rows of the cache; returns the logits after each text's last token.
+
+        `x` [rows, longest] has a text at the start of each row, `lengths` tokens long. What follows a text does not matter:
+        no token attends to later ones.
+        """
+        stream = self.embed(x)
+        for layer, block in enumerate(self.blocks):
+            stream = block(stream, None, partial(_stored, cache, layer, rows))
+        for row, length in zip(rows, lengths, strict=True):
+            cache.lengths[row] = length
+        last = stream[torch.arange(len(rows), device=x.device), torch.tensor(lengths, device=x.device) - 1]
+        logits: Tensor = self.head(self.norm(last))
+        return logits
+
+    def read_next(self, x: Tensor, cache: KeyValueCache) -> Tensor:
+        """One more token of every row, `x` [rows]; returns the logits after it, those of `forward` but for rounding."""
+        step = cache.step().to(x.device)
+        stream = self.embed(x[:, None], step.positions[:, None])
+        for layer, block in enumerate(self.blocks):
+            stream = block(stream, step.visible, partial(cache.append, layer, step))
+        cache.lengths = [length + 1 for length in cache.lengths]
+        logits: Tensor = self.head(self.norm(stream[:, 0]))
+        return logits
+
     def embed(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """The input of the first block."""
         length = x.shape[1]
@@ -124,6 +166,11 @@ class GPT(nn.Module):
             places = self.positions(self.locate(length, x.device) if positions is None else positions)
         stream: Tensor = self.dropout(self.tokens(x) + places)
         return in_autocast(stream) if self.narrow_residual else stream
+
+
+def _stored(cache: KeyValueCache, layer: int, rows: Sequence[int], key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    cache.store(layer, rows, key, value)
+    return key, value
 
 
 def from_start(length: int, device: torch.device) -> Tensor:

@@ -7,7 +7,7 @@ model = package.model()                      # an nn.Module that takes raw rows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -168,6 +168,26 @@ class Package:
                 pieces.setdefault(name, []).append(column.cpu())
         columns = {name: torch.cat(some) for name, some in pieces.items()}
         return self.fitted.name_outputs(columns, str(self.card["objective"]))
+
+    def generate(
+        self,
+        prompt: Any,
+        *,
+        tokens: int = 200,
+        stop: str | Sequence[str] = (),
+        stream: bool = False,
+        device: torch.device | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> Any:
+        """As `Run.generate`, always greedy: a package has the most likely next token only, not the probabilities of others."""
+        from flatout.engine.generation.options import GenerateOptions  # here: other packages load sooner without it
+        from flatout.packaging.generating import generate_packaged
+
+        place = torch.device("cpu") if device is None else device
+        options = GenerateOptions(tokens, greedy=True, stop=stop)
+        run, objective = self._quick(place).run, str(self.card["objective"])
+        how: Any = {"device": place, "stream": stream, "say": say}
+        return generate_packaged(self.fitted, objective, self.program.inputs, run, prompt, options, **how)
 
     def _quick(self, device: torch.device) -> Runtime:
         return self._checked(EagerRuntime.load(self.parts(device)), device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -175,6 +175,37 @@ class Run:
         if bare:
             return model
         return PreparedModel(model, job.data.fitted, job.objective, partial(precision_on, settings)).eval()
+
+    def generate(
+        self,
+        prompt: Any,
+        *,
+        tokens: int = 200,
+        greedy: bool = False,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop: str | Sequence[str] = (),
+        seed: int = 0,
+        stream: bool = False,
+        use_cache: bool = True,
+        device: str = "auto",
+        say: Callable[[str], None] | None = None,
+    ) -> Any:
+        """Continues a text, or each text of a list; returns the new text without the prompt. Token ids continue to token ids.
+
+        `tokens`: how many to make at most. `greedy`: always the most likely token; otherwise `temperature`, `top_k` and
+        `top_p` say how varied the choice is. `stop`: texts to end before. The same `seed` gives the same text; prompt i of a
+        list uses seed + i. `stream`: an iterator of pieces as they are made, of pairs (i, piece) for a list. `use_cache=False`
+        computes all tokens again for each new one. `say` gets notes, such as that a text is longer than the model's window; by
+        default they are warnings.
+        """
+        from flatout.engine.generation.options import GenerateOptions  # here: a run that only trains starts sooner without it
+        from flatout.runs.generate import generate
+
+        options = GenerateOptions(tokens, greedy, temperature, top_k, top_p, stop, seed)
+        how: Any = {"stream": stream, "use_cache": use_cache, "device": device, "say": say}
+        return generate(self.folder, self.recipe, self.plan.settings, prompt, options, **how)
 
     def __repr__(self) -> str:
         return f"<Run {self.name}: {self.folder.status}>"

@@ -72,6 +72,12 @@ class Tokenizer:
         with reading(f"tokenizer: {self.path}", "as a tokenizer of this text"):
             return [found.ids for found in self.own.encode_batch_fast(list(texts), add_special_tokens=False)]
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Without special tokens, such as the end of a text."""
+        with reading(f"tokenizer: {self.path}", "as a tokenizer of these tokens"):
+            text: str = self.own.decode(list(ids), skip_special_tokens=True)
+        return text
+
     def end_of_text(self, asked: str | int | None) -> int | None:
         """The id of the token `asked`, a name or an id; "auto" tries the usual names."""
         if asked is None:

@@ -1,0 +1,86 @@
+"""`generate`: a trained model of tokens continues texts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from flatout.base.errors import UsageError
+from flatout.data.fitted.token_rows import SequenceHost, TextCode, TextHost
+from flatout.engine.generation.contexts import CachedTexts, NextLogits, WholeTexts
+from flatout.engine.generation.growing import TextPart
+from flatout.engine.generation.options import GenerateOptions
+from flatout.engine.generation.prompts import generated
+from flatout.engine.generation.transformers_models import generates_itself, written_by_itself
+from flatout.engine.generation.writing import write_texts
+from flatout.engine.job import Job
+from flatout.engine.settings import Settings
+from flatout.machine.device import pick_device
+from flatout.models.gpt import GPT
+from flatout.recipe.schema import Recipe
+from flatout.runs.trained import as_trained, job_of, precision_on, trained_model
+from flatout.store.run_folder import RunFolder
+
+_ANY_TOKEN = 1 << 31
+_KNOWN_TO_GPT = {"x", "documents", "positions"}
+
+
+def generate(
+    folder: RunFolder,
+    recipe: Recipe,
+    settings: Settings,
+    prompt: Any,
+    options: GenerateOptions,
+    *,
+    stream: bool,
+    use_cache: bool,
+    device: str,
+    say: Callable[[str], None] | None,
+) -> Any:
+    """As `Run.generate` says."""
+    job = job_of(folder, recipe)
+    code, window = _tokens_of(job, folder.name)
+    place = pick_device(device)
+    model = as_trained(settings, trained_model(folder, job), place).eval()
+    precision = precision_on(settings, place)
+    speak = say or _warn
+
+    def write(ids: list[list[int]], text_code: TextCode | None) -> Iterator[TextPart]:
+        if generates_itself(model):
+            how: Any = {"window": window, "precision": precision, "use_cache": use_cache, "say": speak}
+            return written_by_itself(model, ids, options, text_code, **how)
+        whole = partial(WholeTexts, model, job.objective.inputs, job.data.fitted.device.to(place))
+        source: NextLogits
+        if isinstance(model, GPT):
+            plain = whole(model.window, code.vocabulary, precision)
+            simple = set(job.objective.inputs.columns) <= _KNOWN_TO_GPT and not job.data.fitted.device.steps
+            source = CachedTexts(model, plain, options.tokens) if use_cache and simple else plain
+        else:
+            source = whole(window, code.vocabulary, precision)
+        return write_texts(source, ids, options, text_code, exact=precision == "fp32", say=speak)
+
+    return generated(prompt, code, write, stream=stream, stops=bool(options.stops))
+
+
+def _tokens_of(job: Job, name: str) -> tuple[TextCode, int]:
+    """How text becomes tokens, and how many tokens the model was trained on at once."""
+    if job.objective.name != "next_token":
+        raise UsageError(
+            f"generate needs a model that predicts the next token, and {name} was trained with objective {job.objective.name}: "
+            "use predict, or train with objective: next_token on text"
+        )
+    host = job.data.fitted.host
+    if isinstance(host, TextHost):
+        return host.code, host.window
+    if isinstance(host, SequenceHost):
+        return host.code, host.longest
+    shape = job.data.fitted.schema["x"].shape if "x" in job.data.fitted.schema else ()
+    if len(shape) != 1:
+        raise UsageError(f"generate needs rows of tokens as x, and {name} was trained on x of shape {list(shape)}")
+    return TextCode(job.data.vocabulary or _ANY_TOKEN), shape[0]
+
+
+def _warn(line: str) -> None:
+    warnings.warn(line, UserWarning, stacklevel=6)
