@@ -12,6 +12,9 @@ from flatout.data.transforms import parse_transforms
 
 Check = Callable[[Any], str | None]
 
+GUARDS = ("id", "leak", "near_constant", "tail", "rare_label", "duplicate", "time", "group")
+"""The checks of a table that `guard` switches off by name."""
+
 
 def share(value: Any) -> str | None:
     return None if _is_number(value) and 0 <= value < 1 else "expected a share of the rows, from 0 to below 1"
@@ -62,6 +65,14 @@ def classes(value: Any) -> str | None:
 
 def choice(*known: str) -> Check:
     return lambda value: None if value in known else f"expected one of {', '.join(known)}"
+
+
+def guards(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, Mapping) and all(name in GUARDS and isinstance(on, bool) for name, on in value.items()):
+        return None
+    return f"expected off, or single guards such as {{leak: off}}, of {', '.join(GUARDS)}"
 
 
 def normalize(value: Any) -> str | None:

@@ -26,6 +26,7 @@ from flatout.data.option_checks import (
     classes,
     count,
     end_of_text,
+    guards,
     names,
     normalize,
     seed,
@@ -230,7 +231,8 @@ _ON_BAD = choice("error", "skip")
 _SHARED: dict[str, Check] = {"holdout": share, "normalize": normalize, "augment": augment, "draw": text_value, "seed": seed}
 _FITTED: dict[str, Check] = {
     "label": text_value, "numeric": names, "categorical": names, "drop": names, "target": choice("auto", "class", "number"),
-    "holdout": share, "validation": any_value, "test": any_value, "split": text_value, "steps": any_value, "onehot": amount,
+    "holdout": share, "holdout_latest": text_value, "holdout_group": names, "validation": any_value, "test": any_value,
+    "split": text_value, "steps": any_value, "onehot": amount, "guard": guards,
     "min_count": count, "hash_buckets": count, "draw": text_value, "classes": count, "on_bad": _ON_BAD, "seed": seed,
 }  # fmt: skip
 READING: dict[str, Check] = {

@@ -36,6 +36,26 @@ def held_out(hashes: Array, share: float) -> Array:
     return taken
 
 
+def held_out_groups(hashes: Array, share: float) -> Array:
+    """bool [n]: about `share` of the rows, without splitting rows of equal hash; one group at least on each side."""
+    groups, place, rows = np.unique(hashes, return_inverse=True, return_counts=True)
+    if len(groups) < 2:
+        raise DataError(f"holding out {share} of the rows by groups needs 2 groups or more, got {len(groups)}")
+    count = int(np.searchsorted(np.cumsum(rows), len(hashes) * share, "left")) + 1
+    taken: Array = place.reshape(-1) < min(max(1, count), len(groups) - 1)
+    return taken
+
+
+def held_out_latest(moments: Array, share: float) -> Array:
+    """bool [n]: about `share` of the rows, with the largest values; rows of one value are on one side."""
+    values, place, rows = np.unique(moments, return_inverse=True, return_counts=True)
+    if len(values) < 2:
+        raise DataError(f"holding out the latest {share} of the rows needs 2 different times or more, got {len(values)}")
+    first = int(np.searchsorted(np.cumsum(rows), len(moments) * (1 - share), "left")) + 1
+    taken: Array = place.reshape(-1) >= min(max(1, first), len(values) - 1)
+    return taken
+
+
 def hash_rows(columns: Mapping[str, Any], seed: int) -> Array:
     """uint64 [n]: hashes of the values and their column names. The order of the columns does not matter.
 

@@ -1,8 +1,7 @@
-"""The columns of a table by a sample of its rows: kinds, missing values, ids, and columns that reveal the label."""
+"""The columns of a table by a sample of its rows: kinds, values and missing values."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,9 +20,6 @@ _USUAL = {
 }  # fmt: skip
 """Words that mean "missing" in any column."""
 _MOST_MARKS, _LONGEST_MARK = 3, 12
-_ID_NAME = re.compile(r"(^|[^a-z])(id|ids|uuid|guid|index|key|rowid|unnamed)([^a-z]|$)|[a-z]Id$|[a-z]ID$", re.IGNORECASE)
-_FEW_ROWS = 20  # too few rows to call a column an id
-_FAR = 10  # deviations from the mean: a long tail
 WORDS = {
     "whole": "whole numbers", "number": "numbers", "truth": "true and false", "date": "dates", "text": "text",
     "empty": "nothing", "nested": "lists",
@@ -55,7 +51,7 @@ class SampledColumn:
         """The values as written, the most frequent first."""
         found = self.values.drop_null().value_counts()
         pairs = zip(found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True)
-        return sorted(((_written(value), int(count)) for value, count in pairs), key=lambda pair: (-pair[1], pair[0]))
+        return sorted(((written_value(value), int(count)) for value, count in pairs), key=lambda pair: (-pair[1], pair[0]))
 
     @property
     def distinct(self) -> int:
@@ -66,21 +62,6 @@ class SampledColumn:
         import pyarrow as pa
 
         return np.asarray(self.values.drop_null().cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
-
-    @property
-    def is_id(self) -> bool:
-        """Whether every row has another value: text, or integers that count up or have the name of an id."""
-        if self.rows < _FEW_ROWS or self.missing or self.kind not in ("text", "whole") or self.distinct < self.rows:
-            return False
-        counting = self.kind == "whole" and self.numbers.max() - self.numbers.min() == self.rows - 1
-        return self.kind == "text" or bool(counting) or bool(_ID_NAME.search(self.name))
-
-    @property
-    def has_tail(self) -> bool:
-        if self.kind not in ("whole", "number") or self.distinct <= _FEW_ROWS:
-            return False
-        deviation = float(self.numbers.std())
-        return deviation > 0 and float(np.abs(self.numbers - self.numbers.mean()).max()) > _FAR * deviation
 
     @property
     def words(self) -> str:
@@ -135,16 +116,6 @@ def seen(name: str, values: Any, marks: Sequence[str] | None = None) -> SampledC
     return SampledColumn(name, _kind(kind), made, int(bad.sum()), stray, marks=unusual)
 
 
-def tells_label(column: SampledColumn, label: SampledColumn) -> bool:
-    """Whether this column alone determines the label, although many rows share each of its values."""
-    import pyarrow as pa
-
-    if column.distinct < 2 or column.distinct > column.rows / 10 or label.distinct > 100 or column.missing or label.missing:
-        return False
-    pairs = pa.table({"column": column.values, "label": label.values}).group_by(["column", "label"]).aggregate([])
-    return int(pairs.num_rows) == column.distinct
-
-
 def _kind(kind: Any) -> str:
     import pyarrow as pa
 
@@ -162,7 +133,7 @@ def _kind(kind: Any) -> str:
     return "nested" if types.is_nested(kind) or types.is_binary(kind) else "text"
 
 
-def _written(value: Any) -> str:
+def written_value(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from flatout.explore.drafting.sizes import DraftTraining
 from flatout.explore.drafting.writing import DraftLine, page
+from flatout.explore.guard.finding import GuardFinding
 
 _OBJECTIVES = {
     "binary": "one of two classes; metrics are accuracy and AUC",
@@ -32,6 +33,7 @@ class Draft:
     data: tuple[DraftLine, ...]
     objective: str
     training: DraftTraining
+    findings: tuple[GuardFinding, ...] = ()
 
     def text(self, command: Sequence[str], recipe: str) -> str:
         """The content of the recipe file; `command` is the command line, `recipe` the name of the file."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from flatout.base.errors import UsageError
 from flatout.explore.drafting.arrays import draft_arrays, is_tokens
@@ -17,10 +18,10 @@ from flatout.explore.drafting.tables import draft_table
 from flatout.explore.drafting.texts import draft_text, draft_tokens, text_field
 
 
-def draft(paths: Sequence[str], label: str | None, folder: Path) -> Draft:
+def draft(paths: Sequence[str], label: str | None, folder: Path, guard: Any = None) -> Draft:
     """A recipe to write into `folder`, for all paths together: one table, one folder of images, ...
 
-    `label` is the column to predict, if the files have columns.
+    `label` is the column to predict, if the files have columns. `guard` is the option of a table: False, {"leak": False}.
     """
     found = look_at(paths)
     kind = found[0].kind
@@ -37,13 +38,13 @@ def draft(paths: Sequence[str], label: str | None, folder: Path) -> Draft:
     if kind == "tokens":
         _no_label(label, "tokens")
         return draft_tokens(found, folder)
-    return _columns(found, label, folder)
+    return _columns(found, label, folder, guard)
 
 
-def _columns(found: Sequence[Given], label: str | None, folder: Path) -> Draft:
+def _columns(found: Sequence[Given], label: str | None, folder: Path, guard: Any) -> Draft:
     """A table, unless its columns show a list of images or documents."""
     if len(found) > 1 or len(found[0].files) != 1:
-        return draft_table(found, label, folder)
+        return draft_table(found, label, folder, guard=guard)
     sample = sample_of(found)
     images = image_column(sample)
     if images is not None and _exists(found[0], sample.columns[images].counts[0][0]):
@@ -55,7 +56,7 @@ def _columns(found: Sequence[Given], label: str | None, folder: Path) -> Draft:
             choose_label(sample, None, found[0].name)
         except UsageError:
             return draft_text(found, folder, field)
-    return draft_table(found, label, folder, sample)
+    return draft_table(found, label, folder, sample, guard)
 
 
 def _exists(given: Given, image: str) -> bool:

@@ -96,13 +96,13 @@ def sample_of(given: Sequence[Given], label: str | None = None) -> TableSample:
     if kind == "jsonl":
         return _lines(places)
     found = scan_files(places, ReadOptions())
-    return TableSample({name: seen(name, values) for name, values in _read(found).items()}, found.rows or 0, True)
+    return TableSample({name: seen(name, values) for name, values in first_rows(found).items()}, found.rows or 0, True)
 
 
 def _lines(places: Sequence[FilePlace]) -> TableSample:
     head = FileStart.of(places[0])
     found = scan_files([head], ReadOptions(format="jsonl", on_bad="skip"))
-    columns = {name: seen(name, values) for name, values in _read(found).items()}
+    columns = {name: seen(name, values) for name, values in first_rows(found).items()}
     return TableSample(columns, *_all_rows(places, head, found.rows or 0), bad=found.bad.summary())
 
 
@@ -110,7 +110,7 @@ def _csv(places: Sequence[FilePlace], label: str | None) -> TableSample:
     head = FileStart.of(places[0])
     dialect = found_dialect(head.content, head.name)
     found = scan_files([head], ReadOptions(format="csv", on_bad="skip", text=dialect.columns, **dialect.options))
-    cells = _read(found)
+    cells = first_rows(found)
     options, reasons = dict(dialect.options), dict(dialect.reasons)
     if commas := [name for name, column in cells.items() if with_commas(column) is not None]:
         _take_commas(commas, cells, options, reasons)
@@ -144,7 +144,7 @@ def _take_commas(names: Sequence[str], cells: dict[str, Any], options: dict[str,
     cells.update({name: pc.replace_substring(cells[name], ",", ".") for name in names})
 
 
-def _read(found: Scan) -> dict[str, Any]:
+def first_rows(found: Scan) -> dict[str, Any]:
     """The first rows, one Arrow array for each column."""
     import pyarrow as pa
 

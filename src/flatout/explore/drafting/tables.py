@@ -8,22 +8,31 @@ from typing import Any
 
 from flatout.base.errors import DataError, FlatoutError
 from flatout.base.units import show_count
-from flatout.explore.drafting.columns import SampledColumn, tells_label
+from flatout.explore.drafting.columns import SampledColumn
 from flatout.explore.drafting.draft import Draft
+from flatout.explore.drafting.guarded import GuardedDraft, settle
 from flatout.explore.drafting.kinds import Given, relative, split_by_name
 from flatout.explore.drafting.labels import choose_label, label_words, target_of
 from flatout.explore.drafting.rare import holdout
 from flatout.explore.drafting.sample import TableSample, sample_of
 from flatout.explore.drafting.sizes import for_table
 from flatout.explore.drafting.writing import DraftLine
+from flatout.explore.guard.guard import guard_table, switched_on
+from flatout.explore.guard.look import HeldFile, TableLook
 
 _ONE = {"numbers": "number", "categories": "category", "dates": "date"}
 
 
 def draft_table(
-    found: Sequence[Given], asked: str | None, folder: Path, known: TableSample | None = None, held_in: Any = None
+    found: Sequence[Given],
+    asked: str | None,
+    folder: Path,
+    known: TableSample | None = None,
+    held_in: Any = None,
+    guard: Any = None,
 ) -> Draft:
-    """`known` is a sample of the files, if there is one already; `held_in` is the table itself, if it is in memory."""
+    """`known` is a sample of the files, if there is one already; `held_in` is the table itself, if it is in memory. `guard` is
+    the option of a recipe: False, {"leak": False}."""
     training, held = split_by_name(found)
     where = training[0].name if len(training) == 1 else f"{training[0].name} and {len(training) - 1} more"
     sample = sample_of(training) if known is None or held else known
@@ -32,14 +41,16 @@ def draft_table(
         sample = sample_of(training, label.name)
         label = sample.columns[label.name]
     target = target_of(label)
-    inputs = [column for column in sample.columns.values() if column is not label]
-    left_out = {column.name: "another value in every row" for column in inputs if column.is_id}
-    nested = {column.name: "lists in its cells" for column in inputs if column.kind == "nested"}
-    inputs = [column for column in inputs if column.name not in {**left_out, **nested}]
+    nested = {name: "lists in its cells" for name, column in sample.columns.items() if column.kind == "nested"}
+    others, aside, files = _held_out(held, sample, label, target)
+    share = 0.0 if "validation" in others else 0.2 if sample.rows < 200_000 else 0.1
+    look = TableLook(sample.columns, label, target, sample.whole, share > 0, files)
+    found = guard_table(look, switched_on(guard))
+    guarded = settle(found, share > 0)
+    taken = {label.name, *guarded.drop, *nested}
+    inputs = [column for column in sample.columns.values() if column.name not in taken]
     if not inputs:
         raise DataError(f"{where}: beside the label {label.name!r} there is no column to learn from")
-    others, aside = _held_out(held, sample, label, target)
-    share = 0.0 if "validation" in others else 0.2 if sample.rows < 200_000 else 0.1
     size = for_table(sample.rows, round(sample.rows * (1 - share)))
     entries = [
         DraftLine("table", _written(training, folder), "a file, a glob, a folder, or a list of them")
@@ -53,13 +64,7 @@ def draft_table(
     if nested:
         rest = [name for name in sample.columns if name not in nested]
         entries.append(DraftLine("columns", rest, f"all but {', '.join(nested)}: a cell of a table is one value, not a list"))
-    if left_out:
-        reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
-        entries.append(DraftLine("drop", list(left_out), reasons))
-    tellers = [column.name for column in inputs if target == "class" and tells_label(column, label)]
-    if tellers:
-        note = "each of these tells the label by itself: drop what is not known yet when you predict"
-        entries.append(DraftLine("drop", [*left_out, *tellers], note, off=True))
+    entries += _guarded_lines(guarded, guard)
     entries += _hints(inputs, sample)
     for part, given in others.items():
         entries.append(
@@ -70,11 +75,16 @@ def draft_table(
         what = "; ".join(filter(None, [missing, f"in the first rows, {sample.bad}" if sample.bad else None]))
         entries.append(DraftLine("on_bad", "skip", f"{what}: bad rows are left out and counted; error stops at the first"))
     if share:
-        entries += holdout(share, label, target, entries, folder)
+        entries += [*holdout(share, label, target, [*entries, *guarded.holdout_lines()], folder), *guarded.holdout_lines()]
     objective = "regress" if target == "number" else "binary" if label.distinct == 2 else "classify"
-    facts = _facts(sample, label, target, inputs, {**left_out, **nested}, tellers, others, aside)
+    facts = _facts(sample, label, target, inputs, nested, guarded, others, aside)
     return Draft(
-        f"{where}: a table of {_rows(sample)} and {len(sample.columns)} columns", facts, tuple(entries), objective, size
+        f"{where}: a table of {_rows(sample)} and {len(sample.columns)} columns",
+        facts,
+        tuple(entries),
+        objective,
+        size,
+        tuple(found),
     )
 
 
@@ -85,10 +95,14 @@ def _written(given: Sequence[Given], folder: Path) -> Any:
 
 def _held_out(
     held: Sequence[Given], sample: TableSample, label: SampledColumn, target: str
-) -> tuple[dict[str, list[Given]], dict[str, str]]:
-    """Files for validation and test, and files that can't be used, with the reason. May add options for reading all files."""
+) -> tuple[dict[str, list[Given]], dict[str, str], list[HeldFile]]:
+    """Files for validation and test, files that can't be used with the reason, and samples of the first.
+
+    May add options for reading all files.
+    """
     parts: dict[str, list[Given]] = {}
     aside: dict[str, str] = {}
+    files: list[HeldFile] = []
     for given in held:
         try:
             other = sample_of([given])
@@ -110,9 +124,26 @@ def _held_out(
                 continue
         part = "test" if "test" in given.name.lower() and len(held) > 1 else "validation"
         parts.setdefault(part, []).append(given)
+        files.append(HeldFile(given.name, other.columns))
     if "test" in parts and "validation" not in parts:
         parts["validation"] = parts.pop("test")
-    return parts, aside
+    return parts, aside, files
+
+
+def _guarded_lines(guarded: GuardedDraft, guard: Any) -> list[DraftLine]:
+    """What the draft does about findings."""
+    lines = []
+    if guarded.drop:
+        reasons = "; ".join(f"{name}: {why}" for name, why in guarded.drop.items())
+        lines.append(DraftLine("drop", list(guarded.drop), reasons))
+    if guarded.tellers:
+        note = "each of these tells the label by itself: drop what is not known yet when you predict"
+        lines.append(DraftLine("drop", [*guarded.drop, *guarded.tellers], note, off=True))
+    if guarded.steps:
+        lines.append(DraftLine("steps", guarded.steps, guarded.why_steps))
+    if guard is not None:
+        lines.append(DraftLine("guard", guard, "checks of the data that are switched off"))
+    return lines
 
 
 def _hints(inputs: Sequence[SampledColumn], sample: TableSample) -> list[DraftLine]:
@@ -121,10 +152,6 @@ def _hints(inputs: Sequence[SampledColumn], sample: TableSample) -> list[DraftLi
     few = [column.name for column in inputs if column.kind == "whole" and 3 <= column.distinct <= 12]
     if few and "text" not in sample.options:
         hints.append(DraftLine("text", few, "numbers of few values: as text they become categories", off=True))
-    tails = [column.name for column in inputs if column.has_tail][:4]
-    if tails:
-        steps = {name: ["log", "standardise"] for name in tails}
-        hints.append(DraftLine("steps", steps, "a few values far from the rest: the logarithm brings them closer", off=True))
     return hints
 
 
@@ -142,7 +169,7 @@ def _facts(
     target: str,
     inputs: Sequence[SampledColumn],
     left_out: dict[str, str],
-    tellers: Sequence[str],
+    guarded: GuardedDraft,
     others: dict[str, list[Given]],
     aside: dict[str, str],
 ) -> tuple[tuple[str, str], ...]:
@@ -158,7 +185,7 @@ def _facts(
     files = [words.partition(":")[0] for name, words in sample.reasons.items() if name not in ("na", "strip")]
     facts += [("files", "; ".join(files))] if files else []
     facts += [("left out", "; ".join(f"{name}, {why}" for name, why in left_out.items()))] if left_out else []
-    facts += [("look at", f"{', '.join(tellers)}: tells the label by itself")] if tellers else []
+    facts += guarded.said
     facts += [(part, ", ".join(one.name for one in given)) for part, given in others.items()]
     facts += [("not used", f"{name}: {why}") for name, why in aside.items()]
     facts += [("bad rows", sample.bad)] if sample.bad else []

@@ -15,6 +15,8 @@ import torch
 from flatout.base.errors import FlatoutError
 from flatout.data.data import Data
 from flatout.data.feeds.tuning import ReadingBudget
+from flatout.explore.guard.finding import GuardFinding
+from flatout.explore.guard.of_recipe import findings_or_reason
 from flatout.explore.survey.columns import ColumnWords, LabelWords, columns_of, label_of
 from flatout.explore.survey.speeds import Speeds
 from flatout.explore.survey.stages import measure
@@ -57,6 +59,7 @@ class Survey:
     notes: tuple[str, ...]
     no_plan: str | None = None
     compression: Choice | None = None  # if the tier writes to the cache
+    findings: tuple[GuardFinding, ...] = ()  # faults of a table
 
 
 def survey(recipe: Recipe, *, seconds: float = 5.0, cache: Path | None = verbs.CACHE) -> Survey:
@@ -94,6 +97,8 @@ def survey(recipe: Recipe, *, seconds: float = 5.0, cache: Path | None = verbs.C
     bad = data.train.bad
     if bad is not None and (said := bad.summary()) and said not in notes:
         notes.append(said)
+    findings, unguarded = findings_or_reason(recipe.data, recipe.folder)
+    notes += [] if unguarded is None else [f"the data was not checked for faults: {unguarded}"]
     return Survey(
         name=recipe.source.name if recipe.source else recipe.stem,
         machine=device_name(device),
@@ -109,6 +114,7 @@ def survey(recipe: Recipe, *, seconds: float = 5.0, cache: Path | None = verbs.C
         notes=tuple(notes),
         no_plan=no_plan,
         compression=_choice(plan, "cache_compression"),
+        findings=tuple(findings),
     )
 
 

@@ -17,6 +17,10 @@ from flatout.data.sources.tables.steps import ColumnPlan
 
 Array = np.ndarray[Any, Any]
 
+_LEAST_DEVIATION = 1.0
+"""Rows of one day and a few of the day before have a day of the month with a deviation of 0.1: the next day would be 10
+deviations out. One day, month or year is at most one deviation."""
+
 
 class DateFit:
     def __init__(self, column: ColumnPlan, context: Context) -> None:
@@ -43,9 +47,10 @@ class DateFit:
             # one flag is enough: all parts of a date are missing together
             flag = f"{self.name}=missing" if moments.missing and not place else None
             period = PERIODS.get(part) if self._steps.cycles else None
+            deviation = max(moments.std, _LEAST_DEVIATION)
             features.append(
                 NumberFeatures(
-                    f"{self.name}.{part}", fill=moments.mean, flag=flag, mean=moments.mean, std=moments.std, period=period
+                    f"{self.name}.{part}", fill=moments.mean, flag=flag, mean=moments.mean, std=deviation, period=period
                 )
             )
         return FittedColumn(Date(self.name, tuple(varying), self._steps.format), tuple(features))

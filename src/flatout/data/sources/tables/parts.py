@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,8 @@ import numpy as np
 from flatout.base.errors import DataError
 from flatout.data.data import PARTS
 from flatout.data.order.keyed import keyed
-from flatout.data.order.split import hash_batch, held_out
-from flatout.data.sources.tables.arrow import ArrowValues, Where
+from flatout.data.order.split import hash_batch, held_out, held_out_groups, held_out_latest
+from flatout.data.sources.tables.arrow import ArrowValues, Where, is_number
 from flatout.data.sources.tables.encoding import UsableRows
 
 Array = np.ndarray[Any, Any]
@@ -28,6 +28,37 @@ def parts_by_share(rows: UsableRows, holdout: float, seed: int) -> PartOf:
     hashes = np.concatenate([hash_batch(batch, key) for batch, _ in rows.batches()])
     held = held_out(hashes, holdout).astype(np.uint8)
     return lambda batch, start: held[start : start + batch.num_rows]
+
+
+def parts_by_group(rows: UsableRows, holdout: float, seed: int, columns: Sequence[str]) -> PartOf:
+    """Rows that agree in these columns (one user, one photo) are in one part."""
+    key = keyed(seed, "holdout")
+    hashes = np.concatenate([hash_batch(batch, key, columns) for batch, _ in rows.batches()])
+    held = held_out_groups(hashes, holdout).astype(np.uint8)
+    return lambda batch, start: held[start : start + batch.num_rows]
+
+
+def parts_by_time(rows: UsableRows, holdout: float, column: str, format: str | None) -> PartOf:
+    """The latest rows are held out."""
+    pieces = []
+    for batch, where in rows.batches():
+        moments, missing = _moments(batch, column, format)
+        if missing.any():
+            raise DataError(
+                f"{where.of(int(missing.argmax()))}: holdout_latest needs a time in every row; {column!r} is missing"
+            )
+        pieces.append(moments)
+    held = held_out_latest(np.concatenate(pieces), holdout).astype(np.uint8)
+    return lambda batch, start: held[start : start + batch.num_rows]
+
+
+def _moments(batch: Any, column: str, format: str | None) -> tuple[Array, Array]:
+    """Dates as microseconds; numbers (a year, seconds since 1970) as they are."""
+    values = ArrowValues(batch)
+    if is_number(batch.schema.field(column).type):
+        numbers = values.numbers(column)
+        return numbers, np.isnan(numbers)
+    return values.instants(column, format)
 
 
 def parts_by_column(rows: UsableRows, split: str) -> PartOf:

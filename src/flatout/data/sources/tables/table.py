@@ -26,7 +26,14 @@ from flatout.data.sources.tables.encoding import EncodedParts, TableEncoder, Usa
 from flatout.data.sources.tables.fit import FitOptions, TableFit, fit, plan_columns
 from flatout.data.sources.tables.frames import is_table
 from flatout.data.sources.tables.given import scan_given, scan_table
-from flatout.data.sources.tables.parts import PartOf, parts_by_column, parts_by_share, row_weights
+from flatout.data.sources.tables.parts import (
+    PartOf,
+    parts_by_column,
+    parts_by_group,
+    parts_by_share,
+    parts_by_time,
+    row_weights,
+)
 from flatout.data.sources.tables.query import is_query
 from flatout.data.sources.tables.scan import ReadOptions, Scan, check_column, scan
 from flatout.data.sources.tables.sql import scan_sql
@@ -53,6 +60,8 @@ class TableOptions:
     classes: int | None
     on_bad: str
     seed: int
+    holdout_latest: str | None
+    holdout_group: str | Sequence[str] | None
 
     def __post_init__(self) -> None:
         if not isinstance(self.holdout, int | float) or not 0 <= self.holdout < 1:
@@ -65,6 +74,13 @@ class TableOptions:
     @property
     def dropped(self) -> list[str]:
         return [self.drop] if isinstance(self.drop, str) else list(self.drop)
+
+    @property
+    def group(self) -> list[str]:
+        """The columns in which rows of one group agree."""
+        if self.holdout_group is None:
+            return []
+        return [self.holdout_group] if isinstance(self.holdout_group, str) else list(self.holdout_group)
 
     @property
     def weights(self) -> str | None:
@@ -82,6 +98,8 @@ def table(
     drop: str | Sequence[str] = (),
     target: str = "auto",
     holdout: float = 0.0,
+    holdout_latest: str | None = None,
+    holdout_group: str | Sequence[str] | None = None,
     validation: Any = None,
     test: Any = None,
     split: str | None = None,
@@ -93,6 +111,7 @@ def table(
     classes: int | None = None,
     on_bad: str = "error",
     seed: int = 0,
+    guard: Any = True,
     cache: Path | str | None = None,
     base_folder: Path | str | None = None,
     **scan_options: Any,
@@ -103,18 +122,21 @@ def table(
     numeric, categorical  "auto" (numbers; text, true and false), or a list of all columns of that kind. Dates become parts
     target                the kind of label: "class", "number" or "auto" (a number: floats, over 100 distinct whole numbers)
     holdout               the share of rows to validate on, chosen by a hash of their columns and the seed, in any order
+    holdout_latest        a column of dates or numbers: the latest rows are held out, instead of rows by their hash
+    holdout_group         a column, or several: rows that agree in them (one user, one photo) are on the same side
     validation, test      other files (or queries), prepared with what was fitted on the training rows
     split                 a column that says for each row: train, validation or test
     steps                 {column: [log, standardise]} or {column: {fill: median}}; see steps.py
     onehot, min_count     for categories: the most that are one-hot, and how often one must occur to be known
     hash_buckets          columns with more distinct values are hashed into this many buckets
     draw                  "shuffle", "balanced", or a column of weights
+    guard                 which checks `flatout new` and `flatout data` make: off, or {leak: off}. Training ignores it
     cache                 a folder for encoded rows that do not fit into memory; without it they are temporary
     scan_options          how files are read: delimiter, header, na, ...; see ReadOptions
     """
     asked = TableOptions(
         label, numeric, categorical, drop, target, holdout, split, steps, onehot, min_count, hash_buckets, draw, classes,
-        on_bad, seed,
+        on_bad, seed, holdout_latest, holdout_group,
     )  # fmt: skip
     _check_parts(asked, validation, test)
     if sql is None and not isinstance(categorical, str):
@@ -126,7 +148,7 @@ def table(
     columns = _planned(asked, found, notes)
     bad = Bad(OnBad(on_bad))
     rows = _usable(asked, found, columns, bad)
-    part_of = _part_of(asked, rows)
+    part_of = _part_of(asked, rows, columns)
     fitted = fit(
         lambda: rows.blocks(lambda batch, start: part_of(batch, start) == 0),
         columns,
@@ -137,7 +159,7 @@ def table(
     schema = {column.name: str(column.type) for column in columns} | {label: str(found.columns[label])}
     host = TableHost(fitted.codings, fitted.label, schema, (*notes, *fitted.notes))
     encoder, features = TableEncoder(host), fitted.features
-    folders = _folders(cache, host, features, found, (holdout, split, seed, asked.weights, on_bad))
+    folders = _folders(cache, host, features, found, _how(asked))
     parts = _encoded(asked, rows, encoder, part_of, folders, fitted, columns)
     said = [*host.notes, *unseen_notes(parts.unseen, "held out"), *_summaries(bad, found.bad)]
     left_out, unlearnt = [bad, found.bad], found
@@ -177,8 +199,19 @@ def table(
 def _check_parts(asked: TableOptions, validation: Any, test: Any) -> None:
     if asked.holdout and validation is not None:
         raise UsageError("holdout and validation are two ways to get validation rows: give one of them")
+    by = [name for name, given in (("holdout_latest", asked.holdout_latest), ("holdout_group", asked.group)) if given]
+    if len(by) > 1:
+        raise UsageError("holdout_latest and holdout_group are two ways to choose the rows to hold out: give one of them")
+    if by and not asked.holdout:
+        raise UsageError(f"{by[0]} says which rows to hold out: give holdout too, the share of the rows, such as holdout: 0.2")
     if asked.split is not None and (asked.holdout or validation is not None or test is not None):
         raise UsageError("split says which rows are for validation and test: leave out holdout, validation and test")
+
+
+def _how(asked: TableOptions) -> tuple[Any, ...]:
+    """The options that decide which rows are in which part."""
+    by = (asked.holdout_latest, asked.group) if asked.holdout_latest or asked.group else ()
+    return asked.holdout, asked.split, asked.seed, asked.weights, asked.on_bad, *by
 
 
 def _found(paths: Any, sql: str | None, asked: TableOptions, base_folder: Any, options: Mapping[str, Any]) -> Scan:
@@ -221,6 +254,9 @@ def _planned(asked: TableOptions, found: Scan, notes: list[str]) -> list[ColumnP
         "split": [asked.split],
         "draw": [asked.weights],
     }
+    for what, name in (("holdout_latest", asked.holdout_latest), *(("holdout_group", name) for name in asked.group)):
+        if name is not None:
+            check_column(name, found.columns, what)
     for what, names in special.items():
         for name in names:
             if name is not None:
@@ -251,7 +287,12 @@ def _usable(asked: TableOptions, found: Scan, columns: Sequence[ColumnPlan], bad
     )
 
 
-def _part_of(asked: TableOptions, rows: UsableRows) -> PartOf:
+def _part_of(asked: TableOptions, rows: UsableRows, columns: Sequence[ColumnPlan]) -> PartOf:
+    if asked.holdout_latest is not None:
+        formats = {column.name: column.steps.date.format for column in columns}
+        return parts_by_time(rows, asked.holdout, asked.holdout_latest, formats.get(asked.holdout_latest))
+    if asked.group:
+        return parts_by_group(rows, asked.holdout, asked.seed, asked.group)
     if asked.holdout:
         return parts_by_share(rows, asked.holdout, asked.seed)
     if asked.split is not None:

@@ -1,0 +1,84 @@
+"""Rows with a date and a random holdout: a model of the past is judged by rows of the same days, not by the days to come."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from flatout.explore.drafting.columns import SampledColumn
+from flatout.explore.guard.finding import GuardFinding
+from flatout.explore.guard.look import FEW_ROWS, TableLook, coded, is_numeric, numbers_of
+
+Array = np.ndarray[Any, Any]
+
+_NOT_WHEN = re.compile(r"birth|born|dob|expir|due|until|deadline|founded|built", re.IGNORECASE)
+_LEAST_MOMENTS = 10
+_LATEST = 0.2  # of the rows are held out
+_EPOCHS = ((5e8, 4e9), (5e11, 4e12))  # seconds and milliseconds since 1970, of 1985 to 2096
+_EPOCH_NAME = re.compile(r"time|date|epoch|stamp|created|_at$|^ts$|_ts$", re.IGNORECASE)
+
+
+def find_dates(look: TableLook) -> Iterator[GuardFinding]:
+    if not look.random_holdout or look.held:
+        return
+    dates = [column for column in look.inputs if _is_when(column)]
+    if not dates:
+        return
+    when = dates[0]
+    first, last = _ends(when)
+    late = _late_classes(look, when)
+    if late:
+        yield GuardFinding(
+            "time", when.name, float(when.distinct),
+            f"rows from {first} to {last}, and a random holdout is from the same days",
+            f"the latest rows alone have the label {late[0]!r}, so they can't be held out: judge the model by later files",
+        )  # fmt: skip
+        return
+    yield GuardFinding(
+        "time", when.name, float(when.distinct),
+        f"rows from {first} to {last}, and a random holdout would be from the same days",
+        f"hold out the latest rows: holdout_latest: {when.name}",
+        {"holdout_latest": when.name},
+        "the latest rows are held out",
+    )  # fmt: skip
+
+
+def _is_when(column: SampledColumn) -> bool:
+    """Whether it says when a row came about: no birthday, no missing value, and more than a few moments."""
+    import pyarrow as pa
+
+    if column.rows < FEW_ROWS or column.values.null_count or column.distinct < _LEAST_MOMENTS or _NOT_WHEN.search(column.name):
+        return False
+    if column.kind == "date":
+        return not pa.types.is_time(column.values.type)
+    if not is_numeric(column) or not _EPOCH_NAME.search(column.name):
+        return False
+    low, high = float(column.numbers.min()), float(column.numbers.max())
+    return any(least <= low and high <= most for least, most in _EPOCHS)
+
+
+def _late_classes(look: TableLook, when: SampledColumn) -> list[str]:
+    """Labels that only the latest rows have."""
+    if look.target != "class":
+        return []
+    labels = coded(look.label)
+    moments = numbers_of(when) if is_numeric(when) else _days(when).astype(np.int64)
+    training = moments <= np.quantile(moments, 1 - _LATEST)
+    names = look.label.values.dictionary_encode().dictionary.to_pylist()
+    return [str(name) for code, name in enumerate(names) if not (labels[training] == code).any()]
+
+
+def _ends(column: SampledColumn) -> tuple[str, str]:
+    if is_numeric(column):
+        seconds = column.numbers / (1e3 if column.numbers.min() > _EPOCHS[0][1] else 1)
+        low, high = (str(np.datetime64(int(end), "s").astype("datetime64[D]")) for end in (seconds.min(), seconds.max()))
+        return low, high
+    days = _days(column)
+    return str(days.min()), str(days.max())
+
+
+def _days(column: SampledColumn) -> Array:
+    return np.asarray(column.values.to_numpy(zero_copy_only=False)).astype("datetime64[D]")
