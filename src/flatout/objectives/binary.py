@@ -10,27 +10,50 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flatout.base.errors import ModelError
+from flatout.base.errors import ModelError, UsageError
 from flatout.objectives.inputs import Batch
 from flatout.objectives.metrics import SumMeter, area_under_curve, ratio
 from flatout.objectives.objective import Loss, Meter, Objective, Task, checked_targets, full_precision, shown
+from flatout.objectives.weighting import check_gamma, check_weights, focal_factor_of_yes_or_no
 
 _SCORES, _LABELS = "<scores>", "<labels>"  # kept in addition to the sums
 
 
 @dataclass(frozen=True)
 class Binary(Objective):
-    """Logits [rows] or [rows, 1] against 0 and 1."""
+    """Logits [rows] or [rows, 1] against 0 and 1. `pos_weight` multiplies the loss of rows with 1."""
+
+    pos_weight: float | None = None
+    class_weights: tuple[float, ...] | None = None
+    focal: float | None = None
 
     name: ClassVar[str] = "binary"
     metric: ClassVar[str] = "auc"
     better: ClassVar[Literal["max", "min"]] = "max"
     task: ClassVar[Task | None] = "yes_no"
 
+    def __post_init__(self) -> None:
+        check_weights(self.name, "pos_weight", None if self.pos_weight is None else [self.pos_weight])
+        check_weights(self.name, "class_weights", self.class_weights)
+        check_gamma(self.name, self.focal)
+        if self.class_weights is not None and len(self.class_weights) != 2:
+            raise UsageError(f"binary: class_weights must be two weights, of 0 and of 1, got {list(self.class_weights)}")
+
     def loss(self, output: Tensor, batch: Batch) -> Loss:
         logits = full_precision(output).flatten()
         target = batch["y"].flatten().to(logits.dtype)
-        return F.binary_cross_entropy_with_logits(logits, target, reduction="sum"), float(target.numel())
+        if self.pos_weight is None and self.class_weights is None and self.focal is None:
+            return F.binary_cross_entropy_with_logits(logits, target, reduction="sum"), float(target.numel())
+        losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+        if self.pos_weight is not None:
+            losses = losses * (1 + (self.pos_weight - 1) * target)
+        if self.focal is not None:
+            losses = losses * focal_factor_of_yes_or_no(logits, target, self.focal)
+        if self.class_weights is None:
+            return losses.sum(), float(target.numel())
+        no, yes = self.class_weights
+        weights = no + (yes - no) * target
+        return (losses * weights).sum(), weights.sum()
 
     def check(self, output: Any, batch: Batch, outputs: int | None = None) -> None:
         logits, target = checked_targets(self.name, output, batch)

@@ -46,7 +46,7 @@ def describe(objective: Written) -> Any:
     if isinstance(objective, Custom):
         return describe(objective.function)
     if isinstance(objective, Objective):
-        chosen = {option.name: getattr(objective, option.name) for option in fields(objective)[1:]}
+        chosen = {option.name: getattr(objective, option.name) for option in fields(objective)[1:] if option.init}
         defaults = {option.name: option.default for option in fields(objective)}
         return Spec(objective.name, {name: value for name, value in chosen.items() if value != defaults[name]}).written()
     if not callable(objective):

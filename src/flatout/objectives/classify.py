@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,6 +14,7 @@ from flatout.base.errors import DataError, ModelError, UsageError
 from flatout.objectives.inputs import Batch
 from flatout.objectives.metrics import SumMeter, ratio
 from flatout.objectives.objective import Loss, Meter, Objective, Task, checked_targets, full_precision, shown
+from flatout.objectives.weighting import DeviceWeights, check_gamma, check_weights, focal_factor
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,9 @@ class Classify(Objective):
     """
 
     label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] | None = None
+    focal: float | None = None
+    _weights: DeviceWeights | None = field(init=False, repr=False, compare=False)
 
     name: ClassVar[str] = "classify"
     metric: ClassVar[str] = "accuracy"
@@ -33,18 +37,33 @@ class Classify(Objective):
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
             raise UsageError(f"classify: label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
+        check_weights(self.name, "class_weights", self.class_weights)
+        check_gamma(self.name, self.focal)
+        object.__setattr__(self, "_weights", None if self.class_weights is None else DeviceWeights(self.class_weights))
 
     def loss(self, output: Tensor, batch: Batch) -> Loss:
         target, logits = batch["y"].long(), full_precision(output)
         if "mix" in batch:
-            own, other = (self._of_rows(logits, labels) for labels in (target, batch["y_other"].long()))
-            return torch.lerp(other, own, batch["mix"].to(own.dtype)).sum(), float(target.numel())
+            (own, weight), (other, other_weight) = (
+                self._of_rows(logits, labels) for labels in (target, batch["y_other"].long())
+            )
+            mix = batch["mix"].to(own.dtype)
+            whole = float(target.numel()) if self._weights is None else torch.lerp(other_weight, weight, mix).sum()
+            return torch.lerp(other, own, mix).sum(), whole
+        if self._weights is not None or self.focal is not None:
+            losses, weights = self._of_rows(logits, target)
+            return losses.sum(), float(target.numel()) if self._weights is None else weights.sum()
         loss = F.cross_entropy(logits, target, reduction="sum", label_smoothing=self.label_smoothing)
         return loss, float(target.numel())
 
-    def _of_rows(self, logits: Tensor, target: Tensor) -> Tensor:
-        losses = F.cross_entropy(logits, target, reduction="none", label_smoothing=self.label_smoothing)
-        return losses if losses.dim() == 1 else losses.flatten(1).sum(1)
+    def _of_rows(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss and the weight of each row."""
+        table = None if self._weights is None else self._weights.on(logits)
+        losses = F.cross_entropy(logits, target, table, reduction="none", label_smoothing=self.label_smoothing)
+        if self.focal is not None:
+            losses = losses * focal_factor(logits, target, self.focal)
+        weights = losses.detach() if table is None else table[target]
+        return (losses, weights) if losses.dim() == 1 else (losses.flatten(1).sum(1), weights.flatten(1).sum(1))
 
     def check(self, output: Any, batch: Batch, outputs: int | None = None) -> None:
         logits, target = checked_targets(self.name, output, batch)
@@ -62,6 +81,10 @@ class Classify(Objective):
         if outputs is not None and columns < outputs:
             raise ModelError(
                 f"the data has {outputs} classes but the model returns {columns} columns: make its last layer {outputs} wide"
+            )
+        if self._weights is not None and len(self._weights) != columns:
+            raise ModelError(
+                f"class_weights has {len(self._weights)} weights, but the model returns {columns} columns: give one each"
             )
         low, high = int(target.min()), int(target.max())
         if low < 0 or high >= columns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -16,21 +16,41 @@ from flatout.objectives.binary import check_zero_one
 from flatout.objectives.inputs import Batch
 from flatout.objectives.metrics import SumMeter, ratio
 from flatout.objectives.objective import Loss, Meter, Objective, Task, checked_targets, full_precision, shown
+from flatout.objectives.weighting import DeviceWeights, check_gamma, check_weights, focal_factor_of_yes_or_no
 
 
 @dataclass(frozen=True)
 class Multilabel(Objective):
-    """Logits [rows, labels] against 0 and 1 of the same shape; the loss is the mean over labels."""
+    """Logits [rows, labels] against 0 and 1 of the same shape; the loss is the mean over labels.
+
+    `pos_weight` multiplies the loss where y is 1: one number, or one for each label.
+    """
+
+    pos_weight: float | tuple[float, ...] | None = None
+    focal: float | None = None
+    _weights: DeviceWeights | None = field(init=False, repr=False, compare=False)
 
     name: ClassVar[str] = "multilabel"
     metric: ClassVar[str] = "f1"
     better: ClassVar[Literal["max", "min"]] = "max"
     task: ClassVar[Task | None] = "labels"
 
+    def __post_init__(self) -> None:
+        given = [self.pos_weight] if isinstance(self.pos_weight, int | float) else self.pos_weight
+        check_weights(self.name, "pos_weight", given)
+        check_gamma(self.name, self.focal)
+        object.__setattr__(self, "_weights", None if given is None else DeviceWeights(given))
+
     def loss(self, output: Tensor, batch: Batch) -> Loss:
         logits = full_precision(output)
         target = batch["y"].to(logits.dtype)
-        return F.binary_cross_entropy_with_logits(logits, target, reduction="sum"), float(target.numel())
+        weights = None if self._weights is None else self._weights.on(logits)
+        if self.focal is None:
+            loss = F.binary_cross_entropy_with_logits(logits, target, reduction="sum", pos_weight=weights)
+        else:
+            losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none", pos_weight=weights)
+            loss = (losses * focal_factor_of_yes_or_no(logits, target, self.focal)).sum()
+        return loss, float(target.numel())
 
     def check(self, output: Any, batch: Batch, outputs: int | None = None) -> None:
         logits, target = checked_targets(self.name, output, batch)
@@ -43,6 +63,9 @@ class Multilabel(Objective):
                 f"multilabel needs one logit for each label, {shown(target)}, got {shown(logits)}: "
                 f"make the last layer {math.prod(target.shape[1:])} wide"
             )
+        labels = target.shape[-1]
+        if self._weights is not None and len(self._weights) not in (1, labels):
+            raise ModelError(f"pos_weight has {len(self._weights)} weights for {labels} labels: give one, or one for each")
         check_zero_one(self.name, target)
 
     def outputs_for(

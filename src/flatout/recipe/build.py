@@ -38,13 +38,16 @@ from flatout.models.build import code_text, source_hash
 from flatout.models.dataless import LOOKS_AT_NUMBERS, WeightsBudget, is_dataless, stand_in
 from flatout.models.finetune import freeze, load_weights, rates
 from flatout.models.repeats import callable_copy
+from flatout.objectives.binary import Binary
 from flatout.objectives.build import build as build_objective
+from flatout.objectives.classify import Classify
 from flatout.objectives.named.measured import BASELINE
 from flatout.objectives.named.metric import NamedMetric
 from flatout.objectives.named.parse import check_fitting, parse_metrics
 from flatout.objectives.next_token import FROM_HIDDEN
 from flatout.objectives.objective import Objective
 from flatout.objectives.regress import Regress
+from flatout.objectives.weighting import weights_of
 from flatout.recipe.field_checks import chosen_best
 from flatout.recipe.schema import Recipe
 
@@ -58,11 +61,14 @@ def build_job(
 
     `weights_budget`: for a job that is inspected, not run. A model that is too large for it gets tensors without data.
     """
+    has_rows = data is None
     data = recipe.load_data(cache) if data is None else data
     inputs = recipe.inputs if "inputs" in recipe.model_fields_set else list(data.inputs)
     objective = build_objective(recipe.objective, inputs)
     if isinstance(objective, Regress):
         objective = _to_regress(objective, data)
+    if recipe.class_weights is not None and (has_rows or recipe.class_weights != "balanced"):
+        objective = _weighted(recipe.class_weights, objective, data)
     named_metrics = parse_metrics(recipe.metrics)
     check_fitting(named_metrics, objective)
     target = data.target()
@@ -115,6 +121,24 @@ def _to_regress(objective: Regress, data: Data) -> Regress:
             "set target: number under data, or objective: classify"
         )
     return objective if data.target_scale is None else objective.scaled(*data.target_scale)
+
+
+def _weighted(written: Any, objective: Objective, data: Data) -> Objective:
+    """The objective with a weight for each class."""
+    if not isinstance(objective, Classify | Binary):
+        instead = "use pos_weight of the objective" if objective.name == "multilabel" else "remove it"
+        raise UsageError(f"class_weights needs objective classify or binary, this is {objective.name}: {instead}")
+    if objective.class_weights is not None:
+        raise UsageError(f"class_weights is given twice, also as an option of {objective.name}: remove one of them")
+    labels = None
+    if written == "balanced":
+        if data.train.stream is not None or "y" not in data.train.schema:
+            raise UsageError(
+                "class_weights: balanced counts the labels of all training rows, which a stream lacks: give a list"
+            )
+        labels = data.train.column("y")
+    classes = 2 if isinstance(objective, Binary) else objective.outputs_for(classes=data.classes)
+    return replace(objective, class_weights=weights_of(written, classes, data.labels, labels))
 
 
 def _best_by(recipe: Recipe, objective: Objective, named: Sequence[NamedMetric]) -> BestBy | None:

@@ -28,6 +28,7 @@ from flatout.models.build import describe as describe_model
 from flatout.objectives.build import describe as describe_objective
 from flatout.objectives.inputs import Inputs
 from flatout.objectives.named.parse import describe_metrics, parse_metrics
+from flatout.objectives.weighting import check_class_weights
 from flatout.recipe.field_checks import (
     Amount,
     Number,
@@ -63,6 +64,7 @@ class Recipe(BaseModel):
     model: Annotated[Any, checked(check_model)]
     objective: Annotated[Any, checked(check_objective)] = "classify"
     metrics: Annotated[Any, checked(parse_metrics)] = None
+    class_weights: Annotated[Any, checked(check_class_weights)] = None
     inputs: Annotated[Any, checked(Inputs.parse)] = "x"
     batch: Annotated[Whole, Field(gt=0, le=LARGEST)]
     lr: Annotated[Number, Field(gt=0)]
