@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from itertools import pairwise
@@ -11,18 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import RECIPE, Command, table
 from sklearn import metrics as sk
 from sklearn.calibration import calibration_curve
 from sklearn.dummy import DummyClassifier, DummyRegressor
 from torch import Tensor, nn
 
 import flatout as fo
-from flatout.base.errors import FlatoutError, ModelError, UsageError
+from flatout.base.errors import FlatoutError, ModelError, StoreError, UsageError
 from flatout.objectives.build import build
 from flatout.objectives.inputs import Batch
 from flatout.objectives.named.measured import measured
-from flatout.objectives.named.parse import check_fitting, parse_metrics
+from flatout.objectives.named.parse import named_metrics_of
 from flatout.objectives.objective import Meter, Objective, is_shared
+from flatout.recipe.build import build_job
 
 CPU = torch.device("cpu")
 
@@ -34,9 +37,7 @@ def _seeded() -> None:
 
 def judge(objective: Any, metrics: Any, names: tuple[str, ...] | None = None) -> Objective:
     made = build(objective)
-    named = parse_metrics(metrics)
-    check_fitting(named, made)
-    return measured(made, named, names)
+    return measured(made, named_metrics_of(metrics, made), names)
 
 
 def fed(objective: Objective, output: Tensor, target: Tensor) -> Meter:
@@ -416,3 +417,44 @@ def test_a_wrong_choice_of_the_best_is_refused(tmp_path: Path, more: dict[str, A
     with pytest.raises(FlatoutError, match=message):
         fo.run(digits(**more), runs=tmp_path, **EVERY_RUN)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_best_checkpoint_of_a_finished_run_is_evaluated(tmp_path: Path) -> None:
+    asked = digits(metrics=["f1"], best="f1", evaluate="2 steps").model_copy(update={"lr": 0.5, "schedule": "constant"})
+    run = fo.run(asked, runs=tmp_path, **EVERY_RUN)
+    best = run.result["best"]
+    assert best["metric"] == "f1" and best["step"] < run.result["steps"], "the last step is the best: nothing is shown"
+    assert fo.evaluate(run, best=True)["f1"] == pytest.approx(best["value"])
+    assert fo.evaluate(run)["f1"] == pytest.approx(run.result["metrics"]["f1"]) != best["value"]
+    found = fo.evaluate(run, metrics=["mcc", "confusion_matrix"], part="train")
+    assert "f1" not in found and sum(found[name] for name in found if name.startswith("confusion")) == len(
+        build_job(run.recipe).data.train
+    )
+    with pytest.raises(UsageError, match="rmse does not fit objective classify"):
+        fo.evaluate(run, metrics="rmse")
+
+
+def test_a_run_without_evaluations_has_no_best_checkpoint(tmp_path: Path) -> None:
+    data = fo.data.arrays(torch.randn(40, 3), torch.randint(2, (40,)))
+    run = fo.run(fo.Recipe(data=data, model="mlp", batch=20, lr=1e-3, budget="2 steps"), runs=tmp_path, **EVERY_RUN)
+    with pytest.raises(StoreError, match="has no best checkpoint: no evaluation has marked one"):
+        fo.evaluate(run, part="train", best=True)
+
+
+def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flatout: Command) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("train.npz", **table())
+    Path("recipe.yaml").write_text(RECIPE)
+    asked = ("metrics=[f1, recall, confusion_matrix]", "class_weights=balanced", "best=f1")
+    done = flatout("run", "recipe.yaml", *asked, "--planning", "off")
+    assert done.code == 0 and "baselines: f1 " in done.out and "the best weights, by f1 " in done.out, done
+    assert "confusion_matrix" not in done.out + done.err
+    best = flatout("evaluate", "last", "--best")
+    assert best.code == 0 and "by f1 " in best.err and "(baseline " in best.out and "confusion_matrix.0.1" in best.out, best
+    other = flatout("evaluate", "last", "--metrics", "[mcc, {top_k: 1}]", "--json")
+    assert other.code == 0 and {"mcc", "top_1", "baseline.mcc"} <= set(json.loads(other.out)), other
+    for given, message in (("[mc]", "did you mean 'mcc'"), ("", "--metrics needs names"), ("rmse", "does not fit")):
+        wrong = flatout("evaluate", "last", "--metrics", given)
+        assert wrong.code == 2 and message in wrong.err, wrong
+    wrong = flatout("run", "recipe.yaml", "metrics=[f1, recal]", "class_weights=balancd")
+    assert wrong.code == 2 and "did you mean 'recall'" in wrong.err and "did you mean 'balanced'" in wrong.err, wrong

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from flatout.base.events import Event, Observer
 from flatout.base.units import show_bytes, show_count, show_metric, show_rate, show_seconds, show_share
+from flatout.cli.scores import overall
 from flatout.measure.time_left import TimeLeft
 from flatout.plan.trials.reports import CTRL_C
 
@@ -55,7 +56,7 @@ class View:
         if kind == "resumed":
             return f"resumed at step {event['step']} ({show_count(event['samples'])} samples)"
         if kind == "evaluation":
-            metrics = ", ".join(f"{name} {show_metric(value)}" for name, value in event["metrics"].items())
+            metrics = ", ".join(f"{name} {show_metric(value)}" for name, value in overall(event["metrics"]).items())
             return f"step {event['step']}: {metrics}{' (best)' if event.get('best') else ''}"
         if kind == "degraded":
             return f"degraded: {event['what']}: {event['why']}"

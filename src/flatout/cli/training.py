@@ -232,16 +232,29 @@ def evaluate(
         str | None,
         typer.Option("--part", help="Part of the run's data: validation (the default), test or train."),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option("--metrics", help="Metrics by name, such as '[f1, auroc]'. Default: those of the run's recipe."),
+    ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Use the weights of the best checkpoint, not those of the last step.")
+    ] = False,
     runs: Runs = Path("runs"),
     device: DeviceName = "auto",
     as_json: Json = False,
 ) -> None:
     """Compute metrics of a run's model. Uses its validation, test or training data, or other data."""
+    from flatout.cli.scores import print_scores, read_metrics
     from flatout.runs import verbs
 
-    other = None if data is None else _file_or_columns(data)
-    metrics = verbs.evaluate(load_run(run, runs), other, part=part, device=device, cache=cache_folder())
-    print_json(metrics) if as_json else print("\n".join(f"{name:12} {value:.6g}" for name, value in metrics.items()))
+    other, named = None if data is None else _file_or_columns(data), None if metrics is None else read_metrics(metrics)
+    found = load_run(run, runs)
+    scores = verbs.evaluate(found, other, part=part, metrics=named, best=best, device=device, cache=cache_folder())
+    if best and (mark := found.folder.checkpoints().best()) is not None:
+        print(
+            f"{found.name}: the best checkpoint, step {mark['step']}, by {mark['metric']} {mark['value']:.6g}", file=sys.stderr
+        )
+    print_json(scores) if as_json else print_scores(scores)
 
 
 def predict(
@@ -300,15 +313,23 @@ def _print_outcome(done: Run, ledger: bool = False) -> None:
     from flatout.base.tree import to_text
     from flatout.base.units import show_metric, show_rate, show_seconds
     from flatout.cli.ledger import ledger_doc
+    from flatout.cli.scores import baselines_of
 
     result = done.result
     rate = result["tokens_per_s"] or result["samples_per_s"]
     unit = "tokens" if result["tokens_per_s"] else "samples"
-    metrics = ", ".join(f"{name} {show_metric(value)}" for name, value in result["metrics"].items() if value is not None)
+    metrics = ", ".join(
+        f"{name} {show_metric(value)}" for name, value in result["metrics"].items() if value is not None and "." not in name
+    )
     if ledger:
         print(to_text(ledger_doc(result)) + "\n")
     print(f"{done.name}: {result['reason']} after {result['steps']} steps, {result['samples']} samples")
     print(f"  {metrics}")
+    if baselines := baselines_of(result["metrics"]):
+        print(f"  baselines: {baselines}")
+    if baselines and result["best"] is not None:
+        best = result["best"]
+        print(f"  the best weights, by {best['metric']} {show_metric(best['value'])}, are those of step {best['step']}")
     training, wall = show_seconds(result["train_seconds"]), show_seconds(result["wall_seconds"])
     print(f"  {show_rate(rate, unit)} during {training} of training, {wall} in total")
     print(f"  everything is in {done.path}")

@@ -43,7 +43,7 @@ from flatout.objectives.build import build as build_objective
 from flatout.objectives.classify import Classify
 from flatout.objectives.named.measured import BASELINE
 from flatout.objectives.named.metric import NamedMetric
-from flatout.objectives.named.parse import check_fitting, parse_metrics
+from flatout.objectives.named.parse import named_metrics_of
 from flatout.objectives.next_token import FROM_HIDDEN
 from flatout.objectives.objective import Objective
 from flatout.objectives.regress import Regress
@@ -69,8 +69,7 @@ def build_job(
         objective = _to_regress(objective, data)
     if recipe.class_weights is not None and (has_rows or recipe.class_weights != "balanced"):
         objective = _weighted(recipe.class_weights, objective, data)
-    named_metrics = parse_metrics(recipe.metrics)
-    check_fitting(named_metrics, objective)
+    named_metrics = named_metrics_of(recipe.metrics, objective)
     target = data.target()
     outputs = objective.outputs_for(
         classes=data.classes, target_shape=target.shape if target else (), vocabulary=data.vocabulary

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,6 +14,7 @@ from flatout.data.feeds.evaluation import EvalFeed
 from flatout.data.source import Source
 from flatout.engine.evaluation import evaluate as evaluate_model
 from flatout.machine.device import pick_device
+from flatout.objectives.named.parse import named_metrics_of
 from flatout.recipe.build import build_job, first_output
 from flatout.runs.record import Run
 from flatout.runs.train import CACHE
@@ -28,6 +31,8 @@ def evaluate(
     data: OtherData | None = None,
     *,
     part: str | None = None,
+    metrics: Any = None,
+    best: bool = False,
     device: str = "auto",
     cache: Path | str | None = CACHE,
 ) -> dict[str, float]:
@@ -36,6 +41,8 @@ def evaluate(
     All rows are prepared as in training, and none is augmented. `data` is a file, `fo.data.arrays(x, y)`, columns such as
     {"x": x, "y": y} of arrays or files, (x, y), a Dataset or a DataLoader; of a run on a table also a query, its raw columns,
     a pyarrow.Table or a DataFrame, or (DataFrame, labels).
+
+    `metrics` are names, as in a recipe, instead of those of the run's recipe. `best`: use the weights of the best checkpoint.
     """
     kept = None if cache is None else Path(cache)
     if data is None:
@@ -47,17 +54,19 @@ def evaluate(
         source = other_source(job, data, targets=True, cache=kept)
     else:
         raise UsageError(f"part={part!r} selects from the run's own data, but other data was given: give one of them")
+    if metrics is not None:
+        job = replace(job, named_metrics=named_metrics_of(metrics, job.objective))
     place, plan = pick_device(device), run.plan
-    model = as_trained(plan.settings, trained_model(run.folder, job), place)
+    model = as_trained(plan.settings, trained_model(run.folder, job, best_only=best), place)
     tier = plan.settings.tier if part == "train" else "resident"  # the training part may be too large for the device
     feed = EvalFeed(source, job.data.prepare, plan.batch, place, tier_of(source, tier), any_order=True)
     batch = next(iter(feed))
     with torch.no_grad():
         model.eval()
         job.objective.check(first_output(job, batch), batch)
-    metrics = evaluate_model(model, job.evaluated, feed, precision=precision_on(plan.settings, place), device=place)
-    assert metrics is not None
-    return metrics
+    found = evaluate_model(model, job.evaluated, feed, precision=precision_on(plan.settings, place), device=place)
+    assert found is not None
+    return found
 
 
 def _check_unchanged(run: Run, data: Data) -> None:

@@ -47,15 +47,21 @@ def job_of(folder: RunFolder, recipe: Recipe) -> Job:
         return build_job(recipe)
 
 
-def trained_model(folder: RunFolder, job: Job) -> nn.Module:
-    """The final weights; of an unfinished run those of its best checkpoint, else its last one."""
+def trained_model(folder: RunFolder, job: Job, *, best_only: bool = False) -> nn.Module:
+    """The final weights; of an unfinished run those of its best checkpoint, else its last one.
+
+    `best_only`: those of its best checkpoint, also if the run finished with other weights.
+    """
     if waits_for_a_call(job.model):
         _call_once(job)
-    if folder.weights_path.exists():
+    if folder.weights_path.exists() and not best_only:
         load_weights(job.model, folder.weights_path)  # which compares its checksum
         return job.model
     checkpoints = folder.checkpoints()
     best, steps = checkpoints.best(), checkpoints.steps()
+    if best_only and (best is None or best["step"] not in steps):
+        missing = "no evaluation has marked one" if best is None else f"that of step {best['step']} is gone"
+        raise StoreError(f"{folder.name} has no best checkpoint: {missing}. Evaluate its final weights instead, without --best")
     if not steps:
         raise StoreError(f"{folder.name} has no weights yet")
     step = steps[-1] if best is None else best["step"]

@@ -50,7 +50,7 @@ def _figures(result: Mapping[str, Any]) -> dict[str, Any]:
         "steps": result.get("steps"),
         "samples_per_s": Cell(rate, show_count(rate)) if rate else None,
         "train_seconds": Cell(seconds, show_seconds(seconds)) if seconds else None,
-        "metrics": Cell(metrics, ", ".join(f"{k} {v:.4g}" for k, v in metrics.items() if v is not None)),
+        "metrics": Cell(metrics, ", ".join(f"{k} {v:.4g}" for k, v in metrics.items() if v is not None and "." not in k)),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flatout.base.errors import UsageError, did_you_mean
@@ -51,15 +51,17 @@ def parse_metrics(written: Any) -> tuple[NamedMetric, ...]:
     return tuple(found)
 
 
-def check_fitting(metrics: Sequence[NamedMetric], objective: Objective) -> None:
-    """Metrics must fit the task of the objective. For a loss of one's own the shapes of its first batch tell."""
+def named_metrics_of(written: Any, objective: Objective) -> tuple[NamedMetric, ...]:
+    """Metrics that fit the task of the objective. For a loss of one's own the shapes of its first batch tell."""
+    found = parse_metrics(written)
     if objective.task is None:
-        return
-    for metric in metrics:
+        return found
+    for metric in found:
         if not metric.fits(objective.task):
             raise UsageError(
                 f"metrics: {metric.name} does not fit objective {objective.name}, which has {', '.join(names_for(objective))}"
             )
+    return found
 
 
 def names_for(objective: Objective) -> list[str]:
