@@ -24,6 +24,8 @@ FOREIGN = {  # whose attributes are looked for there
     "boost/remedies/graph_capture.py": "the user's modules",
     "boost/remedies/resident.py": "the user's dataset and sampler",
     "boost/remedies/script_state.py": "objects of the user's script",
+    "cli/slips.py": "an error of typer",
+    "notebook/speaking.py": "the shell of a notebook",
     "data/given.py": "whatever the user has as data",
     "data/sources/datasets/dataset.py": "the user's dataset",
     "data/sources/datasets/rowtask.py": "the user's dataset",

@@ -68,7 +68,10 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'flatout' has no attribute {name!r}")
+        hint = (
+            ": fo.run(recipe), or fo.run(data=..., model=...), trains" if name in ("Trainer", "Learner", "fit", "train") else ""
+        )
+        raise AttributeError(f"module 'flatout' has no attribute {name!r}{hint}")
     home = _imported(_HOMES[name])
     return home if _HOMES[name] == f"flatout.{name}" else getattr(home, name)
 

@@ -515,7 +515,7 @@ def test_a_terminal_gets_a_line_that_fits(flatout: Command, monkeypatch: pytest.
 
 
 def test_parts_that_do_not_fit_are_left_out() -> None:
-    from flatout.cli.progress import fitting
+    from flatout.runs.progress_lines import fitting
 
     parts = ["step 10", "loss 0.1234", "10k samples/s", "38% of ceiling"]
     assert fitting(parts) == "step 10 · loss 0.1234 · 10k samples/s · 38% of ceiling"
@@ -532,8 +532,8 @@ def test_json_is_strict(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("may_end_early, words", [(False, " · 30 s left"), (True, " · at most 30 s left")])
 def test_time_left(may_end_early: bool, words: str) -> None:
-    from flatout.cli.progress import time_left
     from flatout.measure.time_left import TimeLeft
+    from flatout.runs.progress_lines import time_left
 
     left = TimeLeft()
     left({"kind": "started", "t": 0.0, "total_samples": 400, "may_end_early": may_end_early})

@@ -11,6 +11,7 @@ from flatout import __version__
 from flatout.base.errors import FlatoutError, shortened
 from flatout.cli import boost, data, doctor, drill, fleet, generate, load, machine, packages, runs, serve, training
 from flatout.cli.leaving import Ended, deaf_to_signals, ends_in_order, leave
+from flatout.cli.slips import RecipeCommand
 
 _AS_IT_WAS = "nothing that was saved before has changed"
 
@@ -24,9 +25,9 @@ app = typer.Typer(
 )
 app.command("demo")(training.demo)
 app.command("new")(data.new)
-app.command("data")(data.data)
-app.command("run")(training.run)
-app.command("explain")(training.explain)
+app.command("data", cls=RecipeCommand)(data.data)
+app.command("run", cls=RecipeCommand)(training.run)
+app.command("explain", cls=RecipeCommand)(training.explain)
 app.command("receipt")(training.receipt)
 app.command("evaluate")(training.evaluate)
 app.command("predict")(training.predict)
@@ -39,7 +40,7 @@ app.command("probe")(machine.probe)
 app.command("env")(machine.env)
 app.command("doctor", context_settings={"allow_interspersed_args": False})(doctor.doctor)
 app.command("boost", context_settings={"allow_interspersed_args": False})(boost.boost)
-app.command("drill")(drill.drill)
+app.command("drill", cls=RecipeCommand)(drill.drill)
 app.add_typer(runs.app, name="runs")
 app.add_typer(fleet.app, name="fleet")
 

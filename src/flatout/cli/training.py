@@ -244,7 +244,7 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Compute metrics of a run's model. Uses its validation, test or training data, or other data."""
-    from flatout.cli.scores import print_scores, read_metrics
+    from flatout.runs.scores import print_scores, read_metrics
     from flatout.runs import verbs
 
     other, named = None if data is None else _file_or_columns(data), None if metrics is None else read_metrics(metrics)
@@ -313,7 +313,7 @@ def _print_outcome(done: Run, ledger: bool = False) -> None:
     from flatout.base.tree import to_text
     from flatout.base.units import show_metric, show_rate, show_seconds
     from flatout.cli.ledger import ledger_doc
-    from flatout.cli.scores import baselines_of
+    from flatout.runs.scores import baselines_of
 
     result = done.result
     rate = result["tokens_per_s"] or result["samples_per_s"]

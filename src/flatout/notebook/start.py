@@ -8,7 +8,7 @@ from typing import Any
 
 from flatout.base.errors import UsageError
 from flatout.base.events import Observer
-from flatout.notebook.drafted import recipe_of
+from flatout.notebook.speaking import speaking
 from flatout.recipe.load import read_recipe
 from flatout.recipe.schema import Recipe
 from flatout.runs import train
@@ -26,6 +26,7 @@ def run(
     observers: Sequence[Observer] = (),
     cache: Path | str | None = CACHE,
     planning: str = PLANNING,
+    quiet: bool = False,
     **keys: Any,
 ) -> Run:
     """Plan and train. An unfinished run of the same recipe, code and data is resumed, unless `fresh`.
@@ -36,10 +37,12 @@ def run(
     data. Data is a DataFrame, an Arrow table, (x, y), columns by name, a torch Dataset, a DataLoader or a path.
 
     Started by torchrun, Slurm, Kubeflow or Ray Train, the processes train together. `planning` is the time limit for trials of
-    settings, such as "2 min"; "off": no trials.
+    settings, such as "2 min"; "off": no trials. A terminal gets a progress line, a notebook a live bar and curve;
+    with `quiet` neither does.
     """
     asked = _recipe(recipe, data, {**keys, **({} if label is None else {"label": label})})
-    return train.run(asked, runs=runs, fresh=fresh, observers=observers, cache=cache, planning=planning)
+    with speaking(quiet) as views:
+        return train.run(asked, runs=runs, fresh=fresh, observers=(*views, *observers), cache=cache, planning=planning)
 
 
 def _recipe(recipe: Any, data: Any, keys: dict[str, Any]) -> Recipe:
@@ -57,4 +60,6 @@ def _recipe(recipe: Any, data: Any, keys: dict[str, Any]) -> Recipe:
     given = data if recipe is None else recipe
     if given is None:
         raise UsageError('fo.run needs a recipe or data: fo.run(fo.Recipe(...)), or fo.run(data=df, label="survived")')
+    from flatout.notebook.drafted import recipe_of  # here: a whole recipe starts sooner without it
+
     return recipe_of(given, keys)

@@ -27,11 +27,14 @@ def read_recipe(
     `moved_from`: the original place of a copied Python file; relative paths start there.
     """
     if not _is_file(path):
+        if _is_folder(path):
+            raise UsageError(f"{path} is a folder, not a recipe: `flatout new {path}` writes a recipe for data in it")
         raise UsageError(f"recipe not found: {path}; `flatout demo` shows one that works")
     if path.suffix == ".py":
         return _from_python(path, overrides, pins or {}, moved_from or path)
     if path.suffix not in (".yaml", ".yml"):
-        raise UsageError(f"a recipe is a .yaml or a .py file, got {path.name}")
+        more = f": `flatout new {path}` writes a recipe for data" if path.suffix not in ("", ".json", ".toml", ".ini") else ""
+        raise UsageError(f"a recipe is a .yaml or a .py file, got {path.name}{more}")
     written, problems = written_in(path)
     return recipe_from(written, path.parent, overrides, pins or {}, source=path, problems=problems)
 
@@ -62,6 +65,13 @@ def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
     except OSError:  # for example a name that is too long
+        return False
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
         return False
 
 

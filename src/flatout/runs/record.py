@@ -207,6 +207,12 @@ class Run:
         how: Any = {"stream": stream, "use_cache": use_cache, "device": device, "say": say}
         return generate(self.folder, self.recipe, self.plan.settings, prompt, options, **how)
 
+    def plot(self) -> Any:
+        """A matplotlib figure of the losses and metrics by steps."""
+        from flatout.runs.plotting import plot_events  # here: a run that only trains starts sooner without it
+
+        return plot_events(self.events(), self.name)
+
     def __repr__(self) -> str:
         return f"<Run {self.name}: {self.folder.status}>"
 
