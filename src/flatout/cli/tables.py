@@ -38,7 +38,8 @@ def _write(path: Path, columns: Mapping[str, Any]) -> None:
     import numpy as np
 
     arrays: dict[str, Any] = {name: np.asarray(column) for name, column in columns.items()}
-    if path.suffix == ".npz":
+    if path.suffix == ".npz":  # which has no missing text, and would hold Python objects as a pickle
+        arrays = {name: array.astype(str) if array.dtype == object else array for name, array in _filled(arrays).items()}
         np.savez_compressed(path, **arrays)
         return
     import pyarrow as pa
@@ -51,6 +52,16 @@ def _write(path: Path, columns: Mapping[str, Any]) -> None:
         import pyarrow.csv as csv
 
         csv.write_csv(pa.table({name: _in_one_cell(array) for name, array in arrays.items()}), path)
+
+
+def _filled(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Missing values of Python objects as empty text."""
+    import numpy as np
+
+    return {
+        name: np.array(["" if value is None else value for value in array], dtype=object) if array.dtype == object else array
+        for name, array in arrays.items()
+    }
 
 
 def _in_one_cell(array: Any) -> Any:

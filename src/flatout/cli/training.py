@@ -264,6 +264,15 @@ def predict(
         typer.Argument(help="Data to predict: files as in training, or for a table a query, 'select ...'.", show_default=False),
     ],
     out: Annotated[Path, typer.Option("--out", help="Output file: .parquet, .csv or .npz.")] = Path("predictions.parquet"),
+    keep: Annotated[
+        str,
+        typer.Option(
+            "--keep", help="Columns of the data to keep: id,name; new=id renames one; file of photos.", show_default=False
+        ),
+    ] = "",
+    each_class: Annotated[
+        bool, typer.Option("--each-class", help="A column probability_NAME for each class instead of a list.")
+    ] = False,
     runs: Runs = Path("runs"),
     device: DeviceName = "auto",
 ) -> None:
@@ -273,7 +282,7 @@ def predict(
 
     check_table_path(out)
     found = packages.opened(Path(run)) or load_run(run, runs)
-    columns = verbs.predict(found, data, device=device, cache=cache_folder())
+    columns = verbs.predict(found, data, keep=keep, each_class=each_class, device=device, cache=cache_folder())
     write_table(out, columns)
     print(f"wrote {len(next(iter(columns.values())))} rows with {', '.join(columns)} to {out}")
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from flatout.base.errors import DataError
+from flatout.base.errors import DataError, UsageError
 from flatout.data.data import Data
 from flatout.data.files.places import located
+from flatout.data.fitted.carried import CarriedColumns
 from flatout.data.fitted.fitted import Fitted
 from flatout.data.fitted.table_rows import TableHost
 from flatout.data.fitted.tensors import check_ids
@@ -21,21 +22,33 @@ from flatout.data.sources.arrays import columns_in_files
 _CHECK_ROWS = 4096
 
 
-def other_rows(fitted: Fitted, given: Any, *, targets: bool, cache: Path | None = None) -> Source:
-    """From files (a path), from memory, or as Data. `targets`: y is needed, with the meaning it had in training."""
+def other_rows(
+    fitted: Fitted, given: Any, *, targets: bool, cache: Path | None = None, carried: CarriedColumns | None = None
+) -> Source:
+    """From files (a path), from memory, or as Data. `targets`: y is needed, with the meaning it had in training.
+
+    `carried` gets the columns that it asks for, of the same rows.
+    """
     kind = fitted.host.kind
     given = _in_known_form(fitted, given)
+    carried = carried or CarriedColumns()
+    if carried.wanted and (isinstance(given, Data) or kind == "text" or kind == "sequences"):
+        what = "data in memory as fo.data" if isinstance(given, Data) else f"a run on {kind}"
+        raise UsageError(f"keep needs rows with named columns or files, and this is {what}: leave keep out")
     if isinstance(given, Data):
         return _padded(fitted, given.train)
     if kind == "table":
         from flatout.data.sources.tables.others import other_table  # kinds of data load when they are used
 
-        return other_table(fitted, given, targets)
+        return other_table(fitted, given, targets, carried)
     path = located(str(given), Path.cwd()) if isinstance(given, str | Path) else None
     if kind == "photos" and path is not None:
         from flatout.data.sources.photos.images import other_images
 
-        return other_images(fitted, path, targets)
+        photos = other_images(fitted, path, targets)
+        if carried.wanted:
+            carried.take({"file": photos.names}, len(photos))
+        return photos
     if kind == "text" and path is not None:
         from flatout.data.sources.texts.text import other_text
 
@@ -47,8 +60,9 @@ def other_rows(fitted: Fitted, given: Any, *, targets: bool, cache: Path | None 
     if kind == "photos":
         from flatout.data.sources.photos.held import HeldPhotos
 
+        carried.check(())
         return HeldPhotos(fitted.rows(given))
-    return _held(fitted, given if path is None else path, targets)
+    return _held(fitted, given if path is None else path, targets, carried)
 
 
 def _in_known_form(fitted: Fitted, given: Any) -> Any:
@@ -68,11 +82,14 @@ def other_batch(fitted: Fitted, given: Any) -> Batch:
     return rows.read(torch.arange(len(rows)))
 
 
-def _held(fitted: Fitted, given: Any, targets: bool) -> ArraySource:
+def _held(fitted: Fitted, given: Any, targets: bool, carried: CarriedColumns) -> ArraySource:
     """Columns in memory, or in files of arrays."""
     if not isinstance(given, str | Mapping):
+        carried.check(())
         return ArraySource(fitted.rows(given))
     columns = columns_in_files(given, {})
+    if carried.wanted:
+        carried.take(columns, len(columns[next(iter(columns))]))
     if not targets:
         columns.pop("y", None)  # its content does not matter
     try:

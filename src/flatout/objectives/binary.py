@@ -76,8 +76,10 @@ class Binary(Objective):
         return _BinaryMeter(device)
 
     def decode(self, output: Tensor) -> dict[str, Tensor]:
-        probability = full_precision(output).flatten().sigmoid()
-        return {"prediction": (probability >= 0.5).long(), "probability": probability}
+        logit = full_precision(output).flatten()[:, None]
+        probabilities = torch.cat((-logit, logit), 1).sigmoid()  # of no and of yes, each exact where it is small
+        prediction = (probabilities[:, 1] >= 0.5).long()
+        return {"prediction": prediction, "probability": probabilities.amax(1), "probabilities": probabilities}
 
 
 class _BinaryMeter:

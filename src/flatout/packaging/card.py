@@ -58,7 +58,11 @@ _INPUT_UNITS = {
     "tokens": "token ids",
     "array": "as in the training data",
 }
-_OUTPUT_UNITS = {"probability": "0 to 1", "probabilities": "0 to 1", "log_probability": "natural logarithm"}
+_OUTPUT_UNITS = {
+    "probability": "0 to 1, of the predicted class",
+    "probabilities": "0 to 1",
+    "log_probability": "natural logarithm",
+}
 
 
 def signature_of(signature: Signature, outputs: Sequence[Port], objective: str, label: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from flatout.base.errors import DamagedFile, DataError, MissingFile, ModelError
 from flatout.base.trust import private_cache
 from flatout.data.feeds.evaluation import EvalFeed
 from flatout.data.fitted import Fitted
-from flatout.data.fitted.fitted import Words
+from flatout.data.fitted.carried import CarriedColumns
 from flatout.data.others import other_batch, other_rows
 from flatout.data.source import Batch
 from flatout.machine.facts import fingerprint, read_facts
@@ -151,10 +151,19 @@ class Package:
         self._checked(EagerRuntime.load(self.parts(place)), place)
         return PackagedModel(self.fitted, self.program, self.program.module(self.weights, place), place)
 
-    def predict(self, data: Any, *, device: torch.device | None = None, cache: Path | None = None) -> dict[str, Tensor | Words]:
+    def predict(
+        self,
+        data: Any,
+        *,
+        keep: str | Sequence[str] = (),
+        each_class: bool = False,
+        device: torch.device | None = None,
+        cache: Path | None = None,
+    ) -> dict[str, Any]:
         """Columns of predictions for every row, in the order of the data, as `fo.predict` gives them for the run."""
         place = torch.device("cpu") if device is None else device
-        source = other_rows(self.fitted, data, targets=False, cache=cache)
+        carried = CarriedColumns(keep)
+        source = other_rows(self.fitted, data, targets=False, cache=cache, carried=carried)
         names = [port.name for port in self.program.inputs]
         by_name = [name for name in names if name in self.fitted.columns()]  # a table's inputs get their names in the program
         self.fitted.check_columns(source.schema, by_name, str(data) if isinstance(data, str | Path) else "the data")
@@ -167,7 +176,7 @@ class Package:
             for name, column in runtime.run({name: batch[name] for name in names}).items():
                 pieces.setdefault(name, []).append(column.cpu())
         columns = {name: torch.cat(some) for name, some in pieces.items()}
-        return self.fitted.name_outputs(columns, str(self.card["objective"]))
+        return carried.joined(self.fitted.name_outputs(columns, str(self.card["objective"]), each_class=each_class))
 
     def generate(
         self,

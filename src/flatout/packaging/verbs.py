@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from flatout.base.errors import UsageError
 from flatout.base.tree import Doc
-from flatout.data.fitted.fitted import Words
 from flatout.machine.device import pick_device
 from flatout.packaging import export as exporting
 from flatout.packaging.explaining import package_doc
@@ -55,12 +52,18 @@ def export(
 
 
 def predict(
-    model: Run | Package, data: Any, *, device: str = "auto", cache: Path | str | None = CACHE
-) -> dict[str, Tensor | Words]:
+    model: Run | Package,
+    data: Any,
+    *,
+    keep: str | Sequence[str] = (),
+    each_class: bool = False,
+    device: str = "auto",
+    cache: Path | str | None = CACHE,
+) -> dict[str, Any]:
     """Columns of predictions for every row, in the order of the data; see `runs.predict`."""
     if isinstance(model, Run):
-        return of_runs.predict(model, data, device=device, cache=cache)
-    return model.predict(data, device=pick_device(device), cache=_folder(cache))
+        return of_runs.predict(model, data, keep=keep, each_class=each_class, device=device, cache=cache)
+    return model.predict(data, keep=keep, each_class=each_class, device=pick_device(device), cache=_folder(cache))
 
 
 def explain_package(

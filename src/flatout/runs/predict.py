@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flatout.data.feeds.evaluation import EvalFeed
-from flatout.data.fitted.fitted import Words
+from flatout.data.fitted.carried import CarriedColumns
 from flatout.engine.precision import autocast
 from flatout.machine.device import pick_device
 from flatout.runs.record import Run
@@ -16,15 +18,27 @@ from flatout.runs.train import CACHE
 from flatout.runs.trained import OtherData, as_trained, job_of, other_source, precision_on, tier_of, trained_model
 
 
-def predict(run: Run, data: OtherData, *, device: str = "auto", cache: Path | str | None = CACHE) -> dict[str, Tensor | Words]:
+def predict(
+    run: Run,
+    data: OtherData,
+    *,
+    keep: str | Sequence[str] = (),
+    each_class: bool = False,
+    device: str = "auto",
+    cache: Path | str | None = CACHE,
+) -> dict[str, Any]:
     """Columns of predictions for every row, in the order of the data; `class`, where classes have names, is an array of text.
 
     `data` is a file, an array, columns of them, a Dataset or a DataLoader; of a run on a table also a query, its raw columns
     such as {"age": [39, 50], "job": ["clerk", "cook"]} without the label, a pyarrow.Table or a DataFrame; of a run on photos
     also a list of the bytes of files; of a run on tokens also lists of ids, or of texts.
+
+    `keep`: columns of the data to put before the predictions, as NumPy arrays: ["id", "name"], or "new=id" to rename one; of
+    photos in files, "file". `each_class`: a column probability_NAME for each class instead of `probabilities`.
     """
+    carried = CarriedColumns(keep)
     job, settings = job_of(run.folder, run.recipe), run.plan.settings
-    source = other_source(job, data, targets=False, cache=None if cache is None else Path(cache))
+    source = other_source(job, data, targets=False, cache=None if cache is None else Path(cache), carried=carried)
     place = pick_device(device)
     model = as_trained(settings, trained_model(run.folder, job), place).eval()
     pieces: dict[str, list[Tensor]] = {}
@@ -32,4 +46,5 @@ def predict(run: Run, data: OtherData, *, device: str = "auto", cache: Path | st
         for batch in EvalFeed(source, job.data.prepare, source.stored_rows(run.plan.batch), place, tier_of(source)):
             for name, column in job.objective.predict(model, batch).items():
                 pieces.setdefault(name, []).append(column.cpu())
-    return job.data.fitted.name_outputs({name: torch.cat(columns) for name, columns in pieces.items()}, job.objective.name)
+    outputs = {name: torch.cat(columns) for name, columns in pieces.items()}
+    return carried.joined(job.data.fitted.name_outputs(outputs, job.objective.name, each_class=each_class))

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from flatout.base.errors import DamagedCheckpoint, DataError, MissingFile, StoreError, UsageError
 from flatout.data.checks import check_labels
 from flatout.data.data import Data
+from flatout.data.fitted.carried import CarriedColumns
 from flatout.data.kept import recall
 from flatout.data.source import Source, describe_all
 from flatout.engine.job import Job
@@ -98,12 +99,14 @@ def precision_on(settings: Settings, device: torch.device) -> str:
     return settings.precision if torch.device(settings.device).type == device.type else "fp32"
 
 
-def other_source(job: Job, data: OtherData, *, targets: bool, cache: Path | None) -> Source:
+def other_source(
+    job: Job, data: OtherData, *, targets: bool, cache: Path | None, carried: CarriedColumns | None = None
+) -> Source:
     """Rows of data that the run was not trained on. `targets`: y is needed, with the same meaning as in training."""
     from flatout.data.others import check_tokens, other_rows  # here: a run that only trains starts sooner without it
 
     known, name = job.data, str(data) if isinstance(data, str | Path) else "the data"
-    source = other_rows(known.fitted, data, targets=targets, cache=cache)
+    source = other_rows(known.fitted, data, targets=targets, cache=cache, carried=carried)
     known.fitted.check_columns(source.schema, job.objective.inputs.columns, name)
     if isinstance(data, Data) and known.vocabulary is not None:
         check_tokens(data, known.vocabulary)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.base.errors import DataError
+from flatout.base.errors import DataError, UsageError
 from flatout.data.fitted.device import DevicePart
 from flatout.data.fitted.host import HostPart, Signature
 from flatout.data.source import Batch, Column, Schema, describe_all
@@ -52,9 +52,16 @@ class Fitted:
                     "in what the model was trained on"
                 )
 
-    def name_outputs(self, columns: Mapping[str, Tensor], objective: str) -> dict[str, Tensor | Words]:
-        """The columns of a prediction, and in `class` the names of the predicted classes, if classes have names."""
+    def name_outputs(
+        self, columns: Mapping[str, Tensor], objective: str, *, each_class: bool = False
+    ) -> dict[str, Tensor | Words]:
+        """The columns of a prediction, and in `class` the names of the predicted classes, if classes have names.
+
+        `each_class`: a column probability_NAME for each class instead of `probabilities`.
+        """
         names = self.host.class_names
+        if each_class:
+            columns = by_class(columns, names, objective)
         if names is None or "prediction" not in columns or objective not in ("classify", "binary"):
             return dict(columns)
         words = np.array([*names, ""])  # the last one is for a model with more outputs than classes
@@ -86,6 +93,21 @@ class Fitted:
             {name: column_from_json(column) for name, column in written["columns"].items()},
             dict(written["reading"]),
         )
+
+
+def by_class(columns: Mapping[str, Tensor], names: Sequence[str] | None, objective: str) -> dict[str, Tensor]:
+    """UsageError if the model has no probabilities of classes for a row."""
+    odds = columns.get("probabilities")
+    if odds is None and objective == "binary" and "probability" in columns:
+        # a package of an older version: its `probability` is that of the second class
+        odds = torch.stack((1 - columns["probability"], columns["probability"]), 1)
+    if odds is None or odds.dim() != 2:
+        has = "one for each pixel" if odds is not None else "none"
+        raise UsageError(f"probabilities of each class need one class for each row; objective {objective} has {has} here")
+    known = [*names] if names is not None and objective != "multilabel" else []
+    labels = [known[place] if place < len(known) else str(place) for place in range(odds.shape[1])]
+    each = {f"probability_{label}": odds[:, place] for place, label in enumerate(labels)}
+    return {**{name: column for name, column in columns.items() if name != "probabilities"}, **each}
 
 
 def host_from_json(kind: str, written: Mapping[str, Any]) -> HostPart:

@@ -107,6 +107,11 @@ class PhotoSource(Source):
         batch = self._read(rows, take, threads=1)
         return {**batch, **{name: take(name, len(rows)).copy_(batch[name]) for name in _PER_PHOTO}}
 
+    @property
+    def names(self) -> list[str]:
+        """Of the files, relative to their folder."""
+        return self._photos.names
+
     def fingerprint(self) -> str:
         """A hash of names, sizes, times and targets of the files, and of the decoded size."""
         digest = hashlib.blake2b(repr((self._cover, len(self))).encode(), digest_size=16)

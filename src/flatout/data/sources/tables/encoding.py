@@ -18,6 +18,7 @@ from flatout.base.units import show_bytes
 from flatout.data.data import PARTS
 from flatout.data.files.allowance import allowed_bytes
 from flatout.data.files.bad import Bad, OnBad
+from flatout.data.fitted.carried import CarriedColumns
 from flatout.data.fitted.codings import LARGEST, UNKNOWN, Date, FoldMeans, Number
 from flatout.data.fitted.table_rows import TableHost
 from flatout.data.fitted.values import not_a_date, parse_instants
@@ -167,38 +168,58 @@ class TableEncoder:
 
     host: TableHost
 
-    def read(self, rows: Scan, targets: bool = True, *, folder: Path | None = None, on_bad: str = "error") -> Source:
-        """All rows, encoded; with the label as y if `targets`."""
-        return self.read_noted(rows, targets, folder=folder, bad=Bad(OnBad(on_bad)))[0]
+    def read(self, rows: Scan, targets: bool = True, *, on_bad: str = "error", carried: CarriedColumns | None = None) -> Source:
+        """All rows, encoded; with the label as y if `targets`. `carried` gets its columns of the same rows."""
+        return self.read_noted(rows, targets, bad=Bad(OnBad(on_bad)), carried=carried)[0]
 
     def read_noted(
-        self, rows: Scan, targets: bool = True, *, folder: Path | None = None, bad: Bad, part: str = ""
+        self,
+        rows: Scan,
+        targets: bool = True,
+        *,
+        folder: Path | None = None,
+        bad: Bad,
+        part: str = "",
+        carried: CarriedColumns | None = None,
     ) -> tuple[Source, tuple[str, ...]]:
         """`read`, and notes about the rows for the user. `part` ("validation") names them in the notes."""
         unseen = Counter[str]()
-        usable = self.rows(rows, bad, targets, keep_bytes=0)
+        also = carried.sources if carried is not None else []
+        usable = self.rows(rows, bad, targets, keep_bytes=0, also=also)
+        kept: list[Any] = []
         gathering = Gathering(folder, rows.rows)
         try:
             for batch, where in usable.batches():
                 gathering.add(self.encoded(batch, where, targets, unseen))
+                if also:
+                    kept.append(batch.select(also))
             source = gathering.finish()
         finally:
             gathering.discard()
         assert source is not None
+        if carried is not None and also:
+            carried.take_arrow(kept, as_written=rows.as_written)
         return source, tuple([*unseen_notes(unseen, part), *([said] if (said := bad.summary()) else [])])
 
-    def scan(self, paths: Any, targets: bool = True, **options: Any) -> Scan:
-        """The columns needed of other files. Columns that were text in training are read as text: "007" stays "007"."""
-        columns = self.host.needed(targets)
+    def scan(self, paths: Any, targets: bool = True, *, also: Sequence[str] = (), **options: Any) -> Scan:
+        """The columns needed of other files. Columns that were text in training are read as text: "007" stays "007".
+
+        The columns `also` are read too; those that the model does not use as they are written.
+        """
+        columns = list(dict.fromkeys([*self.host.needed(targets), *also]))
+        unused = [name for name in also if name not in self.host.needed(targets)]
         text = [name for name in self.host.needed(targets=False) if self.host.types[name] == "string"]
         as_text = sorted({*options.get("text", ()), *text} & {*columns})
-        return scan(paths, keep_bytes=_KEEP_BYTES, **{**options, "columns": columns, "text": as_text})
+        return scan(paths, keep_bytes=_KEEP_BYTES, as_written=unused, **{**options, "columns": columns, "text": as_text})
 
-    def rows(self, found: Scan, bad: Bad, targets: bool, keep_bytes: int) -> UsableRows:
+    def rows(self, found: Scan, bad: Bad, targets: bool, keep_bytes: int, also: Sequence[str] = ()) -> UsableRows:
         codings = self.host.codings.columns
         names = self.host.needed(targets)
         for name in names:
             check_column(name, found.columns, "the model was trained with a column that is missing here")
+        for name in also:
+            check_column(name, found.columns, "keep")
+        names = list(dict.fromkeys([*names, *also]))
         numbers = [coding.name for coding in codings if isinstance(coding, Number)]
         dates = {coding.name: coding.format for coding in codings if isinstance(coding, Date)}
         label = self.host.label.name if targets else None

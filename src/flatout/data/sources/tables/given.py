@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flatout.base.errors import DataError, UsageError, did_you_mean
 from flatout.data.files.bad import Bad
+from flatout.data.fitted.carried import CarriedColumns
 from flatout.data.order.split import hash_batch
 from flatout.data.sources.tables.arrow import Where
 from flatout.data.sources.tables.frames import NAME, arrow_table, is_table
@@ -22,7 +23,7 @@ def scan_table(given: Any, label: str, *, columns: Sequence[str] | None = None, 
     """A whole table in memory to train on. Its columns have the types that the same columns of a file would have."""
     import pyarrow as pa
 
-    table = arrow_table(given) if is_table(given) else _from_mapping(given, list(given))
+    table = arrow_table(given) if is_table(given) else _from_mapping(given, list(given), CarriedColumns())
     check_distinct(table.column_names, NAME)
     named = [text] if isinstance(text, str) else text
     for name in (*(columns or ()), *named, label):
@@ -36,9 +37,13 @@ def scan_table(given: Any, label: str, *, columns: Sequence[str] | None = None, 
     return Scan([GivenPart(pa.Table.from_batches(batches).combine_chunks())], types, Bad())
 
 
-def scan_given(given: Any, wanted: Sequence[str]) -> Scan:
-    """The columns `wanted` of {"age": [39, 50], ...}, of a pyarrow.Table or of a DataFrame. Other columns are ignored."""
-    part = GivenPart(_from_mapping(given, wanted) if isinstance(given, Mapping) else _from_frame(given, wanted))
+def scan_given(given: Any, wanted: Sequence[str], carried: CarriedColumns | None = None) -> Scan:
+    """The columns `wanted` of {"age": [39, 50], ...}, of a pyarrow.Table or of a DataFrame, and those that are carried along.
+
+    Other columns are ignored.
+    """
+    also = carried or CarriedColumns()
+    part = GivenPart(_from_mapping(given, wanted, also) if isinstance(given, Mapping) else _from_frame(given, wanted, also))
     if not part.rows:
         raise DataError(f"{NAME} has columns and no rows")
     return Scan([part], dict(part.types), Bad())
@@ -67,11 +72,12 @@ class GivenPart:
         return hashlib.blake2b(hash_batch(self._table, 0).tobytes(), digest_size=16).hexdigest()
 
 
-def _from_mapping(given: Mapping[str, Any], wanted: Sequence[str]) -> Any:
+def _from_mapping(given: Mapping[str, Any], wanted: Sequence[str], also: CarriedColumns) -> Any:
     import pyarrow as pa
 
     _check_names(list(given), wanted)
-    columns = {name: _column(name, given[name]) for name in wanted}
+    also.check(given)
+    columns = {name: _column(name, given[name]) for name in dict.fromkeys([*wanted, *also.sources])}
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise DataError("columns differ in length: " + ", ".join(f"{name!r} has {rows}" for name, rows in lengths.items()))
@@ -99,7 +105,7 @@ def _column(name: str, values: Any) -> Any:
         raise DataError(f"column {name!r} can't be read as values of one kind: {error}") from error
 
 
-def _from_frame(given: Any, wanted: Sequence[str]) -> Any:
+def _from_frame(given: Any, wanted: Sequence[str], also: CarriedColumns) -> Any:
     try:
         table = arrow_table(given)
     except (TypeError, ValueError):
@@ -110,7 +116,8 @@ def _from_frame(given: Any, wanted: Sequence[str]) -> Any:
         ) from None
     check_distinct(table.column_names, NAME)
     _check_names(table.column_names, wanted)
-    return table.select(list(wanted))
+    also.check(table.column_names)
+    return table.select(list(dict.fromkeys([*wanted, *also.sources])))
 
 
 def _check_names(names: Sequence[str], wanted: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.data.files.places import located
+from flatout.data.fitted.carried import CarriedColumns
 from flatout.data.fitted.fitted import Fitted
 from flatout.data.fitted.table_rows import TableHost
 from flatout.data.source import Source
@@ -15,14 +16,14 @@ from flatout.data.sources.tables.query import is_query
 from flatout.data.sources.tables.sql import scan_sql
 
 
-def other_table(fitted: Fitted, given: Any, targets: bool) -> Source:
+def other_table(fitted: Fitted, given: Any, targets: bool, carried: CarriedColumns) -> Source:
     """`given`: a path, a query, columns by name, a pyarrow.Table or a DataFrame. `targets`: with the label as y."""
     assert isinstance(fitted.host, TableHost)
     encoder, reading = TableEncoder(fitted.host), dict(fitted.reading)
     if not isinstance(given, str | Path):
-        return encoder.read(scan_given(given, fitted.host.needed(targets)), targets)
+        return encoder.read(scan_given(given, fitted.host.needed(targets), carried), targets, carried=carried)
     if isinstance(given, str) and is_query(given):
         scanned = scan_sql(given)
     else:
-        scanned = encoder.scan(located(str(given), Path.cwd()), targets, **reading)
-    return encoder.read(scanned, targets, on_bad=reading["on_bad"])
+        scanned = encoder.scan(located(str(given), Path.cwd()), targets, also=carried.sources, **reading)
+    return encoder.read(scanned, targets, on_bad=reading["on_bad"], carried=carried)

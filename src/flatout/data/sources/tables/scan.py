@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 from flatout.base.errors import DataError, UsageError, did_you_mean
@@ -99,11 +99,13 @@ class Scan:
                  Missing values are Arrow nulls (a float from Parquet or Arrow may also be NaN).
     rows         their number; None if it is not known before reading
     bad          the rows that on_bad=skip left out: count, examples, summary()
+    as_written   columns that are text only because they were asked for as they are written in a CSV file
     """
 
-    def __init__(self, parts: Sequence[TableFile], columns: Types, bad: Bad) -> None:
+    def __init__(self, parts: Sequence[TableFile], columns: Types, bad: Bad, as_written: Sequence[str] = ()) -> None:
         self.columns = columns
         self.bad = bad
+        self.as_written = tuple(as_written)
         counts = [part.rows for part in parts]
         self.rows: int | None = None if None in counts else sum(count or 0 for count in counts)
         self._parts = tuple(parts)
@@ -147,31 +149,40 @@ def scan(
     label: str | None = None,
     base_folder: str | os.PathLike[str] | None = None,
     keep_bytes: int = 0,
+    as_written: Sequence[str] = (),
     **options: Any,
 ) -> Scan:
     """The table in `paths`: a file, a glob, a folder, an fsspec URL, or a list of them. `options` are those of ReadOptions.
 
     `label` is a column that has to exist; relative paths start at `base_folder`. Files that can't be read are an error here,
     not in the middle of a run: CSV and JSON files are read once for this. A CSV file whose columns take up to `keep_bytes`
-    is not read a second time.
+    is not read a second time. `as_written`: columns whose types are not guessed if the files are CSV.
     """
-    return scan_files(find(paths, base_folder, "table", SUFFIXES), ReadOptions(**options), label, keep_bytes)
+    return scan_files(find(paths, base_folder, "table", SUFFIXES), ReadOptions(**options), label, keep_bytes, as_written)
 
 
-def scan_files(places: Sequence[FilePlace], options: ReadOptions, label: str | None = None, keep_bytes: int = 0) -> Scan:
+def scan_files(
+    places: Sequence[FilePlace],
+    options: ReadOptions,
+    label: str | None = None,
+    keep_bytes: int = 0,
+    as_written: Sequence[str] = (),
+) -> Scan:
     bad = Bad(OnBad(options.on_bad))
     kind = _one_format(places, options.format)
     csv_options = options.csv()
     parts: Sequence[TableFile]
     if kind == "csv":
         each = [CsvPart(place, csv_options, bad, keep_bytes // len(places)) for place in places]
+        options = replace(options, text=[*options.text, *as_written])
         parts, types = _survey_csv(each, options.columns, options.text)
     elif csv_options != CsvOptions():
         raise UsageError(f"{', '.join(vars(CsvOptions()))} are for CSV; {places[0].name} is {kind}")
     else:
+        as_written = ()
         parts = [_part(kind, place, bad) for place in places]
         types = _agreed(parts, options.columns)
-    return _checked(Scan(parts, _as_text(types, options.text), bad), label, [place.name for place in places])
+    return _checked(Scan(parts, _as_text(types, options.text), bad, as_written), label, [place.name for place in places])
 
 
 def _part(kind: str, place: FilePlace, bad: Bad) -> TableFile:
