@@ -220,3 +220,23 @@ def test_options_that_contradict_each_other(tmp_path: Path) -> None:
         fo.data.table(where, label="y", holdout=0.2, holdout_latest="age", holdout_group="user")
     with pytest.raises(UsageError, match="give holdout too"):
         fo.data.table(where, label="y", holdout_latest="age")
+
+
+def test_unknown_categories_are_counted_when_predicting(desk: Path, flatout: Command) -> None:
+    columns = honest()
+    head, lines = ",".join(columns), [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
+    (desk / "people.csv").write_text("\n".join([head, *lines]) + "\n")
+    (desk / "later.csv").write_text("\n".join([head, *(line.replace("Bern", "Brig") for line in lines[:50])]) + "\n")
+    brig = sum("Bern" in line for line in lines[:50])
+    assert flatout("new", "people.csv").code == 0
+    assert flatout("run", "recipe.yaml", "budget=5 steps", "--quiet").code == 0
+    note = f"note: 'town' has a value unknown from training in {brig} rows"
+    answer = flatout("predict", "last", "later.csv", "--out", "p.csv")
+    assert answer.code == 0 and note in answer.err and "note" not in answer.out
+    assert note in flatout("evaluate", "last", "--data", "later.csv").err
+    assert flatout("predict", "last", "people.csv", "--out", "p.csv").err == ""
+    said: list[str] = []
+    fo.predict(
+        fo.load("last"), {**{name: values[:2] for name, values in columns.items()}, "town": ["Brig", "Bern"]}, say=said.append
+    )
+    assert said == ["'town' has a value unknown from training in 1 rows"]

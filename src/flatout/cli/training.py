@@ -244,12 +244,14 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Compute metrics of a run's model. Uses its validation, test or training data, or other data."""
-    from flatout.runs.scores import print_scores, read_metrics
     from flatout.runs import verbs
+    from flatout.runs.scores import print_scores, read_metrics
 
     other, named = None if data is None else _file_or_columns(data), None if metrics is None else read_metrics(metrics)
     found = load_run(run, runs)
-    scores = verbs.evaluate(found, other, part=part, metrics=named, best=best, device=device, cache=cache_folder())
+    scores = verbs.evaluate(
+        found, other, part=part, metrics=named, best=best, device=device, cache=cache_folder(), say=_say_note
+    )
     if best and (mark := found.folder.checkpoints().best()) is not None:
         print(
             f"{found.name}: the best checkpoint, step {mark['step']}, by {mark['metric']} {mark['value']:.6g}", file=sys.stderr
@@ -282,9 +284,14 @@ def predict(
 
     check_table_path(out)
     found = packages.opened(Path(run)) or load_run(run, runs)
-    columns = verbs.predict(found, data, keep=keep, each_class=each_class, device=device, cache=cache_folder())
+    columns = verbs.predict(found, data, keep=keep, each_class=each_class, device=device, cache=cache_folder(), say=_say_note)
     write_table(out, columns)
     print(f"wrote {len(next(iter(columns.values())))} rows with {', '.join(columns)} to {out}")
+
+
+def _say_note(line: str) -> None:
+    """On stderr: the output itself may be read by a program."""
+    print(f"note: {line}", file=sys.stderr)
 
 
 def demo(runs: Runs = Path("runs"), as_json: Json = False) -> None:

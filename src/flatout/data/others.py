@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,18 @@ _CHECK_ROWS = 4096
 
 
 def other_rows(
-    fitted: Fitted, given: Any, *, targets: bool, cache: Path | None = None, carried: CarriedColumns | None = None
+    fitted: Fitted,
+    given: Any,
+    *,
+    targets: bool,
+    cache: Path | None = None,
+    carried: CarriedColumns | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Source:
     """From files (a path), from memory, or as Data. `targets`: y is needed, with the meaning it had in training.
 
-    `carried` gets the columns that it asks for, of the same rows.
+    `carried` gets the columns that it asks for, of the same rows; `say` gets notes about the rows of a table: values that
+    training never saw.
     """
     kind = fitted.host.kind
     given = _in_known_form(fitted, given)
@@ -40,7 +47,7 @@ def other_rows(
     if kind == "table":
         from flatout.data.sources.tables.others import other_table  # kinds of data load when they are used
 
-        return other_table(fitted, given, targets, carried)
+        return other_table(fitted, given, targets, carried, say)
     path = located(str(given), Path.cwd()) if isinstance(given, str | Path) else None
     if kind == "photos" and path is not None:
         from flatout.data.sources.photos.images import other_images

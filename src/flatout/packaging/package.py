@@ -159,11 +159,12 @@ class Package:
         each_class: bool = False,
         device: torch.device | None = None,
         cache: Path | None = None,
+        say: Callable[[str], None] = lambda line: None,
     ) -> dict[str, Any]:
         """Columns of predictions for every row, in the order of the data, as `fo.predict` gives them for the run."""
         place = torch.device("cpu") if device is None else device
         carried = CarriedColumns(keep)
-        source = other_rows(self.fitted, data, targets=False, cache=cache, carried=carried)
+        source = other_rows(self.fitted, data, targets=False, cache=cache, carried=carried, say=say)
         names = [port.name for port in self.program.inputs]
         by_name = [name for name in names if name in self.fitted.columns()]  # a table's inputs get their names in the program
         self.fitted.check_columns(source.schema, by_name, str(data) if isinstance(data, str | Path) else "the data")

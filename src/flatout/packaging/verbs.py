@@ -59,11 +59,12 @@ def predict(
     each_class: bool = False,
     device: str = "auto",
     cache: Path | str | None = CACHE,
+    say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Columns of predictions for every row, in the order of the data; see `runs.predict`."""
     if isinstance(model, Run):
-        return of_runs.predict(model, data, keep=keep, each_class=each_class, device=device, cache=cache)
-    return model.predict(data, keep=keep, each_class=each_class, device=pick_device(device), cache=_folder(cache))
+        return of_runs.predict(model, data, keep=keep, each_class=each_class, device=device, cache=cache, say=say)
+    return model.predict(data, keep=keep, each_class=each_class, device=pick_device(device), cache=_folder(cache), say=say)
 
 
 def explain_package(

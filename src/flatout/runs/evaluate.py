@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ def evaluate(
     best: bool = False,
     device: str = "auto",
     cache: Path | str | None = CACHE,
+    say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, float]:
     """Metrics of the trained model on the run's validation part, on its test or train part, or on other data.
 
@@ -43,6 +45,7 @@ def evaluate(
     a pyarrow.Table or a DataFrame, or (DataFrame, labels).
 
     `metrics` are names, as in a recipe, instead of those of the run's recipe. `best`: use the weights of the best checkpoint.
+    `say` gets a line for each column of other data with values that training never saw.
     """
     kept = None if cache is None else Path(cache)
     if data is None:
@@ -51,7 +54,7 @@ def evaluate(
         source = _own_part(run.name, job.data, "validation" if part is None else part)
     elif part is None:
         job = job_of(run.folder, run.recipe)
-        source = other_source(job, data, targets=True, cache=kept)
+        source = other_source(job, data, targets=True, cache=kept, say=say)
     else:
         raise UsageError(f"part={part!r} selects from the run's own data, but other data was given: give one of them")
     if metrics is not None:

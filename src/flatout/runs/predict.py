@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ def predict(
     each_class: bool = False,
     device: str = "auto",
     cache: Path | str | None = CACHE,
+    say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Columns of predictions for every row, in the order of the data; `class`, where classes have names, is an array of text.
 
@@ -34,11 +35,12 @@ def predict(
     also a list of the bytes of files; of a run on tokens also lists of ids, or of texts.
 
     `keep`: columns of the data to put before the predictions, as NumPy arrays: ["id", "name"], or "new=id" to rename one; of
-    photos in files, "file". `each_class`: a column probability_NAME for each class instead of `probabilities`.
+    photos in files, "file". `each_class`: a column probability_NAME for each class instead of `probabilities`. `say`
+    (print, for example) gets a line for each column of a table with values that training never saw, with their number.
     """
     carried = CarriedColumns(keep)
     job, settings = job_of(run.folder, run.recipe), run.plan.settings
-    source = other_source(job, data, targets=False, cache=None if cache is None else Path(cache), carried=carried)
+    source = other_source(job, data, targets=False, cache=None if cache is None else Path(cache), carried=carried, say=say)
     place = pick_device(device)
     model = as_trained(settings, trained_model(run.folder, job), place).eval()
     pieces: dict[str, list[Tensor]] = {}

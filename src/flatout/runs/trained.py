@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -100,13 +100,19 @@ def precision_on(settings: Settings, device: torch.device) -> str:
 
 
 def other_source(
-    job: Job, data: OtherData, *, targets: bool, cache: Path | None, carried: CarriedColumns | None = None
+    job: Job,
+    data: OtherData,
+    *,
+    targets: bool,
+    cache: Path | None,
+    carried: CarriedColumns | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Source:
     """Rows of data that the run was not trained on. `targets`: y is needed, with the same meaning as in training."""
     from flatout.data.others import check_tokens, other_rows  # here: a run that only trains starts sooner without it
 
     known, name = job.data, str(data) if isinstance(data, str | Path) else "the data"
-    source = other_rows(known.fitted, data, targets=targets, cache=cache, carried=carried)
+    source = other_rows(known.fitted, data, targets=targets, cache=cache, carried=carried, say=say)
     known.fitted.check_columns(source.schema, job.objective.inputs.columns, name)
     if isinstance(data, Data) and known.vocabulary is not None:
         check_tokens(data, known.vocabulary)

@@ -45,8 +45,8 @@ def draft_table(
     others, aside, files = _held_out(held, sample, label, target)
     share = 0.0 if "validation" in others else 0.2 if sample.rows < 200_000 else 0.1
     look = TableLook(sample.columns, label, target, sample.whole, share > 0, files)
-    found = guard_table(look, switched_on(guard))
-    guarded = settle(found, share > 0)
+    findings = guard_table(look, switched_on(guard))
+    guarded = settle(findings, share > 0)
     taken = {label.name, *guarded.drop, *nested}
     inputs = [column for column in sample.columns.values() if column.name not in taken]
     if not inputs:
@@ -84,7 +84,7 @@ def draft_table(
         tuple(entries),
         objective,
         size,
-        tuple(found),
+        tuple(findings),
     )
 
 

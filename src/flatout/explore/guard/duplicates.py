@@ -73,8 +73,9 @@ def _distinct_rows(columns: Sequence[SampledColumn]) -> Array:
     expected = np.full(columns[0].rows, np.log(columns[0].rows))
     for column in columns:
         codes = coded(column)
-        expected += np.log(np.bincount(codes) / len(codes), where=np.bincount(codes) > 0, out=np.zeros(codes.max() + 1))[codes]
-    return expected < np.log(_BY_CHANCE)
+        expected += np.log(np.maximum(1, np.bincount(codes)) / len(codes))[codes]
+    rare: Array = expected < np.log(_BY_CHANCE)
+    return rare
 
 
 def _type(column: SampledColumn) -> str:

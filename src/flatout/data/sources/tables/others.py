@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flatout.data.files.bad import Bad, OnBad
 from flatout.data.files.places import located
 from flatout.data.fitted.carried import CarriedColumns
 from flatout.data.fitted.fitted import Fitted
@@ -16,14 +18,22 @@ from flatout.data.sources.tables.query import is_query
 from flatout.data.sources.tables.sql import scan_sql
 
 
-def other_table(fitted: Fitted, given: Any, targets: bool, carried: CarriedColumns) -> Source:
-    """`given`: a path, a query, columns by name, a pyarrow.Table or a DataFrame. `targets`: with the label as y."""
+def other_table(fitted: Fitted, given: Any, targets: bool, carried: CarriedColumns, say: Callable[[str], None]) -> Source:
+    """`given`: a path, a query, columns by name, a pyarrow.Table or a DataFrame. `targets`: with the label as y.
+
+    `say` gets a line for each column with values that training never saw, and for rows that were left out.
+    """
     assert isinstance(fitted.host, TableHost)
     encoder, reading = TableEncoder(fitted.host), dict(fitted.reading)
     if not isinstance(given, str | Path):
-        return encoder.read(scan_given(given, fitted.host.needed(targets), carried), targets, carried=carried)
-    if isinstance(given, str) and is_query(given):
-        scanned = scan_sql(given)
+        scanned, bad = scan_given(given, fitted.host.needed(targets), carried), Bad()
+    elif isinstance(given, str) and is_query(given):
+        scanned, bad = scan_sql(given), Bad(OnBad(reading["on_bad"]))
     else:
-        scanned = encoder.scan(located(str(given), Path.cwd()), targets, also=carried.sources, **reading)
-    return encoder.read(scanned, targets, on_bad=reading["on_bad"], carried=carried)
+        place = located(str(given), Path.cwd())
+        scanned, bad = encoder.scan(place, targets, also=carried.sources, **reading), Bad(OnBad(reading["on_bad"]))
+    source, notes = encoder.read_noted(scanned, targets, bad=bad, carried=carried)
+    for note in (*notes, scanned.bad.summary()):
+        if note:
+            say(note)
+    return source
