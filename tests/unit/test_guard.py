@@ -170,6 +170,8 @@ def test_dates_are_split_by_time(tmp_path: Path) -> None:
     assert len(years[1]) == pytest.approx(0.2 * ROWS, abs=5)
     late = {**columns, "y": np.where(days > np.sort(days)[-60], "new", columns["y"])}
     assert "holdout_latest" not in data_of(tmp_path, late)  # "new" would have no training row
+    gaps = {**columns, "sold": pa.array([None if row % 9 == 0 else day for row, day in enumerate(days.tolist())])}
+    assert "67 rows have none" in found(tmp_path, gaps)["time", "sold"].advice
 
 
 def test_groups_stay_on_one_side(tmp_path: Path) -> None:
@@ -183,6 +185,25 @@ def test_groups_stay_on_one_side(tmp_path: Path) -> None:
     assert data.validation is not None
     train, held = (set(source.stored()["numeric"][:, 0].tolist()) for source in (data.train, data.validation))
     assert train and held and not train & held
+
+
+def test_values_of_all_kinds_are_looked_at(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    moments = np.datetime64("2020-01-01T00:00") + np.arange(ROWS)
+    columns = {
+        "nothing": pa.nulls(ROWS),
+        "nan": np.full(ROWS, np.nan),
+        "infinite": np.where(np.arange(ROWS) % 9, random.normal(size=ROWS), np.inf),
+        "hour": pa.array((np.arange(ROWS) % 24 * 3600).astype(np.int32)).cast(pa.time32("s")),
+        "lists": [[1]] * ROWS,
+        "took": pa.array((moments - moments[0]).astype("timedelta64[us]")),
+        "kind": pa.array(random.choice(["a", "b"], ROWS)).dictionary_encode(),
+        "large": np.arange(ROWS, dtype=np.uint64) * np.uint64(2**50),
+        "zoned": pa.array(moments.astype("datetime64[us]"), pa.timestamp("us", "UTC")),
+        **honest(),
+    }
+    assert set(found(tmp_path, columns)) == {("time", "zoned"), ("id", "large")}
+    assert set(found(tmp_path, {**columns, "y": random.normal(size=ROWS)})) == {("time", "zoned"), ("id", "large")}
 
 
 def test_guards_are_switched_off_by_name(tmp_path: Path) -> None:

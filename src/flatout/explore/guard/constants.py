@@ -52,6 +52,8 @@ def _number(column: SampledColumn) -> Iterator[GuardFinding]:
 
 
 def _date(column: SampledColumn) -> Iterator[GuardFinding]:
+    if not _parts(column):
+        return
     instants = _instants(column)
     found = {part: _near_constant(np.floor(date_part(part, instants))) for part in _parts(column)}
     poor = {part: one for part, one in found.items() if one is not None}
@@ -73,6 +75,8 @@ def _date(column: SampledColumn) -> Iterator[GuardFinding]:
 def _parts(column: SampledColumn) -> list[str]:
     import pyarrow as pa
 
+    if pa.types.is_duration(column.values.type):
+        return []
     if pa.types.is_time(column.values.type):
         return ["hour"]
     return [part for part in PARTS if part != "hour" or not pa.types.is_date(column.values.type)]

@@ -27,14 +27,14 @@ def find_dates(look: TableLook) -> Iterator[GuardFinding]:
     dates = [column for column in look.inputs if _is_when(column)]
     if not dates:
         return
-    when = dates[0]
+    when = next((column for column in dates if not column.values.null_count), dates[0])
     first, last = _ends(when)
-    late = _late_classes(look, when)
-    if late:
+    why_not = _why_not(look, when)
+    if why_not:
         yield GuardFinding(
             "time", when.name, float(when.distinct),
             f"rows from {first} to {last}, and a random holdout is from the same days",
-            f"the latest rows alone have the label {late[0]!r}, so they can't be held out: judge the model by later files",
+            f"the latest rows can't be held out, since {why_not}: judge the model by a file of later rows",
         )  # fmt: skip
         return
     yield GuardFinding(
@@ -47,28 +47,31 @@ def find_dates(look: TableLook) -> Iterator[GuardFinding]:
 
 
 def _is_when(column: SampledColumn) -> bool:
-    """Whether it says when a row came about: no birthday, no missing value, and more than a few moments."""
+    """Whether it says when a row came about: no birthday, and more than a few moments."""
     import pyarrow as pa
 
-    if column.rows < FEW_ROWS or column.values.null_count or column.distinct < _LEAST_MOMENTS or _NOT_WHEN.search(column.name):
+    if column.rows < FEW_ROWS or column.distinct < _LEAST_MOMENTS or _NOT_WHEN.search(column.name):
         return False
     if column.kind == "date":
-        return not pa.types.is_time(column.values.type)
+        return bool(pa.types.is_timestamp(column.values.type) or pa.types.is_date(column.values.type))
     if not is_numeric(column) or not _EPOCH_NAME.search(column.name):
         return False
     low, high = float(column.numbers.min()), float(column.numbers.max())
     return any(least <= low and high <= most for least, most in _EPOCHS)
 
 
-def _late_classes(look: TableLook, when: SampledColumn) -> list[str]:
-    """Labels that only the latest rows have."""
+def _why_not(look: TableLook, when: SampledColumn) -> str:
+    """Why the latest rows can't be held out: rows without a date, or a label that only the latest rows have."""
+    if when.values.null_count:
+        return f"{when.values.null_count:,} rows have none"
     if look.target != "class":
-        return []
+        return ""
     labels = coded(look.label)
     moments = numbers_of(when) if is_numeric(when) else _days(when).astype(np.int64)
     training = moments <= np.quantile(moments, 1 - _LATEST)
     names = look.label.values.dictionary_encode().dictionary.to_pylist()
-    return [str(name) for code, name in enumerate(names) if not (labels[training] == code).any()]
+    late = [str(name) for code, name in enumerate(names) if not (labels[training] == code).any()]
+    return f"only they have the label {late[0]!r}" if late else ""
 
 
 def _ends(column: SampledColumn) -> tuple[str, str]:
@@ -81,4 +84,4 @@ def _ends(column: SampledColumn) -> tuple[str, str]:
 
 
 def _days(column: SampledColumn) -> Array:
-    return np.asarray(column.values.to_numpy(zero_copy_only=False)).astype("datetime64[D]")
+    return np.asarray(column.values.drop_null().to_numpy(zero_copy_only=False)).astype("datetime64[D]")

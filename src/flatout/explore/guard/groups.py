@@ -36,7 +36,8 @@ def find_groups(look: TableLook, ids: Sequence[str]) -> Iterator[GuardFinding]:
         if column.kind not in ("text", "whole") or column.distinct < _LEAST_GROUPS:
             continue
         in_a_group = (column.rows - int(column.values.null_count)) / column.distinct
-        if not _ROWS_A_GROUP[0] <= in_a_group <= _ROWS_A_GROUP[1]:
+        least = _ROWS_A_GROUP[0] if look.whole else 1.001
+        if not least <= in_a_group <= _ROWS_A_GROUP[1]:
             continue
         entity, named = bool(_ENTITY.search(_words(column.name))), bool(ID_NAME.search(column.name))
         fixed = [] if entity else _determined(column, [other for other in inputs if other is not column])

@@ -39,8 +39,11 @@ def guard_table(look: TableLook, on: frozenset[str] = frozenset(GUARDS)) -> list
 
 def _found(look: TableLook) -> Iterator[GuardFinding]:
     all_ids = list(find_ids(look))
+    # the first rows of a large file have few rows of each user: a column with any repeats may still be a group
+    unique = [one.column for one in all_ids if look.whole or one.value == 1]
+    groups = list(find_groups(look, unique))
+    all_ids = [one for one in all_ids if one.column not in [group.column for group in groups]]
     ids = [one.column for one in all_ids]
-    groups = list(find_groups(look, ids))
     yield from all_ids
     rest = look.without([*ids, *(one.column for one in groups)])
     yield from find_leaks(rest)

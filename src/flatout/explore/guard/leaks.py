@@ -55,7 +55,8 @@ def _targets(look: TableLook, rows: Array) -> Array:
         codes = np.unique(coded(look.label)[rows], return_inverse=True)[1].reshape(-1)
         return np.eye(int(codes.max()) + 1)[codes]
     numbers = numbers_of(look.label)[rows]
-    low, high = np.nanquantile(numbers, [_TAIL, 1 - _TAIL])
+    finite = numbers[np.isfinite(numbers)]
+    low, high = np.quantile(finite, [_TAIL, 1 - _TAIL]) if len(finite) else (0.0, 0.0)
     return np.clip(np.nan_to_num(numbers), low, high)[:, None] if high > low else np.nan_to_num(numbers)[:, None]
 
 
@@ -78,7 +79,7 @@ def _values(column: SampledColumn, rows: Array, most: int) -> Array:
     """int64 [rows]: values, or intervals with equally many rows if a column of numbers has more than `most` values."""
     if is_numeric(column) and column.distinct > most:
         numbers = numbers_of(column)[rows]
-        present = numbers[~np.isnan(numbers)]
+        present = numbers[np.isfinite(numbers)]
         edges = np.unique(np.quantile(present, np.arange(1, most) / most)) if len(present) else np.zeros(0)
         return np.where(np.isnan(numbers), len(edges) + 1, np.searchsorted(edges, numbers, "right"))
     return np.unique(coded(column)[rows], return_inverse=True)[1].reshape(-1)

@@ -18,6 +18,8 @@ def find_tails(look: TableLook) -> Iterator[GuardFinding]:
         if not is_numeric(column) or column.distinct <= FEW_ROWS:
             continue
         numbers = column.numbers[np.isfinite(column.numbers)]
+        if not len(numbers):
+            continue
         deviation = float(numbers.std())
         mean = float(numbers.mean())
         far = np.abs(numbers - mean)
