@@ -329,13 +329,13 @@ def _print_outcome(done: Run, ledger: bool = False) -> None:
     from flatout.base.tree import to_text
     from flatout.base.units import show_metric, show_rate, show_seconds
     from flatout.cli.ledger import ledger_doc
-    from flatout.runs.scores import baselines_of
+    from flatout.runs.scores import baselines_of, overall
 
     result = done.result
     rate = result["tokens_per_s"] or result["samples_per_s"]
     unit = "tokens" if result["tokens_per_s"] else "samples"
     metrics = ", ".join(
-        f"{name} {show_metric(value)}" for name, value in result["metrics"].items() if value is not None and "." not in name
+        f"{name} {show_metric(value)}" for name, value in overall(result["metrics"]).items() if value is not None
     )
     if ledger:
         print(to_text(ledger_doc(result)) + "\n")
