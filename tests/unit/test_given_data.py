@@ -309,3 +309,18 @@ def test_only_the_slip_is_reported() -> None:
     with pytest.raises(RecipeError) as said:
         fo.run(data=people(), label="survived", epochs=3)
     assert len(said.value.problems) == 1 and "budget" in said.value.problems[0]
+
+
+def test_data_as_a_file_writes_it_is_drafted_too() -> None:
+    x, y = numbers()
+    brief: dict[str, Any] = {"budget": "2 steps", "settings": {"device": "cpu"}, **HOW}
+    for given in ({"arrays": (x, y), "holdout": 0.1}, {"dataset": Samples(x, y), "workers": 0}, fo.data.arrays(x, y)):
+        run = fo.run(data=given, **brief)
+        assert run.recipe.objective == "classify" and run.recipe.draft
+    assert fo.run(data="digits", **brief).recipe.data == "digits"
+
+
+def test_types_that_no_model_takes_are_named() -> None:
+    frame = people()
+    with pytest.raises(DataError, match="'odd' is of the type"):
+        as_data(frame.assign(odd=pd.period_range("2020", periods=len(frame), freq="D")), label="survived")

@@ -21,6 +21,7 @@ from flatout.recipe.schema import Recipe
 _DRAFTED = ("model", "objective", "batch", "lr", "clip", "evaluate", "budget")
 _ANY = {"model": "mlp", "batch": 1, "lr": 1.0, "budget": "1 step"}
 _NEEDED = ("model", "objective", "batch", "lr", "budget")
+_KINDS = {*KINDS, "dataset"}
 DATA_OPTIONS = ("label", "holdout", "validation", "test", "classes", "size", "window", "columns", "drop")
 
 
@@ -34,12 +35,21 @@ def recipe_of(data: Any, given: Mapping[str, Any]) -> Recipe:
     strays = [name for name in keys if name not in Recipe.model_fields]
     if strays or (kind_of(data) is None and not isinstance(data, str | Path | Data)):
         return Recipe(data="digits" if strays else data, **{**_ANY, **keys})  # says what is wrong, and only that
-    if _is_written(data) or (not options and all(name in keys for name in _NEEDED)):
+    as_written = _is_written(data)
+    if all(name in keys for name in _NEEDED if not (as_written and name == "objective")) and (as_written or not options):
         return Recipe(data=_with_options(data, options), **keys)  # nothing to draft
+    written_by = None
+    if as_written:
+        known = Recipe(data=_with_options(data, options), **{**_ANY, **keys})
+        written_by, data, options = known.data, known.load_data(), {}
+        if data.vocabulary is not None:  # a model of text is a matter of taste and time: it is not drafted from rows
+            return Recipe(data=written_by, **keys)
     label = options.pop("label", None)
     draft = draft_given(data, label, options)
     own = "model" in keys
     lines = [line for line in draft.data if not line.off and not (own and line.key == "normalize" and not _is_image(data))]
+    if isinstance(written_by, Mapping):
+        lines = [DraftLine(name, value) for name, value in written_by.items()]
     training = draft.training
     drafted = {
         "model": training.model,
@@ -52,14 +62,14 @@ def recipe_of(data: Any, given: Mapping[str, Any]) -> Recipe:
     }
     chosen = {**{name: value for name, value in drafted.items() if value is not None}, **keys}
     written = {line.key: float(line.value.text) if isinstance(line.value, Raw) else line.value for line in lines}
-    recipe = Recipe(data=data if isinstance(data, Data) else written, **chosen)
+    recipe = Recipe(data=written_by or (data if isinstance(data, Data) else written), **chosen)
     recipe.drafted_as(_page(draft, lines, recipe, data, keys))
     return recipe
 
 
 def _is_written(data: Any) -> bool:
     """Data as a recipe file writes it."""
-    return isinstance(data, str | Mapping) and (data in KINDS if isinstance(data, str) else bool(set(data) & set(KINDS)))
+    return data in _KINDS if isinstance(data, str) else isinstance(data, Mapping) and bool(set(data) & _KINDS)
 
 
 def _with_options(data: Any, options: Mapping[str, Any]) -> Any:
@@ -67,7 +77,7 @@ def _with_options(data: Any, options: Mapping[str, Any]) -> Any:
         return data
     if isinstance(data, Data | str | Path):
         raise UsageError(f"{', '.join(options)}: set it where the data is described, in fo.data or in the mapping under data")
-    if isinstance(data, Mapping) and set(data) & set(KINDS):
+    if isinstance(data, Mapping) and set(data) & _KINDS:
         return {**data, **options}
     kind = kind_of(data)
     if kind is None:

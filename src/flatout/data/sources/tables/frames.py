@@ -29,6 +29,10 @@ def arrow_table(given: Any) -> Any:
         if not is_table(given):
             raise
         raise DataError(f"{NAME} can't be read as a table: {error}") from error
+    for field in table.schema:
+        if isinstance(field.type, pa.BaseExtensionType):
+            kind = field.type.extension_name
+            raise DataError(f"column {field.name!r} is of the type {kind}: make it text, a number or a date, or drop it")
     about_pandas = (table.schema.metadata or {}).get(b"pandas")
     index = json.loads(about_pandas)["index_columns"] if about_pandas else []
     named = [name for name in index if isinstance(name, str) and name in table.column_names]
