@@ -97,6 +97,15 @@ def test_ctrl_c_during_planning_is_answered(quiet: bool, capsys: pytest.CaptureF
     assert capsys.readouterr().err == f"{CTRL_C}trials stopped; press it again to stop\n"
 
 
+def test_an_end_while_planning_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(event: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fo.run(data=rows(), budget="2 steps", settings={"device": "cpu"}, fresh=True, observers=[interrupt])
+    assert "no step was trained" in capsys.readouterr().err and not Path("runs").exists()
+
+
 def test_a_cell_is_safe_and_small() -> None:
     pages: list[str] = []
     cell = LiveCell(pages.append)

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from flatout.base.errors import UsageError
-from flatout.base.events import Observer
+from flatout.base.events import Event, Observer
 from flatout.notebook.speaking import speaking
+from flatout.plan.trials.reports import CTRL_C
 from flatout.recipe.load import read_recipe
 from flatout.recipe.schema import Recipe
 from flatout.runs import train
 from flatout.runs.record import Run
 from flatout.runs.train import CACHE, PLANNING
+
+_STOPPED = f"{CTRL_C}stopped while planning: no step was trained and there is no run to resume. The same call starts again."
 
 
 def run(
@@ -41,8 +44,21 @@ def run(
     with `quiet` neither does.
     """
     asked = _recipe(recipe, data, {**keys, **({} if label is None else {"label": label})})
+    begun: list[str] = []
+
+    def note(event: Event) -> None:
+        if event["kind"] == "planned":
+            begun.append(event["run"])
+
     with speaking(quiet) as views:
-        return train.run(asked, runs=runs, fresh=fresh, observers=(*views, *observers), cache=cache, planning=planning)
+        told = (*views, note, *observers)
+        try:
+            return train.run(asked, runs=runs, fresh=fresh, observers=told, cache=cache, planning=planning)
+        except KeyboardInterrupt:
+            if not begun:
+                for view in views:
+                    view({"kind": "planning", "t": 0.0, "line": _STOPPED})
+            raise
 
 
 def _recipe(recipe: Any, data: Any, keys: dict[str, Any]) -> Recipe:
