@@ -407,6 +407,19 @@ def test_runs_compare(two_runs: None, flatout: Command) -> None:
     assert "Same recipe and plan" in flatout("runs", "compare", "last", "last").out
 
 
+def test_runs_sorted_filtered_and_compared(two_runs: None, flatout: Command) -> None:
+    said = data(flatout("runs", "--sort", "loss", "--show", "lr,batch,precision", "--json"))["runs"]
+    assert {row["name"]: row["lr"] for row in said} == {"table-1": 0.01, "other-1": 0.005}
+    assert said[0]["loss"] <= said[1]["loss"] and said[0]["batch"] == 16 and said[0]["plan.precision"] == "fp32"
+    text = flatout("runs", "--where", "lr<=5e-3").out
+    assert "other-1" in text and "table-1" not in text
+    heading = flatout("runs", "--sort", "lr").out.splitlines()[0].split()
+    assert heading == ["run", "status", "lr", "budget"]
+    assert flatout("runs", "--sort", "nothing").code == 2
+    assert data(flatout("runs", "compare", "table-1", "last", "table-1", "--json"))["c"] == "table-1"
+    assert flatout("runs", "compare", "table-1").code == 2
+
+
 # ---- the machine ----
 
 

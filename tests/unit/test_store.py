@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flatout.base.errors import DamagedCheckpoint, DamagedFile, NotARun, RunBusy, StoreError
+from flatout.base.errors import DamagedCheckpoint, DamagedFile, NotARun, RunBusy, StoreError, UsageError
 from flatout.base.files import read_json, write_json
 from flatout.base.sealed import sealed
 from flatout.base.tree import to_data, to_text
@@ -20,6 +20,7 @@ from flatout.store.checkpoints import Checkpoints
 from flatout.store.compare import compare_doc, runs_doc
 from flatout.store.lock import RunLock
 from flatout.store.run_folder import RunFolder, all_runs, create, find, find_unfinished, open_run
+from flatout.store.run_table import runs_table
 from flatout.store.tensors import decode, encode, read_tensors, write_tensors
 
 # ---- state ----
@@ -281,3 +282,43 @@ def test_a_run_without_a_result_is_listed(tmp_path: Path) -> None:
     text = to_text(runs_doc(tmp_path)).splitlines()
     assert [line.split()[:2] for line in text] == [["run", "status"], ["a-1", "finished"], ["b-1", "interrupted"]]
     assert "1.23k  1 min 01 s  loss 0.5" in text[1]
+
+
+def test_compare_takes_any_number_of_runs(tmp_path: Path) -> None:
+    runs = [
+        finished(tmp_path, name, rate, steps=10, metrics={"accuracy": rate})
+        for name, rate in (("a", 0.1), ("b", 0.2), ("c", 0.1))
+    ]
+    said = to_data(compare_doc(*runs))
+    assert [said[letter] for letter in "abc"] == ["a-1", "b-1", "c-1"]
+    assert said["differed"] == [{"key": "lr", "a": 0.1, "b": 0.2, "c": 0.1}]
+    assert {"key": "accuracy", "a": 0.1, "b": 0.2, "c": 0.1} in said["outcome"]
+    many = to_data(compare_doc(*runs * 10))
+    assert many["ad"] == "c-1" and many["differed"][0]["ab"] == 0.1
+
+
+def names_of(said: Any) -> list[str]:
+    return [row["name"] for row in said["runs"]]
+
+
+def test_runs_are_sorted_best_first_and_filtered(tmp_path: Path) -> None:
+    for name, rate, accuracy in (("a", 0.1, 0.5), ("b", 0.01, 0.9), ("c", 0.5, None), ("d", 0.02, float("nan"))):
+        finished(tmp_path, name, rate, steps=10, metrics={"accuracy": accuracy, "loss": accuracy})
+    create(tmp_path, "e", "id", "0")  # began, and has no recipe yet
+    best = to_data(runs_table(tmp_path, "accuracy", ["lr"], []))
+    assert names_of(best) == ["b-1", "a-1", "c-1", "d-1", "e-1"]
+    assert best["runs"][0] == {"name": "b-1", "status": "finished", "accuracy": 0.9, "lr": 0.01}
+    assert names_of(to_data(runs_table(tmp_path, "loss", [], [])))[:2] == ["a-1", "b-1"]  # the lowest is the best
+    assert names_of(to_data(runs_table(tmp_path, "lr", [], [])))[:4] == ["b-1", "d-1", "a-1", "c-1"]
+    assert names_of(to_data(runs_table(tmp_path, "lr", [], [], reverse=True)))[0] == "c-1"
+    for where, wanted in (
+        ("lr>1e-2", "acd"), ("lr >= 0.01", "abcd"), ("lr<0.1", "bd"), ("accuracy!=0.5", "bd"), ("lr=0.10", "a"),
+        ("status=finished", "abcd"), ("name == 'b-1'", "b"), ("status!=finished", "e"),
+    ):  # fmt: skip
+        assert names_of(to_data(runs_table(tmp_path, None, [], [where]))) == [f"{name}-1" for name in wanted], where
+    assert names_of(to_data(runs_table(tmp_path, None, [], ["lr>0.01", "lr<0.2"]))) == ["a-1", "d-1"]
+    text = to_text(runs_table(tmp_path, "accuracy", [], ["lr>0.01"]))
+    assert "lr" in text.splitlines()[0] and "2 of 5 runs left out" in text  # what differs is shown unasked
+    for how in ({"sort": "acuracy"}, {"show": ["lrr"]}, {"where": ["lr"]}, {"where": ["lr>fast"]}, {"where": ["nothing>1"]}):
+        with pytest.raises(UsageError):
+            runs_table(tmp_path, how.get("sort"), how.get("show", []), how.get("where", []))  # type: ignore[arg-type]

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from flatout.base.errors import UsageError
 from flatout.cli.output import print_json
 
 app = typer.Typer(
-    help="List runs; show one; compare two; check the files of one.", invoke_without_command=True, rich_markup_mode=None
+    help="List runs; show one; compare some; check the files of one.", invoke_without_command=True, rich_markup_mode=None
 )
 
 Runs = Annotated[Path, typer.Option("--runs", help="The folder with all runs.")]
@@ -19,14 +20,35 @@ RunName = Annotated[str, typer.Argument(help="The name of a run, its folder, or 
 
 
 @app.callback()
-def list_runs(context: typer.Context, runs: Runs = Path("runs"), as_json: Json = False) -> None:
-    """List the runs, oldest first."""
+def list_runs(
+    context: typer.Context,
+    runs: Runs = Path("runs"),
+    sort: Annotated[
+        str | None,
+        typer.Option("--sort", help="Best first by a metric (accuracy), or by a key such as lr.", show_default=False),
+    ] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.")] = False,
+    show: Annotated[
+        str, typer.Option("--show", help="Columns: keys of recipes, settings, metrics, such as lr,batch.", show_default=False)
+    ] = "",
+    where: Annotated[
+        list[str] | None,
+        typer.Option("--where", help="Only runs such as 'lr>1e-3' or status=finished. May be repeated.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the runs, oldest first. With --sort, --show or --where: those asked for, and in which keys they differ."""
     if context.invoked_subcommand is not None:
         return
     from flatout.base.tree import to_data, to_text
     from flatout.store.compare import runs_doc
+    from flatout.store.run_table import runs_table
 
-    doc = runs_doc(runs)
+    if sort is None and not show and not where and not reverse:
+        doc = runs_doc(runs)
+    else:
+        shown = [name.strip() for name in show.split(",") if name.strip()]
+        doc = runs_table(runs, sort, shown, where or [], reverse=reverse)
     print_json(to_data(doc)) if as_json else print(to_text(doc))
 
 
@@ -62,13 +84,19 @@ def show(run: RunName, runs: Runs = Path("runs"), as_json: Json = False) -> None
 
 
 @app.command("compare")
-def compare(first: RunName, second: RunName, runs: Runs = Path("runs"), as_json: Json = False) -> None:
-    """Compare two runs: recipe, settings and results."""
+def compare(
+    names: Annotated[list[str], typer.Argument(help="Two runs or more: names, folders, or `last`.", show_default=False)],
+    runs: Runs = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """Compare runs: recipe, settings and results."""
+    if len(names) < 2:
+        raise UsageError(f"runs compare needs two runs or more, got {names[0]}: flatout runs compare {names[0]} last")
     from flatout.base.tree import to_data, to_text
     from flatout.store.compare import compare_doc
     from flatout.store.run_folder import find
 
-    doc = compare_doc(find(runs, first), find(runs, second))
+    doc = compare_doc(*(find(runs, name) for name in names))
     print_json(to_data(doc)) if as_json else print(to_text(doc))
 
 

@@ -1,9 +1,9 @@
-"""Compare runs: a list of all runs, and the differences between two in settings and results."""
+"""Compare runs: a list of all runs, and the differences between some in settings and results."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +54,18 @@ def _figures(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def compare_doc(a: RunFolder, b: RunFolder) -> Doc:
-    asked = _differences({**_asked(a), **_settings(a)}, {**_asked(b), **_settings(b)})
-    machine = _differences(_machine(a), _machine(b))
-    did = _outcomes(a.parsed_result(_outcome), b.parsed_result(_outcome))
-    columns = (TableColumn("key", ""), TableColumn("a", a.name, right=True), TableColumn("b", b.name, right=True))
-    outcome_columns = (*columns, TableColumn("ratio", "ratio", right=True))
+def compare_doc(*folders: RunFolder) -> Doc:
+    """Two runs or more, called a, b, c, ... in JSON. Two have the ratio of their results too."""
+    letters = [_letter(place) for place in range(len(folders))]
+    asked = _differences(letters, [{**asked_of(folder), **settings_of(folder)} for folder in folders])
+    machine = _differences(letters, [_machine(folder) for folder in folders])
+    did = _outcomes(letters, [folder.parsed_result(_outcome) for folder in folders])
+    named = [TableColumn(letter, folder.name, right=True) for letter, folder in zip(letters, folders, strict=True)]
+    columns = (TableColumn("key", ""), *named)
+    outcome_columns = (*columns, TableColumn("ratio", "ratio", right=True)) if len(folders) == 2 else columns
     return Doc(
         (
-            Fields({"a": a.name, "b": b.name}),
+            Fields({letter: folder.name for letter, folder in zip(letters, folders, strict=True)}),
             TextLine("Differences in recipe and plan" if asked else "Same recipe and plan", strong=True),
             Table("differed", columns, asked),
             *((TextLine(), TextLine("Where it ran", strong=True), Table("machine", columns, machine)) if machine else ()),
@@ -81,38 +84,42 @@ def _outcome(result: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, **(result.get("metrics") or {})}
 
 
-def _outcomes(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _letter(place: int) -> str:
+    """a to z, then aa, ab, ..."""
+    return ("" if place < 26 else _letter(place // 26 - 1)) + chr(ord("a") + place % 26)
+
+
+def _outcomes(letters: Sequence[str], results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     rows = []
-    for key in dict.fromkeys((*left, *right)):
-        one, other = left.get(key), right.get(key)
-        if one is None and other is None:
+    for key in dict.fromkeys(key for result in results for key in result):
+        values = [result.get(key) for result in results]
+        if all(value is None for value in values):
             continue
-        numbers = all(isinstance(v, int | float) for v in (one, other))
-        ratio = other / one if numbers and one and other is not None else None
-        rows.append(
-            {
-                "key": key,
-                "a": _cell(one),
-                "b": _cell(other),
-                "ratio": Cell(ratio, f"{ratio:.3f}x") if ratio is not None else None,
-            }
-        )
+        row: dict[str, Any] = {"key": key, **{letter: _cell(value) for letter, value in zip(letters, values, strict=True)}}
+        if len(values) == 2:
+            one, other = values
+            numbers = all(isinstance(value, int | float) for value in values)
+            ratio = other / one if numbers and one and other is not None else None
+            row["ratio"] = Cell(ratio, f"{ratio:.3f}x") if ratio is not None else None
+        rows.append(row)
     return rows
 
 
-def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {"key": key, "a": _cell(a.get(key)), "b": _cell(b.get(key))}
-        for key in dict.fromkeys((*a, *b))
-        if a.get(key) != b.get(key)
-    ]
+def _differences(letters: Sequence[str], each: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    rows = []
+    for key in dict.fromkeys(key for one in each for key in one):
+        values = [one.get(key) for one in each]
+        if any(value != values[0] for value in values):
+            rows.append({"key": key, **{letter: _cell(value) for letter, value in zip(letters, values, strict=True)}})
+    return rows
 
 
-def _asked(folder: RunFolder) -> dict[str, Any]:
+def asked_of(folder: RunFolder) -> dict[str, Any]:
+    """The recipe, with inner keys as model.gpt.layers."""
     return folder.parsed("recipe.json", _flat)
 
 
-def _settings(folder: RunFolder) -> dict[str, Any]:
+def settings_of(folder: RunFolder) -> dict[str, Any]:
     return folder.parsed("plan.json", lambda plan: {f"plan.{key}": value for key, value in plan["settings"].items()})
 
 
