@@ -57,8 +57,9 @@ def generate(
         print_json({"texts": [{"prompt": prompt, "text": text} for prompt, text in zip(prompts, texts, strict=True)]})
     elif len(prompts) == 1:
         pieces = continued(prompts[0], stream=True, **how)
-        for number, piece in enumerate(pieces):
-            print((prompts[0] if number == 0 else "") + piece, end="", flush=True)
+        print(prompts[0], end="", flush=True)  # here: a prompt that can't be used is an error of the line above
+        for piece in pieces:
+            print(piece, end="", flush=True)
         print()
     else:
         for prompt, text in zip(prompts, continued(prompts, **how), strict=True):
