@@ -230,6 +230,8 @@ def test_commands(desk: Path, flatout: Command) -> None:
     shown = json.loads(flatout("data", "recipe.yaml", "data.guard=on", "--seconds", "0.1", "--json").out)
     assert [(one["guard"], one["column"]) for one in shown["findings"]] == [("tail", "gain")]
     assert "tail: gain: " in flatout("data", "recipe.yaml", "data.guard=on", "--seconds", "0.1").out
+    assert "tail: gain: " in flatout("explain", "recipe.yaml", "data.guard=on").out
+    assert "tail: gain: " not in flatout("explain", "recipe.yaml").out
     wrong = flatout("new", "people.csv", "--guard", "tails=off", "--force")
     assert wrong.code == 2 and "--guard: expected off, or single guards such as leak=off" in wrong.err
 

@@ -76,7 +76,6 @@ def test_a_key_of_another_trainer(key: str, value: Any, named: str) -> None:
         (nn.HuberLoss(), "huber"),
         (nn.TripletMarginLoss(), "extend.md"),
     ],
-    ids=str,
 )
 def test_a_loss_where_an_objective_was_meant(given: Any, named: str) -> None:
     with pytest.raises(RecipeError) as said:

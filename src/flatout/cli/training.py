@@ -176,7 +176,10 @@ def explain(
         with nullcontext() if analyze else sparing_weights(WeightsBudget()):  # a Python recipe may contain a built model
             asked = read_asked(recipe, overrides, sets, offs)
         if devices is None and device_kind is None:
+            from flatout.explore.guard.view import with_findings
+
             doc = verbs.explain(asked, cache=cache_folder(), analyze=analyze, planning=planning, say=say)
+            doc = with_findings(doc, asked)
         elif devices is None or device_kind is None:
             raise UsageError("to plan for other devices, give their number and kind: --devices 64 --device-kind h100")
         else:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 from flatout.base.tree import Cell, Doc, Fields, Node, Table, TableColumn, TextLine
 from flatout.base.units import show_bytes, show_count, show_rate, show_seconds
+from flatout.explore.guard.view import finding_nodes
 from flatout.explore.survey.advice import words_of
 from flatout.explore.survey.columns import ColumnWords, LabelWords
 from flatout.explore.survey.speeds import StageRow, rows_of, slowest
@@ -35,7 +35,7 @@ def doc(found: Survey) -> Doc:
             *_label(found.label),
             *_wrapped("steps", ", then ".join(step for step in found.steps if step != "table")),
             Fields({"steps": list(found.steps), "schema": found.data.get("columns")}),
-            *_findings(found),
+            *finding_nodes(found.findings),
             *_tier(found),
             TextLine(),
             _stages(found),
@@ -120,13 +120,6 @@ def _label(label: LabelWords | None) -> Iterator[Node]:
     shown = ", ".join(f"{name} {share:.1%}" for name, share in classes[:_SHOWN_CLASSES])
     more = f", {len(classes) - _SHOWN_CLASSES} more down to {classes[-1][1]:.2%}" if len(classes) > _SHOWN_CLASSES else ""
     yield from _wrapped("label", f"{label.name}, {len(classes)} classes: {shown}{more}")
-
-
-def _findings(found: Survey) -> Iterator[Node]:
-    """Faults of the data, under the name of the guard that switches the check off."""
-    yield Fields({"findings": [asdict(one) for one in found.findings]})
-    for one in found.findings:
-        yield from _wrapped("found", f"{one.guard}: {one.words}")
 
 
 def _tier(found: Survey) -> Iterator[Node]:

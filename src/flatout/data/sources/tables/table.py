@@ -130,7 +130,7 @@ def table(
     onehot, min_count     for categories: the most that are one-hot, and how often one must occur to be known
     hash_buckets          columns with more distinct values are hashed into this many buckets
     draw                  "shuffle", "balanced", or a column of weights
-    guard                 which checks `flatout new` and `flatout data` make: off, or {leak: off}. Training ignores it
+    guard                 which checks `flatout new`, `data` and `explain` make: off, or {leak: off}. Training ignores it
     cache                 a folder for encoded rows that do not fit into memory; without it they are temporary
     scan_options          how files are read: delimiter, header, na, ...; see ReadOptions
     """
