@@ -81,9 +81,7 @@ def test_every_command_has_help(flatout: Command, command: str) -> None:
     assert f"Usage: flatout {command}" in answer.out
 
 
-@pytest.mark.parametrize(
-    "arguments", [["nonsuch"], ["run"], ["predict", "last"], ["runs", "compare", "a"], ["runs", "nonsuch"]]
-)
+@pytest.mark.parametrize("arguments", [["nonsuch"], ["run"], ["predict", "last"], ["runs", "nonsuch"]])
 def test_usage_errors_exit_2(flatout: Command, arguments: list[str]) -> None:
     answer = flatout(*arguments)
     assert (answer.code, answer.out) == (2, "")

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
@@ -244,7 +245,7 @@ def test_two_lines_from_a_dataframe_to_a_score() -> None:
     text = (run.path / "draft.yaml").read_text()
     assert text == run.recipe.draft and "label: survived" in text and "budget: 8 epochs" in text
     spelled = fo.Recipe(
-        data={"table": frame, "label": "survived", "holdout": 0.2},
+        data={**yaml.safe_load(text)["data"], "table": frame},  # with what the guardian found, if anything
         **{name: getattr(run.recipe, name) for name in ("model", "objective", "batch", "lr", "budget", "settings")},
     )
     same_bits(fo.run(spelled, **HOW), run)

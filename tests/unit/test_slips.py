@@ -122,8 +122,9 @@ def test_a_csv_where_a_recipe_was_meant(flatout: Command, command: str) -> None:
     Path("trips.csv").write_text("a,b\n1,2\n")
     Path("photos").mkdir()
     answer = flatout(command, "trips.csv")
-    assert answer.code == 2 and "flatout new trips.csv" in answer.err
-    if command != "explain":  # a folder is a run there
+    wanted = "which column is to be learned?" if command == "data" else "flatout new trips.csv"  # `data` takes a file
+    assert answer.code == 2 and wanted in answer.err
+    if command == "run":  # `explain` takes a folder as a run, and `data` as data
         assert "flatout new photos" in flatout(command, "photos").err
 
 

@@ -239,4 +239,4 @@ def _words(given: Any) -> str:
         return f"a {kind}, which is one column: give the whole DataFrame and label=, or (x, y)"
     if isinstance(given, type):
         return f"the class {given.__name__}: give an object of it, {given.__name__}(...)"
-    return f"a {kind}: call its collect() first" if hasattr(given, "collect_schema") else f"a {kind}"
+    return f"a {kind}: call its collect() first" if hasattr(given, "collect_schema") else kind

@@ -56,7 +56,7 @@ def _columns(found: Sequence[Given], label: str | None, folder: Path, guard: Any
             choose_label(sample, None, found[0].name)
         except UsageError:
             return draft_text(found, folder, field)
-    return draft_table(found, label, folder, sample, guard)
+    return draft_table(found, label, folder, sample, guard=guard)
 
 
 def _exists(given: Given, image: str) -> bool:

@@ -236,7 +236,7 @@ def _found(paths: Any, sql: str | None, asked: TableOptions, base_folder: Any, o
 
 def _is_held(given: Any) -> bool:
     """Whether the rows are in memory; otherwise they are in files."""
-    return isinstance(given, Mapping) or is_table(given)
+    return not isinstance(given, str | Path | list) and (isinstance(given, Mapping) or is_table(given))
 
 
 def _other(encoder: TableEncoder, given: Any, queries: bool, on_bad: str, base_folder: Any, options: Mapping[str, Any]) -> Scan:
