@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,15 @@ def test_where_photos_are_decoded(packaged: Any) -> None:
     assert not said
     assert device_photos(package, runtime, CPU, "device", "pictures", said.append) is not None
     assert "photos are decoded by the process of the model; 3 answers differ from the run's by at most" in said[0]
+
+
+def test_a_package_without_jpegs_is_decoded_by_the_front_unless_asked(packaged: Any) -> None:
+    package, said = packaged("photos").package(), list[str]()
+    runtime = EagerRuntime.load(package.parts(CPU))
+    pngs = tuple(photo(30, 30, "png") for _ in package.samples.photos)
+    vars(package)["samples"] = replace(package.samples, photos=pngs)
+    assert device_photos(package, runtime, CPU, "device", "pictures", said.append) is not None
+    assert "decoded by the process of the model as asked" in said[0] and "has no JPEGs" in said[0]
 
 
 def test_answers_that_differ_are_said(packaged: Any) -> None:

@@ -107,15 +107,17 @@ def device_photos(
         return None
     made = DevicePhotos(package, device)
     found = made.agreement(package, runtime)
-    if found is None:
-        say(f"{name}: its package has no JPEGs, so nothing says how nvJPEG agrees with training; photos are decoded on the CPU")
-        return made if wanted == "device" else None
     by = "nvJPEG" if device.type == "cuda" else "the process of the model"
-    if found.holds:
+    if found is not None and found.holds:
         say(f"{name}: photos are decoded by {by}; {found.rows} answers differ from the run's by at most {found.worst:.2g}")
         return made
+    why = (
+        "the package has no JPEGs to compare answers with"
+        if found is None
+        else f"answers differ from the run's: {found.problem}"
+    )
     if wanted == "device":
-        say(f"{name}: photos are decoded by {by} as asked, though answers differ from the run's: {found.problem}")
+        say(f"{name}: photos are decoded by {by} as asked, though {why}")
         return made
-    say(f"{name}: photos are decoded on the CPU: with {by}, {found.problem}; --photos-on device decodes there anyway")
+    say(f"{name}: photos are decoded on the CPU, not by {by}: {why}; --photos-on device decodes there anyway")
     return None

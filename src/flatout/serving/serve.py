@@ -126,7 +126,7 @@ def check(models: Sequence[WantedModel], options: ServeOptions) -> None:
         raise UsageError(f"a server has at most {MOST_MODELS - 1} models, got {len(models)}")
     _check_device(options.device)
     if options.photos_on not in ("auto", "host", "device"):
-        raise UsageError(f"photos are decoded on auto, host or device, got {options.photos_on!r}")
+        raise UsageError(f"--photos-on is auto, host or device, got {options.photos_on!r}")
     if (options.front.certificate is None) != (options.front.key is None):
         raise UsageError("TLS needs both --tls-cert and --tls-key")
     secured(options.front)
