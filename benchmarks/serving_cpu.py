@@ -383,20 +383,26 @@ def compare_latencies(report: Report, cnn: Case, folder: Path, python: Path, ask
             report.ratio(claim, f"CNN, {at}: {other}", f"CNN, {at}: flatout", at_least=1.0)
 
 
-def price_of_many_rows(report: Report, adult: Case, asked: argparse.Namespace, seconds: float) -> None:
-    """Requests of 1,024 rows, as bytes, on four connections, against the runtime called with the same rows in a loop."""
+def bare_runtime(adult: Case, rows: int) -> tuple[str, Callable[[], object]]:
+    """The runtime that flatout takes for batches of this size, with the executor's threads, and no server around it."""
     device = torch.device("cpu")
-    chosen = fastest(adult.package.measured(device, None), ROWS)
-    rows = {name: torch.from_numpy(column.copy()) for name, column in adult.row(ROWS).items()}
+    chosen = fastest(adult.package.measured(device, None), rows)
+    given = {name: torch.from_numpy(column.copy()) for name, column in adult.row(rows).items()}
     threads = torch.get_num_threads()
     torch.set_num_threads(max(2, len(os.sched_getaffinity(0)) - 1))  # as the executor has it
     runtime = runtime_named(chosen.name).load(adult.package.parts(device))
     torch.set_num_threads(threads)
+    return chosen.name, lambda: runtime.run(given)
+
+
+def price_of_many_rows(report: Report, adult: Case, asked: argparse.Namespace, seconds: float) -> None:
+    """Requests of 1,024 rows, as bytes, on four connections, against the runtime called with the same rows in a loop."""
+    runtime, run = bare_runtime(adult, ROWS)
 
     def bare() -> float:
         began_s, calls = time.perf_counter(), 0
         while time.perf_counter() - began_s < seconds:
-            runtime.run(rows)
+            run()
             calls += 1
         return (time.perf_counter() - began_s) / calls / ROWS * 1e6
 
@@ -407,21 +413,29 @@ def price_of_many_rows(report: Report, adult: Case, asked: argparse.Namespace, s
             return 1e6 / ROWS / wrk(server.body, url, connections, seconds)
 
     arms: dict[str, Callable[[], float]] = {
-        f"1,024 rows: {chosen.name} alone": bare,
+        f"1,024 rows: {runtime} alone": bare,
         "1,024 rows: served, 4 connections": partial(served, 4),
         "1,024 rows: served, 1 connection": partial(served, 1),
     }
     for name, values in take_turns(arms, asked.repeats, asked.within).items():
         report.arm(name, "us a row", values)
     for count in ("4 connections", "1 connection"):
-        found = (
-            report.arms[f"1,024 rows: served, {count}"]["median"] / report.arms[f"1,024 rows: {chosen.name} alone"]["median"]
-        )
+        found = report.arms[f"1,024 rows: served, {count}"]["median"] / report.arms[f"1,024 rows: {runtime} alone"]["median"]
         report.bars.append(Bar(f"1,024 rows: price over the bare runtime, {count}", found - 1, 0.4, at_least=False))
 
 
 def price_of_one_row(report: Report, adult: Case, asked: argparse.Namespace, seconds: float) -> None:
-    """CPU time of all the server's processes, for each request, the model's own included."""
+    """CPU time of all the server's processes for each request, and of the runtime alone that is called with each row."""
+    runtime, run = bare_runtime(adult, 1)
+    alone = f"one row: {runtime} alone"
+
+    def bare_us() -> float:
+        began_s, spent_s, calls = time.perf_counter(), time.process_time(), 0
+        while time.perf_counter() - began_s < seconds:
+            run()
+            calls += 1
+        return (time.process_time() - spent_s) / calls * 1e6
+
     bodies = {"tensors": adult.tensors(1), "JSON at /predict": adult.raw_json()}
 
     def spent_us(body: Body, connections: int) -> float:
@@ -431,16 +445,17 @@ def price_of_one_row(report: Report, adult: Case, asked: argparse.Namespace, sec
             rate = wrk(body, url, connections, seconds)
             return (cpu_s(pid) - before_s) / (rate * (time.monotonic() - began_s)) * 1e6
 
-    arms = {
-        f"one row, {name}, {count} connections": partial(spent_us, body, count)
-        for name, body in bodies.items()
-        for count in (16, 64, 256)
-    }
+    arms: dict[str, Callable[[], float]] = {alone: bare_us}
+    for name, body in bodies.items():
+        for count in (16, 64, 256):
+            arms[f"one row, {name}, {count} connections"] = partial(spent_us, body, count)
     for name, values in take_turns(arms, asked.repeats, asked.within).items():
         report.arm(name, "us of CPU", values)
     for count in (16, 64, 256):
         name = f"one row, tensors, {count} connections"
-        report.bar(f"CPU time a request, us: {name}", name, 40.0, at_least=False)
+        report.bar(f"CPU time a request, us: {name}", name, 40.0, at_least=False)  # all of it, the model's own included
+        over = report.arms[name]["median"] - report.arms[alone]["median"]
+        report.bars.append(Bar(f"{name}: CPU time over the bare runtime, us", over, 40.0, at_least=False))
 
 
 def packaged(name: str, example: str, given: Path | None, place: Path) -> Case:

@@ -328,7 +328,7 @@ def main() -> int:
     for line in [*failed, *ledger.problems[:30]]:
         print(line, file=sys.stderr)
     counts, growth = ledger.answers, memory.growth()
-    report = Report("serving_soak", __doc__ or "", torch.device("cpu"),
+    report = Report("serving_soak", __doc__ or "", torch.device("cuda" if torch.cuda.is_available() else "cpu"),
                     {"minutes": minutes, "rate": asked.rate, "seed": asked.seed, "counts": dict(counts), "exit_code": code,
                      "uss_mib": memory.last(), "growth_mib_in_30_min": growth})  # fmt: skip
     report.arm("right answers", "answers", [counts["right"]])

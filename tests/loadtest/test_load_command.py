@@ -215,7 +215,10 @@ def test_finding_the_highest_rate(command: Command) -> None:
     gate = asyncio.Semaphore(1)
 
     async def one_at_a_time(asked: Asked, line: Line) -> None:
-        """500 a second at most."""
+        """500 a second at most. The goal lets half of all be refused."""
+        if asked.number % 8 == 1:
+            line.say(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")
+            return
         async with gate:
             await asyncio.sleep(0.002)
         line.say(OK)
@@ -229,6 +232,7 @@ def test_finding_the_highest_rate(command: Command) -> None:
     assert rates[0] == 300 and found["highest_rate"] < found["lowest_missed_rate"] <= 1600, found["highest_rate"]
     assert {step["held"] for step in found["steps"]} == {True, False} and found["confirmed"] >= 1
     assert all(step["why"] for step in found["steps"] if not step["held"])
+    assert any(step["held"] and step["statuses"].get("503") for step in found["steps"])
 
 
 def test_no_rate_holds(command: Command) -> None:
@@ -240,6 +244,16 @@ def test_no_rate_holds(command: Command) -> None:
         goal = ("--find", "--slo", "p50 1 ms", "--rate", "2/s", "--for", "0.4 s")
         code, out, _ = command(f"{server.url}/x", *goal, "--arrivals", "constant")
     assert code == 1 and "no rate held p50 1 ms" in out
+
+
+def test_no_rate_holds_if_all_are_refused(command: Command) -> None:
+    async def refuses(asked: Asked, line: Line) -> None:
+        line.say(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")
+
+    with serving(refuses) as server:
+        goal = ("--find", "--slo", "p50 1 s", "--rate", "2/s", "--for", "0.4 s")
+        code, out, _ = command(f"{server.url}/x", *goal, "--arrivals", "constant")
+    assert code == 1 and "requests got no good answer" in out, out
 
 
 # ---- mistakes ----

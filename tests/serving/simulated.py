@@ -63,10 +63,12 @@ def simulate(
     arrivals: Iterable[Waiting],
     noise: Callable[[], float] = lambda: 1.0,
     again: Callable[[Answer], Waiting | None] = lambda answer: None,
+    truth: list[tuple[int, float]] | None = None,
 ) -> Simulated:
-    """The batcher on one device. `again` gives the next request of a client that waits for its answers."""
+    """The batcher on one device. `again` gives the next request of a client that waits for its answers; batches cost what
+    `truth` says, or what the models expect."""
     batcher = Batcher(models)
-    true_cost = {one.number: CostCurve(one.curve.points()) for one in models}
+    true_cost = {one.number: CostCurve(truth or one.curve.points()) for one in models}
     found = Simulated()
     count = itertools.count()
     coming = [(request.arrival_s, next(count), request) for request in arrivals]

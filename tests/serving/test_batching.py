@@ -198,6 +198,19 @@ def test_costs_follow_what_batches_take(draw: np.random.Generator) -> None:
     assert curve.seconds(256) < 1.5 * before
 
 
+def test_a_size_that_once_was_slow_is_tried_again(draw: np.random.Generator) -> None:
+    """Photos that the device decodes make all sizes slow; tensors that come afterwards need the large ones."""
+    resnet = [(1, 0.0006), (4, 0.0007), (16, 0.0012), (64, 0.0029), (256, 0.0105)]
+    one = model(points=resnet, goal="p99 50 ms")
+    for rows in (1, 4, 16, 64) * 50:
+        one.took(rows, CostCurve(resnet).seconds(rows) + 0.0005 * rows)
+    assert one.curve.rows_per_s(64) < 2000
+    few = simulate([one], poisson(draw, 5000, 4), noise=lambda: noise(draw, 0.05), truth=resnet)
+    assert few.good == len(few.answers)
+    many = simulate([one], poisson(draw, 17_000, 1, begin_s=200.0), noise=lambda: noise(draw, 0.05), truth=resnet)
+    assert many.good > 0.99 * len(many.answers)
+
+
 @pytest.mark.parametrize(
     ("text", "seconds", "share"),
     [

@@ -126,14 +126,15 @@ class RateSearch:
 
 
 def _miss(result: LoadResult, goal: LoadGoal) -> str:
+    """As everywhere, a request without a good answer was not in time; the goal says how many may be late."""
     found = result.figures
-    if found.not_good:
+    if found.share_within(goal) < goal.share:
+        latency_s = found.latency_s(goal.share)
+        if latency_s > goal.limit_s:
+            return f"p{100 * goal.share:g} was {show_seconds(latency_s)}"
         return f"{found.not_good:,} of {found.scheduled:,} requests got no good answer"
-    latency_s = found.latency_s(goal.share)
-    if not latency_s <= goal.limit_s:
-        return f"p{100 * goal.share:g} was {show_seconds(latency_s)}"
     # as many as this may rightly be on their way when the clock stops
     on_their_way = found.offered_rate * goal.limit_s
-    if found.achieved_rate * found.measured_s + on_their_way < _ENOUGH * found.scheduled:
+    if (found.achieved_rate * found.measured_s + found.not_good + on_their_way) < _ENOUGH * found.scheduled:
         return f"only {found.achieved_rate:,.0f}/s were answered"
     return ""

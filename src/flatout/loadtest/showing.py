@@ -106,8 +106,7 @@ def result_data(result: LoadResult, goal: LoadGoal | None) -> dict[str, Any]:
 def step_line(step: LoadStep, goal: LoadGoal) -> str:
     """While the search goes on."""
     found = step.result.figures
-    verdict = "held" if step.held else f"missed: {step.why}"
-    return f"{_rate(step.rate):>9}/s  {_name(goal.share)} {show_seconds(found.latency_s(goal.share)):>8}  {verdict}"
+    return f"{_rate(step.rate):>9}/s  {_name(goal.share)} {show_seconds(found.latency_s(goal.share)):>8}  {_verdict(step)}"
 
 
 def search_text(found: HighestRate, goal: LoadGoal) -> str:
@@ -163,8 +162,15 @@ def _step_row(step: LoadStep, goal: LoadGoal) -> dict[str, Any]:
         "achieved": _rate(found.achieved_rate),
         "requests": f"{found.scheduled:,}",
         "latency": show_seconds(found.latency_s(goal.share)),
-        "verdict": "held" if step.held else f"missed: {step.why}{' (generator at its limit)' if step.is_ours else ''}",
+        "verdict": f"{_verdict(step)}{' (generator at its limit)' if step.is_ours else ''}",
     }
+
+
+def _verdict(step: LoadStep) -> str:
+    if not step.held:
+        return f"missed: {step.why}"
+    without = step.result.figures.not_good
+    return f"held; {without:,} got no good answer" if without else "held"
 
 
 def _latency_lines(found: LoadFigures, is_closed: bool) -> list[str]:

@@ -13,6 +13,7 @@ _NEWEST = 0.05  # the weight of the last batch
 _TRUSTED = 4  # batches of a size until it has a correction of its own
 _NONE = (1.0, 0.0, 0)
 _AGAIN = 64  # batches until the useful size is looked for again
+_STALE = 4096  # batches of other sizes: by then requests may be of another kind, and what a size took before proves nothing
 
 
 class CostCurve:
@@ -30,6 +31,7 @@ class CostCurve:
         self._seen = 0
         self._corrections: dict[int, tuple[float, float, int]] = {}  # by the size's power of two: factor, extra_s, batches
         self._extras: dict[int, float] = {}  # of sizes without a correction of their own
+        self._last_run: dict[int, int] = {}  # by the size's power of two: how many batches there had been
         self.full_rows = 0
         self.spread = 0.1  # mean distance from what was expected, as a share of it
         self._find_full()
@@ -90,8 +92,15 @@ class CostCurve:
         self._corrections[size] = (factor, extra_s, seen + 1)
         self._extras.clear()
         self._seen += 1
+        self._last_run[size] = self._seen
         if self._seen % _AGAIN == 0:
+            self._forget_stale()
             self._find_full()
+
+    def _forget_stale(self) -> None:
+        """A size that once was slow would never be run again, and so never be seen to be fast."""
+        for size in [one for one, last in self._last_run.items() if self._seen - last > _STALE]:
+            del self._last_run[size], self._corrections[size]
 
     def limit(self, largest: int) -> None:
         """Larger batches are not run any more."""

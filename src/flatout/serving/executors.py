@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import shutil
 import socket
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.base.errors import FlatoutError, MachineError
+from flatout.machine.host import usable_cores
 from flatout.serving.control import ControlLine
 from flatout.serving.counters import MOST_MODELS
 from flatout.serving.executor_sums import added
@@ -56,7 +56,7 @@ class Executors:
 
     def _threads(self) -> int:
         """On a CPU one core is left to the fronts, if there are more than two: a model on one of two is 1.4 times as slow."""
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cores()
         return max(1, max(2, cores - 1) // self._options.executors) if self.on_cpu else 1
 
     def running(self) -> list[RunningExecutor]:
