@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+# before torch is loaded: files run side by side, and with more threads than cores each is many times slower
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture
 def shared_data() -> Callable[[str], Path]:

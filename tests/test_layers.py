@@ -47,7 +47,7 @@ DATA_ORDER = (
     ("order",),
     ("offers", "source", "checks", "decoding"),
     ("augment",),
-    ("transforms", "normalize", "option_checks"),
+    ("transforms", "normalize", "attention_mask", "option_checks"),
     ("fitted",),
     ("workers",),
     ("cache",),
@@ -201,6 +201,7 @@ def test_base_needs_no_torch() -> None:
 def test_only_the_cli_reads_environment_variables_and_arguments() -> None:
     # a launcher's variables are how a process is told its part; another script's arguments and environment are set, not read
     launched = (SOURCE / "data" / "feeds" / "ranks.py", SOURCE / "world" / "joining.py", SOURCE / "doctor" / "script.py",
+                SOURCE / "machine" / "threads.py",  # what torch itself has read
                 SOURCE / "base" / "keeper.py",  # a program of its own
                 SOURCE / "boost" / "protection" / "redirect.py")  # fmt: skip
     for path in modules():

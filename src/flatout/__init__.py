@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from flatout.packaging.verbs import predict as predict
     from flatout.recipe.schema import Recipe as Recipe
     from flatout.runs.evaluate import evaluate as evaluate
+    from flatout.runs.layers.summary import summary as summary
+    from flatout.runs.one_batch.overfit import overfit as overfit
+    from flatout.runs.rates.verb import find_lr as find_lr
     from flatout.runs.record import Run as Run
     from flatout.runs.verbs import explain as explain
 
@@ -42,10 +45,13 @@ __all__ = [
     "evaluate",
     "explain",
     "export",
+    "find_lr",
     "load",
     "loader",
+    "overfit",
     "predict",
     "run",
+    "summary",
 ]
 
 _HOMES = {
@@ -59,10 +65,13 @@ _HOMES = {
     "evaluate": "flatout.runs.evaluate",
     "explain": "flatout.runs.verbs",
     "export": "flatout.packaging.verbs",
+    "find_lr": "flatout.runs.rates.verb",
     "load": "flatout.packaging.verbs",
     "loader": "flatout.data.feeds.loader",
+    "overfit": "flatout.runs.one_batch.overfit",
     "predict": "flatout.packaging.verbs",
     "run": "flatout.notebook.start",
+    "summary": "flatout.runs.layers.summary",
 }
 
 

@@ -30,7 +30,11 @@ class Page:
         return re.findall(r"`([^`\n]+)`", _FENCE.sub("", self.text))
 
     def links(self) -> list[str]:
-        return re.findall(r"\]\(([^)\s]+)\)", _FENCE.sub("", self.text))
+        return self.links_in(self.text)
+
+    @staticmethod
+    def links_in(text: str) -> list[str]:
+        return re.findall(r"\]\(([^)\s]+)\)", _FENCE.sub("", text))
 
     def anchors(self) -> set[str]:
         """As GitHub makes them of headings."""

@@ -27,6 +27,7 @@ import flatout
 from flatout.base.budget import COUNTED, SPENT, Budget
 from flatout.cli.main import app
 from flatout.data.feeds.loader import loader
+from flatout.data.fitted.derived.functions import FUNCTIONS, OPERATORS
 from flatout.data.sources.arrays import arrays
 from flatout.data.sources.datasets.dataset import dataset
 from flatout.data.sources.photos.images import images
@@ -136,6 +137,14 @@ def _write_tables(folder: Path) -> None:
     (folder / "covtype.csv.xz").write_bytes(lzma.compress("\n".join(["Elevation,Slope,Cover_Type", *trees, ""]).encode()))
     packed("ETTh1.csv.gz", ["date,HUFL,OT", *(f"2016,{i % 24}.5,{i % 50}.1" for i in range(11520))])
     places, hours = [[f"{(i * k) % 9}" for i in range(90)] for k in (1, 2)], [i % 24 for i in range(90)]
+    starts = [(f"2024-03-0{1 + place % 9}", 10 + place % 40, place) for place in range(60)]
+    trips = [f"{1 + i % 7}.5,{day}T10:00:00,{day}T10:{minute}:00,{'ABC'[i % 3]},{i % 11}.5" for day, minute, i in starts]
+    (folder / "trips.csv").write_text("\n".join(["km,start,end,zone,fare", *trips]))
+    (folder / "zones.csv").write_text("zone,fee\nA,1.5\nB,2.5\n")
+    sales = [
+        f"2024-{1 + place // 28 % 12:02}-{1 + place % 28:02},{store},{place % 9}.5" for place in range(90) for store in (1, 2)
+    ]
+    (folder / "sales.csv").write_text("\n".join(["day,store,sales", *sales]))
     taxi = {
         "tpep_pickup_datetime": pa.array([1641800000 + 3600 * hour for hour in hours], pa.timestamp("s")),
         "tpep_dropoff_datetime": pa.array([1641801000 + 3600 * hour for hour in hours], pa.timestamp("s")),
@@ -280,6 +289,12 @@ def test_steps_of_columns() -> None:
     assert first_column(GUIDE.section("Steps of columns")) == [*NUMBER_STEPS, *CATEGORY_STEPS, *DATE_STEPS]
 
 
+def test_functions_of_expressions() -> None:
+    page = next(page for page in PAGES if page.name.endswith("derive.md"))
+    assert [written for written in first_column(page.section("Functions"))] == [one.written for one in FUNCTIONS.values()]
+    assert first_column(page.section("Operators")) == list(OPERATORS)
+
+
 def test_options_of_transforms() -> None:
     """All of them, each with its default where that is one value."""
     for name, options in re.findall(r"^\| `(\w+)` \| (.+?) \|", GUIDE.section("Transforms"), re.MULTILINE):
@@ -328,7 +343,7 @@ def test_folder_map_has_the_layers() -> None:
 @pytest.mark.parametrize("page", PAGES, **ids)
 def test_commands_exist(page: Page) -> None:
     for shown in page.commands():
-        words = [word for word in shlex.split(shown)[1:] if re.fullmatch(r"[a-z]+|--[a-z-]+", word)]
+        words = [word for word in shlex.split(shown)[1:] if re.fullmatch(r"[a-z]+(?:-[a-z]+)*|--[a-z-]+", word)]
         name = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else words[0]
         if name.startswith("--"):
             assert name in {"--help", "--version"}, shown
@@ -402,12 +417,24 @@ def _names(text: str) -> list[str]:
     return [line[:15].strip() for line in lines[: lines.index("")]]
 
 
+@pytest.mark.parametrize("library", ["lightning", "transformers"])
+@pytest.mark.filterwarnings("ignore")  # what other libraries warn of is their affair
+def test_code_of_other_trainers_runs(library: str, place: Path) -> None:
+    """What docs/coming-from.md says of another trainer is true of the version that is installed."""
+    pytest.importorskip(library)
+    page = Page(ROOT / "docs" / "coming-from.md")
+    theirs = next(block for block in page.blocks("py") if re.search(rf"^(import|from) {library}\b", block, re.MULTILINE))
+    script = place / "theirs.py"
+    script.write_text(f"{page.blocks('python')[0]}\n{theirs}")
+    runpy.run_path(str(script), run_name="__main__")
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if page.blocks("yaml")], **ids)
 def test_yaml_blocks_validate(page: Page, place: Path) -> None:
     for block in page.blocks("yaml"):
         for written in yaml.safe_load_all(block):
             recipe_from({**BASE, **written}, place)
-            if "data" in written:
+            if "data" in written and "pretrained" not in written.get("model", ""):  # whose model may be a download
                 assert len(parse_data(written["data"], place, place / "cache").train) > 0
 
 

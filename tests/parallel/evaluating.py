@@ -24,6 +24,7 @@ from flatout.engine.parallel.mesh import parse_mesh
 from flatout.engine.parallel.shared_evaluation import SharedEvaluation
 from flatout.engine.settings import Settings
 from flatout.models.gpt import gpt
+from flatout.objectives.joining import JoinedMeter
 from flatout.objectives.metrics import SumMeter
 from flatout.objectives.objective import Meter, is_shared
 from flatout.objectives.regress import Regress
@@ -186,15 +187,20 @@ def trained(name: str, runs: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def count_rows() -> None:
-    """What reaches a meter."""
-    update = SumMeter.update
+    """What reaches a meter. Batches that it joins count as they come, and not once more when it looks at them together."""
+    for meter in (JoinedMeter, SumMeter):
+        count_rows_of(meter)
 
-    def counted(meter: SumMeter, output: Any, loss_sum: Tensor, weight: float | Tensor, batch: dict[str, Tensor]) -> None:
-        rows_seen.extend(batch["x"].double().flatten(1)[:, 0].tolist())
+
+def count_rows_of(kind: Any) -> None:
+    update = kind.update
+
+    def counted(meter: Any, output: Any, loss_sum: Tensor, weight: float | Tensor, batch: dict[str, Tensor]) -> None:
+        if "x" in batch:
+            rows_seen.extend(batch["x"].double().flatten(1)[:, 0].tolist())
         update(meter, output, loss_sum, weight, batch)
 
-    patched: Any = SumMeter
-    patched.update = counted
+    kind.update = counted
 
 
 def main() -> int:

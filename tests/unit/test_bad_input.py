@@ -87,7 +87,7 @@ def test_unknown_key(refused: Callable[..., None], argument: str, words: tuple[s
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("lr=fast", ("lr: expected a number, got 'fast'",)),
+        ("lr=fast", ("lr: expected a number such as 1e-3, or auto, got 'fast'",)),
         ("lr=.inf", ("lr: expected a finite number, got inf",)),
         ("lr=-1", ("lr: expected more than 0, got -1",)),
         ("batch=yes", ("batch: expected a number, got True",)),

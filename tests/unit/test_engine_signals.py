@@ -20,11 +20,11 @@ CODES = {signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGINT: 130}
 
 
 def send(number: signal.Signals, call: int, training: bool) -> Disturb:
-    """From inside of the model's n-th forward in training, or in evaluation (the check before a run has one as well)."""
+    """From inside of the model's n-th forward in training, or in evaluation (not in the checks of two rows before a run)."""
     calls = iter(range(1 << 30))
 
     def disturb(model: nn.Module, x: Tensor) -> Tensor:
-        if model.training == training and next(calls) == call:
+        if model.training == training and (training or len(x) > 2) and next(calls) == call:
             os.kill(os.getpid(), number)
         return x
 
@@ -39,7 +39,7 @@ def asked(**given: Any) -> Any:
 @pytest.mark.parametrize("number", list(CODES), ids=lambda number: number.name)
 def test_stopped_saved_and_resumed_to_the_same_bits(tmp_path: Path, number: signal.Signals, training: bool) -> None:
     calm = train(tmp_path / "calm", asked())
-    with disturbed(send(number, 5 if training else 2, training)), pytest.raises(Stopped) as stopped:
+    with disturbed(send(number, 5 if training else 1, training)), pytest.raises(Stopped) as stopped:
         train(tmp_path / "cut", asked())
     assert stopped.value.exit_code == CODES[number] and stopped.value.signal_name == number.name
     assert "saved at step" in str(stopped.value) and "grace period" in str(stopped.value)
@@ -102,7 +102,7 @@ def test_stopped_in_the_evaluation_that_was_the_best(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("flatout.objectives.classify._finish", lambda total: {"loss": 1.0, "accuracy": next(left)})
-        with disturbed(send(signal.SIGTERM, 1, training=False)), pytest.raises(Stopped):
+        with disturbed(send(signal.SIGTERM, 0, training=False)), pytest.raises(Stopped):
             train(tmp_path, asked(**given))
         left = iter(values)
         run = train(tmp_path, asked(**given))
@@ -115,7 +115,7 @@ def test_stopped_in_the_evaluation_that_was_the_best(tmp_path: Path) -> None:
 def test_stopped_after_the_last_step(tmp_path: Path) -> None:
     """In the final evaluation: nothing is left to train, and the same command still finishes the run."""
     calm = train(tmp_path / "calm", asked(evaluate=None))
-    with disturbed(send(signal.SIGTERM, 1, training=False)), pytest.raises(Stopped):
+    with disturbed(send(signal.SIGTERM, 0, training=False)), pytest.raises(Stopped):
         train(tmp_path / "cut", asked(evaluate=None))
     run = train(tmp_path / "cut", asked(evaluate=None))
     assert run.result["steps"] == 12 and run.result["metrics"]["accuracy"] == calm.result["metrics"]["accuracy"]

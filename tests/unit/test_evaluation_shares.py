@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,11 +14,14 @@ from flatout.data import arrays, digits, sequences
 from flatout.data.feeds.evaluation import EvalFeed
 from flatout.objectives.build import OBJECTIVES, build
 from flatout.objectives.metrics import SumMeter
+from flatout.objectives.named.measured import measured
+from flatout.objectives.named.parse import named_metrics_of
 from flatout.objectives.objective import Meter, SharedMeter, is_shared
 from flatout.objectives.regress import Regress
 from flatout.world.world import ProcessWorld, World
 
 CPU = torch.device("cpu")
+Exchanged = tuple[list[dict[str, Tensor]], list[object]]
 
 
 class Share(World):
@@ -109,6 +111,65 @@ def test_metrics_put_together_are_those_of_all_rows(name: str) -> None:
         assert found == meters[0].result()
 
 
+NAMED: dict[str, list[object]] = {
+    "classify": ["f1", "auroc", "average_precision", "confusion_matrix", {"top_k": 2}, "log_loss"],
+    "binary": ["recall", "auroc", "average_precision", "calibration_error", "mcc"],
+    "multilabel": ["f1_macro", "auroc", "accuracy"],
+    "regress": ["mae", "r2", "mape"],
+    "next_token": ["perplexity", "token_accuracy", {"top_k": 3}],
+}
+
+
+def _rows_of(name: str) -> tuple[Tensor, Tensor]:
+    """With ties, and outputs as autocast leaves them."""
+    draw = torch.Generator().manual_seed(0)
+    shape, make = SHAPES[name]
+    torch.manual_seed(0)
+    output = (torch.randn(60, *shape, generator=draw) * 3).round(decimals=1)
+    return output if name == "regress" else output.bfloat16(), make(60)
+
+
+def _named(names: list[str], rank: int, size: int) -> dict[str, dict[str, float]]:
+    """By one process, or by three: the last has no rows, the others have differing numbers."""
+    world = ProcessWorld(CPU, rank, size, None, ours=False) if size > 1 else None
+    cut = [0, 60] if size == 1 else [0, 41, 60, 60]
+    found = {}
+    for name in names:
+        objective = build(name)
+        made = measured(objective, named_metrics_of(NAMED[name], objective), None)
+        meter = made.meter(CPU)
+        assert is_shared(meter)
+        for part, labels in zip(*(side[cut[rank] : cut[rank + 1]].split(8) for side in _rows_of(name)), strict=True):
+            if len(part):
+                meter.update(part, *made.loss(part, {"y": labels}), {"y": labels})
+        if world is not None:
+            meter.put_together([share for share in world.gather_tensors(meter.collected()) if share])
+        found[name] = meter.result()
+    return found
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Exchanged, dict[str, dict[str, float]]]]:
+    """What three processes said: starting them takes longer than all that they do."""
+    return on_ranks(3, _of_three, folder=tmp_path_factory.mktemp("three"))
+
+
+def _of_three() -> tuple[Exchanged, dict[str, dict[str, float]]]:
+    return _exchanged(), _named(list(NAMED), dist.get_rank(), 3)
+
+
+def test_metrics_by_name_of_real_processes_are_those_of_one(three: list[tuple[Exchanged, dict[str, dict[str, float]]]]) -> None:
+    of_ranks = [named for _, named in three]
+    assert all(one == of_ranks[0] for one in of_ranks)
+    for name, expected in _named(list(NAMED), 0, 1).items():
+        assert of_ranks[0][name] == pytest.approx(expected, rel=1e-6), name
+        exact = [
+            one for one in expected if one.partition("_")[0] in ("auroc", "auc", "average", "f1", "accuracy", "top", "mcc")
+        ]
+        assert exact or name == "regress"
+        assert [of_ranks[0][name][one] for one in exact] == pytest.approx([expected[one] for one in exact], rel=1e-12), name
+
+
 class Largest(SumMeter):
     """Keeps something that the sums don't have."""
 
@@ -143,8 +204,8 @@ def test_a_meter_that_says_nothing_of_shares_is_not_taken_for_one_that_does() ->
 # ---- what travels between processes ----
 
 
-def test_tensors_of_any_kind_are_gathered(tmp_path: Path) -> None:
-    for found, said in on_ranks(3, _exchanged, folder=tmp_path):
+def test_tensors_of_any_kind_are_gathered(three: list[tuple[Exchanged, object]]) -> None:
+    for (found, said), _ in three:
         assert said == [2, True] and found[1] == {}
         for rank in (0, 2):
             expected = _of_rank(rank)
@@ -161,7 +222,7 @@ def _of_rank(rank: int) -> dict[str, Tensor]:
     return {"flags": torch.arange(rank + 3) % 2 == 0, "sum": third, "none": torch.empty(0, 4), "table": table}
 
 
-def _exchanged() -> tuple[list[dict[str, Tensor]], list[object]]:
+def _exchanged() -> Exchanged:
     world = ProcessWorld(CPU, dist.get_rank(), 3, None, ours=False)
     found = world.gather_tensors(_of_rank(world.rank))
     return found, [world.highest(world.rank), world.any(world.rank == 1)]

@@ -325,3 +325,13 @@ def test_types_that_no_model_takes_are_named() -> None:
     frame = people()
     with pytest.raises(DataError, match="'odd' is of the type"):
         as_data(frame.assign(odd=pd.period_range("2020", periods=len(frame), freq="D")), label="survived")
+
+
+def test_derived_columns_and_filters_are_options_of_the_data() -> None:
+    run = fo.run(
+        data=people(), label="survived", derive={"decade": "floor(age / 10)"}, where="age > 25", quiet=True, **HOW, **KEYS
+    )
+    features = run.recipe.load_data().prepare[0].feature_names
+    assert "decade" in features and "derive: {decade: floor(age / 10)}" in run.recipe.draft
+    with pytest.raises(UsageError, match="derive, where: columns of arrays have no names: give a DataFrame"):
+        fo.run(data=numbers(), derive={"a": "x"}, where="x > 1", **HOW, **KEYS)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from sklearn import metrics as sklearn_metrics
 
+from flatout.objectives import areas
 from flatout.objectives.build import build
 from flatout.objectives.metrics import area_under_curve
 from flatout.objectives.objective import Objective
@@ -126,6 +127,21 @@ def test_many_small_batches_lose_no_digits() -> None:
     assert meter.result()["loss"] == pytest.approx(0.1, rel=1e-7)
 
 
+def test_weights_that_are_tensors_lose_no_digits() -> None:
+    """As those of class weights are, in batches of a row."""
+    objective, batch = build("classify"), {"y": torch.zeros(1, dtype=torch.long)}
+    meter = objective.meter(CPU)
+    for _ in range(2000):
+        meter.update(torch.tensor([[0.0, 1.0]]), torch.tensor(0.1), torch.tensor(0.1), batch)
+    assert meter.result()["loss"] == pytest.approx(1.0, rel=1e-12)
+
+
+def test_r2_of_nan_is_nan_also_for_constant_targets() -> None:
+    output = torch.ones(100)
+    output[3] = math.nan
+    assert math.isnan(measured(build("regress"), output, torch.ones(100))["r2"])
+
+
 def test_an_unused_meter_has_nothing_to_say() -> None:
     for name in ("classify", "binary", "multilabel", "regress", "next_token"):
         assert build(name).meter(CPU).result() == {}
@@ -143,3 +159,27 @@ def test_updates_never_read_the_device(name: str, shape: tuple[int, ...]) -> Non
         meter = objective.meter(CPU)
         meter.update(output, *objective.loss(output, {"y": target}), {"y": target})
     assert not any("_local_scalar_dense" in event.key for event in profile.key_averages())
+
+
+@pytest.mark.parametrize("levels", [3, 400, 0])
+def test_areas_are_those_of_scikit_learn_on_every_kind_of_device(levels: int) -> None:
+    """`levels` different scores, or all different; the formula of GPUs gives the same on a CPU."""
+    scores = torch.randn(600, 4) if not levels else torch.randint(-levels, levels, (600, 4)) / levels
+    scores[:5] = torch.tensor([0.0, -0.0, 0.0, -0.0, 0.0])[:, None]
+    labels = torch.rand(600, 4) < torch.tensor([0.5, 0.02, 0.97, 0.3])
+    for ours, there, theirs in (
+        (areas.areas_under_curve, areas._auroc_there, sklearn_metrics.roc_auc_score),
+        (areas.average_precisions, areas._precision_there, sklearn_metrics.average_precision_score),
+    ):
+        expected = [theirs(labels[:, place], scores[:, place]) for place in range(4)]
+        assert ours(scores, labels).tolist() == pytest.approx(expected, abs=1e-12)
+        assert there(scores.t(), labels.t()).tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_areas_without_positives_or_with_nan() -> None:
+    scores = torch.tensor([[0.1, 0.2, math.nan], [0.3, 0.4, 0.5]])
+    labels = torch.tensor([[False, True, True], [False, True, False]])
+    for ours, expected in ((areas.areas_under_curve, math.nan), (areas.average_precisions, 1.0)):
+        found = ours(scores, labels).tolist()
+        assert math.isnan(found[0]) and math.isnan(found[2])
+        assert found[1] == pytest.approx(expected, nan_ok=True)

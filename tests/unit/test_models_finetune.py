@@ -103,8 +103,9 @@ def test_freeze_by_glob() -> None:
 @pytest.mark.parametrize(
     ("patterns", "words"),
     [
-        (["token.weight"], "freeze: no parameter matches 'token.weight'; did you mean 'tokens.weight'"),
-        (["backbone"], r"known: blocks\.\*, norm\.\*, positions\.\*, tokens\.\*"),
+        (["token.weight"], "freeze: no parameter or module matches 'token.weight'; did you mean 'tokens.weight'"),
+        (["layer4"], r"its parts, with their number of weights: backbone \([\d,]+\), tokens \(960\), positions"),
+        (["backbone"], "leaves no parameter to train"),  # the head is tied to the first layer
         (["*"], "leaves no parameter to train"),
     ],
 )
@@ -124,7 +125,7 @@ def test_rates_name_every_parameter_and_the_last_pattern_wins() -> None:
         "head.bias": 1.0,
     }
     assert set(rates(model, {}).values()) == {1.0}
-    with pytest.raises(ModelError, match=r"rates: no parameter matches 'heads\.weight'; did you mean 'head\.weight'"):
+    with pytest.raises(ModelError, match=r"rates: no parameter or module matches 'heads\.weight'; did you mean 'head\.weight'"):
         rates(model, {"heads.weight": 2.0})
     with pytest.raises(ModelError, match="greater than 0, got 0; or freeze it"):
         rates(model, {"head.*": 0})

@@ -219,6 +219,35 @@ def test_metrics_of_tokens_leave_out_what_is_ignored() -> None:
     assert found["mcc"] == pytest.approx(sk.matthews_corrcoef(target, flat.argmax(1)))
 
 
+def test_where_every_target_is_ignored_nothing_is_known() -> None:
+    found = scores(
+        "next_token",
+        ["token_accuracy", {"top_k": 2}, "mcc", "f1", "log_loss"],
+        torch.randn(90, 2, 5),
+        torch.full((90, 2), -100),
+    )
+    assert all(math.isnan(found[name]) for name in ("accuracy", "token_accuracy", "top_2", "mcc", "f1", "log_loss")), found
+
+
+def test_shares_of_counts_are_as_exact_as_float64() -> None:
+    y = (torch.arange(300) % 3 == 0).long()
+    labels = scores("multilabel", ["accuracy"], y[:, None].float() - 0.5, 1 - y[:, None] * (torch.arange(300) > 2)[:, None])
+    assert labels["accuracy"] in (1 / 300, 2 / 300, 3 / 300) and labels["baseline.accuracy"] == 201 / 300
+    assert scores("classify", ["average_precision"], torch.randn(300, 3), y)["baseline.average_precision"] == 0.5
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_outputs_of_half_precision_are_measured_as_the_numbers_they_are(kind: torch.dtype) -> None:
+    logits, y = (torch.randn(300, 4) * 3).to(kind), torch.randint(3, (300,))  # class 3 never occurs
+    found, same = (
+        scores("classify", ["auroc", "average_precision", "log_loss", "f1"], one, y) for one in (logits, logits.float())
+    )
+    assert found == pytest.approx(same, rel=1e-6)
+    odds = logits.double().softmax(1).logit()
+    each = [sk.roc_auc_score(y == place, odds[:, place].numpy().round(5)) for place in range(3)]
+    assert found["auroc"] == pytest.approx(sum(each) / 3, abs=1e-4)
+
+
 # ---- baselines ----
 
 

@@ -121,3 +121,23 @@ def test_arrays_and_photos(desk: Path, flatout: Command) -> None:
     run = fo.run(recipe, runs="runs", cache=None, planning="off")
     kept = fo.predict(run, "photos", keep="file", device="cpu", cache=None)
     assert kept["file"].tolist() == [f"a/{n}.png" for n in (0, 2, 4, 6)] + [f"b/{n}.png" for n in (1, 3, 5, 7)]
+
+
+def test_a_photo_that_cannot_be_decoded_gets_no_other_photos_prediction(desk: Path) -> None:
+    for part, number in ((part, number) for part in ("photos", "later") for number in range(6)):
+        path = Path(part, *("ab"[number % 2] if part == "photos" else ""), f"{number}.jpg")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((16, 16, 3), number * 9, np.uint8)).save(path)
+    data = fo.data.images("photos", size=8, on_bad="skip")
+    model = {"convnet": {"channels": [4], "hidden": 4}}
+    settings = {"device": "cpu"}
+    recipe = fo.Recipe(data=data, model=model, batch=2, lr=1e-3, budget="1 epochs", settings=settings)
+    run = fo.run(recipe, runs="runs", cache=None, planning="off")
+    whole = fo.predict(run, "later", keep="file", device="cpu", cache=None)
+    content = Path("later/2.jpg").read_bytes()
+    Path("later/2.jpg").write_bytes(content[: len(content) * 2 // 3])  # its header is whole: only decoding finds it
+    notes: list[str] = []
+    found = fo.predict(run, "later", keep="file", device="cpu", cache=None, say=notes.append)
+    assert found["file"].tolist() == [f"{number}.jpg" for number in (0, 1, 3, 4, 5)]
+    torch.testing.assert_close(found["probability"], whole["probability"][[0, 1, 3, 4, 5]])
+    assert "1 bad sample was left out" in notes[-1] and "2.jpg" in notes[-1]

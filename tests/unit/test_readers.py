@@ -335,7 +335,8 @@ def test_a_sign_of_a_missing_label_is_still_one(tmp_path: Path) -> None:
     rows[41], rows[91] = "3,?", "4,unknown"
     (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
     entries = {entry.key: entry for entry in draft([str(tmp_path / "t.csv")], None, tmp_path).data}
-    assert entries["na"].value == ["?", "unknown"] and "rows without a label: 2" in entries["on_bad"].note
+    assert entries["na"].value == ["?"] and "rows without a label: 1" in entries["on_bad"].note
+    assert "'unknown', first in row 91" in entries["on_bad"].note  # a word is named, and never missing without a word
 
 
 def test_why_a_label_is_bad_is_said_of_each(tmp_path: Path) -> None:

@@ -187,4 +187,4 @@ def test_settings_that_are_not_of_a_step_or_not_of_a_run() -> None:
         "tier", "reader_threads", "prefetch", "disk_budget", "cache_compression", "log_every", "evaluation_batch",
         "checkpoint_every", "failure_every", "keep_checkpoints", "nonfinite_limit", "grace",
     }  # fmt: skip
-    assert settings_of(SettingScope.PROCESSES) == {"mesh", "pipeline", "bucket_mb", "reshard"}
+    assert settings_of(SettingScope.PROCESSES) == {"threads", "mesh", "pipeline", "bucket_mb", "reshard"}

@@ -15,7 +15,8 @@ import flatout as fo
 from flatout.base.errors import RecipeError, UsageError
 from flatout.engine.settings import is_setting
 from flatout.recipe.schema import Recipe
-from flatout.recipe.slips import ANSWERS, LOSSES
+from flatout.recipe.slips import ANSWERS, LOSSES, OF_A_RUN
+from flatout.store.run_folder import RunFolder
 
 WHOLE: dict[str, Any] = {"data": "digits", "model": "mlp", "batch": 64, "lr": 1e-3, "budget": "1 step"}
 KEYS = [  # key, value, what the answer names; from Lightning, HF Trainer, fastai and Keras
@@ -53,6 +54,17 @@ KEYS = [  # key, value, what the answer names; from Lightning, HF Trainer, fasta
     ("resume_from_checkpoint", True, "resumes"),
     ("logging_steps", 10, "log_every"),
     ("verbose", 0, "quiet"),
+    ("X_train", [], "data=(x, y)"),
+    ("cat_names", ["job"], "categorical"),
+    ("tokenizer", None, "data"),
+    ("data_collator", None, "collate"),
+    ("compute_metrics", None, "metrics: [f1"),
+    ("args", None, "keys"),
+    ("hidden_layer_sizes", (64,), "mlp: {hidden"),
+    ("monitor", "val_loss", "best"),
+    ("sample_weight", [], "draw"),
+    ("nb_epoch", 5, "budget"),
+    ("eval_set", [], "validation"),
 ]
 
 
@@ -143,8 +155,41 @@ def test_a_recipe_and_keys_at_once() -> None:
         fo.Trainer  # noqa: B018
 
 
+def test_things_in_the_order_of_other_libraries() -> None:
+    with pytest.raises(UsageError, match=r"data=\(x, y\), model=net"):
+        fo.run(nn.Linear(1, 1), ([1.0], [0]))
+    with pytest.raises(UsageError, match=r"x: .*data=\(x, y\)"):
+        fo.run(x=[[1.0]], y=[0])
+
+
+@pytest.mark.parametrize(
+    "name, named",
+    [
+        ("fit", "fo.run"),
+        ("score", "run.evaluate"),
+        ("history", "run.plot"),
+        ("save", "fo.export"),
+        ("state_dict", "run.model"),
+        ("predict_proba", "run.predict"),
+    ],
+)
+def test_what_trained_objects_of_other_libraries_have(name: str, named: str, tmp_path: Path) -> None:
+    run = fo.Run(RunFolder(tmp_path))
+    with pytest.raises(AttributeError) as said:
+        getattr(run, name)
+    assert named in str(said.value) and "\n" not in str(said.value)
+    assert not hasattr(run, "_repr_html_"), "which a notebook asks for"
+
+
 def test_no_answer_is_about_a_key_that_exists() -> None:
     assert not [name for name in ANSWERS if name in Recipe.model_fields or is_setting(name)]
+    assert not [name for name in OF_A_RUN if name in dir(fo.Run)]
     for objective in set(LOSSES.values()):
         plain = objective if not objective.startswith("{") else {"regress": {"error": objective.split()[-1].strip("}")}}
         fo.Recipe(**WHOLE, objective=plain)
+
+
+@pytest.mark.parametrize("typed, here", [("train", "run"), ("fit", "run"), ("list", "runs")])
+def test_a_command_of_another_trainer(typed: str, here: str, flatout: Command) -> None:
+    answer = flatout(typed, "table.yaml")
+    assert (answer.code, answer.out) == (2, "") and answer.err == f"flatout: {typed}: no such command; it is flatout {here}\n"

@@ -297,6 +297,16 @@ def test_compare_takes_any_number_of_runs(tmp_path: Path) -> None:
     assert many["ad"] == "c-1" and many["differed"][0]["ab"] == 0.1
 
 
+def test_long_values_stay_within_a_screen_and_are_whole_in_json(tmp_path: Path) -> None:
+    fitted = [[{"name": f"column {number}", "mean": scale * number} for number in range(20)] for scale in (1.5, 2.5)]
+    a, b = finished(tmp_path, "a", 0.1), finished(tmp_path, "b", 0.1)
+    for folder, prepare in ((a, fitted[0]), (b, fitted[1])):
+        folder.write("recipe.json", {"data": {"prepare": prepare}})
+    for doc in (compare_doc(a, b), runs_table(tmp_path, None, ["data.prepare"], [])):
+        assert max(map(len, to_text(doc).splitlines())) < 140
+    assert to_data(compare_doc(a, b))["differed"] == [{"key": "data.prepare", "a": fitted[0], "b": fitted[1]}]
+
+
 def names_of(said: Any) -> list[str]:
     return [row["name"] for row in said["runs"]]
 

@@ -121,7 +121,10 @@ def measured_once(command: str) -> None:
     """Measure in a separate process, so that the script finds the device unused."""
     from flatout.base.child import Child, Printed
     from flatout.machine.facts import fingerprint, read_facts
+    from flatout.machine.others_work import busy_now
 
+    if (busy := busy_now()) is not None:
+        print(f"{command}: {busy}", file=sys.stderr, flush=True)
     folder, key = cache_folder(), fingerprint(read_facts())
     if any(folder.glob(f"ceilings-{key}-*.json")):
         return

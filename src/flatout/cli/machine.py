@@ -24,7 +24,7 @@ def probe(
     from flatout.machine.probe import doc
     from flatout.machine.probe import probe as measure
 
-    found = doc(measure(pick_device(device), cache_folder(), quick=quick, fresh=fresh))
+    found = doc(measure(pick_device(device), cache_folder(), quick=quick, fresh=fresh, look_at_others=True))
     print_json(to_data(found)) if as_json else print(to_text(found))
 
 
@@ -32,8 +32,9 @@ def env(as_json: Json = False) -> None:
     """Print versions and facts about this machine, for a bug report."""
     from flatout import __version__
     from flatout.machine.facts import read_facts
+    from flatout.machine.others_work import others_now
 
-    facts = {"flatout": __version__, **read_facts().to_dict()}
+    facts = {"flatout": __version__, **read_facts(others=others_now()).to_dict()}
     if as_json:
         print_json(facts)
         return

@@ -9,14 +9,15 @@ import typer
 
 from flatout import __version__
 from flatout.base.errors import FlatoutError, shortened
-from flatout.cli import boost, data, doctor, drill, fleet, generate, load, machine, packages, runs, serve, training
+from flatout.cli import boost, data, doctor, drill, finding_out, fleet, generate, load, machine, packages, runs, serve, training
 from flatout.cli.leaving import Ended, deaf_to_signals, ends_in_order, leave
-from flatout.cli.slips import RecipeCommand
+from flatout.cli.slips import Commands, RecipeCommand
 
 _AS_IT_WAS = "nothing that was saved before has changed"
 
 app = typer.Typer(
     name="flatout",
+    cls=Commands,
     help="Trains PyTorch models as fast as the machine allows, and proves it.",
     no_args_is_help=True,
     add_completion=False,
@@ -27,6 +28,9 @@ app.command("demo")(training.demo)
 app.command("new")(data.new)
 app.command("data", cls=RecipeCommand)(data.data)
 app.command("run", cls=RecipeCommand)(training.run)
+app.command("find-lr", cls=RecipeCommand)(finding_out.find_lr)
+app.command("summary", cls=RecipeCommand)(finding_out.summary)
+app.command("overfit", cls=RecipeCommand)(finding_out.overfit)
 app.command("explain", cls=RecipeCommand)(training.explain)
 app.command("receipt")(training.receipt)
 app.command("evaluate")(training.evaluate)

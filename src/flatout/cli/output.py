@@ -16,14 +16,14 @@ def print_json(content: Any) -> None:
     print(json.dumps(_strict(content), indent=2, default=str, allow_nan=False))
 
 
-def check_page_path(path: Path) -> None:
+def check_page_path(path: Path, option: str = "--html") -> None:
     try:
         if path.is_dir():
-            raise UsageError(f"--html must be a file, but {path} is a folder: --html {path / 'plan.html'}")
+            raise UsageError(f"{option} must be a file, but {path} is a folder: {option} {path / 'plan.html'}")
         if not path.resolve().parent.is_dir():
-            raise UsageError(f"--html: folder not found: {path.resolve().parent}")
+            raise UsageError(f"{option}: folder not found: {path.resolve().parent}")
     except OSError as error:  # the name is too long, or links form a loop
-        raise UsageError(f"--html: {path} can't be written: {error.strerror}") from error
+        raise UsageError(f"{option}: {path} can't be written: {error.strerror}") from error
 
 
 def write_page(path: Path, page: str) -> None:

@@ -73,7 +73,7 @@ def show(run: RunName, runs: Runs = Path("runs"), as_json: Json = False) -> None
     print(f"{found.name}: {found.folder.status}{': ' + result['reason'] if 'reason' in result else ''}\n")
     for key, value in found.folder.read("recipe.json").items():
         if value not in ({}, [], ()):
-            print(f"  {key}: {_written(value)}")
+            print(_shortened(f"  {key}: {_written(value)}"))
     if not found.folder.manifest.exists:
         print("  (unverified: started by an older flatout, which kept no checksums of these files)")
     print(f"\n{found.explain()}\n")
@@ -129,3 +129,9 @@ def _written(value: Any) -> str:
     import yaml
 
     return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("...\n").strip()
+
+
+def _shortened(line: str) -> str:
+    """What was fitted on data in memory is a part of the recipe, and long."""
+    most = 110
+    return line if len(line) <= most else f"{line[: most - 30]}... (the rest: with --json)"

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from flatout.base.errors import UsageError
+
+_COMMANDS = {"train": "run", "fit": "run", "test": "evaluate", "validate": "evaluate", "list": "runs", "init": "new"}
+
+
+class Commands(TyperGroup):
+    """The commands of flatout; one that another trainer has is answered with its name here."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in _COMMANDS:
+            raise UsageError(f"{args[0]}: no such command; it is flatout {_COMMANDS[args[0]]}")
+        return super().resolve_command(ctx, args)
 
 
 class RecipeCommand(TyperCommand):

@@ -167,7 +167,7 @@ def explain(
         check_page_path(html)
     if (package := packages.opened(recipe)) is not None:
         title, doc = f"Package {recipe.name}", packages.explained(package, say)
-    elif _names_a_run(recipe):
+    elif names_a_run(recipe):
         changes = {"--set": sets, "--off": offs, "--analyze": analyze, "--devices": devices, "--device-kind": device_kind,
                    "--per-node": per_node}  # fmt: skip
         title, doc = _stored_plan(recipe, runs, [*(overrides or ()), *(name for name, value in changes.items() if value)])
@@ -192,7 +192,7 @@ def explain(
     print_json(to_data(doc)) if as_json else print(to_text(doc))
 
 
-def _names_a_run(given: Path) -> bool:
+def names_a_run(given: Path) -> bool:
     """Files are recipes, also missing ones with a recipe's suffix."""
     return os.path.isdir(given) or not (os.path.isfile(given) or given.suffix in (".yaml", ".yml", ".py"))
 

@@ -15,20 +15,31 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, WeightedRandomSampler, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 from flatout.base.errors import UsageError
 from flatout.data.checks import check_labels
 from flatout.data.data import Data
 from flatout.data.source import Source
 from flatout.data.sources.arrays import arrays
-from flatout.data.sources.tables.frames import arrow_table, is_table
+from flatout.data.sources.tables.frames import arrow_table, is_lazy, is_table
 
 FORMS = (
     "a DataFrame, (x, y), columns such as {'x': x, 'y': y}, a torch Dataset, a DataLoader, a path, "
     "or what fo.data.arrays(...) and the like return"
 )
 _ROWS_AT_ONCE, _MOST_S = 256, 20.0  # to count the classes of a Dataset
+_LABELS = ("label", "labels", "fine_label")  # columns of a `datasets.Dataset` that are one unless another is named
 _TRAIN, _HELD = "train", ("validation", "valid", "val", "dev", "test")
 
 
@@ -48,7 +59,7 @@ def kind_of(given: Any) -> str | None:
         return "arrays"
     if given is None or isinstance(given, str | bytes | int | float | type) or callable(given):
         return None
-    if hasattr(given, "collect_schema"):  # a query of Polars that has not run
+    if is_lazy(given):
         return None
     samples = hasattr(given, "__getitem__") or hasattr(given, "__iter__")
     return "dataset" if samples and not _is_column(given) else None
@@ -94,7 +105,7 @@ def as_data(given: Any, **options: Any) -> Data:
     if kind is None:
         raise UsageError(f"expected {FORMS}; got {_words(given)}")
     if "label" in options and not _is_from_datasets(given):
-        raise UsageError("label names a column of a table: here the label is y, as in (x, y); leave out label")
+        raise UsageError(f"label names a column of a table, and {_words(given)}")
     if kind == "dataset":
         return _dataset(given, options)
     if isinstance(given, Mapping):
@@ -151,13 +162,35 @@ def _dataset(given: Any, options: dict[str, Any]) -> Data:
             asked.setdefault("collate", given.collate_fn)
         if isinstance(given.sampler, WeightedRandomSampler) and not is_iterable(given.dataset):
             asked.setdefault("draw", given.sampler.weights)
-        given = given.dataset
+        given = _samples_of(given)
     if isinstance(asked.get("validation"), DataLoader):
-        asked["validation"] = asked["validation"].dataset
+        asked["validation"] = _samples_of(asked["validation"])
     label = asked.pop("label", None)
     if _is_from_datasets(given):
         given, asked = _from_datasets(given, label, asked)
     return _counted(dataset(given, **asked))
+
+
+def _samples_of(loader: DataLoader[Any]) -> Any:
+    """The samples that a DataLoader would give in an epoch; their order does not matter, since flatout shuffles."""
+    from flatout.data.sources.datasets.dataset import is_iterable
+
+    samples, sampler = loader.dataset, loader.sampler
+    if loader.batch_size is None and type(loader.batch_sampler) is not BatchSampler:
+        what = "batch_size=None" if loader.batch_sampler is None else f"a {type(loader.batch_sampler).__name__}"
+        raise UsageError(f"the DataLoader has {what}, so it says nothing about single samples: give its Dataset, and batch=64")
+    if is_iterable(samples):
+        return samples
+    if loader.batch_size is None:  # a batch_sampler has the sampler
+        sampler = loader.batch_sampler.sampler  # type: ignore[union-attr]
+    if isinstance(sampler, SubsetRandomSampler):
+        return Subset(samples, [int(number) for number in sampler.indices])
+    if not isinstance(sampler, SequentialSampler | RandomSampler | WeightedRandomSampler | DistributedSampler):
+        raise UsageError(
+            f"the DataLoader draws samples with a {type(sampler).__name__}, which flatout can't repeat: give the Dataset, or a "
+            "Subset of it, and for uneven chances draw= with a weight for each sample"
+        )
+    return samples
 
 
 def _counted(data: Data) -> Data:
@@ -207,17 +240,18 @@ def _is_from_datasets(given: Any) -> bool:
 def _from_datasets(given: Any, label: str | None, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The names of its classes are in its features; its cells become tensors."""
     asked, features = dict(options), given.features or {}
-    if label is not None and "columns" not in asked:
-        inputs = [name for name in features if name != label]
+    asked_for = label is not None
+    label = label if asked_for else next((name for name in _LABELS if name in features), None)
+    inputs = [name for name in features if name != label]
+    if "columns" not in asked and (asked_for or len(inputs) == 1):
         if len(inputs) != 1:
             raise UsageError(
                 f"it has the columns {', '.join(features)}: say which one the model gets, as columns={{'x': ..., "
                 f"'y': {label!r}}}; "
                 "for a table of plain values give dataset.to_pandas()"
             )
-        asked["columns"] = {"x": inputs[0], "y": label}
-    targets = [features[name] for name in ((label,) if label else ("label", "labels", "fine_label")) if name in features]
-    names = getattr(targets[0], "names", None) if targets else None
+        asked["columns"] = {"x": inputs[0], **({} if label is None else {"y": label})}
+    names = getattr(features.get(label), "names", None)
     if names and "classes" not in asked:
         asked["classes"] = len(names)
     if isinstance(asked.get("validation"), type(given)):
@@ -239,4 +273,9 @@ def _words(given: Any) -> str:
         return f"a {kind}, which is one column: give the whole DataFrame and label=, or (x, y)"
     if isinstance(given, type):
         return f"the class {given.__name__}: give an object of it, {given.__name__}(...)"
-    return f"a {kind}: call its collect() first" if hasattr(given, "collect_schema") else kind
+    if is_lazy(given):
+        return f"a {kind}: call its collect() first"
+    rows = isinstance(given, list) and given and isinstance(given[0], Mapping)
+    if rows or getattr(getattr(given, "dtype", None), "names", None):
+        return f"this is a {kind} of rows: make it a table, as pd.DataFrame(rows)"
+    return f"a {kind} has none: its label is y, as in (x, y); leave out label" if kind_of(given) else kind

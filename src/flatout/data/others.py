@@ -18,6 +18,7 @@ from flatout.data.fitted.tensors import check_ids
 from flatout.data.given import as_data, is_pair, is_samples, joined
 from flatout.data.source import ArraySource, Batch, Source
 from flatout.data.sources.arrays import columns_in_files
+from flatout.data.sources.tables.frames import is_lazy
 
 _CHECK_ROWS = 4096
 
@@ -74,11 +75,27 @@ def other_rows(
 
 def _in_known_form(fitted: Fitted, given: Any) -> Any:
     """(x, y), a Dataset or a DataLoader in a form that the run's kind of data has."""
+    if is_lazy(given):
+        raise UsageError(f"the data is a {type(given).__name__}, a query that has not run: call its collect() first")
     if isinstance(fitted.host, TableHost):
         return joined(given, fitted.host.label.name)[0] if is_pair(given) else given
     if fitted.host.kind == "arrays" and is_pair(given):
         return {"x": given[0], "y": given[1]}
     return as_data(given) if is_samples(given) else given
+
+
+def own_rows(
+    source: Source, columns: Mapping[str, torch.Tensor], carried: CarriedColumns, say: Callable[[str], None]
+) -> dict[str, torch.Tensor]:
+    """Predictions without rows whose photo could not be decoded, where another one was read; `carried` loses them too."""
+    stand_ins = source.stand_ins(torch.arange(len(source))) if source.stream is None else None
+    if stand_ins is None or not stand_ins.any():
+        return dict(columns)
+    kept = ~stand_ins
+    carried.keep_rows(kept.numpy())
+    if source.bad is not None and (note := source.bad.summary()):
+        say(note)
+    return {name: column[kept] for name, column in columns.items()}
 
 
 def other_batch(fitted: Fitted, given: Any) -> Batch:

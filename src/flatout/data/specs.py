@@ -17,6 +17,7 @@ from flatout.data.data import Data
 from flatout.data.files.array_files import FORMATS, file_format
 from flatout.data.files.places import find as find_places
 from flatout.data.files.places import is_remote, located
+from flatout.data.fitted.derived.asked import asked_columns
 from flatout.data.option_checks import (
     Check,
     amount,
@@ -88,6 +89,8 @@ def check_data(written: Any, base_folder: Path) -> list[str]:
             problems += [f"{part}: {problem}" for problem in spec.check_main(options[part], base_folder)]
     if options.get("validation") is not None and options.get("holdout") and kind != "text":
         problems.append("holdout and validation are two ways to get validation rows: give one of them")
+    if kind in ("table", "sql"):
+        problems += asked_columns(options.get("derive"), options.get("where"), options.get("join"))[1]
     problems += [f"{kind} needs {why}" for name, why in spec.required.items() if name not in options]
     for name, value in options.items():
         if name not in spec.options:
@@ -233,6 +236,7 @@ _FITTED: dict[str, Check] = {
     "label": text_value, "numeric": names, "categorical": names, "drop": names, "target": choice("auto", "class", "number"),
     "holdout": share, "holdout_latest": text_value, "holdout_group": names, "validation": any_value, "test": any_value,
     "split": text_value, "steps": any_value, "onehot": amount, "guard": guards,
+    "derive": any_value, "where": any_value, "join": any_value, "time": text_value,
     "min_count": count, "hash_buckets": count, "draw": text_value, "classes": count, "on_bad": _ON_BAD, "seed": seed,
 }  # fmt: skip
 READING: dict[str, Check] = {
@@ -258,6 +262,7 @@ KINDS: dict[str, Kind] = {
         {
             **_SHARED, "size": count, "validation": any_value, "test": any_value, "on_bad": _ON_BAD,
             "decoder": choice("auto", "turbo", "nvjpeg"), "classes": classes, "cover": count,
+            "resize": count, "interpolation": choice("bilinear", "bicubic"),
         },
         _check_images,
         {"size": "a size, the pixels of a side that the model sees: such as size: 224"},
@@ -266,7 +271,8 @@ KINDS: dict[str, Kind] = {
     "sequences": Kind(
         _sequences,
         {
-            "tokens": count, "tokenizer": text_value, "field": text_value, "label": text_value, "vocabulary": count,
+            "tokens": count, "tokenizer": text_value, "special_tokens": truth,
+            "field": text_value, "label": text_value, "vocabulary": count,
             "classes": count, "pad": amount, "holdout": share, "validation": any_value, "draw": text_value, "seed": seed,
             "on_bad": _ON_BAD,
         },

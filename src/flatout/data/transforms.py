@@ -7,6 +7,7 @@ from typing import Any
 
 from flatout.base.errors import UsageError
 from flatout.base.specs import Spec, pick
+from flatout.data.attention_mask import AttentionMask
 from flatout.data.augment.colour import ColourJitter
 from flatout.data.augment.crops import CenterCrop, RandomResizedCrop
 from flatout.data.augment.mixing import Cutmix, Mixup
@@ -20,6 +21,7 @@ __all__ = ["TRANSFORMS", "Crop", "Cutout", "Flip", "Normalize", "parse_transform
 TRANSFORMS = {
     "random_resized_crop": RandomResizedCrop, "center_crop": CenterCrop, "crop": Crop, "flip": Flip, "cutout": Cutout,
     "colour_jitter": ColourJitter, "normalize": Normalize, "mixup": Mixup, "cutmix": Cutmix,
+    "attention_mask": AttentionMask,
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from flatout.base.exits import exit_words
 from flatout.base.tree import Cell, Doc, Fields, Table, TableColumn, TextLine
 from flatout.base.units import show_seconds
 from flatout.drill.difference import differing_bits
-from flatout.store.run_folder import RunFolder, all_runs
+from flatout.store.run_folder import RATE_FILE, RunFolder, all_runs
 
 _SILENT_LIMIT_S = 300.0
 
@@ -71,7 +71,11 @@ def drill(
     every = max(1, steps // (4 * (kills + 1)))
     tell(f"finished after {steps} steps; running it again with {kills} kills and a checkpoint every {every} steps")
     pins = ["--set", f"checkpoint_every={every} steps", "--set", f"log_every={max(1, every // 4)}"]
+    if threads := calm.read("plan.json")["settings"]["threads"]:  # other numbers round sums otherwise
+        pins += ["--set", f"threads={threads}"]
     drilled = [*command, *pins, "--runs", str(folder / "drilled")]
+    if (calm.path / RATE_FILE).exists():  # with lr: auto a search of its own could find another rate
+        drilled.append(f"lr={calm.read(RATE_FILE)['lr']!r}")
     chance = random.Random(seed)
     done: list[Kill] = []
     for number in range(kills):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flatout.base.events import EventLog
@@ -22,6 +23,7 @@ from flatout.engine.compiling import Compiling
 from flatout.engine.device import start_counting
 from flatout.engine.ema import Average
 from flatout.engine.fp8 import to_fp8
+from flatout.engine.frozen import set_frozen
 from flatout.engine.graph import GraphStep, capture_step
 from flatout.engine.job import Job
 from flatout.engine.offload import HostOptimizer
@@ -34,6 +36,8 @@ from flatout.engine.records import Interval
 from flatout.engine.settings import Settings
 from flatout.engine.state import TrainState
 from flatout.engine.step import Step
+from flatout.engine.thawing import NoThawing, Thawing
+from flatout.engine.update import trained_by
 from flatout.machine.meters import Meters
 from flatout.models.head import pad_vocabulary
 from flatout.models.residual import narrow_residual
@@ -53,14 +57,28 @@ class Assembly:
     budget: BudgetMeter
     meters: Meters
     compiling: Compiling | None  # None: nothing is compiled
+    thawing: Thawing | NoThawing = field(default_factory=NoThawing)
     graph: GraphStep | None = None
+    captured: Callable[[], None] = lambda: None  # captures the step again
     said: set[str] = field(default_factory=set)
     lost: str | None = None
 
     def capture(self, job: Job, settings: Settings, events: EventLog) -> None:
         """The whole step as one graph, once the state it starts from is in place."""
         if settings.graph:
+            self.captured = partial(self.capture, job, settings, events)
             self.graph = capture_step(self.step, self.feed, self.state, job.batch, events)
+
+    def thaw(self, samples: int) -> None:
+        """Let the parameters train that are due after so many samples; others are frozen, also if they had trained."""
+        made = self.thawing.set_for(samples, self.step, self.state)
+        if made is None:
+            return
+        made.exchange.at = self.step.exchange.at
+        self.step = made
+        if self.graph is not None:
+            self.graph = None  # its memory is free before the next one is captured
+            self.captured()
 
     def next_size(self, progress: Progress) -> int:
         """Rows of the next batch."""
@@ -163,7 +181,8 @@ def assemble(job: Job, settings: Settings, folder: Path, events: EventLog, cache
         events.emit("degraded", what="disk_budget", why=too_much)
     made_by = job.data.train.made_by
     state = TrainState(step.model, made.optimizer, made.average, step.scale, device, made_by, world, job.seed, made.local)
-    return Assembly(step, feed, evaluation, state, budget, meters, compiling)
+    thawing = Thawing(job, made.remake) if job.frozen.until else NoThawing()
+    return Assembly(step, feed, evaluation, state, budget, meters, compiling, thawing)
 
 
 @dataclass(frozen=True)
@@ -171,6 +190,7 @@ class Made:
     step: Step
     optimizer: Optimizer | HostOptimizer
     average: Average | None
+    remake: Callable[[Optimizer | HostOptimizer | None], tuple[Step, Optimizer | HostOptimizer]]  # after parameters changed
     lacks_blocks: bool  # recomputing was asked for, and the model has no blocks to recompute
     own_statistics: bool = False  # batch norms see only the rows of their process
     local: LocalUpdates | None = None  # processes have weights of their own between exchanges
@@ -213,17 +233,28 @@ def make_step(
         from flatout.engine.parallel.shared_step import share_step
 
         model, loss, exchange, gradients, local = share_step(job, model, loss, settings, world)
-    groups = decay_groups(model, job.weight_decay, job.rates)
+    if job.frozen.names:
+        set_frozen(model, job.frozen.names)
+    stages = job.thawing()[1] if job.frozen.until else None
 
     def build(groups: list[dict[str, Any]]) -> Optimizer:
         return build_optimizer(
             job.optimizer, groups, job.lr, fused=settings.fused_optimizer, graph=settings.graph, device=device
         )
 
-    optimizer = HostOptimizer(groups, build) if settings.optimizer_offload else build(groups)
     average = Average(model, job.ema) if job.ema else None
-    step = Step(
-        model, loss, optimizer, settings, clip=job.clip, average=average, on_split=on_split, on_eager=on_eager,
-        shapes_vary=job.data.train.shapes_vary, exchange=exchange, gradients=gradients,
-    )  # fmt: skip
-    return Made(step, optimizer, average, lacks_blocks, own_statistics, local)
+
+    def remake(before: Optimizer | HostOptimizer | None) -> tuple[Step, Optimizer | HostOptimizer]:
+        groups = decay_groups(model, job.weight_decay, job.rates, stages)
+        optimizer = HostOptimizer(groups, build) if settings.optimizer_offload else build(groups)
+        if isinstance(before, Optimizer) and isinstance(optimizer, Optimizer):
+            known: dict[Tensor, Any] = {one: before.state[one] for one in trained_by(optimizer) if one in before.state}
+            optimizer.state.update(known)
+        step = Step(
+            model, loss, optimizer, settings, clip=job.clip, average=average, on_split=on_split, on_eager=on_eager,
+            shapes_vary=job.data.train.shapes_vary, exchange=exchange, gradients=gradients,
+        )  # fmt: skip
+        return step, optimizer
+
+    step, optimizer = remake(None)
+    return Made(step, optimizer, average, remake, lacks_blocks, own_statistics, local)

@@ -113,6 +113,8 @@ class Checkpointing:
         return tree
 
     def restore(self, tree: dict[str, Any]) -> Progress:
+        with self._fits():
+            self._parts.thaw(tree["progress"]["samples"])  # the optimizer gets the parameters that it had there
         step = self._parts.step
         with self._fits():
             progress = self._parts.state.restore(tree)

@@ -11,6 +11,7 @@ from torch import nn
 from flatout.base.budget import Budget
 from flatout.base.specs import Spec
 from flatout.data import Data
+from flatout.engine.frozen import Frozen
 from flatout.engine.optimizers import OptimizerLike, Schedule, parse_schedule
 from flatout.engine.parallel.rounds import Rounds
 from flatout.objectives.named.measured import measured
@@ -49,6 +50,7 @@ class Job:
     weight_decay: float = 0.01
     schedule: Schedule = field(default_factory=lambda: parse_schedule("cosine"))
     rates: Mapping[str, float] = field(default_factory=dict)
+    frozen: Frozen = field(default_factory=Frozen)
     clip: float | None = None
     ema: float | None = None
     tensor_plan: Mapping[str, str] | None = None  # how tensor parallelism splits a model that is not built in
@@ -65,6 +67,12 @@ class Job:
         """Rows in an epoch. A stream without a known length raises an error if `counted` is in epochs."""
         rows = self.data.epoch_rows
         return len(self.data.train) if rows is None and counted.unit == "epochs" else rows or 0
+
+    def thawing(self) -> tuple[list[int], dict[str, int]]:
+        """When frozen parameters start to train, in samples; and by parameter, the number of its start."""
+        epochs = any(one.unit == "epochs" for when in self.frozen.until.values() for one in when)
+        counted = Budget(1, "epochs" if epochs else "steps")
+        return self.frozen.starts(self.epoch_samples(counted), self.rows_per_step, self.data.train.tokens_per_row)
 
     @property
     def evaluated(self) -> Objective:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatout.base.errors import UsageError
 from flatout.base.events import EventLog
 from flatout.engine.assembly import assemble
 from flatout.engine.checkpointing import Checkpointing
@@ -20,6 +21,7 @@ from flatout.engine.outcome import outcome, write_weights
 from flatout.engine.progress import Progress
 from flatout.engine.records import DevicePhases, HostPhases, NoPhases
 from flatout.engine.settings import Settings
+from flatout.engine.shared_cores import SharedCores
 from flatout.engine.surroundings import run_set_up
 from flatout.measure.clock import synchronize
 from flatout.measure.ledger import Ledger
@@ -51,6 +53,8 @@ def train(
 
         meeting = AmongSeveral
         world.lay_out(parse_mesh(settings.mesh, world.size))
+        if job.frozen.until:
+            raise UsageError(f"unfreeze works in one process, this run has {world.size}: use --devices 1, or leave it out")
     with run_set_up(settings, job.seed, world) as stop:
         loop = Loop(job, settings, folder, events, meeting(world, stop, watch), cache)
         try:
@@ -74,6 +78,7 @@ class Loop:
         self.checkpointing = Checkpointing(job, settings, folder, events, self.parts, together)
         self.evaluations = Evaluations(job, settings, events, self.parts, together)
         self.log = Logbook(job, self.parts, events, settings.log_every, partial(together.meet, self.checkpointing.wanted))
+        self.cores = SharedCores(settings, events, alone=self.world.size == 1)
         self.progress = Progress(next_evaluation=self.evaluations.next_after(0))
         self.phases = DevicePhases() if self.parts.step.device.type == "cuda" else HostPhases(self.ledger)
 
@@ -107,13 +112,13 @@ class Loop:
         }
 
     def run(self) -> None:
-        parts, step, budget, ledger, first = self.parts, self.parts.step, self.parts.budget, self.ledger, True
+        parts, budget, ledger, first = self.parts, self.parts.budget, self.ledger, True
         evaluations, checkpointing = self.evaluations, self.checkpointing
         forward = SPLIT_FORWARD if self.world.meets_in_forward else "forward"
         while True:
             if self.log.due(self.progress) or evaluations.due(self.progress) or budget.is_spent(self.progress) or self.stop:
                 self.read_log()
-            progress = self.progress  # a rollback has replaced it
+            progress, step = self.progress, parts.step  # a rollback has replaced them
             ended = budget.is_spent(progress)
             if self.stop:
                 return
@@ -126,6 +131,9 @@ class Loop:
             if checkpointing.due(progress):
                 self.save()
                 progress = self.progress
+            if parts.thawing.due(progress.samples):
+                self.thaw()
+                step, first = parts.step, True
 
             self.at("data")
             size = parts.next_size(progress)
@@ -199,12 +207,22 @@ class Loop:
             self.progress.untimed_samples += size
         self.parts.step.time_phases(self.phases if self.parts.graph is None else NoPhases())
 
+    def thaw(self) -> None:
+        """Parameters that were frozen start to train: from here on the step is another one."""
+        self.catch_up()
+        self.parts.thaw(self.progress.samples)
+        began, sizes = self.parts.thawing.began(), {name: one.numel() for name, one in self.job.model.named_parameters()}
+        weights = sum(sizes[name] for name in began)
+        self.events.emit("unfroze", step=self.progress.step, samples=self.progress.samples, tensors=len(began), weights=weights)
+        self.ledger.lap("setup")
+
     def read_log(self) -> None:
         """Log the steps since the last log point. If the loss diverged, go back to the last good checkpoint."""
         skipped = self.log.read(self.progress)
         self.parts.say_degraded(self.events)
         self.ledger.lap("device wait")
         self.parts.report_compiling(self.progress.step)
+        self.cores.look()
         self.phases.collect()
         if (why := self.checkpointing.diverged(self.progress, skipped)) is not None:
             self.progress = self.checkpointing.roll_back(self.progress, why)

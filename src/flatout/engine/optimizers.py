@@ -56,21 +56,31 @@ def _typed(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(map(float, value)) if name == "betas" else value for name, value in options.items()}
 
 
-def decay_groups(model: nn.Module, weight_decay: float, rates: Mapping[str, float]) -> list[dict[str, Any]]:
+def decay_groups(
+    model: nn.Module, weight_decay: float, rates: Mapping[str, float], stages: Mapping[str, int] | None = None
+) -> list[dict[str, Any]]:
     """Parameter groups by weight decay and learning rate factor, in the order of the model.
 
-    Parameters on different device meshes get separate groups, because torch's optimizers can't update a mixed group.
+    Parameters on different device meshes get separate groups, because torch's optimizers can't update a mixed group. So do
+    those that start to train later: `stages` has the number of their start, and each start counts its own steps.
     """
-    groups: dict[tuple[bool, float, Any], list[nn.Parameter]] = {}
+    groups: dict[tuple[bool, float, int, Any], list[nn.Parameter]] = {}
+    stages = stages or {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             mesh = getattr(parameter, "device_mesh", None)
-            groups.setdefault((parameter.ndim >= 2, rates.get(name, 1.0), mesh), []).append(parameter)
+            key = parameter.ndim >= 2, rates.get(name, 1.0), stages.get(name, 0), mesh
+            groups.setdefault(key, []).append(parameter)
     if not groups:
         raise UsageError("all parameters of the model are frozen: freeze fewer of them")
     return [
-        {"params": parameters, "weight_decay": weight_decay if decays else 0.0, "factor": factor}
-        for (decays, factor, _), parameters in groups.items()
+        {
+            "params": parameters,
+            "weight_decay": weight_decay if decays else 0.0,
+            "factor": factor,
+            **({"stage": stage} if stages else {}),
+        }
+        for (decays, factor, stage, _), parameters in groups.items()
     ]
 
 

@@ -41,7 +41,7 @@ class SettingScope(Enum):
     """What a setting affects, if it is not the computation of a step."""
 
     AROUND_THE_STEP = "trials of a step can't compare its values"
-    PROCESSES = "how processes share a run: not part of a run's identity"
+    PROCESSES = "how processes and threads share a run: not part of its identity"
 
 
 def _interval(text: str) -> None:

@@ -25,6 +25,8 @@ class Settings:
     """In the order in which they are chosen: the file of a setting may look at the values of those above it."""
 
     device: str = "cpu"
+    # that compute a step on a CPU; 0: as many as torch starts. A resumed run may change it
+    threads: Annotated[int, NumberRange(most=1024), _PROCESSES] = 0
     # where the data lives: on the device, in host memory, in a cache file, at its source
     tier: Annotated[Literal["resident", "pinned", "mapped", "streamed"], _AROUND] = "resident"
     reader_threads: Annotated[int, NumberRange(most=1024), _AROUND] = 0  # 0: as many as needed

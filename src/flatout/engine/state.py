@@ -213,7 +213,7 @@ def by_number(kept: dict[str, Any], optimizer: Any, model: nn.Module) -> dict[st
 
 def _like(group: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
     """The matching group. Positions don't match: other processes may have other groups, or in another order."""
-    alike = (other for other in groups if all(other.get(key) == group.get(key) for key in ("weight_decay", "factor")))
+    alike = (other for other in groups if all(other.get(key) == group.get(key) for key in ("weight_decay", "factor", "stage")))
     return next(alike, {})
 
 

@@ -19,6 +19,7 @@ from flatout.data.order.keyed import keyed
 from flatout.engine.settings import Settings
 from flatout.engine.signals import StopRequest, watch_signals
 from flatout.machine.onednn import onednn_kept
+from flatout.machine.threads import cpu_threads
 from flatout.world.world import World
 
 _DTYPES_OF = {"bf16": (torch.bfloat16,), "fp16": (torch.float16,)}
@@ -34,9 +35,10 @@ def run_set_up(settings: Settings, seed: int, world: World) -> Iterator[StopRequ
 
 @contextmanager
 def process_set_up(settings: Settings, seed: int) -> Iterator[None]:
-    """Random numbers, kernels, the precision of matrix products and the allocator, from the settings."""
+    """Threads, random numbers, kernels, the precision of matrix products and the allocator, from the settings."""
     device = torch.device(settings.device)
     with (
+        cpu_threads(settings.threads),
         own_random_state(seed, device),
         deterministic_kernels(settings.deterministic, compiled=settings.compile != "off"),
         matmul_precision(settings.precision),

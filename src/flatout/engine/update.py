@@ -2,8 +2,8 @@
 
 A step whose loss (or gradient norm) is not finite leaves weights and optimizer unchanged: torch's fused optimizer kernels read
 that flag on the device. They are called here without the Python code of `Optimizer.step`, which takes longer than the kernel
-for a small model. The optimizer object keeps the groups and the state in torch's layout. All parameters share one step count
-(torch counts separately for a parameter that had no gradient in a step).
+for a small model. The optimizer object keeps the groups and the state in torch's layout. All parameters that started to train
+together share one step count (torch counts separately for a parameter that had no gradient in a step).
 """
 
 from __future__ import annotations
@@ -147,7 +147,9 @@ class FusedUpdate:
         self.skip = torch.zeros((), device=device)  # 1: change nothing
         self._guard = torch.compile(_guard, dynamic=False) if compiled else _guard
         self._optimizer = optimizer
-        self._count = torch.zeros((), device=device)
+        self._counts: dict[int, Tensor] = {
+            group.get("stage", 0): torch.zeros((), device=device) for group in optimizer.param_groups
+        }
         self._kernel = _KERNELS[type(optimizer)]
         self._groups: list[_Group] = []
         self._parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
@@ -155,11 +157,13 @@ class FusedUpdate:
 
     def attach(self) -> None:
         """Create the state of a new optimizer, or use the loaded one. May wait for the device."""
-        self._groups = []
-        counted = [state["step"] for state in self._optimizer.state.values() if "step" in state]
-        if counted:
-            self._count = counted[0] if counted[0].device == self.skip.device else counted[0].to(self.skip.device)
+        self._groups, loaded = [], set[int]()
         for options in self._optimizer.param_groups:
+            stage, state = options.get("stage", 0), self._optimizer.state
+            counts = [state[one]["step"] for one in options["params"] if one in state and "step" in state[one]]
+            if counts and stage not in loaded:
+                loaded.add(stage)
+                self._counts[stage] = counts[0].to(self.skip.device)
             states = [self._state_of(parameter, options) for parameter in options["params"]]
             self._groups.append(
                 _Group(
@@ -167,7 +171,7 @@ class FusedUpdate:
                     [local_part(parameter.detach()) for parameter in options["params"]],
                     [local_part(state[name]) for state in states for name in ("exp_avg", "momentum_buffer") if name in state],
                     [local_part(state["exp_avg_sq"]) for state in states if "exp_avg_sq" in state],
-                    [self._count] * len(states),
+                    [self._counts[options.get("stage", 0)]] * len(states),
                 )
             )
 
@@ -175,9 +179,10 @@ class FusedUpdate:
     def __call__(self, watched: Tensor | None = None) -> None:
         """Nothing changes if `watched` is not finite; without it, if `skip` was set."""
         if watched is not None:
-            self._guard(watched.detach(), self.skip, self._count)
+            self._guard(watched.detach(), self.skip, *self._counts.values())
         else:
-            self._count.add_(1).sub_(self.skip)
+            for count in self._counts.values():
+                count.add_(1).sub_(self.skip)
         for group in self._groups:
             # a parameter without a gradient in this batch does not change
             gradients: list[Any] = [None if p.grad is None else local_part(p.grad) for p in group.options["params"]]
@@ -196,13 +201,14 @@ class FusedUpdate:
         for name in ("exp_avg", "exp_avg_sq"):
             if name not in state:
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        state["step"] = self._count
+        state["step"] = self._counts[options.get("stage", 0)]
         return dict(state)
 
 
-def _guard(watched: Tensor, skip: Tensor, count: Tensor) -> None:
+def _guard(watched: Tensor, skip: Tensor, *counts: Tensor) -> None:
     torch.ne(watched - watched, 0.0, out=skip)  # inf - inf and nan - nan are nan
-    count.add_(1).sub_(skip)
+    for count in counts:
+        count.add_(1).sub_(skip)
 
 
 def can_fuse(optimizer: Optimizer) -> bool:

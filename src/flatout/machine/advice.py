@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from flatout.base.units import show_bytes
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.facts import Facts
+from flatout.machine.others_work import CpuUse
 
 _SMALL_SHM_BYTES = 2**30
 _FEW_OPEN_FILES = 1024
@@ -124,6 +125,17 @@ def _idle_cores(facts: Facts, ceilings: Ceilings) -> Iterator[Advice]:
         )
 
 
+def _busy(facts: Facts, ceilings: Ceilings) -> Iterator[Advice]:
+    used = None if facts.others_cores is None else CpuUse(facts.others_cores, facts.cpu.affinity_cores)
+    if used is not None and used.is_busy:
+        yield Advice(
+            "busy machine",
+            f"other processes use {used.in_words()}",
+            "what is measured now is too low, and training on a CPU is slower, with several threads many times",
+            "stop the other processes, and measure again with `flatout probe --fresh`",
+        )
+
+
 def _small_shm(facts: Facts, ceilings: Ceilings) -> Iterator[Advice]:
     if facts.shm_bytes is not None and facts.shm_bytes < _SMALL_SHM_BYTES:
         yield Advice(
@@ -163,6 +175,7 @@ _CHECKS: tuple[Callable[[Facts, Ceilings], Iterator[Advice]], ...] = (
     _no_pinning,
     _too_many_threads,
     _idle_cores,
+    _busy,
     _small_shm,
     _few_open_files,
     _swapping,

@@ -15,6 +15,7 @@ import torch
 
 from flatout.machine import host
 from flatout.machine.nvml import GpuFacts, Gpus, open_gpus
+from flatout.machine.others_work import CpuUse
 
 LIBRARIES = (
     "numpy", "pydantic", "pyyaml", "typer", "rich", "safetensors", "pyarrow", "pillow", "simplejpeg", "nvidia-ml-py", "psutil",
@@ -58,6 +59,7 @@ class Facts:
     open_files_limit: int | None
     torch_threads: int
     libraries: dict[str, str | None]
+    others_cores: float | None = None  # cores that other processes use; None: not looked at
 
     @property
     def memory_usable_bytes(self) -> int:
@@ -67,7 +69,8 @@ class Facts:
         return asdict(self)
 
 
-def read_facts(gpus: Gpus | None = None) -> Facts:
+def read_facts(gpus: Gpus | None = None, *, others: CpuUse | None = None) -> Facts:
+    """`others`: CPU use of other processes, if somebody looked."""
     gpus = gpus or open_gpus()
     memory = psutil.virtual_memory()
     return Facts(
@@ -94,6 +97,7 @@ def read_facts(gpus: Gpus | None = None) -> Facts:
         open_files_limit=host.open_files_limit(),
         torch_threads=torch.get_num_threads(),
         libraries={name: _version(name) for name in LIBRARIES},
+        others_cores=None if others is None else round(others.others, 2),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sys
@@ -36,6 +37,11 @@ def cgroup_cores(root: Path = _CGROUP) -> float | None:
     if quota is None or period is None or quota <= 0 or period <= 0:
         return None
     return quota / period
+
+
+def usable_cores() -> int:
+    """Cores that this process can use at once: those of the scheduler, within the container's quota."""
+    return max(1, int(min(affinity_cores(), cgroup_cores() or math.inf)))
 
 
 def cgroup_memory_bytes(root: Path = _CGROUP) -> int | None:

@@ -17,6 +17,7 @@ from flatout.machine.facts import Facts, fingerprint, read_facts
 from flatout.machine.gains import GainComparison, with_gains
 from flatout.machine.nvml import GpuFacts, open_gpus
 from flatout.machine.operators import with_operators
+from flatout.machine.others_work import OthersWork, others_now
 from flatout.machine.rates import tf32_products
 from flatout.machine.table import advice_lines, ceilings_table, machine_table
 from flatout.measure.clock import synchronize
@@ -41,13 +42,14 @@ def probe(
     fresh: bool = False,
     operations: Callable[[Ceilings], Iterable[Operation]] = lambda ceilings: (),
     comparisons: Callable[[Ceilings], Iterable[GainComparison]] = lambda ceilings: (),
+    look_at_others: bool = False,
 ) -> Probe:
     """Facts are read each time. Ceilings are measured once, then read from the cache, unless `fresh`.
 
     `operations`, called once the ceilings are known, are timed for a few seconds, except those already in the cache; then
-    `comparisons` are timed in the same way.
+    `comparisons` are timed in the same way. `look_at_others`: say if other processes use the cores, which takes 0.2 s.
     """
-    facts = read_facts()
+    facts, others = read_facts(), OthersWork()
     cache = CeilingsCache(cache_dir)
     key = fingerprint(facts)
     kept = None if fresh else cache.load(key, device, quick)
@@ -57,6 +59,9 @@ def probe(
     else:
         known = measure_ceilings(device, quick, folder=cache.made_folder())
         facts = replace(facts, gpus=_gpus_under_load(device))
+    if look_at_others:
+        used = others_now() if kept is not None else others.use()
+        facts = replace(facts, others_cores=None if used is None else round(used.others, 2))
     ceilings = with_operators(known, device, operations(known), _OPERATORS_S)
     with tf32_products(False, device):
         ceilings = with_gains(ceilings, device, comparisons(ceilings), _GAINS_S)

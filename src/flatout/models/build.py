@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import inspect
@@ -22,12 +21,16 @@ from flatout.base.shapes import Shapes
 from flatout.base.source import lasting_text, source_text
 from flatout.base.specs import Spec, import_named, pick
 from flatout.base.units import show_bytes
+from flatout.models.adapters import with_lora
 from flatout.models.convnet import convnet
 from flatout.models.dataless import LOOKS_AT_NUMBERS, WeightsBudget, fake_copy, is_dataless, sparing, weights_bytes
 from flatout.models.facts import parameter_count
+from flatout.models.finetune import load_pretrained
 from flatout.models.gpt import gpt
-from flatout.models.keras_models import adapted, names_from_the_start
+from flatout.models.keras_models import adapted, check_backend, copied, names_from_the_start
+from flatout.models.libraries.build import Start, build_of_library, weights_path
 from flatout.models.mlp import mlp
+from flatout.models.model_spec import ModelSpec
 
 Model = Spec | str | Mapping[str, Any] | Callable[..., nn.Module] | nn.Module
 
@@ -35,12 +38,18 @@ _PACKAGE = Path(__file__).parent.parent
 BUILDERS: Mapping[str, Callable[..., nn.Module]] = {"mlp": mlp, "convnet": convnet, "gpt": gpt}
 
 
-def build(model: Model, shapes: Shapes, seed: int, budget: WeightsBudget | None = None) -> nn.Module:
+_FROM_SCRATCH = Start()
+
+
+def build(
+    model: Model, shapes: Shapes, seed: int, budget: WeightsBudget | None = None, start: Start = _FROM_SCRATCH
+) -> nn.Module:
     """The same seed gives the same weights. The caller's random state and the caller's module are not changed.
 
     `budget`: for a model that is only inspected, not trained. Tensors beyond the budget have no data.
     """
-    make = functools.partial(_copied, model, budget) if isinstance(model, nn.Module) else _maker(model, shapes)
+    check_backend(model)
+    make = functools.partial(_copied, model, budget) if isinstance(model, nn.Module) else _maker(model, shapes, start)
     try:
         with _seeded(seed), names_from_the_start(), sparing(budget) if budget is not None else nullcontext():
             built = make()
@@ -55,6 +64,7 @@ def build(model: Model, shapes: Shapes, seed: int, budget: WeightsBudget | None 
             ) from error
         how = " without data (it is large)" if budget is not None and budget.spent else ""
         raise ModelError(f"the model {describe(model)} can't be built{how}: {type(error).__name__}: {error}") from error
+    check_backend(built)
     if not isinstance(built, nn.Module):
         raise ModelError(f"the model {describe(model)} must return a torch.nn.Module, got {type(built).__name__}")
     return adapted(built)
@@ -63,7 +73,7 @@ def build(model: Model, shapes: Shapes, seed: int, budget: WeightsBudget | None 
 def _copied(model: nn.Module, budget: WeightsBudget | None) -> nn.Module:
     if is_dataless(model) or (budget is not None and weights_bytes(model) > budget.limit_bytes):
         return fake_copy(model)[0]
-    return copy.deepcopy(model)
+    return copied(model)
 
 
 def _first_line(error: Exception) -> str:
@@ -84,7 +94,7 @@ def describe(model: Model) -> Any:
     """For JSON and people: the spec as written, or the location of the code."""
     if isinstance(model, nn.Module):
         return {_path(type(model)): {"parameters": parameter_count(model)}}
-    return _path(model) if _is_maker(model) else Spec.parse(model).written()
+    return _path(model) if _is_maker(model) else ModelSpec.parse(model).written()
 
 
 def source_hash(model: Model, *, weights: bool = True) -> str:
@@ -110,11 +120,11 @@ def _code_of(model: Model) -> list[object]:
         return sorted({type(module) for module in model.modules()}, key=_path)
     if _is_maker(model):
         return [model]
-    name = Spec.parse(model).name
+    name = ModelSpec.parse(model).spec.name
     return [import_named(name, "model")] if ":" in name else []
 
 
-def _maker(model: Model, shapes: Shapes) -> Callable[[], Any]:
+def _maker(model: Model, shapes: Shapes, start: Start) -> Callable[[], Any]:
     if callable(model):
         required = _required(model)
         if required:
@@ -123,7 +133,25 @@ def _maker(model: Model, shapes: Shapes) -> Callable[[], Any]:
                 f"pass lambda: {_path(model).rpartition(':')[2]}(...)"
             )
         return model
-    spec = Spec.parse(model)
+    asked = ModelSpec.parse(model)
+    own = functools.partial(build_of_library, asked, shapes, start) if asked.library else _own_maker(asked.spec, shapes)
+    return functools.partial(_started, own, asked, shapes, start)
+
+
+def _started(make: Callable[[], Any], asked: ModelSpec, shapes: Shapes, start: Start) -> Any:
+    """The model with the weights and adapters that it starts with."""
+    built = make()
+    if not isinstance(built, nn.Module):
+        return built  # `build` says what is wrong
+    path = weights_path(asked, start.folder)
+    if path is not None and start.weights:
+        load_pretrained(built, path, keeps_head=asked.keeps_head or start.task == "next_token")
+    if asked.lora is not None:
+        return with_lora(built, asked.lora, start.task, tokens=shapes.vocabulary is not None)
+    return built
+
+
+def _own_maker(spec: Spec, shapes: Shapes) -> Callable[[], Any]:
     maker = import_named(spec.name, "model") if ":" in spec.name else pick(BUILDERS, spec.name, "model")
     if not callable(maker):
         raise ModelError(

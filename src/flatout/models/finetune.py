@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,12 +14,34 @@ from torch import Tensor, nn
 from flatout.base.errors import ModelError, did_you_mean
 from flatout.base.manifest import Manifest
 from flatout.models.dataless import is_dataless
+from flatout.models.parts import head_modules, parameters_in
 
 WEIGHTS_FILE = "model.safetensors"
 
 
-def load_weights(model: nn.Module, path: str | Path, skip: Sequence[str] = ()) -> tuple[str, ...]:
-    """Copy weights from a .safetensors file or a run folder into `model`, except names that match `skip`."""
+def load_pretrained(model: nn.Module, path: Path, *, keeps_head: bool) -> None:
+    """Weights of the same architecture, from a file, a folder or a run. Without `keeps_head` the model's own head stays."""
+    skip = [] if keeps_head else [f"{name}.*" for name in head_modules(model)]
+    try:
+        load_weights(model, path, skip, can_skip=False)
+    except ModelError as error:
+        raise ModelError(f"pretrained: {error}{_architecture_of(path)}") from error
+
+
+def _architecture_of(path: Path) -> str:
+    """What a run was trained with, for an error."""
+    try:
+        written = json.loads((path / "recipe.json").read_text())["model"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+    return f"\n  {path} was trained with model: {json.dumps(written)}"
+
+
+def load_weights(model: nn.Module, path: str | Path, skip: Sequence[str] = (), *, can_skip: bool = True) -> tuple[str, ...]:
+    """Copy weights from a .safetensors file or a run folder into `model`, except names that match `skip`.
+
+    `can_skip`: whether the user can write `skip`, for the error.
+    """
     try:
         file = _weights_file(Path(path))
     except (OSError, ValueError) as error:  # not a possible file name
@@ -48,7 +71,7 @@ def load_weights(model: nn.Module, path: str | Path, skip: Sequence[str] = ()) -
         ],
     }
     if any(mismatches.values()):
-        raise ModelError(_mismatch_message(file, mismatches))
+        raise ModelError(_mismatch_message(file, mismatches, can_skip))
     if not is_dataless(model):
         with torch.no_grad():
             for name, value in offered.items():
@@ -71,9 +94,9 @@ def _without_numbers(file: Path) -> dict[str, Tensor]:
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Stop training the parameters that match, such as "blocks.0.*"; returns their names."""
+    """Stop training the parameters that match, such as "backbone" or "blocks.0.*"; returns their names."""
     parameters = dict(model.named_parameters())
-    names = _matching(patterns, parameters, "freeze")
+    names = parameters_in(model, patterns, "freeze")
     if patterns and not any(p.requires_grad for name, p in parameters.items() if name not in names):
         raise ModelError(f"freeze {list(patterns)} leaves no parameter to train: freeze fewer")
     for name in names:
@@ -87,7 +110,7 @@ def rates(model: nn.Module, factors: Mapping[str, float]) -> dict[str, float]:
     for pattern, factor in factors.items():
         if not factor > 0:
             raise ModelError(f"rates: the factor of {pattern!r} must be greater than 0, got {factor}; or freeze it")
-        for name in _matching([pattern], found, "rates"):
+        for name in parameters_in(model, [pattern], "rates"):
             found[name] = float(factor)
     return found
 
@@ -130,14 +153,16 @@ def _all_equal(values: Sequence[Tensor]) -> bool:
     return all(torch.equal(value, values[0]) for value in values[1:])
 
 
-def _mismatch_message(file: Path, mismatches: Mapping[str, Sequence[str]], most: int = 8) -> str:
+def _mismatch_message(file: Path, mismatches: Mapping[str, Sequence[str]], can_skip: bool, most: int = 8) -> str:
     lines = [f"{file} does not fit the model:"]
     for kind, names in mismatches.items():
         if names:
             more = f" and {len(names) - most} more" if len(names) > most else ""
             lines.append(f"  {kind}: {', '.join(names[:most])}{more}")
     differing = [name.partition(" ")[0].rstrip(",") for names in mismatches.values() for name in names]
-    if len(differing) <= most:
+    if not can_skip:
+        lines.append(f"  {len(differing)} tensors differ: write the model with the architecture and options of these weights")
+    elif len(differing) <= most:
         lines.append(f"  to load the rest and keep these as they are in the model, set skip: {differing}")
     else:
         lines.append(

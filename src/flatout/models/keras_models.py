@@ -7,6 +7,7 @@ have different names than the first: here the counters restart for each model.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from typing import Any
 
 from torch import nn
 from torch.nn.parameter import is_lazy
+
+from flatout.base.errors import ModelError
 
 _COUNTERS = "object_name_uids"
 
@@ -32,7 +35,29 @@ class KerasModel(nn.Module):
 
 def adapted(model: nn.Module) -> nn.Module:
     """Wrap a Keras model in its adapter; return any other model unchanged."""
-    return KerasModel(model) if _is_keras(model) else model
+    return KerasModel(model) if is_keras(model) else model
+
+
+def check_backend(model: object) -> None:
+    """A Keras model on another backend is no module of torch."""
+    if is_keras(model) and not isinstance(model, nn.Module):
+        backend = sys.modules["keras"].config.backend()
+        raise ModelError(
+            f"this Keras model runs on {backend}, and only those on torch can be trained here: set KERAS_BACKEND=torch in the "
+            "environment (or os.environ) before keras is imported"
+        )
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy. What Keras `compile` was given stays behind: it is not used here, and its optimizer can't be copied."""
+    if not (is_keras(model) and vars(model).get("compiled")):
+        return copy.deepcopy(model)
+    own: Any = model
+    own.compiled = False
+    try:
+        return copy.deepcopy(model)
+    finally:
+        own.compiled = True
 
 
 @contextmanager
@@ -54,9 +79,9 @@ def names_from_the_start() -> Iterator[None]:
 def waits_for_a_call(model: nn.Module) -> bool:
     """Whether some weights are created at the first call, which has not happened: Keras layers, nn.LazyLinear and similar."""
     lazy = any(is_lazy(one) for one in (*model.parameters(), *model.buffers()))
-    return lazy or any(_is_keras(module) and not module.built for module in model.modules())
+    return lazy or any(is_keras(module) and not module.built for module in model.modules())
 
 
-def _is_keras(model: object) -> bool:
+def is_keras(model: object) -> bool:
     """Checked by class name, without importing Keras."""
     return any(kind.__name__ == "Layer" and kind.__module__.partition(".")[0] == "keras" for kind in type(model).__mro__)

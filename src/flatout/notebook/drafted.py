@@ -22,7 +22,12 @@ _DRAFTED = ("model", "objective", "batch", "lr", "clip", "evaluate", "budget")
 _ANY = {"model": "mlp", "batch": 1, "lr": 1.0, "budget": "1 step"}
 _NEEDED = ("model", "objective", "batch", "lr", "budget")
 _KINDS = {*KINDS, "dataset"}
-DATA_OPTIONS = ("label", "holdout", "validation", "test", "classes", "size", "window", "columns", "drop")
+DATA_OPTIONS = (
+    "label", "holdout", "holdout_latest", "holdout_group", "validation", "test", "split", "classes", "size", "window",
+    "columns", "drop", "numeric", "categorical", "target", "steps", "guard", "on_bad", "draw", "normalize", "augment",
+    "workers", "collate", "derive", "where", "join", "time",
+)  # fmt: skip
+_OF_TABLES = ("drop", "numeric", "categorical", "steps", "derive", "where", "join", "time")
 
 
 def recipe_of(data: Any, given: Mapping[str, Any]) -> Recipe:
@@ -35,6 +40,8 @@ def recipe_of(data: Any, given: Mapping[str, Any]) -> Recipe:
     strays = [name for name in keys if name not in Recipe.model_fields]
     if strays or (kind_of(data) is None and not isinstance(data, str | Path | Data)):
         return Recipe(data="digits" if strays else data, **{**_ANY, **keys})  # says what is wrong, and only that
+    if (others := [name for name in _OF_TABLES if name in options]) and kind_of(data) == "arrays":
+        raise UsageError(f"{', '.join(others)}: columns of arrays have no names: give a DataFrame, and label='column'")
     as_written = _is_written(data)
     if all(name in keys for name in _NEEDED if not (as_written and name == "objective")) and (as_written or not options):
         return Recipe(data=_with_options(data, options), **keys)  # nothing to draft

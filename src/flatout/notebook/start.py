@@ -12,16 +12,18 @@ from flatout.notebook.speaking import speaking
 from flatout.plan.trials.reports import CTRL_C
 from flatout.recipe.load import read_recipe
 from flatout.recipe.schema import Recipe
+from flatout.recipe.slips import answer_to
 from flatout.runs import train
 from flatout.runs.record import Run
-from flatout.runs.train import CACHE, PLANNING
+from flatout.runs.train import PLANNING
+from flatout.runs.trained import CACHE
 
 _STOPPED = f"{CTRL_C}stopped while planning: no step was trained and there is no run to resume. The same call starts again."
 
 
 def run(
     recipe: Any = None,
-    *,
+    *others: Any,
     data: Any = None,
     label: str | None = None,
     runs: Path | str = "runs",
@@ -43,6 +45,8 @@ def run(
     settings, such as "2 min"; "off": no trials. A terminal gets a progress line, a notebook a live bar and curve;
     with `quiet` neither does.
     """
+    if others:
+        raise UsageError("fo.run takes one thing without a name: fo.run(data=(x, y), model=net), or fo.run(data=df, label='y')")
     asked = _recipe(recipe, data, {**keys, **({} if label is None else {"label": label})})
     begun: list[str] = []
 
@@ -75,7 +79,8 @@ def _recipe(recipe: Any, data: Any, keys: dict[str, Any]) -> Recipe:
         return recipe
     given = data if recipe is None else recipe
     if given is None:
-        raise UsageError('fo.run needs a recipe or data: fo.run(fo.Recipe(...)), or fo.run(data=df, label="survived")')
+        stray = next((f"{name}: {answer}; " for name in keys if (answer := answer_to(name, ()))), "")
+        raise UsageError(f'{stray}fo.run needs a recipe or data: fo.run(fo.Recipe(...)), or fo.run(data=df, label="survived")')
     from flatout.notebook.drafted import recipe_of  # here: a whole recipe starts sooner without it
 
     return recipe_of(given, keys)

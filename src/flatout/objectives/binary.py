@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flatout.base.errors import ModelError, UsageError
 from flatout.objectives.inputs import Batch
+from flatout.objectives.joining import JoinedMeter
 from flatout.objectives.metrics import SumMeter, area_under_curve, ratio
 from flatout.objectives.objective import Loss, Meter, Objective, Task, checked_targets, full_precision, shown
 from flatout.objectives.weighting import check_gamma, check_weights, focal_factor_of_yes_or_no
@@ -73,7 +74,7 @@ class Binary(Objective):
         return 1
 
     def meter(self, device: torch.device) -> Meter:
-        return _BinaryMeter(device)
+        return JoinedMeter(_BinaryMeter(device), device)
 
     def decode(self, output: Tensor) -> dict[str, Tensor]:
         logit = full_precision(output).flatten()[:, None]

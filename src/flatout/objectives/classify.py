@@ -12,6 +12,8 @@ from torch import Tensor
 
 from flatout.base.errors import DataError, ModelError, UsageError
 from flatout.objectives.inputs import Batch
+from flatout.objectives.joining import JoinedMeter
+from flatout.objectives.likeliest import highest_place
 from flatout.objectives.metrics import SumMeter, ratio
 from flatout.objectives.objective import Loss, Meter, Objective, Task, checked_targets, full_precision, shown
 from flatout.objectives.weighting import DeviceWeights, check_gamma, check_weights, focal_factor
@@ -101,7 +103,7 @@ class Classify(Objective):
         return classes
 
     def meter(self, device: torch.device) -> Meter:
-        return SumMeter(device, _measure, _finish)
+        return JoinedMeter(SumMeter(device, _measure, _finish), device)
 
     def decode(self, output: Tensor) -> dict[str, Tensor]:
         probabilities = full_precision(output).softmax(1)
@@ -111,7 +113,7 @@ class Classify(Objective):
 
 def _measure(output: Tensor, batch: Batch) -> dict[str, Tensor | float]:
     target = batch["y"]
-    return {"correct": (output.argmax(1) == target).sum(), "count": float(target.numel())}
+    return {"correct": (highest_place(output, 1) == target).sum(), "count": float(target.numel())}
 
 
 def _finish(total: Mapping[str, float]) -> dict[str, float]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flatout.objectives.areas import areas_under_curve
 from flatout.objectives.inputs import Batch
 
 Sums = Mapping[str, Tensor | float]
@@ -88,21 +89,14 @@ class Spread:
 
 
 def area_under_curve(scores: Tensor, labels: Tensor) -> Tensor:
-    """Exact ROC AUC from the rank sum of the positives; tied scores get their mean rank. NaN if there is only one class."""
-    ordered = scores.sort().values
-    twice_ranks = torch.searchsorted(ordered, scores) + torch.searchsorted(ordered, scores, right=True) + 1
-    dtype = accumulator(scores.device)
-    positive = labels.to(dtype)
-    positives = positive.sum()
-    negatives = positive.numel() - positives
-    area = ((twice_ranks.to(dtype) * positive).sum() / 2 - positives * (positives + 1) / 2) / (positives * negatives)
-    return torch.where(scores.isnan().any(), math.nan, area)
+    """Exact ROC AUC; tied scores get their mean rank. NaN if there is only one class."""
+    return areas_under_curve(scores[:, None], labels[:, None])[0]
 
 
 def r_squared(residual: Tensor, spread: Tensor) -> Tensor:
     """Mean over columns. For a constant column, 1 if predicted exactly, else 0, as in scikit-learn."""
     share = 1 - residual / spread
-    constant = torch.where(residual == 0, 1.0, 0.0).to(share.dtype)
+    constant = torch.where(residual == 0, 1.0, residual * 0).to(share.dtype)  # a NaN stays one
     return torch.where(spread == 0, constant, share).mean()
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from flatout.base.errors import DataError, ModelError
 from flatout.objectives.binary import check_zero_one
 from flatout.objectives.inputs import Batch
+from flatout.objectives.joining import JoinedMeter
 from flatout.objectives.metrics import SumMeter, ratio
 from flatout.objectives.objective import Loss, Meter, Objective, Task, checked_targets, full_precision, shown
 from flatout.objectives.weighting import DeviceWeights, check_gamma, check_weights, focal_factor_of_yes_or_no
@@ -78,7 +79,7 @@ class Multilabel(Objective):
         return math.prod(target_shape)
 
     def meter(self, device: torch.device) -> Meter:
-        return SumMeter(device, _measure, _finish)
+        return JoinedMeter(SumMeter(device, _measure, _finish), device)
 
     def decode(self, output: Tensor) -> dict[str, Tensor]:
         probabilities = full_precision(output).sigmoid()

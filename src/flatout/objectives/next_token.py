@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from flatout.base.errors import DataError, ModelError
 from flatout.objectives.chunked_loss import HasHead, chunked_loss, joined_loss, lacks_head, projection_of
 from flatout.objectives.inputs import Batch
+from flatout.objectives.joining import JoinedMeter
+from flatout.objectives.likeliest import highest_place
 from flatout.objectives.metrics import SumMeter, ratio
 from flatout.objectives.objective import Loss, LossFunction, Meter, Objective, Task, checked_targets, full_precision, shown
 from flatout.objectives.token_loss import fused_loss, has_kernels, plain_loss, token_loss
@@ -116,7 +118,7 @@ class NextToken(Objective):
         return vocabulary
 
     def meter(self, device: torch.device) -> Meter:
-        return SumMeter(device, self._measure, _finish)
+        return JoinedMeter(SumMeter(device, self._measure, _finish), device)
 
     def decode(self, output: Tensor) -> dict[str, Tensor]:
         """The most likely next token after every position; the last column continues the text."""
@@ -125,7 +127,7 @@ class NextToken(Objective):
 
     def _measure(self, output: Tensor, batch: Batch) -> dict[str, Tensor | float]:
         # No prediction equals an ignored target, so the weight of the loss is also the number of tokens that can be right.
-        return {"correct": (output.argmax(-1) == batch["y"]).sum()}
+        return {"correct": (highest_place(output) == batch["y"]).sum()}
 
 
 def _tokens(batch: Batch) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from flatout.base.errors import ModelError, UsageError
 from flatout.base.specs import pick
 from flatout.objectives.inputs import Batch
+from flatout.objectives.joining import JoinedMeter
 from flatout.objectives.metrics import Spread, SumMeter, accumulator, r_squared, ratio
 from flatout.objectives.objective import Loss, Meter, Objective, Task, checked_targets, full_precision, shown
 
@@ -75,7 +76,7 @@ class Regress(Objective):
         return math.prod(target_shape)
 
     def meter(self, device: torch.device) -> Meter:
-        return _RegressMeter(device, self._real)
+        return JoinedMeter(_RegressMeter(device, self._real), device)
 
     def in_units(self, output: Any) -> Any:
         return self._real(full_precision(output)) if isinstance(output, Tensor) and self._is_scaled else output

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from flatout.base.errors import FlatoutError, ModelError, UsageError
-from flatout.base.specs import Spec
 from flatout.data.kept import recall
 from flatout.data.workers.parcel import RECIPE_MODULE
+from flatout.models.model_spec import ModelSpec
 from flatout.packaging.answering import Answering, Preparation
 from flatout.packaging.ports import Port
 from flatout.recipe.build import build_job
@@ -35,14 +35,14 @@ class CodeProgram:
 
     @property
     def import_path(self) -> str:
-        return Spec.parse(self.recipe["model"]).name
+        return ModelSpec.parse(self.recipe["model"]).spec.name
 
     def module(self, weights: Mapping[str, Tensor], device: torch.device) -> nn.Module:
         """ModelError if the code is not installed here, or is none of a model."""
         _check_imports(self.recipe)
         recipe = recipe_from(dict(self.recipe), Path(), stored=True)
         try:
-            job = build_job(recipe, data=recall(self.data, recipe.data, Path()))
+            job = build_job(recipe, data=recall(self.data, recipe.data, Path()), trained=True)
         except UsageError as error:
             if isinstance(error.__cause__, ImportError):
                 raise ModelError(f"the package needs {self.import_path}, which is not installed here: {error}") from error
@@ -77,7 +77,7 @@ def _check_imports(recipe: Mapping[str, Any]) -> None:
     """The names come from a file, and what they name is called: at least they are not functions of Python itself."""
     for key in ("model", "objective", "optimizer"):
         written = recipe.get(key)
-        name = Spec.parse(written).name if isinstance(written, str | Mapping) else ""
+        name = _name_in(written) if isinstance(written, str | Mapping) else ""
         if ":" in name and name.partition(":")[0].partition(".")[0] in sys.stdlib_module_names:
             raise ModelError(f"the package names {name!r} as its {key}, which is a part of Python and not a model's code")
 
@@ -121,10 +121,15 @@ def _has_import_path(written: Any, must_be_code: bool) -> bool:
     """Whether it is written as `module:name`, and the module is a file that others can install too."""
     if not isinstance(written, str | Mapping):
         return not must_be_code
-    module, colon, name = Spec.parse(written).name.partition(":")
+    module, colon, name = _name_in(written).partition(":")
     if not colon:
         return not must_be_code
     return module not in ("__main__", RECIPE_MODULE) and "<" not in name
+
+
+def _name_in(written: str | Mapping[str, Any]) -> str:
+    """The name of a part; a model may have keys next to its name."""
+    return ModelSpec.parse(written).spec.name
 
 
 def _with_remedy(why: ModelError) -> ModelError:

@@ -15,6 +15,7 @@ from flatout.data.fitted import Fitted
 from flatout.data.fitted.table_rows import TableHost
 from flatout.data.source import Batch
 from flatout.engine.job import Job
+from flatout.models.adapters import merged
 from flatout.packaging.answering import Answering, Preparation
 from flatout.packaging.capture import Captured, capture
 from flatout.packaging.card import card_of, signature_of
@@ -92,7 +93,7 @@ def _check_finished(run: Run) -> None:
 def _job_and_samples(run: Run, cache: Path | None, notes: list[str]) -> tuple[Job, SampleRows]:
     """With samples of the run's data if it is still there."""
     try:
-        job = build_job(run.recipe, cache)
+        job = build_job(run.recipe, cache, trained=True)
         kept = run.folder.read("data.json")
         if kept["fingerprint"] == job.data.fingerprint():
             return job, rows_of_data(job.data)
@@ -105,7 +106,7 @@ def _job_and_samples(run: Run, cache: Path | None, notes: list[str]) -> tuple[Jo
 
 
 def _answering(run: Run, job: Job) -> Answering:
-    model = as_trained(run.plan.settings, trained_model(run.folder, job), torch.device("cpu")).eval()
+    model = as_trained(run.plan.settings, merged(trained_model(run.folder, job)), torch.device("cpu")).eval()
     preparation = Preparation(job.data.fitted)
     return Answering(model, preparation.inside, job.objective, list(preparation.columns)).eval()
 

@@ -29,13 +29,13 @@ def with_raw_photos(model: onnx.ModelProto, host: PhotoHost, crop: CenterCrop) -
     name = input_names(["photo"], model)["photo"]
     raw = Port(name, "uint8", (None, None, None, 3))
     front = FrontGraph()
-    made = {model.graph.input[0].name: _cropped(front, name, crop.size, crop.resize)}
+    made = {model.graph.input[0].name: _cropped(front, name, crop.size, crop.resize, crop.interpolation)}
     whole = with_front(model, front, [raw], made, host.class_names)
     describe(whole, _rules(host, crop), [{"column": "photo", "kind": "photo", **raw.to_json()}], host.class_names)
     return whole
 
 
-def _cropped(front: FrontGraph, photo: str, size: int, resize: int) -> str:
+def _cropped(front: FrontGraph, photo: str, size: int, resize: int, interpolation: str) -> str:
     """As `center_window` and `resample` do: short side to `resize`, rounded to uint8, then the middle `size` x `size`."""
     types = library("onnx").TensorProto
     sides = front.call("Shape", photo, start=1, end=3)
@@ -43,9 +43,9 @@ def _cropped(front: FrontGraph, photo: str, size: int, resize: int) -> str:
     scaled = front.call("Div", front.call("Mul", sides, front.constant(resize, np.int64)), short)
     planes = front.call("Transpose", photo, perm=[0, 3, 1, 2])
     sizes = front.call("Concat", front.call("Shape", planes, start=0, end=2), scaled, axis=0)
-    resized = front.call(
-        "Resize", planes, "", "", sizes, mode="linear", antialias=1, coordinate_transformation_mode="half_pixel"
-    )
+    linear = interpolation == "bilinear"
+    how = {"mode": "linear"} if linear else {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": 1}
+    resized = front.call("Resize", planes, "", "", sizes, antialias=1, coordinate_transformation_mode="half_pixel", **how)
     spare = front.call("Cast", front.call("Sub", scaled, front.constant(size, np.int64)), to=types.DOUBLE)
     half = front.call("Round", front.call("Div", spare, front.constant(2, np.float64)))  # to even, as `center_window`
     start = front.call("Cast", half, to=types.INT64)
@@ -57,7 +57,7 @@ def _rules(host: PhotoHost, crop: CenterCrop) -> list[str]:
     return [
         "photo is uint8 [rows, height, width, 3]: red, green and blue, upright, of any size. "
         "All photos of one call have the same size.",
-        f"The file scales the short side to {crop.resize} pixels (bilinear, antialiased) and takes the middle "
+        f"The file scales the short side to {crop.resize} pixels ({crop.interpolation}, antialiased) and takes the middle "
         f"{crop.size} x {crop.size}.",
         "Training rotated photos by their EXIF orientation: rotate the pixels before the call.",
         "Training decoded a JPEG at the smallest n/8 of its size (scaled DCT) whose short side has at least "

@@ -36,6 +36,8 @@ def with_raw_columns(model: onnx.ModelProto, host: TableHost) -> onnx.ModelProto
     NotExportable names a column with hash buckets. With class names there is an output `class` of text.
     """
     library("onnx")
+    if host.derived is not None:
+        raise NotExportable("derived columns are computed by flatout's host part, which ONNX does not have: use another format")
     columns = host.codings.columns
     names = input_names([coding.name for coding in columns], model)
     front = FrontGraph()

@@ -21,7 +21,7 @@ from flatout.base.trust import private_cache
 from flatout.data.feeds.evaluation import EvalFeed
 from flatout.data.fitted import Fitted
 from flatout.data.fitted.carried import CarriedColumns
-from flatout.data.others import other_batch, other_rows
+from flatout.data.others import other_batch, other_rows, own_rows
 from flatout.data.source import Batch
 from flatout.machine.facts import fingerprint, read_facts
 from flatout.packaging.answering import Preparation
@@ -176,7 +176,7 @@ class Package:
         for batch in EvalFeed(source, before.steps, rows, place, "resident" if source.in_memory else "streamed"):
             for name, column in runtime.run({name: batch[name] for name in names}).items():
                 pieces.setdefault(name, []).append(column.cpu())
-        columns = {name: torch.cat(some) for name, some in pieces.items()}
+        columns = own_rows(source, {name: torch.cat(some) for name, some in pieces.items()}, carried, say)
         return carried.joined(self.fitted.name_outputs(columns, str(self.card["objective"]), each_class=each_class))
 
     def generate(

@@ -19,7 +19,7 @@ from flatout.recipe.schema import Recipe
 from flatout.runs import predict as of_runs
 from flatout.runs import record
 from flatout.runs.record import Run
-from flatout.runs.train import CACHE
+from flatout.runs.trained import CACHE
 
 __all__ = ["explain_package", "export", "load", "predict", "why"]
 

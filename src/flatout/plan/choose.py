@@ -16,14 +16,21 @@ from flatout.plan.knobs.all import AFTER, BEFORE, KNOBS, conflicts
 from flatout.plan.knobs.knob import Decisions, Knob
 from flatout.plan.plan import Choice, Plan, Prediction, RejectedSetting
 from flatout.plan.situation import Situation
+from flatout.plan.thread_times import ChosenThreads
 
 Decide = Callable[[Situation, Mapping[str, Any]], Decisions]
 
 
-def situation_of(job: Job, pins: Mapping[str, Any], ceilings: Ceilings | None, cache: Path | None = None) -> Situation:
+def situation_of(
+    job: Job,
+    pins: Mapping[str, Any],
+    ceilings: Ceilings | None,
+    cache: Path | None = None,
+    threads: ChosenThreads | None = None,
+) -> Situation:
     pins = {name: value for name, value in pins.items() if (name, value) != ("cache_compression", "auto")}
     device = pick_device(str(pins.get("device", "auto")))
-    s = Situation(job, device, pins, ceilings, Prediction(), cache)
+    s = Situation(job, device, pins, ceilings, Prediction(), cache, threads=threads)
     return replace(s, plain=s.predicted(Settings(device=str(device))))
 
 
@@ -34,8 +41,9 @@ def choose(
     label: str,
     cache: Path | None = None,
     knobs: Sequence[Knob] = KNOBS,
+    threads: ChosenThreads | None = None,
 ) -> Plan:
-    return choose_in(situation_of(job, pins, ceilings, cache), label, knobs)
+    return choose_in(situation_of(job, pins, ceilings, cache, threads), label, knobs)
 
 
 def choose_in(s: Situation, label: str, knobs: Sequence[Knob] = KNOBS) -> Plan:
@@ -70,4 +78,5 @@ def choose_in(s: Situation, label: str, knobs: Sequence[Knob] = KNOBS) -> Plan:
         choices=tuple(choices),
         rejected=tuple(rejected),
         prediction=s.predicted(settings),
+        frozen=s.job.frozen.words(s.job.model),
     )

@@ -23,10 +23,11 @@ def explain(
     degraded: tuple[Mapping[str, Any], ...] = (),
     receipt: Receipt | None = None,
     short_of_memory: str | None = None,
+    busy: str | None = None,
 ) -> Doc:
     """`degraded`: deviations from the plan, from the run's events. `receipt`: of the trials before the run.
 
-    `short_of_memory`: why the job does not fit the device.
+    `short_of_memory`: why the job does not fit the device. `busy`: what other processes use, if it is much.
     """
     predicted = plan.prediction.rate(plan.batch)
     measured = (result or {}).get("samples_per_s")
@@ -38,6 +39,8 @@ def explain(
         (
             TextLine(_headline(plan, predicted, measured, share), strong=True),
             *_short_of_memory(short_of_memory),
+            *_busy(busy),
+            *_frozen(plan),
             TextLine(),
             Fields({"model": plan.model, "machine": plan.machine, "rate": _per_unit(plan, rate), "unit": plan.unit}),
             Fields({"bound": plan.prediction.bound, "ceiling_share": share}),
@@ -51,6 +54,14 @@ def explain(
             *_roofline(plan),
         )
     )
+
+
+def _busy(line: str | None) -> list[Node]:
+    return [] if line is None else [TextLine(line), Fields({"busy": line})]
+
+
+def _frozen(plan: Plan) -> list[Node]:
+    return [TextLine(plan.frozen), Fields({"frozen": plan.frozen})] if plan.frozen else []
 
 
 def _short_of_memory(why: str | None) -> list[Node]:

@@ -17,6 +17,7 @@ from flatout.engine.settings import Settings
 from flatout.machine.ceilings import Ceilings
 from flatout.machine.device import pick_device
 from flatout.machine.gains import GainComparison
+from flatout.machine.others_work import OthersWork
 from flatout.machine.probe import probe
 from flatout.measure.counts import Operation
 from flatout.measure.receipt import Receipt
@@ -29,6 +30,7 @@ from flatout.plan.options import LIMIT_S
 from flatout.plan.plan import Plan, Prediction
 from flatout.plan.situation import Situation
 from flatout.plan.step_gains import comparisons_of
+from flatout.plan.thread_times import ChosenThreads, choose_threads
 from flatout.plan.traces import Traces
 from flatout.plan.trial_key import trial_key, versions
 from flatout.plan.tried_plan import AskedTrials, Say, tried_plan, tries
@@ -137,8 +139,10 @@ def _chosen(
     """
     is_worth_it = False
 
-    def by(ceilings: Ceilings | None) -> Plan:
-        return choose(job, pins, ceilings, label_of(recipe, job), cache, knobs_of(recipe))
+    others = OthersWork()
+
+    def by(ceilings: Ceilings | None, threads: ChosenThreads | None = None) -> Plan:
+        return choose(job, pins, ceilings, label_of(recipe, job), cache, knobs_of(recipe), threads)
 
     def to_time(ceilings: Ceilings) -> list[Operation]:
         nonlocal is_worth_it
@@ -164,7 +168,11 @@ def _chosen(
         key = trial_key(recipe, job, device, without=("lr",))  # a sweep over learning rates traces the step once
         keep_traces(job, Traces(private_cache(cache) / "traces", f"{key} {versions()}"))
     ceilings = ceilings_of(device, cache, _Wanted(to_time, to_compare))
-    return by(ceilings), ceilings
+    threads = None
+    if device.type == "cpu" and "threads" not in pins:
+        s = situation_of(job, pins, ceilings, cache)
+        threads = choose_threads(job, s.plain.step_s, s.expected_s, others)
+    return by(ceilings, threads), ceilings
 
 
 def _to_time(job: Job, ceilings: Ceilings, *forms: Settings) -> list[Operation]:

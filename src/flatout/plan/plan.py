@@ -42,6 +42,7 @@ class Plan:
     choices: tuple[Choice, ...]
     rejected: tuple[RejectedSetting, ...] = ()
     prediction: Prediction = field(default_factory=Prediction)
+    frozen: str = ""  # how much of the model does not train
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -15,6 +15,7 @@ from flatout.engine.settings import Settings
 from flatout.machine.ceilings import Ceilings
 from flatout.plan.predict import predict
 from flatout.plan.prediction import Prediction
+from flatout.plan.thread_times import ChosenThreads
 from flatout.plan.trials.recording import shown
 
 
@@ -27,6 +28,7 @@ class Situation:
     plain: Prediction  # for the run with every knob off
     cache: Path | None = None  # folder for decoded and prepared rows
     recorded: Mapping[str, Prediction] = field(default_factory=dict)  # of another machine, by settings as text
+    threads: ChosenThreads | None = None  # on a CPU; None: not chosen
 
     def predicted(self, settings: Settings) -> Prediction:
         return self.recorded.get(shown(settings.to_dict())) or predict(self.job, settings, self.ceilings)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from flatout.base.budget import Budget
 from flatout.base.errors import DataError, FlatoutError, ModelError, UsageError, did_you_mean
@@ -26,6 +27,7 @@ from flatout.data.feeds.contract import FeedOptions
 from flatout.data.feeds.evaluation import EvalFeed
 from flatout.data.order.keyed import Keys
 from flatout.data.source import Batch, apply
+from flatout.engine.frozen import Frozen
 from flatout.engine.job import HIGHER_IS_BETTER, BestBy, Job
 from flatout.engine.optimizers import parse_schedule
 from flatout.engine.parallel.rounds import parse_rounds
@@ -37,6 +39,8 @@ from flatout.models.build import build as build_model
 from flatout.models.build import code_text, source_hash
 from flatout.models.dataless import LOOKS_AT_NUMBERS, WeightsBudget, is_dataless, stand_in
 from flatout.models.finetune import freeze, load_weights, rates
+from flatout.models.libraries.build import Start
+from flatout.models.parts import parameters_in
 from flatout.models.repeats import callable_copy
 from flatout.objectives.binary import Binary
 from flatout.objectives.build import build as build_objective
@@ -49,21 +53,29 @@ from flatout.objectives.objective import Objective
 from flatout.objectives.regress import Regress
 from flatout.objectives.weighting import weights_of
 from flatout.recipe.field_checks import chosen_best
+from flatout.recipe.model_data import inputs_for
 from flatout.recipe.schema import Recipe
 
+PROVISIONAL_LR = 1e-3  # of a job with lr: auto, until its rate is found; no run trains with it
 _SAME_LOSS = 1e-3  # largest relative difference between two ways to compute it, in any format
 
 
 def build_job(
-    recipe: Recipe, cache: Path | None = None, data: Data | None = None, *, weights_budget: WeightsBudget | None = None
+    recipe: Recipe,
+    cache: Path | None = None,
+    data: Data | None = None,
+    *,
+    weights_budget: WeightsBudget | None = None,
+    trained: bool = False,
 ) -> Job:
-    """`data`: the description that a run stored, if the rows are not needed.
+    """`data`: the description that a run stored, if the rows are not needed. `trained`: the model gets the weights of a run, so
+    those that it started from are not loaded.
 
     `weights_budget`: for a job that is inspected, not run. A model that is too large for it gets tensors without data.
     """
     has_rows = data is None
     data = recipe.load_data(cache) if data is None else data
-    inputs = recipe.inputs if "inputs" in recipe.model_fields_set else list(data.inputs)
+    inputs = recipe.inputs if "inputs" in recipe.model_fields_set else inputs_for(data, recipe.model)
     objective = build_objective(recipe.objective, inputs)
     if isinstance(objective, Regress):
         objective = _to_regress(objective, data)
@@ -76,11 +88,12 @@ def build_job(
     )
     window = data.shapes_x()[0] if data.tokens_per_row > 1 else None
     shapes = Shapes(data.shapes_x(), outputs, data.vocabulary, window, data.cardinalities or None)
-    model = build_model(recipe.model, shapes, recipe.seed, weights_budget)
-    if (weights := recipe.init_weights()) is not None:
+    downloads = weights_budget is not None and recipe.downloads  # a model that is only looked at needs no numbers
+    start = Start(objective.name, recipe.folder, weights=not trained and not downloads)
+    model = build_model(recipe.model, shapes, recipe.seed, weights_budget, start)
+    if not trained and (weights := recipe.init_weights()) is not None:
         load_weights(model, *weights)
-    if recipe.freeze:
-        freeze(model, recipe.freeze)
+    frozen = Frozen(frozenset(freeze(model, recipe.freeze)), _unfreezing(recipe, model)) if recipe.freeze else Frozen()
     best_by = _best_by(recipe, objective, named_metrics)
     rows = data.epoch_rows
     if rows is not None and recipe.batch > rows and not data.train.shapes_vary:
@@ -90,12 +103,13 @@ def build_job(
         data=data,
         objective=objective,
         batch=recipe.batch,
-        lr=recipe.lr,
+        lr=PROVISIONAL_LR if recipe.searches_rate else recipe.lr,
         budget=Budget.parse(recipe.budget),
         optimizer=recipe.optimizer if callable(recipe.optimizer) else Spec.parse(recipe.optimizer),
         weight_decay=recipe.weight_decay,
         schedule=parse_schedule(recipe.schedule),
         rates=rates(model, recipe.rates) if recipe.rates else {},
+        frozen=frozen,
         clip=recipe.clip,
         ema=recipe.ema,
         tensor_plan=recipe.tensor_plan,
@@ -108,6 +122,17 @@ def build_job(
         named_metrics=named_metrics,
         turns={knob.name: knob.turn for knob in recipe.own_knobs},
     )
+
+
+def _unfreezing(recipe: Recipe, model: nn.Module) -> dict[str, tuple[Budget, ...]]:
+    """By parameter, when it starts to train; if several parts name it, at the earliest of their times."""
+    held, until = set(parameters_in(model, recipe.freeze, "freeze")), dict[str, tuple[Budget, ...]]()
+    for part, when in recipe.unfreeze.items():
+        names = [name for name in parameters_in(model, [part], "unfreeze") if name in held]
+        if not names:
+            raise UsageError(f"unfreeze: {part!r} is not frozen: name it under freeze too")
+        until |= {name: (*until.get(name, ()), Budget.parse(when)) for name in names}
+    return until
 
 
 def _to_regress(objective: Regress, data: Data) -> Regress:
@@ -183,7 +208,7 @@ def _check_model(
     real: Callable[[Any], Any] = lambda tree: tree,
 ) -> None:
     """For a model without data, `calling` is the context of its calls and `real` fills its output with numbers."""
-    batch, was_training = _few_rows(job.data, device), job.model.training
+    batch, was_training = few_rows(job.data, device), job.model.training
     job.model.eval()
     with torch.no_grad():
         target = job.data.target()
@@ -235,7 +260,7 @@ def check_loss_head(job: Job, device: torch.device, kind: str) -> None:
     """A loss computed from the model's `hidden` and `head` must be the same as that of its forward."""
     if kind not in FROM_HIDDEN or is_dataless(job.model):  # without numbers there is nothing to compare
         return
-    batch, was_training = _few_rows(job.data, device), job.model.training
+    batch, was_training = few_rows(job.data, device), job.model.training
     job.model.to(device).eval()
     with torch.no_grad():
         losses = [job.objective.with_loss_head(one, job.model, device)(job.model, batch) for one in ("plain", kind)]
@@ -250,7 +275,8 @@ def check_loss_head(job: Job, device: torch.device, kind: str) -> None:
         )
 
 
-def _few_rows(data: Data, device: torch.device) -> Batch:
+def few_rows(data: Data, device: torch.device) -> Batch:
+    """Two prepared rows, without augmentation; of a stream, blank ones."""
     if data.train.stream is not None and data.validation is None:  # reading rows would take them from the run
         columns = data.train.schema.items()
         blank = {name: torch.zeros((2, *column.shape), dtype=column.dtype, device=device) for name, column in columns}

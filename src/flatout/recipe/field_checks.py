@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, ValidatorFunctionWrapHandler, WrapValidator
 from torch.nn import functional
 from torch.nn.modules.loss import _Loss
 from torch.optim import Optimizer
@@ -20,12 +20,14 @@ from flatout.engine.job import EarlyStop
 from flatout.engine.optimizers import check_optimizer as check_known_optimizer
 from flatout.engine.parallel.rounds import parse_rounds
 from flatout.models.build import BUILDERS
+from flatout.models.model_spec import LIBRARIES, ModelSpec
 from flatout.objectives.build import OBJECTIVES
 from flatout.objectives.build import build as build_objective
 from flatout.recipe.slips import objective_for
 
 _FROM_DATA = ("input_shape", "outputs", "vocabulary", "window", "cardinalities")  # a model learns these from the data
 _LONGEST_NAME = 200
+AUTO = "auto"
 
 
 def checked(check: Callable[[Any], object]) -> AfterValidator:
@@ -47,9 +49,10 @@ def checked(check: Callable[[Any], object]) -> AfterValidator:
 def check_model(model: Any) -> None:
     if callable(model):
         return
-    spec = Spec.parse(model)
-    if ":" not in spec.name:
-        maker = pick(BUILDERS, spec.name, "model")
+    asked = ModelSpec.parse(model)
+    spec = asked.spec
+    if ":" not in spec.name and asked.library is None:
+        maker = pick({**BUILDERS, **dict.fromkeys(LIBRARIES)}, spec.name, "model")
         if spec.value is not None:
             raise UsageError(f"{spec.name} takes options by name, such as {{{spec.name}: {{...}}}}, got {spec.value!r}")
         own = [name for name in inspect.signature(maker).parameters if name not in _FROM_DATA]
@@ -99,6 +102,14 @@ def check_optimizer(optimizer: Any) -> None:
 def check_every(text: str | None) -> None:
     if text is not None and Budget.parse(text).unit not in COUNTED:
         raise UsageError(f"expected epochs, steps, samples or tokens, got {text!r}")
+
+
+def check_unfreeze(written: Mapping[str, str]) -> None:
+    for part, when in written.items():
+        try:
+            check_every(when)
+        except UsageError as error:
+            raise UsageError(f"{part}: {error}") from error
 
 
 def check_early_stop(written: Any) -> None:
@@ -171,7 +182,18 @@ def _with_unit(value: Any) -> Any:
     return value
 
 
+def _or_auto(value: Any, number: ValidatorFunctionWrapHandler) -> Any:
+    if not isinstance(value, str) or value == AUTO:
+        return value if value == AUTO else number(value)
+    try:
+        float(value)
+    except ValueError:
+        raise ValueError(f"expected a number such as 1e-3, or auto, got {value!r}") from None
+    return number(value)
+
+
 Number = Annotated[float, BeforeValidator(_not_bool), Field(allow_inf_nan=False)]
+Rate = Annotated[Number, Field(gt=0), WrapValidator(_or_auto)]  # a number, or "auto"
 Whole = Annotated[int, BeforeValidator(_whole)]
 Amount = Annotated[str, BeforeValidator(_with_unit)]
 

@@ -14,6 +14,7 @@ from typing import Any
 from flatout.base.errors import FlatoutError, RecipeError, UsageError
 from flatout.base.plain_yaml import MOST_CHARACTERS, read_yaml
 from flatout.data.workers.parcel import RECIPE_MODULE, SOURCE_ATTRIBUTE
+from flatout.models.model_spec import BESIDE
 from flatout.recipe.schema import FOLDER, SPECS, Recipe
 
 _DEEPEST_KEY = 8
@@ -37,6 +38,15 @@ def read_recipe(
         raise UsageError(f"a recipe is a .yaml or a .py file, got {path.name}{more}")
     written, problems = written_in(path)
     return recipe_from(written, path.parent, overrides, pins or {}, source=path, problems=problems)
+
+
+def recipe_given(given: Any) -> Recipe:
+    """A recipe itself, or that of a file."""
+    if isinstance(given, Recipe):
+        return given
+    if isinstance(given, str | Path):
+        return read_recipe(Path(given))
+    raise UsageError(f"expected a fo.Recipe or the path of a recipe file, got {type(given).__name__}")
 
 
 def written_in(path: Path) -> tuple[dict[str, Any], list[str]]:
@@ -161,5 +171,8 @@ def _place(written: Mapping[str, Any], path: list[str]) -> list[str]:
     if len(path) < 2 or path[0] not in SPECS:
         return path
     spec = written.get(path[0], Recipe.model_fields[path[0]].default)
-    name = spec if isinstance(spec, str) else next(iter(spec)) if isinstance(spec, Mapping) and len(spec) == 1 else path[1]
+    if path[0] == "model" and path[1] in BESIDE:
+        return path
+    keys = [key for key in spec if key not in BESIDE] if isinstance(spec, Mapping) else [spec]
+    name = keys[0] if len(keys) == 1 and isinstance(keys[0], str) else path[1]
     return path if path[1] == name else [path[0], name, *path[1:]]

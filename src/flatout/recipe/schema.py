@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,20 +18,23 @@ from torch import nn
 from flatout.base.budget import Budget
 from flatout.base.errors import DataError, FlatoutError, RecipeError, UsageError, did_you_mean
 from flatout.base.option_types import LARGEST
-from flatout.base.specs import Spec, import_named
+from flatout.base.specs import import_named
 from flatout.data.data import Data
 from flatout.data.specs import check_data, parse_data
 from flatout.engine.job import EarlyStop
 from flatout.engine.optimizers import parse_schedule
 from flatout.engine.settings import Settings, is_setting, parse_pins
 from flatout.models.build import describe as describe_model
+from flatout.models.model_spec import ModelSpec
 from flatout.objectives.build import describe as describe_objective
 from flatout.objectives.inputs import Inputs
 from flatout.objectives.named.parse import describe_metrics, parse_metrics
 from flatout.objectives.weighting import check_class_weights
 from flatout.recipe.field_checks import (
+    AUTO,
     Amount,
     Number,
+    Rate,
     Whole,
     check_best,
     check_early_stop,
@@ -43,15 +46,18 @@ from flatout.recipe.field_checks import (
     check_objective,
     check_optimizer,
     check_seed,
+    check_unfreeze,
     checked,
     early_stop_of,
 )
 from flatout.recipe.in_python import with_data
+from flatout.recipe.model_data import described, filled, masked_for, normalized_for, takes_its_size_from
 from flatout.recipe.slips import answer_to
 
 FOLDER: ContextVar[Path] = ContextVar("folder", default=Path())  # of the recipe file that is being read
 _KNOB = ("name", "off", "lossy", "risky", "meets", "default", "candidates", "turn")
 SPECS = ("model", "objective", "optimizer", "schedule")  # written as a name, or as a name with options
+_DESCRIBED = "train_rows"  # a key of the description that a run keeps of data in memory, and of no data in a recipe
 _EXAMPLES = {"data": "digits", "model": "mlp", "batch": "64", "lr": "1e-3", "budget": "3 epochs"}
 
 
@@ -67,7 +73,7 @@ class Recipe(BaseModel):
     class_weights: Annotated[Any, checked(check_class_weights)] = None
     inputs: Annotated[Any, checked(Inputs.parse)] = "x"
     batch: Annotated[Whole, Field(gt=0, le=LARGEST)]
-    lr: Annotated[Number, Field(gt=0)]
+    lr: Rate
     budget: Annotated[Amount, checked(Budget.parse)]
     optimizer: Annotated[Any, checked(check_optimizer)] = "adamw"
     weight_decay: Annotated[Number, Field(ge=0)] = 0.01
@@ -81,6 +87,7 @@ class Recipe(BaseModel):
     early_stop: Annotated[Any, checked(check_early_stop)] = None
     init_from: Annotated[Any, checked(check_init)] = None
     freeze: tuple[str, ...] = ()
+    unfreeze: Annotated[dict[str, Amount], checked(check_unfreeze)] = Field(default_factory=dict)
     rates: dict[str, Number] = Field(default_factory=dict)
     price_per_hour: Annotated[Number, Field(gt=0)] | None = None
     seed: Annotated[Whole, checked(check_seed)] = 0
@@ -95,6 +102,7 @@ class Recipe(BaseModel):
     _given: tuple[tuple[str, ...], dict[str, Any]] = PrivateAttr(default=((), {}))
 
     _draft: str = PrivateAttr(default="")
+    _filled: Any = PrivateAttr(default=None)  # the data with what a pretrained model expects
 
     def __init__(self, /, **given: Any) -> None:
         _validate(self, given)
@@ -118,14 +126,36 @@ class Recipe(BaseModel):
         """The recipe's own knobs: `package.module:Name` is imported, a class is instantiated."""
         return tuple(_own_knob(knob) for knob in self.knobs)
 
+    @property
+    def searches_rate(self) -> bool:
+        """With `lr: auto` a run begins by searching for its rate."""
+        return str(self.lr) == AUTO
+
     def load_data(self, cache: Path | None = None) -> Data:
         """Reads the data once, and raises if something is wrong with it. `cache`: a folder for results that take long."""
         if self._loaded is None:
+            if isinstance(self.data, Mapping) and _DESCRIBED in self.data:
+                raise DataError(
+                    "the rows that the run was trained on were in the memory of another process: give rows with data= (or "
+                    "--data FILE), or the recipe with fo.load(name, recipe=...)"
+                )
             try:
-                self._loaded = self.data if isinstance(self.data, Data) else parse_data(self.data, self._folder, cache)
+                loaded = self.data if isinstance(self.data, Data) else self._for_model(cache)
+                self._loaded = masked_for(loaded, self.model)
             except OSError as error:  # a path that the system rejects, or an unreadable disk
                 raise DataError(f"data: {error.filename or 'it'} can't be read: {error.strerror or error}") from error
         return self._loaded
+
+    def _for_model(self, cache: Path | None) -> Data:
+        """The data, with what a pretrained model says about its inputs."""
+        written, wanted = filled(self.data, self.model, self._folder)
+        if wanted is None:
+            return parse_data(written, self._folder, cache)
+        data, step = normalized_for(parse_data(written, self._folder, cache), wanted)
+        if step is not None:
+            written = {**({written: None} if isinstance(written, str) else written), **step.written()}
+        self._filled = written
+        return replace(data, notes=tuple(filter(None, (*data.notes, described(wanted)))))
 
     def early_stopping(self, metric: str) -> EarlyStop | None:
         return None if self.early_stop is None else early_stop_of(self.early_stop, metric)
@@ -138,6 +168,11 @@ class Recipe(BaseModel):
         return self._folder / str(self.init_from), ()
 
     @property
+    def downloads(self) -> bool:
+        """Whether a library fetches the weights that the model starts with."""
+        return not callable(self.model) and ModelSpec.parse(self.model).pretrained is True
+
+    @property
     def stem(self) -> str:
         """The name of its runs, without their number."""
         if self.name:
@@ -146,7 +181,10 @@ class Recipe(BaseModel):
             return self._source.stem
         if isinstance(self.model, nn.Module):
             return type(self.model).__name__
-        return str(describe_model(self.model)).rpartition(":")[2] if callable(self.model) else Spec.parse(self.model).name
+        if callable(self.model):
+            return str(describe_model(self.model)).rpartition(":")[2]
+        asked = ModelSpec.parse(self.model)
+        return Path(asked.architecture.name).name if asked.library else asked.spec.name
 
     @property
     def source(self) -> Path | None:
@@ -180,7 +218,7 @@ class Recipe(BaseModel):
     def written(self) -> dict[str, Any]:
         """As JSON, for the run's folder. Two recipes with the same JSON are the same."""
         written = {name: getattr(self, name) for name in type(self).model_fields}
-        written["data"] = self.data if not isinstance(self.data, Data) else self.data.describe()
+        written["data"] = self.data.describe() if isinstance(self.data, Data) else self._filled or self.data
         written["model"] = describe_model(self.model)
         written["objective"] = describe_objective(self.objective)
         written["metrics"] = describe_metrics(self.metrics)
@@ -192,6 +230,8 @@ class Recipe(BaseModel):
         written["init_from"] = str(self.init_from) if isinstance(self.init_from, Path) else self.init_from
         if "inputs" not in self.model_fields_set:
             del written["inputs"]  # they come from the data
+        if not self.unfreeze:
+            del written["unfreeze"]  # as in recipes of earlier versions
         return {name: value for name, value in written.items() if value is not None}
 
 
@@ -209,10 +249,13 @@ def _validate(recipe: Recipe, given: dict[str, Any]) -> None:
         pass  # it was checked when its run began, and its files may be gone; or its mistake is known
     elif isinstance(given.get("data"), str | Mapping):
         problems += [
-            problem if problem.startswith("data") else f"data: {problem}" for problem in _data_problems(given["data"], folder)
+            problem if problem.startswith("data") else f"data: {problem}"
+            for problem in _data_problems(_sized(given["data"], given.get("model")), folder)
         ]
     if given.get("exchange") is not None and given.get("ema") is not None:
         problems.append("ema: not possible with exchange, where processes would have different averages; remove one of them")
+    if given.get("unfreeze") and not given.get("freeze"):
+        problems.append("unfreeze: nothing is frozen: write freeze: [backbone] too")
     own = _own_names(() if stored else given.get("knobs", ()), problems)
     pins = _stored_pins(given.get("settings")) if stored else _typed_pins(given.get("settings"), own, problems)
     if problems:
@@ -277,6 +320,13 @@ def _data_problems(written: Any, folder: Path) -> list[str]:
         return [f"{error.filename}: {error.strerror or error}"]
     except (ValueError, RuntimeError) as error:  # an impossible character, or a home folder of an unknown user
         return [f"{error}, got {written!r}"]
+
+
+def _sized(data: str | Mapping[str, Any], model: Any) -> Any:
+    """Photos may leave their size to a pretrained model."""
+    if isinstance(data, Mapping) and "images" in data and "size" not in data and takes_its_size_from(model):
+        return {**data, "size": 1}
+    return data
 
 
 def _own_names(knobs: Any, problems: list[str]) -> list[str]:

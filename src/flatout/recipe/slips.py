@@ -32,8 +32,8 @@ _MODEL = "it is model: mlp, a module, or mine:Net for class Net in mine.py"
 
 _HABITS = {
     "it is lr: 1e-3": "learning_rate lr_rate eta base_lr max_lr lr_max",
-    _EPOCHS: "epochs epoch n_epoch n_epochs num_epochs max_epochs num_train_epochs",
-    _STEPS: "steps max_steps train_steps total_steps num_steps max_iters iterations",
+    _EPOCHS: "epochs epoch nb_epoch n_epoch n_epochs num_epochs max_epochs num_train_epochs",
+    _STEPS: "steps max_steps train_steps total_steps num_steps max_iters max_iter n_iter iterations",
     'the length is budget: "10 min"': "max_time time_limit",
     'budget: "10 steps" trains a little': "fast_dev_run limit_train_batches overfit_batches steps_per_epoch",
     _BATCH: "batch_size bs train_batch_size per_device_train_batch_size minibatch",
@@ -50,7 +50,7 @@ _HABITS = {
     _LOG: "logging_steps log_every_n_steps logger report_to log_dir logging_dir",
     _RUNS: "output_dir default_root_dir save_dir work_dir out_dir",
     _HELD: "validation_data validation_split val_split valid_pct eval_dataset val_dataset test_size "
-    "holdout validation test valid",
+    "eval_set holdout validation test valid",
     _DATA: "train_dataset train_dataloader train_dataloaders train_loader dataset dls dataloader",
     _RESUME: "resume_from_checkpoint ckpt_path resume checkpoint",
     _WORKERS: "num_workers dataloader_num_workers workers pin_memory persistent_workers",
@@ -58,6 +58,22 @@ _HABITS = {
     _COMPILE: "torch_compile jit_compile jit",
     _STOP: "early_stopping patience early_stopping_patience",
     _MODEL: "net network module arch architecture model_name learner learn",
+    "inputs and labels are one pair, data=(x, y); a table is data=df with label='column'": "x y X Y X_train y_train x_train "
+    "train_data training_data df dataframe",
+    "categories are found by themselves; to name them: categorical=['job'], numeric=['age'] with data=df": "cat_names cat_cols "
+    "cat_features cont_names cont_cols categorical_columns",
+    "rows are prepared from what is in the data: a tokenizer is tokenizer: FILE under data": "tokenizer processing_class "
+    "preprocessing_class procs",
+    "a collate_fn is that of your DataLoader, or collate= with data=dataset": "data_collator collate_fn",
+    "metrics go by name: metrics: [f1, auroc], or your function (output, y) -> number": "compute_metrics metric scoring "
+    "eval_metric",
+    "it has no such object: write its values as keys of the recipe, such as lr, batch and budget": "args training_args config "
+    "trainer_args",
+    "options of a model are written with its name: model: {mlp: {hidden: [64, 64], activation: relu}}": "hidden_layer_sizes "
+    "activation hidden n_layers layers hidden_size dropout n_estimators max_depth",
+    "it is best: f1, the metric that decides which weights are best": "monitor metric_for_best_model load_best_model_at_end",
+    "weights of rows are a column: data: draw: COLUMN draws by them; weights of classes are class_weights": "sample_weight "
+    "sample_weights weights",
     "the label belongs to data: {table: FILE, label: COLUMN}": "label target label_column y_names",
     "it is optimizer: adamw": "optim opt opt_func optimizer_name",
     "it is weight_decay: 0.01": "wd weight_decay_rate l2",
@@ -68,6 +84,18 @@ _HABITS = {
     "rows are always shuffled by the seed; data: draw: balanced draws otherwise": "shuffle drop_last",
 }
 ANSWERS = {word: answer for answer, words in _HABITS.items() for word in words.split()}
+
+_OF_A_RUN = {
+    "fo.run trains; init_from=run.path starts from its weights": "fit train fit_one_cycle fine_tune",
+    "run.result['metrics'] has the last scores, run.evaluate(data) those on other rows": "score metrics validate test",
+    "run.plot() shows the curves, run.events() has their values": "history recorder logs log_history",
+    "it is saved, in run.path; fo.export(run) writes a package, fo.export(run, to='onnx') one file": "save save_model to_onnx "
+    "save_pretrained push_to_hub",
+    "run.model(bare=True) is the trained module": "state_dict parameters eval forward module",
+    "run.predict(df) has a column for each class; for arrays it is run.predict(x)['probabilities']": "predict_proba get_preds",
+}
+OF_A_RUN = {word: answer for answer, words in _OF_A_RUN.items() for word in words.split()}
+"""What trained objects of other libraries have, and what a run has instead."""
 
 LOSSES = {
     "crossentropyloss": "classify", "cross_entropy": "classify", "crossentropy": "classify", "ce": "classify",

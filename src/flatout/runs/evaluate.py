@@ -17,9 +17,18 @@ from flatout.engine.evaluation import evaluate as evaluate_model
 from flatout.machine.device import pick_device
 from flatout.objectives.named.parse import named_metrics_of
 from flatout.recipe.build import build_job, first_output
-from flatout.runs.record import Run
-from flatout.runs.train import CACHE
-from flatout.runs.trained import OtherData, as_trained, job_of, other_source, precision_on, tier_of, trained_model
+from flatout.runs.trained import (
+    CACHE,
+    OtherData,
+    TrainedRun,
+    as_trained,
+    job_of,
+    other_source,
+    precision_on,
+    threads_on,
+    tier_of,
+    trained_model,
+)
 
 _HOW_TO_HAVE = {
     "validation": "set holdout: 0.2 or validation: FILE",
@@ -28,7 +37,7 @@ _HOW_TO_HAVE = {
 
 
 def evaluate(
-    run: Run,
+    run: TrainedRun,
     data: OtherData | None = None,
     *,
     part: str | None = None,
@@ -49,7 +58,7 @@ def evaluate(
     """
     kept = None if cache is None else Path(cache)
     if data is None:
-        job = build_job(run.recipe, kept)
+        job = build_job(run.recipe, kept, trained=True)
         _check_unchanged(run, job.data)
         source = _own_part(run.name, job.data, "validation" if part is None else part)
     elif part is None:
@@ -63,16 +72,17 @@ def evaluate(
     model = as_trained(plan.settings, trained_model(run.folder, job, best_only=best), place)
     tier = plan.settings.tier if part == "train" else "resident"  # the training part may be too large for the device
     feed = EvalFeed(source, job.data.prepare, plan.batch, place, tier_of(source, tier), any_order=True)
-    batch = next(iter(feed))
-    with torch.no_grad():
-        model.eval()
-        job.objective.check(first_output(job, batch), batch)
-    found = evaluate_model(model, job.evaluated, feed, precision=precision_on(plan.settings, place), device=place)
+    with threads_on(plan.settings, place):
+        batch = next(iter(feed))
+        with torch.no_grad():
+            model.eval()
+            job.objective.check(first_output(job, batch), batch)
+        found = evaluate_model(model, job.evaluated, feed, precision=precision_on(plan.settings, place), device=place)
     assert found is not None
     return found
 
 
-def _check_unchanged(run: Run, data: Data) -> None:
+def _check_unchanged(run: TrainedRun, data: Data) -> None:
     """How rows are prepared is fitted on the training rows: on other rows the model would get other inputs."""
     try:
         kept = run.folder.parsed("data.json", lambda written: written["fingerprint"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from flatout.engine.settings import Settings
 from flatout.machine.device import pick_device
 from flatout.models.gpt import GPT
 from flatout.recipe.schema import Recipe
-from flatout.runs.trained import as_trained, job_of, precision_on, trained_model
+from flatout.runs.trained import as_trained, job_of, precision_on, threads_on, trained_model
 from flatout.store.run_folder import RunFolder
 
 _ANY_TOKEN = 1 << 31
@@ -61,7 +62,8 @@ def generate(
             source = whole(window, code.vocabulary, precision)
         return write_texts(source, ids, options, text_code, exact=precision == "fp32", say=speak)
 
-    return generated(prompt, code, write, stream=stream, stops=bool(options.stops))
+    with nullcontext() if stream else threads_on(settings, place):  # a stream is computed while the caller reads it
+        return generated(prompt, code, write, stream=stream, stops=bool(options.stops))
 
 
 def _tokens_of(job: Job, name: str) -> tuple[TextCode, int]:

@@ -23,6 +23,7 @@ from flatout.base.events import read_events
 from flatout.engine.job import Job
 from flatout.plan.layouts.fitting import LayoutChoice
 from flatout.plan.situation import total_steps
+from flatout.recipe.build import PROVISIONAL_LR
 from flatout.recipe.schema import Recipe
 from flatout.store.run_folder import all_runs
 from flatout.world.agreement import by_first
@@ -133,6 +134,8 @@ def _arguments(recipe: Recipe, option: LayoutChoice, runs: Path) -> list[str]:
     settings = {**wanted, **pins, **often, "mesh": option.mesh}
     steps = _WARM + min(_MOST, max(_LEAST, round(_MEASURE_S / (option.step_s or _MEASURE_S))))
     asked = ["run", str(recipe.source.resolve()), *overrides, f"budget={steps} steps", "evaluate=null"]
+    if recipe.searches_rate:
+        asked.append(f"lr={PROVISIONAL_LR}")  # these runs are only timed
     for name, value in settings.items():
         asked += ["--set", f"{name}={'on' if value is True else 'off' if value is False else value}"]
     return [*asked, "--runs", str(runs), "--planning", "off", "--fresh", "--quiet"]

@@ -11,19 +11,29 @@ from torch import Tensor
 
 from flatout.data.feeds.evaluation import EvalFeed
 from flatout.data.fitted.carried import CarriedColumns
+from flatout.data.others import own_rows
 from flatout.engine.precision import autocast
 from flatout.machine.device import pick_device
-from flatout.runs.record import Run
-from flatout.runs.train import CACHE
-from flatout.runs.trained import OtherData, as_trained, job_of, other_source, precision_on, tier_of, trained_model
+from flatout.runs.trained import (
+    CACHE,
+    OtherData,
+    TrainedRun,
+    as_trained,
+    job_of,
+    other_source,
+    precision_on,
+    threads_on,
+    tier_of,
+    trained_model,
+)
 
 
 def predict(
-    run: Run,
+    run: TrainedRun,
     data: OtherData,
     *,
     keep: str | Sequence[str] = (),
-    each_class: bool = False,
+    each_class: bool | None = False,
     device: str = "auto",
     cache: Path | str | None = CACHE,
     say: Callable[[str], None] = lambda line: None,
@@ -35,8 +45,9 @@ def predict(
     also a list of the bytes of files; of a run on tokens also lists of ids, or of texts.
 
     `keep`: columns of the data to put before the predictions, as NumPy arrays: ["id", "name"], or "new=id" to rename one; of
-    photos in files, "file". `each_class`: a column probability_NAME for each class instead of `probabilities`. `say`
-    (print, for example) gets a line for each column of a table with values that training never saw, with their number.
+    photos in files, "file". `each_class`: a column probability_NAME for each class instead of `probabilities`; None: if there
+    are probabilities. `say` (print, for example) gets a line for each column of a table with values that training never saw,
+    with their number.
     """
     carried = CarriedColumns(keep)
     job, settings = job_of(run.folder, run.recipe), run.plan.settings
@@ -44,9 +55,11 @@ def predict(
     place = pick_device(device)
     model = as_trained(settings, trained_model(run.folder, job), place).eval()
     pieces: dict[str, list[Tensor]] = {}
-    with torch.no_grad(), autocast(precision_on(settings, place), place):
+    with threads_on(settings, place), torch.no_grad(), autocast(precision_on(settings, place), place):
         for batch in EvalFeed(source, job.data.prepare, source.stored_rows(run.plan.batch), place, tier_of(source)):
             for name, column in job.objective.predict(model, batch).items():
                 pieces.setdefault(name, []).append(column.cpu())
-    outputs = {name: torch.cat(columns) for name, columns in pieces.items()}
+    outputs = own_rows(source, {name: torch.cat(columns) for name, columns in pieces.items()}, carried, say)
+    if each_class is None:
+        each_class = "probabilities" in outputs and outputs["probabilities"].dim() == 2
     return carried.joined(job.data.fitted.name_outputs(outputs, job.objective.name, each_class=each_class))

@@ -49,6 +49,8 @@ class View:
             return f"run {event['run']}: {event['model']} on {event['machine']}"
         if kind == "compiled":
             return f"step {event['step']}: compiled in {show_seconds(event['seconds'])}"
+        if kind == "rate_found":
+            return f"learning rate {event['lr']:.3g}, found in {show_seconds(event['seconds'])}: {event['why']}"
         if kind == "planning":
             return str(event["line"])
         if kind == "resumed":
@@ -56,6 +58,8 @@ class View:
         if kind == "evaluation":
             metrics = ", ".join(f"{name} {show_metric(value)}" for name, value in overall(event["metrics"]).items())
             return f"step {event['step']}: {metrics}{' (best)' if event.get('best') else ''}"
+        if kind == "unfroze":
+            return f"step {event['step']}: {event['weights']:,} weights that were frozen start to train"
         if kind == "degraded":
             return f"degraded: {event['what']}: {event['why']}"
         if kind == "nonfinite":

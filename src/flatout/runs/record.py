@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -16,8 +17,7 @@ from torch import nn
 from flatout.base.errors import Diverged, MissingFile, Stopped, StoreError
 from flatout.base.events import Event, read_events
 from flatout.base.kinds import check_kinds
-from flatout.base.tree import Doc, to_text
-from flatout.data.data import Data
+from flatout.base.tree import Doc, Fields, TextLine, to_text
 from flatout.data.kept import remember
 from flatout.engine.job import Job
 from flatout.machine.facts import read_facts
@@ -26,9 +26,13 @@ from flatout.plan.explain import explain as explain_plan
 from flatout.plan.plan import Plan
 from flatout.recipe.load import read_recipe, recipe_from
 from flatout.recipe.schema import Recipe
-from flatout.runs.trained import as_trained, job_of, precision_on, trained_model
-from flatout.store.run_folder import RunFolder, find
+from flatout.recipe.slips import OF_A_RUN
+from flatout.runs.trained import OtherData, as_trained, job_of, precision_on, trained_model
+from flatout.store.run_folder import RATE_FILE, RunFolder, find
 from flatout.world.watch import Failed, Lost, StoreLost
+
+if TYPE_CHECKING:
+    from flatout.runs.rates.found import FoundRate
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,12 @@ class Origin:
         return cls(**written)
 
 
-def write_beginning(folder: RunFolder, recipe: Recipe, plan: Plan, job: Job, receipt: Receipt | None) -> None:
+def write_beginning(
+    folder: RunFolder, recipe: Recipe, plan: Plan, job: Job, receipt: Receipt | None, found: Mapping[str, Any] | None = None
+) -> None:
+    """`found`: the learning rate that was searched for, and its evidence."""
     python = recipe.source is not None and recipe.source.suffix == ".py"
-    objects = (
-        isinstance(recipe.data, Data) or callable(recipe.model) or callable(recipe.objective) or callable(recipe.optimizer)
-    )
+    objects = callable(recipe.model) or callable(recipe.objective) or callable(recipe.optimizer)
     overrides, pins = recipe.given
     origin = Origin(
         str(recipe.folder.resolve()),
@@ -71,6 +76,8 @@ def write_beginning(folder: RunFolder, recipe: Recipe, plan: Plan, job: Job, rec
     folder.write("environment.json", read_facts().to_dict())
     if receipt is not None:
         folder.write("receipt.json", receipt.to_dict())
+    if found is not None:
+        folder.write(RATE_FILE, found)
     folder.write("plan.json", plan.to_dict())  # last: a run has begun once its plan is written
 
 
@@ -154,9 +161,23 @@ class Run:
         except MissingFile:
             return None
 
+    @property
+    def found_lr(self) -> FoundRate | None:
+        """The search for its learning rate, with `lr: auto`; None: the recipe gave one."""
+        from flatout.runs.rates.found import FoundRate  # here: a run that only trains starts sooner without it
+
+        try:
+            return self.folder.parsed(RATE_FILE, FoundRate.from_dict)
+        except MissingFile:
+            return None
+
     def explain_doc(self) -> Doc:
         degraded = tuple(event for event in self.events() if event.get("kind") in ("degraded", "damaged"))
-        return explain_plan(self.plan, self.result, degraded, self.receipt)
+        doc = explain_plan(self.plan, self.result, degraded, self.receipt)
+        if (found := self.found_lr) is None:
+            return doc
+        words = f"learning rate: {found.rate:.3g}, searched for when the run started: {found.why}"
+        return Doc((*doc.nodes, TextLine(), TextLine(words), Fields({"lr": found.lr, "lr_why": found.why})))
 
     def explain(self) -> str:
         """The plan with its reasons, predicted and measured."""
@@ -207,11 +228,66 @@ class Run:
         how: Any = {"stream": stream, "use_cache": use_cache, "device": device, "say": say}
         return generate(self.folder, self.recipe, self.plan.settings, prompt, options, **how)
 
+    def predict(
+        self,
+        data: OtherData,
+        *,
+        keep: str | Sequence[str] = (),
+        each_class: bool | None = None,
+        device: str = "auto",
+        say: Callable[[str], None] | None = None,
+    ) -> Any:
+        """Predictions for every row: for a DataFrame a DataFrame with its index, otherwise NumPy arrays by name.
+
+        `data` is what `fo.predict` takes: a DataFrame, arrays, a file, a Dataset. `keep`: columns of the data to put before
+        the predictions. `each_class`: a column probability_NAME for each class; by default in a DataFrame only. `say` gets a
+        line for each column with values that training never saw; by default these are warnings.
+        """
+        from flatout.runs.predict import predict  # here: a run that only trains starts sooner without it
+        from flatout.runs.predicted import in_form_of, is_table
+
+        each = each_class if each_class is not None or is_table(data) else False
+        notes: list[str] = []
+        columns = predict(self, data, keep=keep, each_class=each, device=device, say=say or notes.append)
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
+        return in_form_of(data, columns)
+
+    def evaluate(
+        self,
+        data: OtherData | None = None,
+        *,
+        part: str | None = None,
+        metrics: Any = None,
+        best: bool = False,
+        device: str = "auto",
+        say: Callable[[str], None] | None = None,
+    ) -> dict[str, float]:
+        """Metrics on the rows held out from training, on its `part` "test" or "train", or on other `data` with labels.
+
+        The rest is as in `fo.evaluate`. `say` gets a line for each column with values that training never saw; by default
+        these are warnings.
+        """
+        from flatout.runs.evaluate import evaluate  # here: a run that only trains starts sooner without it
+
+        notes: list[str] = []
+        found = evaluate(self, data, part=part, metrics=metrics, best=best, device=device, say=say or notes.append)
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
+        return found
+
     def plot(self) -> Any:
         """A matplotlib figure of the losses and metrics by steps."""
         from flatout.runs.plotting import plot_events  # here: a run that only trains starts sooner without it
 
         return plot_events(self.events(), self.name)
+
+    if not TYPE_CHECKING:  # to a type checker, a run has only what it has
+
+        def __getattr__(self, name: str) -> Any:
+            """Called for names that a run does not have: habits of other libraries get an answer."""
+            answer = OF_A_RUN.get(name)
+            raise AttributeError(f"a run has no {name!r}" + (f": {answer}" if answer else ""), name=name, obj=self)
 
     def __repr__(self) -> str:
         return f"<Run {self.name}: {self.folder.status}>"

@@ -33,6 +33,8 @@ from flatout.world.agreement import by_first, check_same
 from flatout.world.links import measure_links
 from flatout.world.world import World
 
+_SHARED_CORES = "each process has its share of the cores"
+
 
 def check_all_agree(world: World, recipe: Recipe, job: Job, own: Identity) -> None:
     """All processes have the same versions, recipe, data and code."""
@@ -115,11 +117,13 @@ def plan_for_all(
     if split and limit_s > 0:
         say(f"the model is split by {' and '.join(split)}: settings are chosen by prediction, without trials")
     off = off_when_shared(world.size, layout.mesh)
-    pins = {**off, **layout.settings, **recipe.pins, "graph": False, "mesh": layout.mesh}
+    pins = {"threads": 0, **off, **layout.settings, **recipe.pins, "graph": False, "mesh": layout.mesh}
     shares = axes["data"] * axes["shard"]
     plan, receipt = plan_of_share(recipe, pins, job, shares, cache, limit_s=0.0 if split else limit_s, say=say)
     ours = {name: _why_off(name, world.size, layout.mesh) for name in off if name not in recipe.pins}
     ours |= {name: f"without it, {layout.mesh} should not fit" for name in layout.settings if name not in recipe.pins}
+    if "threads" not in recipe.pins:
+        ours["threads"] = _SHARED_CORES
     reasons = {"mesh": (layout.why, layout.source), **{name: (why, "default") for name, why in ours.items()}}
     choices = []
     for choice in plan.choices:
@@ -141,6 +145,8 @@ def adapt_plan(world: World, recipe: Recipe, layout: LayoutChoice, plan: Plan) -
     }
     if world.size > 1:
         settings = replace(settings, device=_device_of(world, settings.device), **off)
+        if "threads" not in recipe.pins:  # of a run that one process began
+            settings = replace(settings, threads=0)
     if settings.mesh != plan.settings.mesh and (problems := conflicts(settings)):
         raise UsageError(
             f"this run was started with settings that mesh={layout.mesh} does not allow: {'; '.join(problems)}. "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,15 +23,19 @@ from flatout.engine.loop import train
 from flatout.engine.settings import Settings
 from flatout.machine.device import pick_device
 from flatout.measure.receipt import Receipt
+from flatout.models.adapters import ADAPTER, is_adapted, save_adapters
 from flatout.plan.layouts.fitting import LayoutChoice
 from flatout.plan.make import checked_plan
 from flatout.plan.plan import Plan
+from flatout.plan.thread_times import with_pinned_threads
 from flatout.recipe.build import Identity, build_job, check_job, identity
+from flatout.recipe.outputs import why_outputs_are_doubtful
 from flatout.recipe.schema import Recipe
 from flatout.runs.record import Run, said_in_words, so_far, status_after, status_of, write_beginning, write_result
+from flatout.runs.trained import CACHE, trained_model
 from flatout.runs.unlike import left_unfinished
 from flatout.store.lock import StartLock
-from flatout.store.run_folder import RunFolder, check_place, create, find_unfinished
+from flatout.store.run_folder import RATE_FILE, RunFolder, check_place, create, find_unfinished
 from flatout.world.agreement import by_first, on_all, reason_of
 from flatout.world.joining import join
 from flatout.world.watch import NoWatch
@@ -40,7 +44,6 @@ from flatout.world.world import World
 if TYPE_CHECKING:
     from flatout.world.watch.watch import RankWatch
 
-CACHE = Path.home() / ".cache" / "flatout"
 PLANNING = "5 min"
 
 
@@ -112,6 +115,8 @@ def _run_in(world: World, recipe: Recipe, asked: RunOptions) -> RunFolder:
         layout = _layout(world, recipe, job, asked, begun_with)
         begun = by_first(world, lambda: _begin(world, layout, recipe, job, own, asked))
         folder, planned = RunFolder(Path(begun["folder"])), Plan.from_dict(begun["plan"])
+        if begun["rate"] is not None:
+            job = replace(job, lr=begun["rate"]["lr"])
         plan, off = planned, dict[str, tuple[Any, str]]()
         if world.size > 1 or planned.settings.mesh != layout.mesh:
             from flatout.runs.sharing import adapt_plan
@@ -128,7 +133,7 @@ def _run_in(world: World, recipe: Recipe, asked: RunOptions) -> RunFolder:
                 folder.adopt()
                 if not begun["begun"]:
                     receipt = None if begun["receipt"] is None else Receipt.from_dict(begun["receipt"])
-                    write_beginning(folder, recipe, planned, job, receipt)
+                    write_beginning(folder, recipe, planned, job, receipt, begun["rate"])
                 logs.append(held.enter_context(EventLog(folder.events_path, asked.observers)))
             return {}
 
@@ -136,8 +141,15 @@ def _run_in(world: World, recipe: Recipe, asked: RunOptions) -> RunFolder:
         events = logs[0] if logs else held.enter_context(EventLog(None))
         if begun["left"] is not None:
             events.emit("not_resumed", **begun["left"])
+        if begun["rate"] is not None and not begun["begun"]:
+            found = begun["rate"]
+            events.emit("rate_found", **{name: found[name] for name in ("lr", "low", "high", "why", "steps", "seconds")})
         for name, (value, why) in off.items():
             events.emit("degraded", what=name, value=value, why=why)
+        if world.is_first and not begun["begun"]:
+            doubt = why_outputs_are_doubtful(job, pick_device(plan.settings.device))
+            if doubt is not None:
+                events.emit("degraded", what="output", why=doubt)
         with said_in_words(folder):
             _train(world, job, plan, folder, events, asked.cache)
     return folder
@@ -180,14 +192,21 @@ def _begin(world: World, layout: LayoutChoice, recipe: Recipe, job: Job, own: Id
     """The folder and plan of the unfinished run that is resumed, or of a new run."""
     folder = None if asked.fresh else find_unfinished(asked.runs, own.whole)
     if folder is not None and folder.begun:
-        plan = folder.parsed("plan.json", Plan.from_dict)
-        return {"folder": str(folder.path), "plan": plan.to_dict(), "begun": True, "receipt": None, "left": None}
+        plan = with_pinned_threads(folder.parsed("plan.json", Plan.from_dict), recipe.pins)
+        rate = folder.read(RATE_FILE) if recipe.searches_rate else None
+        return {"folder": str(folder.path), "plan": plan.to_dict(), "begun": True, "receipt": None, "left": None, "rate": rate}
     left = None
     if folder is None:
         check_place(asked.runs)
         left = None if asked.fresh else left_unfinished(asked.runs, recipe, own)
         if left is not None:
             asked.say(left.words())
+    rate = None
+    if recipe.searches_rate:
+        from flatout.runs.rates.auto import rate_for_run  # here: a run with a given rate starts sooner without it
+
+        rate = rate_for_run(recipe, job, asked.cache, asked.say)
+        job = replace(job, lr=rate.rate)
     if world.size == 1:
         plan, receipt = checked_plan(recipe, job, asked.cache, limit_s=asked.planning_s, say=asked.say)
     else:
@@ -202,6 +221,7 @@ def _begin(world: World, layout: LayoutChoice, recipe: Recipe, job: Job, own: Id
         "begun": False,
         "receipt": None if receipt is None else receipt.to_dict(),
         "left": None if left is None else left.fields(),
+        "rate": None if rate is None else rate.to_dict(),
     }
 
 
@@ -248,6 +268,8 @@ def _train(world: World, job: Job, plan: Plan, folder: RunFolder, events: EventL
 
     def write() -> dict[str, Any]:
         with said_in_words(folder):
+            if is_adapted(job.model):
+                save_adapters(trained_model(folder, job), folder.path / ADAPTER)
             folder.write("result.json", {**result, "plan": plan.to_dict()})
         return {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,13 +21,34 @@ from flatout.data.kept import recall
 from flatout.data.source import Source, describe_all
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings
+from flatout.machine.threads import cpu_threads, most_threads
 from flatout.models.finetune import load_weights
 from flatout.models.keras_models import waits_for_a_call
 from flatout.models.residual import narrow_residual
+from flatout.plan.plan import Plan
 from flatout.recipe.build import build_job
 from flatout.recipe.schema import Recipe
 from flatout.store.checkpoints import fits_the_run
 from flatout.store.run_folder import RunFolder
+
+CACHE = Path.home() / ".cache" / "flatout"
+"""Where measured ceilings, decoded rows and encoded text are kept unless a caller says otherwise."""
+
+
+class TrainedRun(Protocol):
+    """What the verbs need of a run."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def folder(self) -> RunFolder: ...
+
+    @property
+    def recipe(self) -> Recipe: ...
+
+    @property
+    def plan(self) -> Plan: ...
 
 
 class ArrowTable(Protocol):
@@ -43,9 +65,10 @@ OtherData = (
 def job_of(folder: RunFolder, recipe: Recipe) -> Job:
     """The run's model and how rows are prepared for it. Works without the training data, from the files of the run."""
     try:
-        return build_job(recipe, data=folder.parsed("data.json", partial(recall, asked=recipe.data, folder=recipe.folder)))
+        data = folder.parsed("data.json", partial(recall, asked=recipe.data, folder=recipe.folder))
+        return build_job(recipe, data=data, trained=True)
     except (MissingFile, UsageError):  # data of Python objects that no file can hold, or a run of an older version
-        return build_job(recipe)
+        return build_job(recipe, trained=True)
 
 
 def trained_model(folder: RunFolder, job: Job, *, best_only: bool = False) -> nn.Module:
@@ -93,6 +116,11 @@ def as_trained(settings: Settings, model: nn.Module, device: torch.device) -> nn
     """On the device, with the residual stream in the format of training; in float32 that makes no difference."""
     narrow_residual(model, settings.residual == "autocast")
     return model.to(device)
+
+
+def threads_on(settings: Settings, device: torch.device) -> AbstractContextManager[None]:
+    """As many threads as in training, or as this process may use now."""
+    return cpu_threads(min(settings.threads, most_threads()) if device.type == "cpu" else 0)
 
 
 def precision_on(settings: Settings, device: torch.device) -> str:

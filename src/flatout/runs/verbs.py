@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flatout.base.tree import Doc
+from flatout.base.tree import Doc, Fields, TextLine
 from flatout.engine.settings import Settings
+from flatout.machine.others_work import OthersWork, busy_words
 from flatout.models.dataless import WeightsBudget
 from flatout.plan.explain import explain as explain_plan
 from flatout.plan.layouts.fitting import why_not_here
@@ -17,7 +18,8 @@ from flatout.recipe.schema import Recipe
 from flatout.runs.evaluate import evaluate
 from flatout.runs.predict import predict
 from flatout.runs.record import Run, load
-from flatout.runs.train import CACHE, PLANNING, planning_limit, run
+from flatout.runs.train import PLANNING, planning_limit, run
+from flatout.runs.trained import CACHE
 
 __all__ = ["CACHE", "PLANNING", "Run", "evaluate", "explain", "explain_layouts", "load", "predict", "run"]
 
@@ -34,13 +36,17 @@ def explain(
 
     `analyze` tries the settings on copies of the model and shows what was measured next to what was predicted.
     """
-    kept = None if cache is None else Path(cache)
+    kept, others = None if cache is None else Path(cache), OthersWork()
     # trials train copies of the model: they need its weights
     job = build_job(recipe, kept, weights_budget=None if analyze else WeightsBudget())
     how: dict[str, Any] = {"analyze": True, "say": say} if analyze else {"recall": True}
     plan, receipt = checked_plan(recipe, job, kept, limit_s=planning_limit(planning), **how)
     short = why_not_here(job, plan.settings)
-    return explain_plan(plan, receipt=receipt, short_of_memory=short)
+    doc = explain_plan(plan, receipt=receipt, short_of_memory=short, busy=busy_words(others.use()))
+    if not recipe.searches_rate:
+        return doc
+    words = "learning rate: auto, searched for when a run starts; flatout find-lr shows the search and its result"
+    return Doc((*doc.nodes, TextLine(), TextLine(words), Fields({"lr": "auto"})))
 
 
 def explain_layouts(

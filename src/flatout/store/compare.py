@@ -10,7 +10,9 @@ from typing import Any
 from flatout.base.errors import StoreError
 from flatout.base.tree import Cell, Doc, Fields, Table, TableColumn, TextLine
 from flatout.base.units import show_count, show_seconds
-from flatout.store.run_folder import RunFolder, all_runs
+from flatout.store.run_folder import RATE_FILE, RunFolder, all_runs
+
+_LONGEST = 48  # characters of a value in a table; JSON has all
 
 
 def runs_doc(runs: Path) -> Doc:
@@ -95,7 +97,7 @@ def _outcomes(letters: Sequence[str], results: Sequence[Mapping[str, Any]]) -> l
         values = [result.get(key) for result in results]
         if all(value is None for value in values):
             continue
-        row: dict[str, Any] = {"key": key, **{letter: _cell(value) for letter, value in zip(letters, values, strict=True)}}
+        row: dict[str, Any] = {"key": key, **{letter: value_cell(value) for letter, value in zip(letters, values, strict=True)}}
         if len(values) == 2:
             one, other = values
             numbers = all(isinstance(value, int | float) for value in values)
@@ -110,13 +112,14 @@ def _differences(letters: Sequence[str], each: Sequence[Mapping[str, Any]]) -> l
     for key in dict.fromkeys(key for one in each for key in one):
         values = [one.get(key) for one in each]
         if any(value != values[0] for value in values):
-            rows.append({"key": key, **{letter: _cell(value) for letter, value in zip(letters, values, strict=True)}})
+            rows.append({"key": key, **{letter: value_cell(value) for letter, value in zip(letters, values, strict=True)}})
     return rows
 
 
 def asked_of(folder: RunFolder) -> dict[str, Any]:
-    """The recipe, with inner keys as model.gpt.layers."""
-    return folder.parsed("recipe.json", _flat)
+    """The recipe, with inner keys as model.gpt.layers. With lr: auto, `lr` is the rate that was found."""
+    asked = folder.parsed("recipe.json", _flat)
+    return {**asked, "lr": folder.parsed(RATE_FILE, dict)["lr"]} if (folder.path / RATE_FILE).exists() else asked
 
 
 def settings_of(folder: RunFolder) -> dict[str, Any]:
@@ -135,5 +138,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _cell(value: Any) -> Cell:
-    return Cell(value, "-" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value))
+def value_cell(value: Any) -> Cell:
+    """A value of a recipe, a plan or a result; for people its beginning if it is long, such as what was fitted on the data."""
+    text = "-" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
+    return Cell(value, text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}... ({len(text):,} characters)")

@@ -11,6 +11,7 @@ runs/digits-1/
   checkpoints/      best + last n
   result.json       status, steps, samples, train_seconds, samples_per_s, metrics, plan
   model.safetensors all trained weights
+  adapter/          of a run with lora: its adapters in PEFT's format
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from flatout.store.checkpoints import Checkpoints
 from flatout.store.lock import RunLock
 
 FORMAT = 2
+RATE_FILE = "rate.json"  # of a run with lr: auto
 WITHOUT_MANIFEST = 1
 ENDED = ("finished", "diverged")  # after these the same command starts a new run; after any other status it resumes
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from flatout.base.errors import StoreError, UsageError, did_you_mean
-from flatout.base.tree import Cell, Doc, Fields, Table, TableColumn, TextLine
-from flatout.store.compare import asked_of, settings_of
+from flatout.base.tree import Doc, Fields, Table, TableColumn, TextLine
+from flatout.store.compare import asked_of, settings_of, value_cell
 from flatout.store.run_folder import RunFolder, all_runs
 
 _FIGURES = ("steps", "samples", "train_seconds", "wall_seconds", "samples_per_s", "tokens_per_s", "peak_memory_bytes")
@@ -60,7 +60,7 @@ def runs_table(runs: Path, sort: str | None, show: Sequence[str], where: Sequenc
     keys = list(dict.fromkeys(["name", "status", *([key] if key is not None else []), *shown]))
     titles = {"name": "run"}
     columns = [TableColumn(name, titles.get(name, name), right=name not in ("name", "status")) for name in keys]
-    rows = [{name: _cell(one.all.get(name)) for name in keys} for one in chosen]
+    rows = [{name: value_cell(one.all.get(name)) for name in keys} for one in chosen]
     notes = [f"({len(found) - len(chosen)} of {len(found)} runs left out by --where)"] if len(chosen) < len(found) else []
     notes += [f"({more} more keys differ: name those to see with --show)"] if more else []
     whys = [str(error) for error in damaged.values()]
@@ -152,7 +152,3 @@ def _number(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError):
         return None
-
-
-def _cell(value: Any) -> Cell:
-    return Cell(value, "-" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value))

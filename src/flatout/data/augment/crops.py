@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import DataError
-from flatout.data.augment.resample import resample
+from flatout.data.augment.resample import INTERPOLATIONS, resample
 from flatout.data.augment.windows import CropWindow, Flat
 from flatout.data.order.keyed import Keys
 from flatout.data.source import Batch, Column, Schema
@@ -30,9 +30,11 @@ class RandomResizedCrop:
     size: int | None = None
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
         _check_size(self.size, "random_resized_crop")
+        _check_interpolation(self.interpolation, "random_resized_crop")
         object.__setattr__(self, "scale", _range(self.scale, "scale", 1.0))
         object.__setattr__(self, "ratio", _range(self.ratio, "ratio", math.inf))
 
@@ -42,10 +44,11 @@ class RandomResizedCrop:
     def __call__(self, batch: Batch, keys: Keys) -> Batch:
         assert self.size is not None
         window = random_window(batch["height"], batch["width"], keys, self.scale, self.ratio, self.size)
-        return _cut(batch, window, self.size)
+        return _cut(batch, window, self.size, self.interpolation)
 
     def written(self) -> Any:
-        return {"random_resized_crop": {"size": self.size, "scale": list(self.scale), "ratio": list(self.ratio)}}
+        options = {"size": self.size, "scale": list(self.scale), "ratio": list(self.ratio)}
+        return {"random_resized_crop": {**options, **_written_interpolation(self.interpolation)}}
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,11 @@ class CenterCrop:
 
     size: int | None = None
     resize: int | None = None
+    interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
         _check_size(self.size, "center_crop")
+        _check_interpolation(self.interpolation, "center_crop")
         if self.size is not None and self.resize is None:
             object.__setattr__(self, "resize", resize_for(self.size))
         if self.size is not None and self.resize is not None and self.resize < self.size:
@@ -67,10 +72,11 @@ class CenterCrop:
 
     def __call__(self, batch: Batch, keys: Keys) -> Batch:
         assert self.size is not None and self.resize is not None
-        return _cut(batch, center_window(batch["height"], batch["width"], self.size, self.resize), self.size)
+        window = center_window(batch["height"], batch["width"], self.size, self.resize)
+        return _cut(batch, window, self.size, self.interpolation)
 
     def written(self) -> Any:
-        return {"center_crop": {"size": self.size, "resize": self.resize}}
+        return {"center_crop": {"size": self.size, "resize": self.resize, **_written_interpolation(self.interpolation)}}
 
 
 def resize_for(size: int) -> int:
@@ -118,8 +124,8 @@ def _middle(spare: Tensor) -> Tensor:
     return (spare.double() / 2).round_().long()
 
 
-def _cut(batch: Batch, window: CropWindow, size: int) -> Batch:
-    x = resample(Flat(batch["pixels"], batch["start"], batch["width"]), window, size)
+def _cut(batch: Batch, window: CropWindow, size: int, interpolation: str) -> Batch:
+    x = resample(Flat(batch["pixels"], batch["start"], batch["width"]), window, size, interpolation)
     return {"x": x, **{name: column for name, column in batch.items() if name not in _RAGGED}}
 
 
@@ -136,6 +142,16 @@ def _described(schema: Schema, size: int | None, name: str) -> dict[str, Column]
 def _check_size(size: object, name: str) -> None:
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
         raise DataError(f"{name}: size must be a whole number of pixels, 1 or more, got {size!r}")
+
+
+def _check_interpolation(interpolation: object, name: str) -> None:
+    if interpolation not in INTERPOLATIONS:
+        raise DataError(f"{name}: interpolation is {' or '.join(INTERPOLATIONS)}, got {interpolation!r}")
+
+
+def _written_interpolation(interpolation: str) -> dict[str, str]:
+    """Only what is not the default: what earlier versions wrote stays the same."""
+    return {} if interpolation == "bilinear" else {"interpolation": interpolation}
 
 
 def _range(given: Sequence[float], name: str, most: float) -> tuple[float, float]:

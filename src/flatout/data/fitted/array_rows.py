@@ -115,9 +115,16 @@ def arrange(x: Tensor, layout: str | None) -> Tensor:
     return (x.permute(0, 3, 1, 2) if layout == "hwc" else x).contiguous()
 
 
+def as_words(given: Any) -> Tensor | np.ndarray[Any, Any]:
+    """Text that pandas or a list holds as Python objects becomes text of NumPy's; everything else stays what it is."""
+    values = given if isinstance(given, Tensor) else np.asarray(given)
+    is_text = isinstance(values, np.ndarray) and values.dtype == object and all(isinstance(one, str) for one in values.flat)
+    return values.astype(str) if is_text else values  # type: ignore[union-attr]
+
+
 def targets_of(given: Any, names: Sequence[str], part: str = "") -> Tensor:
     """Integers as int64; words as their place in `names`, which is sorted."""
-    words = given if isinstance(given, Tensor) else np.asarray(given)
+    words = as_words(given)
     if isinstance(words, np.ndarray) and words.dtype.kind in "US":
         words = words.astype(str)
         unknown = ~np.isin(words, names)

@@ -39,6 +39,10 @@ class CarriedColumns:
                 raise DataError(f"keep: {name!r} has {len(values) if values.ndim else 'no'} rows and the data has {rows}")
             self._columns[name] = values
 
+    def keep_rows(self, kept: Array) -> None:
+        """Only the rows of a mask, where others were left out later."""
+        self._columns = {name: column[kept] for name, column in self._columns.items()}
+
     def check(self, known: Iterable[str]) -> None:
         names = [str(name) for name in known]
         for name in self.sources:

@@ -23,6 +23,7 @@ _NAN = float("nan")
 
 class OneRow:
     def __init__(self, host: TableHost) -> None:
+        self._derives = host.derived is not None
         self._numeric: list[tuple[str, Encode, bool]] = []  # name, function, whether it gives several numbers
         self._ids: list[tuple[str, Callable[[Any], int]]] = []
         for coding in host.codings.columns:
@@ -38,6 +39,8 @@ class OneRow:
 
     def encode(self, row: Mapping[str, Any]) -> dict[str, list[float] | list[int]] | None:
         """The numbers and the ids of the row, in their order; None if the row needs `TableHost.rows`."""
+        if self._derives:
+            return None
         numeric: list[float] = []
         try:
             for name, encode, several in self._numeric:

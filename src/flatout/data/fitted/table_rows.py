@@ -12,8 +12,10 @@ import torch
 
 from flatout.base.errors import DataError, did_you_mean
 from flatout.data.fitted.codings import LARGEST, Category, Coding, Codings, Date, Label, Number, TargetEncoding
+from flatout.data.fitted.derived.derivation import Derivation
+from flatout.data.fitted.derived.derived_values import DATE, NUMBER
 from flatout.data.fitted.host import RawInput
-from flatout.data.fitted.values import Array, PlainValues
+from flatout.data.fitted.values import Array, PlainValues, Values
 from flatout.data.source import Batch
 
 VERSION = 1
@@ -28,12 +30,14 @@ class TableHost:
     label: Label
     types: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    derived: Derivation | None = None
 
     kind: ClassVar[str] = "table"
 
     @property
     def inputs(self) -> tuple[RawInput, ...]:
-        return tuple(RawInput(coding.name, _KINDS[type(coding)]) for coding in self.codings.columns)
+        kinds = {coding.name: _KINDS[type(coding)] for coding in self.codings.columns}
+        return tuple(RawInput(name, kinds.get(name) or self._kind(name)) for name in self.needed(targets=False))
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
@@ -42,8 +46,16 @@ class TableHost:
         return None if numbered else classes
 
     def needed(self, targets: bool) -> list[str]:
-        """The raw columns to read; with the label if `targets`."""
-        return [coding.name for coding in self.codings.columns] + ([self.label.name] if targets else [])
+        """The raw columns to read. With `targets` also the label, or what it is made of, and the columns of `where`."""
+        names = [coding.name for coding in self.codings.columns]
+        if self.derived is None:
+            return names + ([self.label.name] if targets else [])
+        wanted = self.derived.raw_columns([*names, *([self.label.name] if targets else [])])
+        return list(dict.fromkeys([*wanted, *(self.derived.condition_columns if targets else [])]))
+
+    def values(self, raw: Values, unseen: Counter[str] | None = None) -> Values:
+        """The raw columns together with those that are derived from them. `unseen` counts values that training never saw."""
+        return raw if self.derived is None else self.derived.values(raw, unseen)
 
     def rows(self, raw: Any) -> Batch:
         """{"age": [39, 50], ...}, or [{"age": 39, ...}, {"age": 50, ...}]; other columns are ignored."""
@@ -52,14 +64,14 @@ class TableHost:
         if not values.rows:
             raise DataError("the data has columns and no rows")
         for coding in self.codings.columns:
-            if isinstance(coding, Number):
+            if isinstance(coding, Number) and coding.name in columns:
                 _check_range(coding.name, values.numbers(coding.name))
-        return {name: torch.from_numpy(column) for name, column in self.codings.encode(values).items()}
+        return {name: torch.from_numpy(column) for name, column in self.codings.encode(self.values(values)).items()}
 
     def encode(self, columns: Mapping[str, Any], unseen: Counter[str] | None = None) -> dict[str, Array]:
         """Columns as lists or arrays to NumPy arrays. A number too large for float32 becomes missing; `rows` raises for it."""
         names = [name for name in self.needed(targets=False) if name in columns]
-        return self.codings.encode(PlainValues({name: columns[name] for name in names}), unseen)
+        return self.codings.encode(self.values(PlainValues({name: columns[name] for name in names}), unseen), unseen)
 
     def _columns(self, raw: Any) -> dict[str, Any]:
         names = self.needed(targets=False)
@@ -85,6 +97,7 @@ class TableHost:
             "label": self.label.to_dict(),
             "schema": dict(self.types),
             "notes": list(self.notes),
+            **({} if self.derived is None else {"derived": self.derived.to_json()}),
         }
 
     @classmethod
@@ -92,7 +105,13 @@ class TableHost:
         if written.get("version") != VERSION:
             raise DataError(f"the fitted table has version {written.get('version')!r}; this flatout reads version {VERSION}")
         label = Label.from_dict(written["label"])
-        return cls(Codings.from_dict(written["host"]), label, dict(written["schema"]), tuple(written["notes"]))
+        derived = Derivation.from_json(written["derived"]) if "derived" in written else None
+        return cls(Codings.from_dict(written["host"]), label, dict(written["schema"]), tuple(written["notes"]), derived)
+
+    def _kind(self, name: str) -> str:
+        """Of a raw column that only derived columns use."""
+        assert self.derived is not None
+        return {NUMBER: "number", DATE: "date"}.get(self.derived.kinds[name], "category")
 
 
 def _check_range(name: str, numbers: Array) -> None:

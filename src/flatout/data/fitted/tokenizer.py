@@ -34,9 +34,10 @@ class Tokenizer:
     version: str = field(compare=False)
     own: Any = field(compare=False, repr=False)
     content: bytes = field(compare=False, repr=False)
+    special: bool = False  # texts get the special tokens of the file, such as [CLS] and [SEP]
 
     @classmethod
-    def parse(cls, content: bytes, place: Path) -> Tokenizer:
+    def parse(cls, content: bytes, place: Path, special: bool = False) -> Tokenizer:
         tokenizers = library(place.name)
         try:
             with reading(str(place), "as a tokenizer"):
@@ -58,19 +59,19 @@ class Tokenizer:
                 f"every number up to the largest, and {_MOST_IDS} are the most; it is damaged"
             )
         digest = hashlib.blake2b(content, digest_size=16).hexdigest()
-        return cls(place, digest, max(ids) + 1, tokenizers.__version__, own, content)
+        return cls(place, digest, max(ids) + 1, tokenizers.__version__, own, content, special)
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.path.name, "content": self.content.decode()}
+        return {"name": self.path.name, "content": self.content.decode(), **({"special": True} if self.special else {})}
 
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> Tokenizer:
-        return cls.parse(written["content"].encode(), Path(written["name"]))
+        return cls.parse(written["content"].encode(), Path(written["name"]), written.get("special", False))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text. The library chooses the threads (TOKENIZERS_PARALLELISM)."""
         with reading(f"tokenizer: {self.path}", "as a tokenizer of this text"):
-            return [found.ids for found in self.own.encode_batch_fast(list(texts), add_special_tokens=False)]
+            return [found.ids for found in self.own.encode_batch_fast(list(texts), add_special_tokens=self.special)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Without special tokens, such as the end of a text."""

@@ -15,7 +15,7 @@ from flatout.base.errors import DataError
 from flatout.data.checks import check_alike, check_finite, check_labels, check_lengths
 from flatout.data.data import Data
 from flatout.data.files.array_files import file_format, read_array, read_columns
-from flatout.data.fitted.array_rows import arrange, targets_of
+from flatout.data.fitted.array_rows import arrange, as_words, targets_of
 from flatout.data.fitted.tensors import to_tensor
 from flatout.data.order.keyed import keyed
 from flatout.data.order.split import hash_records, held_out
@@ -107,7 +107,7 @@ def _read_file_of_columns(x: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
 
 def _targets(array: Any, names: list[str], part: str) -> Tensor:
     """Integers as int64; words as their place among the sorted words, which `names` collects."""
-    words = array if isinstance(array, Tensor) else np.asarray(array)
+    words = as_words(array)
     if isinstance(words, np.ndarray) and words.dtype.kind in "US" and not names:
         names.extend(str(name) for name in np.unique(words.astype(str)))
     return targets_of(words, names, part)

@@ -16,13 +16,14 @@ from flatout.data.fitted.token_rows import TextCode
 from flatout.engine.generation.growing import GrowingText, TextPart
 from flatout.engine.generation.options import GenerateOptions
 from flatout.engine.precision import autocast
+from flatout.models.adapters import without_adapters
 
 _ROWS = 16
 
 
 def generates_itself(model: nn.Module) -> bool:
-    """Whether it is a model of transformers with a `generate` of its own."""
-    library = sys.modules.get("transformers")  # without it no model can be of it
+    """Whether it is a model of transformers with a `generate` of its own, perhaps with adapters."""
+    model, library = without_adapters(model), sys.modules.get("transformers")  # without it no model can be of it
     return library is not None and isinstance(model, library.GenerationMixin) and bool(model.can_generate())
 
 
@@ -37,6 +38,7 @@ def written_by_itself(
     use_cache: bool,
     say: Callable[[str], None],
 ) -> Iterator[TextPart]:
+    model = without_adapters(model)
     window = int(getattr(model.config, "max_position_embeddings", None) or window)
     if options.tokens >= window:
         raise UsageError(
@@ -48,11 +50,11 @@ def written_by_itself(
     for first in range(0, len(prompts), _ROWS):
         some = prompts[first : first + _ROWS]
         texts = [GrowingText(first + place, ids[-room:], options, code) for place, ids in enumerate(some)]
-        yield from _one_batch(model, texts, options, precision, use_cache)
+        yield from _one_batch(model, texts, options, code, precision, use_cache)
 
 
 def _one_batch(
-    model: Any, texts: list[GrowingText], options: GenerateOptions, precision: str, use_cache: bool
+    model: Any, texts: list[GrowingText], options: GenerateOptions, code: TextCode | None, precision: str, use_cache: bool
 ) -> Iterator[TextPart]:
     from transformers import StoppingCriteria, StoppingCriteriaList  # type: ignore[import-not-found, unused-ignore]
 
@@ -82,6 +84,10 @@ def _one_batch(
             "top_k": options.top_k or 0,
             "top_p": options.top_p or 1.0,
         }
+
+    spare = range(code.vocabulary, model.config.vocab_size) if code is not None else ()
+    if spare:  # a vocabulary may be larger than the text's: such tokens have no text
+        how["suppress_tokens"] = list(spare)
 
     def work() -> None:
         try:

@@ -119,6 +119,11 @@ def _size(x: Array, layout: str | None, rows: int) -> DraftTraining:
 
 
 def _objective(y: Array) -> tuple[str, str]:
+    if y.dtype.kind == "f" and not np.isfinite(y).all():
+        bad = int((~np.isfinite(y.reshape(len(y), -1))).any(1).argmax())
+        raise UsageError(f"y is missing or infinite, first in row {bad}: leave those rows out")
+    if y.ndim == 2 and y.shape[1] > 1 and y.dtype.kind in "fiu" and _is_one_hot(y):
+        raise UsageError(f"y is one-hot, {y.shape[0]} x {y.shape[1]}: give the classes as numbers, y.argmax(1)")
     if y.dtype.kind == "f":
         return "regress", f"numbers, {y.min():.4g} to {y.max():.4g}"
     if y.ndim > 1:
@@ -128,6 +133,10 @@ def _objective(y: Array) -> tuple[str, str]:
         raise UsageError(f"y is {values[0]} in all {len(y)} rows: there is nothing to learn")
     classes = len(values) if y.dtype.kind in "US" else int(values.max()) + 1
     return "binary" if classes == 2 else "classify", f"{classes} classes"
+
+
+def _is_one_hot(y: Array) -> bool:
+    return bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all())
 
 
 def _plain(array: Array | Tensor) -> Array:

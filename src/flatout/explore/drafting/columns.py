@@ -14,7 +14,7 @@ from flatout.data.sources.tables.csv import LEAD, NUMBER, converted, inferred
 from flatout.data.sources.tables.dialect import NO_NUMBER
 
 _MARKS = ("?", "(null)", "\\N", "<NA>", "#N/A", "NaN", "nan")  # missing also in a column of text
-_USUAL = {
+MEANS_MISSING = {
     *(mark.lower() for mark in (*_MARKS, *NO_NUMBER)), "", "-", "--", "---", ".", "..", "*", "x", "na", "n.a.", "nil", "none",
     "missing", "unknown", "unk", "undefined", "not available", "no data", "nodata", "empty", "blank", "void", "tbd",
 }  # fmt: skip
@@ -36,6 +36,7 @@ class SampledColumn:
     bad: int = 0
     stray: str = ""  # the first bad cell, and its row
     marks: tuple[str, ...] = ()  # words taken for missing that are not the usual ones
+    gaps: tuple[str, ...] = ()  # words taken for missing, also the usual ones
     zeros: bool = False  # digits with leading zeros, which a number would lose
 
     @property
@@ -99,21 +100,23 @@ def seen(name: str, values: Any, marks: Sequence[str] | None = None) -> SampledC
     if marks is None:
         return SampledColumn(name, _kind(values.type), values)
     unusual: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
     if marks:
         trimmed = pc.utf8_trim_whitespace(values)
         gone = pc.is_in(trimmed, value_set=pa.array(list(marks)))
         taken = set(pc.unique(trimmed.filter(gone)).to_pylist())
-        unusual = tuple(mark for mark in marks if mark in taken and mark.lower() not in _USUAL)
+        unusual = tuple(mark for mark in marks if mark in taken and mark.lower() not in MEANS_MISSING)
+        gaps = tuple(mark for mark in marks if mark in taken and mark not in _MARKS and any(map(str.isalpha, mark)))
         values = pc.if_else(gone, pa.scalar(None, pa.string()), values)
     kind = inferred(values.drop_null().slice(0, LEAD))
     if pa.types.is_integer(kind) and pc.any(pc.match_substring_regex(values, r"^0\d+$")).as_py():
         return SampledColumn(name, "text", values, zeros=True)
     made, bad = converted(values, kind)
     if bad is None:
-        return SampledColumn(name, _kind(kind), made, marks=unusual)
+        return SampledColumn(name, _kind(kind), made, marks=unusual, gaps=gaps)
     row = int(bad.argmax())
     stray = f"{_shortened(values[row].as_py())}, first in row {row + 1}"
-    return SampledColumn(name, _kind(kind), made, int(bad.sum()), stray, marks=unusual)
+    return SampledColumn(name, _kind(kind), made, int(bad.sum()), stray, marks=unusual, gaps=gaps)
 
 
 def _kind(kind: Any) -> str:

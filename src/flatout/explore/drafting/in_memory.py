@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from flatout.base.errors import UsageError
 from flatout.base.units import show_count
 from flatout.data.data import Data
+from flatout.data.fitted.array_rows import as_words
 from flatout.data.given import as_data, is_pair, joined, kind_of
 from flatout.data.sources.datasets.dataset import is_iterable
 from flatout.data.sources.tables.frames import arrow_table, is_table
@@ -41,6 +42,7 @@ def draft_given(given: Any, label: str | None, options: Mapping[str, Any]) -> Dr
     except UsageError as error:  # written for the command line
         words = re.sub(r"--label ([^\s:,]+)", r"label='\1'", str(error))
         raise UsageError(words.replace("--label", "label")) from error
+    options = _with_drafted(options, drafted)
     replaced = {*options, *(("holdout",) if options.get("validation") is not None else ())}
     data = [line for line in drafted.data if line.key not in replaced]
     label = next((line.value for line in data if line.key == "label"), None)
@@ -49,13 +51,24 @@ def draft_given(given: Any, label: str | None, options: Mapping[str, Any]) -> Dr
     return Draft(drafted.headline, drafted.facts, tuple(data), drafted.objective, drafted.training)
 
 
+def _with_drafted(options: Mapping[str, Any], drafted: Draft) -> dict[str, Any]:
+    """Columns to drop and steps are given in addition to those that were drafted for other columns."""
+    asked, lines = dict(options), {line.key: line.value for line in drafted.data if not line.off}
+    if asked.get("drop") is not None and "drop" in lines:
+        names = [asked["drop"]] if isinstance(asked["drop"], str) else list(asked["drop"])
+        asked["drop"] = [*(name for name in lines["drop"] if name not in names), *names]
+    if isinstance(asked.get("steps"), Mapping) and isinstance(lines.get("steps"), Mapping):
+        asked["steps"] = {**lines["steps"], **asked["steps"]}
+    return asked
+
+
 def _drafted(given: Any, label: str | None, options: dict[str, Any]) -> Draft:
     if isinstance(given, str | Path):
         return draft([str(given)], label, Path.cwd())
     kind = "dataset" if isinstance(given, Data) else kind_of(given)
     if kind == "table":
         whole, label = joined(given, label) if is_pair(given) else (given, label)
-        return _table(whole, label)
+        return _table(whole, label, options)
     if kind == "arrays":
         x, y = (given.get("x"), given.get("y")) if isinstance(given, Mapping) else given if is_pair(given) else (given, None)
         if y is None:
@@ -66,13 +79,17 @@ def _drafted(given: Any, label: str | None, options: dict[str, Any]) -> Draft:
     return _dataset(given, made, label, options)
 
 
-def _table(given: Any, label: str | None) -> Draft:
+def _table(given: Any, label: str | None, options: Mapping[str, Any]) -> Draft:
     table = arrow_table(given) if is_table(given) else _of_columns(given, label)
-    some = table.slice(0, _MOST_ROWS).combine_chunks()
+    dropped = options.get("drop") or ()
+    seen_names = [name for name in table.column_names if name not in ([dropped] if isinstance(dropped, str) else dropped)]
+    some = table.select(seen_names).slice(0, _MOST_ROWS).combine_chunks()
     columns = {name: seen(name, some.column(name).combine_chunks()) for name in some.column_names}
     sample = TableSample(columns, table.num_rows, True)
     asked = None if label is None else str(label)
-    return draft_table([Given(type(given).__name__, "table", ())], asked, Path(), sample, held_in=table)
+    return draft_table(
+        [Given(type(given).__name__, "table", ())], asked, Path(), sample, held_in=table, guard=options.get("guard")
+    )
 
 
 def _of_columns(given: Mapping[str, Any], label: str | None) -> Any:
@@ -93,6 +110,12 @@ def _held(given: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 def _dataset(given: Any, made: Data, label: str | None, options: dict[str, Any]) -> Draft:
     schema, rows = made.schema(), made.epoch_rows
+    if "x" not in schema:
+        found = ", ".join(map(repr, schema))
+        raise UsageError(
+            f"a sample has {found}: say which one the model gets, as columns={{'x': {next(iter(schema))!r}, 'y': ...}}, with "
+            "the names in your samples"
+        )
     x, y = schema["x"].shape, schema.get("y")
     entries = [DraftLine("dataset", given)] + ([DraftLine("label", label)] if label is not None else [])
     if (
@@ -128,4 +151,5 @@ def _size(x: tuple[int, ...], rows: int, endless: bool) -> DraftTraining:
 
 
 def _array(given: Any) -> np.ndarray[Any, Any]:
-    return given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+    found = as_words(given)
+    return found.detach().cpu().numpy() if isinstance(found, Tensor) else found

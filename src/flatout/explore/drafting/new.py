@@ -30,7 +30,7 @@ def draft(paths: Sequence[str], label: str | None, folder: Path, guard: Any = No
             raise UsageError(
                 f"images are one folder, with a folder for each class; got {', '.join(one.typed for one in found)}"
             )
-        return draft_images(found[0], label, folder)
+        return draft_images(found[0], label, folder, guard)
     if kind == "arrays":
         return draft_tokens(found, folder) if is_tokens(found) else draft_arrays(found, label, folder)
     if kind == "text" and label is None:
@@ -49,7 +49,7 @@ def _columns(found: Sequence[Given], label: str | None, folder: Path, guard: Any
     images = image_column(sample)
     if images is not None and _exists(found[0], sample.columns[images].counts[0][0]):
         check_list(sample, images, found[0].typed, label)
-        return draft_images(found[0], label, folder)
+        return draft_images(found[0], label, folder, guard)
     field = text_field(list(sample.columns)) if found[0].kind == "lines" and label is None else None
     if field is not None:
         try:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -14,11 +17,15 @@ from flatout.data.decoding.headers import SUFFIXES
 from flatout.data.files.bad import Bad, OnBad
 from flatout.data.sources.photos.labels import Labels
 from flatout.data.sources.photos.listing import Listing, find_photos, look_into
+from flatout.data.sources.photos.opening import open_photo
 from flatout.explore.drafting.draft import Draft
 from flatout.explore.drafting.kinds import Given, relative
 from flatout.explore.drafting.sample import TableSample
 from flatout.explore.drafting.sizes import device_kind, for_images
 from flatout.explore.drafting.writing import DraftLine
+from flatout.explore.guard.finding import GuardFinding
+from flatout.explore.guard.guard import switched_on
+from flatout.explore.guard.photos import find_copied_photos
 
 _LOOKED_INTO = 300  # headers to read, spread over all files
 _SIZES = (224, 160, 128, 96, 64, 48, 32)
@@ -45,7 +52,7 @@ def check_list(sample: TableSample, column: str, where: str, asked: str | None) 
     )
 
 
-def draft_images(given: Given, asked: str | None, folder: Path) -> Draft:
+def draft_images(given: Given, asked: str | None, folder: Path, guard: Any = None) -> Draft:
     if asked not in (None, "label"):
         raise UsageError(f"--label {asked}: the class of an image is the name of its folder, or the column label of a list")
     path = Path(given.typed).expanduser()
@@ -77,10 +84,29 @@ def draft_images(given: Given, asked: str | None, folder: Path) -> Draft:
     facts.append(("size", f"about {width} x {height} pixels; the model sees {size} x {size}"))
     facts += [("held out", ", ".join(name for name in parts if name != "train"))] if split else []
     facts += [("bad files", str(bad.summary()))] if bad.count else []
+    findings = _copied(path, listing, [name for name in parts if name != "train"] if split else []) if _looked(guard) else []
+    facts += [(one.guard, one.words) for one in findings]
     objective = "regress" if labels.classes is None else "binary" if labels.classes == 2 else "classify"
     what = "images in class folders" if listing.from_folders else "images by a list"
     head = f"{given.typed}: {len(listing.names):,} {what}{' to train on' if split else ''}"
-    return Draft(head, tuple(facts), tuple(entries), objective, training)
+    return Draft(head, tuple(facts), tuple(entries), objective, training, tuple(findings))
+
+
+def _looked(guard: Any) -> bool:
+    return "duplicate" in switched_on(guard)
+
+
+def _copied(path: Path, listing: Listing, held: list[str]) -> list[GuardFinding]:
+    """Photos that are in the training folder and in another one; without others, photos that are there twice."""
+    training = _files(listing)
+    if not held:
+        return list(find_copied_photos(training, listing.targets, [], ""))
+    other = ((name, _files(find_photos(path / name))) for name in held)
+    return [one for name, files in other for one in find_copied_photos(training, listing.targets, files, name)]
+
+
+def _files(listing: Listing) -> list[Callable[[], BinaryIO]]:
+    return [partial(open_photo, os.path.join(listing.folder, name)) for name in listing.names]
 
 
 def _spread(listing: Listing) -> Listing:

@@ -116,7 +116,8 @@ def _csv(places: Sequence[FilePlace], label: str | None) -> TableSample:
         _take_commas(commas, cells, options, reasons)
     marks = sorted({mark for column in cells.values() for mark in missing_marks(column)})
     if label in cells:
-        marks = [mark for mark in marks if mark not in seen(label, cells[label], marks).marks]
+        words = seen(label, cells[label], marks)
+        marks = [mark for mark in marks if mark not in (*words.marks, *words.gaps)]
     columns = {name: seen(name, values, None if name in options.get("text", ()) else marks) for name, values in cells.items()}
     if marks:
         options["na"], reasons["na"] = marks, "values that mean missing"

@@ -17,6 +17,7 @@ from flatout.explore.drafting.rare import holdout
 from flatout.explore.drafting.sample import TableSample, sample_of
 from flatout.explore.drafting.sizes import for_table
 from flatout.explore.drafting.writing import DraftLine
+from flatout.explore.guard.derivable import as_recipe, suggest_columns
 from flatout.explore.guard.guard import guard_table, switched_on
 from flatout.explore.guard.look import HeldFile, TableLook
 
@@ -37,7 +38,7 @@ def draft_table(
     where = training[0].name if len(training) == 1 else f"{training[0].name} and {len(training) - 1} more"
     sample = sample_of(training) if known is None or held else known
     label = choose_label(sample, asked, where)
-    if label.marks:  # "maybe" among 0 and 1 is a wrong label, not a missing one
+    if label.marks or label.gaps:  # "maybe" or "unknown" among 0 and 1 is a wrong label, not a missing one
         sample = sample_of(training, label.name)
         label = sample.columns[label.name]
     target = target_of(label)
@@ -66,6 +67,9 @@ def draft_table(
         entries.append(DraftLine("columns", rest, f"all but {', '.join(nested)}: a cell of a table is one value, not a list"))
     entries += _guarded_lines(guarded, guard)
     entries += _hints(inputs, sample)
+    if switched_on(guard) and (suggested := suggest_columns(look, inputs)):
+        columns, measured = as_recipe(suggested)
+        entries.append(DraftLine("derive", columns, measured, off=True))
     for part, given in others.items():
         entries.append(
             DraftLine(part, _written(given, folder), "only evaluated on" if part == "validation" else "kept for the end")

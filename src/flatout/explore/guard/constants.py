@@ -18,13 +18,16 @@ _SAME = 0.98  # of the rows
 _SAME_TEXT = 0.998
 _FEW_ROWS = 200
 _FAR = 5.0  # deviations from the usual value to the nearest other one
+_SMALL_SPREAD = 1e-5  # of the mean: float32 keeps two or three digits of such a difference
 
 
 def find_near_constants(look: TableLook) -> Iterator[GuardFinding]:
     for column in look.inputs:
         if column.rows - int(column.values.null_count) < _FEW_ROWS:
             continue
-        if column.kind == "date":
+        if column.distinct == 1 and not column.values.null_count and not _says_nothing(column):
+            yield _constant(column)
+        elif column.kind == "date":
             yield from _date(column)
         elif is_numeric(column):
             yield from _number(column)
@@ -36,7 +39,28 @@ def find_near_constants(look: TableLook) -> Iterator[GuardFinding]:
             )  # fmt: skip
 
 
+def _says_nothing(column: SampledColumn) -> bool:
+    """NaN, or 0 in all of these rows: one of many kinds, as in Soil_Type15, that they do not have."""
+    return is_numeric(column) and not np.nan_to_num(column.numbers).any()
+
+
+def _constant(column: SampledColumn) -> GuardFinding:
+    return GuardFinding(
+        "near_constant", column.name, 1.0, f"{column.counts[0][0]!r} in every row",
+        "there is nothing to learn from it: leave it out with drop", {"drop": [column.name]}, "left out",
+    )  # fmt: skip
+
+
 def _number(column: SampledColumn) -> Iterator[GuardFinding]:
+    finite = column.numbers[np.isfinite(column.numbers)]
+    deviation, size = (float(finite.std()), abs(float(finite.mean()))) if len(finite) else (0.0, 0.0)
+    if 0 < deviation < _SMALL_SPREAD * size:
+        yield GuardFinding(
+            "near_constant", column.name, deviation / size,
+            f"deviation {deviation:.3g} around {finite.mean():g}, which is {deviation / size:.1g} of it",
+            "drop it if that is the noise of a sensor; if it is not, subtract the usual value in the file",
+        )  # fmt: skip
+        return
     found = _near_constant(column.numbers)
     if found is None or set(np.unique(column.numbers).tolist()) <= {0.0, 1.0}:  # a rare flag can't go beyond 1
         return

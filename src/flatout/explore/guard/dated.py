@@ -11,6 +11,7 @@ import numpy as np
 from flatout.explore.drafting.columns import SampledColumn
 from flatout.explore.guard.finding import GuardFinding
 from flatout.explore.guard.look import FEW_ROWS, TableLook, coded, is_numeric, numbers_of
+from flatout.explore.guard.written_dates import day_of_digits, digits_format, ends_of_text, text_format
 
 Array = np.ndarray[Any, Any]
 
@@ -26,6 +27,7 @@ def find_dates(look: TableLook) -> Iterator[GuardFinding]:
         return
     dates = [column for column in look.inputs if _is_when(column)]
     if not dates:
+        yield from _as_text(look)
         return
     when = next((column for column in dates if not column.values.null_count), dates[0])
     first, last = _ends(when)
@@ -46,6 +48,24 @@ def find_dates(look: TableLook) -> Iterator[GuardFinding]:
     )  # fmt: skip
 
 
+def _as_text(look: TableLook) -> Iterator[GuardFinding]:
+    """Dates that are read as text: neither an input nor an order of the rows."""
+    for column in look.inputs:
+        written = None if column.rows < FEW_ROWS or _NOT_WHEN.search(column.name) else text_format(column)
+        if written is None or column.distinct < _LEAST_MOMENTS:
+            continue
+        first, last = ends_of_text(column, written)
+        rewrite = f"write it as 2024-12-31, or 2024-12-31 18:30 (it is written {written}), and draft again"
+        yield GuardFinding(
+            "time", column.name, float(column.distinct),
+            f"rows from {first} to {last} as text such as {column.counts[0][0]!r}, and a random holdout is from the same days",
+            f"to hold out the latest rows, {rewrite}",
+            {"drop": [column.name]},
+            f"left out; to hold out the latest rows, {rewrite}",
+        )  # fmt: skip
+        return
+
+
 def _is_when(column: SampledColumn) -> bool:
     """Whether it says when a row came about: no birthday, and more than a few moments."""
     import pyarrow as pa
@@ -54,7 +74,11 @@ def _is_when(column: SampledColumn) -> bool:
         return False
     if column.kind == "date":
         return bool(pa.types.is_timestamp(column.values.type) or pa.types.is_date(column.values.type))
-    if not is_numeric(column) or not _EPOCH_NAME.search(column.name):
+    if not is_numeric(column):
+        return False
+    if digits_format(column) is not None:
+        return True
+    if not _EPOCH_NAME.search(column.name):
         return False
     low, high = float(column.numbers.min()), float(column.numbers.max())
     return any(least <= low and high <= most for least, most in _EPOCHS)
@@ -75,6 +99,8 @@ def _why_not(look: TableLook, when: SampledColumn) -> str:
 
 
 def _ends(column: SampledColumn) -> tuple[str, str]:
+    if (written := digits_format(column)) is not None:
+        return day_of_digits(column.numbers.min(), written), day_of_digits(column.numbers.max(), written)
     if is_numeric(column):
         seconds = column.numbers / (1e3 if column.numbers.min() > _EPOCHS[0][1] else 1)
         low, high = (str(np.datetime64(int(end), "s").astype("datetime64[D]")) for end in (seconds.min(), seconds.max()))

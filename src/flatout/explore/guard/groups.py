@@ -11,7 +11,7 @@ import numpy as np
 from flatout.explore.drafting.columns import SampledColumn
 from flatout.explore.guard.finding import GuardFinding
 from flatout.explore.guard.ids import ID_NAME
-from flatout.explore.guard.look import TableLook, coded
+from flatout.explore.guard.look import TableLook, coded, has_gaps, is_whole
 
 Array = np.ndarray[Any, Any]
 
@@ -25,6 +25,7 @@ _LEAST_GROUPS = 20
 _ROWS_A_GROUP = (1.2, 300.0)
 _SAME = 0.99  # of the groups have one value in another column
 _LEAST_VALUES = 3
+_MANY_ROWS = 10.0  # of so many rows the label agrees by chance in no group
 
 
 def find_groups(look: TableLook, ids: Sequence[str]) -> Iterator[GuardFinding]:
@@ -33,7 +34,7 @@ def find_groups(look: TableLook, ids: Sequence[str]) -> Iterator[GuardFinding]:
         return
     inputs = [column for column in look.inputs if column.name not in ids]
     for column in inputs:
-        if column.kind not in ("text", "whole") or column.distinct < _LEAST_GROUPS:
+        if not _can_name(column) or column.distinct < _LEAST_GROUPS:
             continue
         in_a_group = (column.rows - int(column.values.null_count)) / column.distinct
         least = _ROWS_A_GROUP[0] if look.whole else 1.001
@@ -43,6 +44,8 @@ def find_groups(look: TableLook, ids: Sequence[str]) -> Iterator[GuardFinding]:
         fixed = [] if entity else _determined(column, [other for other in inputs if other is not column])
         if not entity and len(fixed) < (1 if named else 2):
             continue
+        if entity and in_a_group > _MANY_ROWS and _only_label(column, look.label, inputs):
+            continue  # a code of the label, whatever it is called
         why = f"; rows of one agree in {', '.join(fixed[:3])}" if fixed else ""
         yield GuardFinding(
             "group", column.name, in_a_group,
@@ -54,12 +57,22 @@ def find_groups(look: TableLook, ids: Sequence[str]) -> Iterator[GuardFinding]:
         return
 
 
+def _can_name(column: SampledColumn) -> bool:
+    """Text and whole numbers; also those of a column with missing values, which a table may keep as 17.0."""
+    return column.kind in ("text", "whole") or (has_gaps(column) and is_whole(column))
+
+
+def _only_label(column: SampledColumn, label: SampledColumn, inputs: Sequence[SampledColumn]) -> bool:
+    """Whether rows of one value agree in the label and in nothing else: two rows of one user agree in more than that."""
+    return bool(_determined(column, [label], 2)) and not _determined(column, [other for other in inputs if other is not column])
+
+
 def _words(name: str) -> str:
     """user_id for userId."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
 
 
-def _determined(column: SampledColumn, others: Sequence[SampledColumn]) -> list[str]:
+def _determined(column: SampledColumn, others: Sequence[SampledColumn], least: int = _LEAST_VALUES) -> list[str]:
     """Other columns that have one value in almost every group of several rows, although they differ between groups."""
     groups = coded(column)
     large = np.bincount(groups) > 1
@@ -67,7 +80,7 @@ def _determined(column: SampledColumn, others: Sequence[SampledColumn]) -> list[
         return []
     found = []
     for other in others:
-        if other.distinct < _LEAST_VALUES or other.counts[0][1] > 0.9 * other.rows:
+        if other.distinct < least or other.counts[0][1] > 0.9 * other.rows:
             continue
         values = coded(other)
         pairs = np.unique(groups * (int(values.max()) + 1) + values)

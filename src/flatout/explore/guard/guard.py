@@ -15,6 +15,7 @@ from flatout.explore.guard.finding import GuardFinding
 from flatout.explore.guard.groups import find_groups
 from flatout.explore.guard.ids import find_ids
 from flatout.explore.guard.leaks import find_leaks
+from flatout.explore.guard.leaks_together import find_leaks_together
 from flatout.explore.guard.look import TableLook
 from flatout.explore.guard.rare_labels import find_rare_labels
 from flatout.explore.guard.tails import find_tails
@@ -46,13 +47,16 @@ def _found(look: TableLook) -> Iterator[GuardFinding]:
     ids = [one.column for one in all_ids]
     yield from all_ids
     rest = look.without([*ids, *(one.column for one in groups)])
-    yield from find_leaks(rest)
+    leaks = list(find_leaks(rest))
+    yield from leaks
+    yield from find_leaks_together(rest.without([one.column for one in leaks]))
     near = list(find_near_constants(rest))
     yield from near
     yield from find_tails(rest.without([one.column for one in near]))
     yield from find_rare_labels(look)
-    yield from find_duplicates(look, ids)
-    yield from find_dates(look)
+    dates = list(find_dates(look))
+    yield from find_duplicates(look, ids, almost=not dates and not groups)
+    yield from dates
     yield from groups
 
 

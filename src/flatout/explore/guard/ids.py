@@ -9,7 +9,8 @@ import numpy as np
 
 from flatout.explore.drafting.columns import SampledColumn
 from flatout.explore.guard.finding import GuardFinding
-from flatout.explore.guard.look import FEW_ROWS, TableLook, is_numeric
+from flatout.explore.guard.look import FEW_ROWS, TableLook, is_whole
+from flatout.explore.guard.written_dates import digits_format, text_format
 
 ID_NAME = re.compile(r"(^|[^a-z])(id|ids|uuid|guid|index|key|rowid|unnamed)([^a-z]|$)|[a-z]Id$|[a-z]ID$", re.IGNORECASE)
 _UNIQUE_TEXT = 0.5  # of the rows: most values of the column occur once
@@ -41,9 +42,11 @@ def find_ids(look: TableLook) -> Iterator[GuardFinding]:
 
 def _identifies(column: SampledColumn, present: int) -> bool:
     share = column.distinct / present
+    if text_format(column) is not None or digits_format(column) is not None:
+        return False
     if column.kind == "text":
-        return share == 1 or (share > _UNIQUE_TEXT and present >= _SMALL_TABLE)
-    if not is_numeric(column) or share < _UNIQUE_NUMBERS or (column.numbers % 1 != 0).any():
+        return share == 1 or (share > _UNIQUE_TEXT and present >= max(_SMALL_TABLE, column.rows / 2))
+    if share < _UNIQUE_NUMBERS or not is_whole(column):
         return False
     return bool(ID_NAME.search(column.name)) or _counts_up(column)
 

@@ -79,3 +79,16 @@ def numbers_of(column: SampledColumn) -> Array:
 
 def is_numeric(column: SampledColumn) -> bool:
     return column.kind in ("whole", "number")
+
+
+def is_whole(column: SampledColumn) -> bool:
+    """Whether it has whole numbers alone, also if they are kept as 17.0."""
+    if not is_numeric(column):
+        return False
+    numbers = column.numbers[~np.isnan(column.numbers)]
+    return bool(np.isfinite(numbers).all()) and not (numbers % 1).any()
+
+
+def has_gaps(column: SampledColumn) -> bool:
+    """Whether values are missing."""
+    return column.values.null_count > 0 or (is_numeric(column) and bool(np.isnan(column.numbers).any()))

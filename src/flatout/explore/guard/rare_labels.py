@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flatout.explore.drafting.columns import written_value
+from flatout.explore.drafting.columns import MEANS_MISSING, SampledColumn, written_value
 from flatout.explore.guard.finding import GuardFinding
 from flatout.explore.guard.look import TableLook, coded
 
 _RARE_ROWS, _RARE_SHARE = 5, 0.001
 _ENOUGH_ROWS = 100
 _SHOWN = 4
+_MOST_CLASSES = 100
 
 
 def find_rare_labels(look: TableLook) -> Iterator[GuardFinding]:
@@ -23,8 +24,10 @@ def find_rare_labels(look: TableLook) -> Iterator[GuardFinding]:
         )  # fmt: skip
     if look.target != "class" or label.rows < _ENOUGH_ROWS:
         return
+    if label.kind == "text":
+        yield from _variants(look)
     most = max(1, min(_RARE_ROWS, int(_RARE_SHARE * label.rows)))
-    rare = [(value, count) for value, count in label.counts if count <= most]
+    rare = [(value, count) for value, count in label.counts if count <= most and not _no_class(label, value)]
     if not rare or len(rare) > label.distinct / 2 + 1:  # else every class is rare, as in a list of species
         return
     usual = [value for value, count in label.counts if count > most]
@@ -36,6 +39,34 @@ def find_rare_labels(look: TableLook) -> Iterator[GuardFinding]:
         "rare_label", label.name, float(rare[0][1]), f"{shown}{more}; first in row {where:,}",
         f"correct or remove these rows{': ' + ', '.join(near) if near else ''}, or keep them as classes of their own",
     )  # fmt: skip
+
+
+def _no_class(label: SampledColumn, value: str) -> bool:
+    """Whether `_variants` names it."""
+    return label.kind == "text" and (_means_missing(value) or any(_same(value, other) for other, _ in _more(label, value)))
+
+
+def _variants(look: TableLook) -> Iterator[GuardFinding]:
+    """Classes that differ from a more frequent one by case or spaces, and those whose name means "missing"."""
+    label = look.label
+    for value, count in label.counts[:_MOST_CLASSES]:
+        same = next((other for other, _ in _more(label, value) if _same(value, other)), None)
+        if same is None and not _means_missing(value):
+            continue
+        advice = (
+            f"correct these rows: {value!r} may be {same!r}" if same is not None else "remove these rows if it means missing"
+        )
+        yield GuardFinding("rare_label", label.name, float(count), f"{value!r} in {count:,} rows is a class of its own", advice)
+
+
+def _more(label: SampledColumn, value: str) -> list[tuple[str, int]]:
+    """The more frequent classes."""
+    names = [name for name, _ in label.counts[:_MOST_CLASSES]]
+    return label.counts[: names.index(value)] if value in names else label.counts[:_MOST_CLASSES]
+
+
+def _means_missing(value: str) -> bool:
+    return value.strip().lower() in MEANS_MISSING
 
 
 def _same(one: str, other: str) -> bool:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flatout.objectives.metrics import accumulator, area_under_curve, r_squared
+from flatout.objectives.areas import areas_under_curve, average_precisions
+from flatout.objectives.metrics import accumulator, r_squared
 from flatout.objectives.named.gathering import Tensors
 
 Scores = dict[str, float]  # by what follows the metric's name: "" for the metric itself, ".cat" for its value of one class
@@ -18,6 +19,11 @@ Names = Sequence[str] | None
 def fraction(part: Tensor, whole: Tensor) -> Tensor:
     """Of counts. 0 where there is nothing to divide."""
     return part.to(accumulator(part.device)) / whole.clamp_min(1)
+
+
+def quotient(part: Tensor, whole: Tensor) -> float:
+    """Of counts. NaN if no row counts."""
+    return (part.to(accumulator(part.device)) / whole).item()
 
 
 def of_each_class(which: str, counts: Tensors) -> Tensor:
@@ -51,8 +57,8 @@ def called(names: Names, count: int) -> list[str]:
 
 def accuracy(counts: Tensors) -> float:
     if "same" in counts:  # of labels
-        return (counts["same"].sum() / counts["rows"].sum()).item()
-    return fraction(counts["hits"].sum(), counts["true"].sum()).item()
+        return quotient(counts["same"].sum(), counts["rows"].sum())
+    return quotient(counts["hits"].sum(), counts["true"].sum())
 
 
 def always_the_majority(counts: Tensors) -> dict[str, Tensor]:
@@ -72,6 +78,8 @@ def matthews(counts: Tensors) -> float:
     rows = true.sum()
     shared = hits.sum() * rows - (guessed * true).sum()
     spread = (rows.square() - guessed.square().sum()) * (rows.square() - true.square().sum())
+    if not rows:
+        return math.nan
     return (shared / spread.sqrt()).item() if spread > 0 else 0.0
 
 
@@ -95,26 +103,16 @@ def calibration_error(found: Tensors) -> float:
     return ((found["right"] - found["said"]).abs().sum() / found["rows"].sum()).item()
 
 
-def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
-    """The mean over positives of the precision among all rows that score at least as high. NaN without positives."""
-    order = scores.sort()
-    positive = labels.to(accumulator(scores.device))
-    below = torch.searchsorted(order.values, scores)  # rows that score lower
-    positives_below = torch.cat([positive.new_zeros(1), positive[order.indices].cumsum(0)])[below]
-    precision = (positive.sum() - positives_below) / (len(scores) - below)
-    return torch.where(scores.isnan().any(), math.nan, (precision * positive).sum() / positive.sum())
-
-
 def over_classes(found: Tensors, formula: str) -> Tensor:
     """One value for each column of scores: each class against all others."""
     scores, labels = found["scores"], found["labels"]
-    if "valid" in found:
+    if "valid" in found and not bool(found["valid"].all()):
         scores, labels = scores[found["valid"]], labels[found["valid"]]
-    compute = area_under_curve if formula == "auroc" else average_precision
-    columns = range(scores.shape[1])
-    return torch.stack(
-        [compute(scores[:, one].contiguous(), labels[:, one] != 0 if labels.dim() > 1 else labels == one) for one in columns]
-    )
+    of_two = scores.shape[1] == 1 and labels.dim() == 1  # log odds of the second class: those of the first are their negative
+    if of_two:
+        scores, labels = (scores if formula == "auroc" else torch.cat([-scores, scores], 1)), labels[:, None]
+        labels = labels if formula == "auroc" else torch.cat([1 - labels, labels], 1)
+    return (areas_under_curve if formula == "auroc" else average_precisions)(scores, labels)
 
 
 def share_of_positives(found: Tensors) -> float:
@@ -122,8 +120,7 @@ def share_of_positives(found: Tensors) -> float:
     if labels.dim() > 1:
         return labels.double().mean(0).mean().item()
     counts = torch.bincount(labels[found["valid"]] if "valid" in found else labels)
-    shares = counts[counts > 0] / counts.sum()
-    return shares.mean().item()
+    return quotient(counts.sum(), counts.sum() * (counts > 0).sum())
 
 
 def of_values(which: str, found: Tensors) -> float:

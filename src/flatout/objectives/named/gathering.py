@@ -18,6 +18,8 @@ from flatout.objectives.named.seen import Seen, joined_rows
 
 Tensors = Mapping[str, Tensor]
 MOST_CELLS_SIDE = 200  # classes in a confusion matrix
+_FEW_CLASSES = 64
+_CELLS_AT_ONCE = 64  # classes that are counted by pairs of the true and the predicted one
 _MOST_KEPT_COLUMNS = 8  # of y, for a baseline that needs every value
 
 
@@ -95,12 +97,17 @@ def raw_rows() -> Needed:
 
 
 def _tally(places: Tensor, amounts: Tensor, size: int) -> Tensor:
-    """The sum of `amounts` by place. Not torch.bincount, which waits for the device."""
+    """The sum of `amounts` by place. On a CPU by torch.bincount, which would wait for any other device."""
+    if places.device.type == "cpu":
+        return torch.bincount(places, amounts.double(), size).to(amounts.dtype)
     return torch.zeros(size, dtype=amounts.dtype, device=amounts.device).index_add_(0, places, amounts)
 
 
 def _class_counts(seen: Seen) -> dict[str, Tensor]:
     counting = seen.counting
+    if seen.classes <= _CELLS_AT_ONCE:
+        cells = _tally(seen.target * seen.classes + seen.predicted, counting, seen.classes**2).view(seen.classes, -1)
+        return {"hits": cells.diagonal().clone(), "guessed": cells.sum(0), "true": cells.sum(1)}
     found = {"guessed": _tally(seen.predicted, counting, seen.classes), "true": _tally(seen.target, counting, seen.classes)}
     hit = (seen.predicted == seen.target).long() * counting
     return {"hits": _tally(seen.target, hit, seen.classes), **found}
@@ -138,7 +145,11 @@ def _log_losses(seen: Seen) -> dict[str, Tensor]:
         true = seen.target.sum(0, keepdim=seen.task == "yes_no")
         rows = torch.full_like(true, len(seen.target))
         return {"log_loss": losses.to(exact).sum(), "count": rows.sum(), "true": true, "rows": rows}
-    losses = F.cross_entropy(seen.output, seen.target, reduction="none").to(exact)
+    if seen.classes > _FEW_CLASSES:
+        losses = F.cross_entropy(seen.output, seen.target, reduction="none").to(exact)
+    else:  # several times as fast on a CPU
+        own = seen.output.gather(1, seen.target[:, None])[:, 0]
+        losses = (seen.total.log() + (seen.highest - own)).to(exact)
     counted = losses.where(seen.counting.bool(), 0)  # also where the ignored one is not finite
     return {
         "log_loss": counted.sum(),
@@ -152,7 +163,7 @@ def _calibration_bins(seen: Seen, bins: int) -> dict[str, Tensor]:
     if seen.task == "yes_no":
         said, right = seen.output.sigmoid(), seen.target
     else:
-        said = seen.output.log_softmax(1).max(1).values.exp()
+        said = 1 / seen.total
         right = (seen.predicted == seen.target).long()
     counting = seen.counting
     said = said.to(exact)
@@ -171,9 +182,22 @@ def _all_scores(seen: Seen) -> dict[str, Tensor]:
             "scores": seen.output.reshape(len(seen.output), -1).clone(),
             "labels": seen.target.reshape(len(seen.target), -1),
         }
-    logs = seen.output.to(accumulator(seen.output.device)).log_softmax(1)
-    found = {"scores": (logs - torch.log(-torch.expm1(logs))).to(seen.output.dtype), "labels": seen.target}
+    found = {"scores": _log_odds(seen), "labels": seen.target}
     return found if seen.valid is None else {**found, "valid": seen.valid}
+
+
+def _log_odds(seen: Seen) -> Tensor:
+    """[rows, classes], or one column for two classes. Of the likeliest class by the sum of all others, which keeps them apart
+    where its probability is rounded to 1."""
+    if seen.classes == 2:
+        return seen.output[:, 1:] - seen.output[:, :1]
+    highest, likeliest = seen.highest[:, None], seen.predicted[:, None]
+    others = seen.output.scatter(1, likeliest, -torch.inf)
+    second = others.amax(1, keepdim=True).clamp_min(torch.finfo(others.dtype).min)
+    exps = (others - second).exp_()
+    total, share = exps.sum(1, keepdim=True), (second - highest).exp()  # share: of the second's probability to the highest
+    odds = (others - highest) - ((total - exps) * share + 1).log_()
+    return odds.scatter_(1, likeliest, (highest - second) - total.log())
 
 
 def _value_errors(seen: Seen) -> dict[str, Tensor]:

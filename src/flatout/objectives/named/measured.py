@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from flatout.base.errors import UsageError
 from flatout.objectives.inputs import Batch
+from flatout.objectives.joining import JoinedMeter
 from flatout.objectives.named.gathering import Gathered
 from flatout.objectives.named.metric import NamedMetric
 from flatout.objectives.named.seen import TASKS, Seen, possible_tasks, see, see_raw, shapes_of
@@ -53,6 +54,8 @@ class MeasuredObjective(Objective):
 
     def meter(self, device: torch.device) -> Meter:
         own = self.of.meter(device)
+        if isinstance(own, JoinedMeter):
+            return JoinedMeter(_SharedNamedMeter(self, own.inner, device), device)
         return _SharedNamedMeter(self, own, device) if is_shared(own) else _NamedMeter(self, own, device)
 
 

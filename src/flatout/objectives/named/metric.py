@@ -89,11 +89,11 @@ class TopK(NamedMetric):
         return ranks(self.k)
 
     def finish(self, found: Tensors, task: Task, names: Names) -> Scores:
-        return {"": formulas.fraction(found["within"], found["true"].sum()).item()}
+        return {"": formulas.quotient(found["within"], found["true"].sum())}
 
     def baseline(self, found: Tensors, task: Task) -> float | None:
         true = found["true"]
-        return formulas.fraction(true.topk(min(self.k, len(true))).values.sum(), true.sum()).item()
+        return formulas.quotient(true.topk(min(self.k, len(true))).values.sum(), true.sum())
 
 
 @dataclass(frozen=True)

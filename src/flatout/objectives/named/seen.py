@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flatout.base.errors import DataError, ModelError
 from flatout.objectives.inputs import Batch
+from flatout.objectives.likeliest import highest_place
 from flatout.objectives.objective import Task, full_precision, shown
 
 TASKS: tuple[Task, ...] = get_args(Task)
@@ -39,7 +40,21 @@ class Seen:
         """The class of each row; for labels, 0 or 1 for each label."""
         if self.task in ("yes_no", "labels"):
             return (self.output >= 0).long()
-        return self.output.argmax(1)
+        return highest_place(self.output)
+
+    @cached_property
+    def highest(self) -> Tensor:
+        """The largest logit of each row."""
+        return self.output.gather(1, self.predicted[:, None])[:, 0]
+
+    @cached_property
+    def exps(self) -> Tensor:
+        """[N, classes]: the probability of each class, as a multiple of the highest."""
+        return (self.output - self.highest[:, None]).exp_()
+
+    @cached_property
+    def total(self) -> Tensor:
+        return self.exps.sum(1)
 
     @cached_property
     def counting(self) -> Tensor:

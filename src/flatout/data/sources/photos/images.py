@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from flatout.base.errors import DataError
-from flatout.data.augment.crops import CenterCrop, RandomResizedCrop, resize_for
+from flatout.data.augment.crops import CenterCrop, RandomResizedCrop
 from flatout.data.augment.mixing import Cutmix, Mixup
 from flatout.data.augment.pixels import Cutout
 from flatout.data.data import Data
@@ -51,6 +51,8 @@ def images(
     draw: str | Any = "shuffle",
     classes: int | Sequence[str] | None = None,
     cover: int | None = None,
+    resize: int | None = None,
+    interpolation: str = "bilinear",
     seed: int = 0,
 ) -> Data:
     """A folder with a folder for each class, a list (.csv, .parquet) with columns path and label, or a pair (paths, labels).
@@ -58,14 +60,15 @@ def images(
     A folder with only the folders train and val (or valid, validation), and perhaps test, is used as that split. `holdout` sets
     a share aside for validation by a hash of file names: adding files moves hardly any to the other side.
 
-    Training uses `augment`, in its order; evaluation uses a center crop. Photos are decoded to at least `cover` pixels on the
-    short side, by default 29/28 of `size`; more keeps small crops sharp, and costs time and memory.
+    Training uses `augment`, in its order; evaluation uses a center crop of photos whose short side is scaled to `resize`, by
+    default 29/28 of `size`. `interpolation` is bilinear or bicubic. Photos are decoded to at least `cover` pixels on the short
+    side, by default `resize`; more keeps small crops sharp, and costs time and memory.
     """
     if holdout and validation is not None:
         raise DataError("holdout and validation are two ways to get validation rows: give one of them")
     path, validation, test = _given_split(path, validation, test, holdout)
     bad, decode = Bad(OnBad(on_bad)), make_decoder(decoder)
-    prepare = _center(size)
+    prepare = _center(size, resize, interpolation)
     cover = _checked_cover(cover, prepare)
     listing = find_photos(path)
     photos = look_into(listing, bad)
@@ -127,7 +130,7 @@ def training_chain(
     augment: Sequence[Transform], size: int, center: CenterCrop, normalizer: tuple[Transform, ...]
 ) -> tuple[Transform, ...]:
     """Order: the crop, colours and shapes on bytes, then normalize, then mixing and cutout; otherwise as given."""
-    sized = [_sized(transform, size) for transform in augment]
+    sized = [_sized(transform, size, center.interpolation) for transform in augment]
     crops = [place for place, transform in enumerate(sized) if isinstance(transform, RandomResizedCrop | CenterCrop)]
     if not crops:
         sized.insert(0, center)
@@ -141,11 +144,11 @@ def training_chain(
     return (*sized[:cut], *normalizer, *sized[cut:])
 
 
-def _sized(transform: Transform, size: int) -> Transform:
-    """A crop without a size gets the size of the data."""
+def _sized(transform: Transform, size: int, interpolation: str) -> Transform:
+    """A crop without a size gets the size and the interpolation of the data."""
     if isinstance(transform, RandomResizedCrop | CenterCrop):
         if transform.size is None:
-            return replace(transform, size=size)
+            return replace(transform, size=size, interpolation=interpolation)
         if transform.size != size:
             raise DataError(
                 f"a crop in augment makes images of {transform.size} pixels, and size is {size}: leave it out there"
@@ -171,16 +174,16 @@ def _given_split(path: Any, validation: Any, test: Any, holdout: float) -> tuple
     return folder / "train", validation, test
 
 
-def _center(size: Any) -> CenterCrop:
+def _center(size: Any, resize: int | None, interpolation: str) -> CenterCrop:
     if size is None:
         raise DataError("images need a size, the pixels on each side of what the model gets: such as size=224")
-    return CenterCrop(size)
+    return CenterCrop(size, resize, interpolation)
 
 
 def _checked_cover(cover: int | None, center: CenterCrop) -> int:
-    assert center.size is not None
+    assert center.resize is not None
     if cover is None:
-        return resize_for(center.size)
+        return center.resize
     if not isinstance(cover, int) or cover < 1:
         raise DataError(f"cover is a whole number of pixels, 1 or more, got {cover!r}")
     return cover

@@ -15,7 +15,7 @@ import numpy as np
 
 from flatout.data.fitted.codings import Category, Coding, Label, Number, bucket_of
 from flatout.data.fitted.table_features import CategoryFeatures, NumberFeatures
-from flatout.data.sources.tables.arrow import ArrowValues
+from flatout.data.fitted.values import Values
 from flatout.data.sources.tables.quantiles import HashSample
 from flatout.data.sources.tables.scan import listed
 from flatout.data.sources.tables.steps import ColumnPlan
@@ -95,7 +95,7 @@ class NumberFit:
     def needs_quantiles(self) -> bool:
         return self.steps.fill == "median" or self.steps.clip_quantiles or self.steps.buckets is not None
 
-    def add(self, values: ArrowValues, folds: Mapping[str, Array], y: Array | None) -> None:
+    def add(self, values: Values, folds: Mapping[str, Array], y: Array | None) -> None:
         numbers = values.numbers(self.name)
         self._raw.add(numbers)
         if self._shaped is not self._raw:
@@ -177,7 +177,7 @@ class CategoryFit:
         fallback = context.hash_buckets or HASH_BUCKETS
         self._counts = CategoryCounts(self._steps.hash, fallback, most, 1 if target is None else target.folds, outputs)
 
-    def add(self, values: ArrowValues, folds: Mapping[str, Array], y: Array | None) -> None:
+    def add(self, values: Values, folds: Mapping[str, Array], y: Array | None) -> None:
         codes, texts = values.texts(self.name)
         if self._steps.target is None:
             self._counts.add(codes, texts)

@@ -10,7 +10,7 @@ import numpy as np
 from flatout.data.fitted.codings import Date
 from flatout.data.fitted.dates import PERIODS, date_part
 from flatout.data.fitted.table_features import NumberFeatures
-from flatout.data.sources.tables.arrow import ArrowValues
+from flatout.data.fitted.values import Values
 from flatout.data.sources.tables.column_fits import Context, Dropped, FittedColumn, Moments
 from flatout.data.sources.tables.quantiles import HashSample
 from flatout.data.sources.tables.steps import ColumnPlan
@@ -30,7 +30,7 @@ class DateFit:
         of_day = ("hour",) if pa.types.is_time(column.type) else self._steps.parts
         self._parts = {part: Moments() for part in of_day if part != "hour" or not pa.types.is_date(column.type)}
 
-    def add(self, values: ArrowValues, folds: Mapping[str, Array], y: Array | None) -> None:
+    def add(self, values: Values, folds: Mapping[str, Array], y: Array | None) -> None:
         instants, missing = values.instants(self.name, self._steps.format)
         for part, moments in self._parts.items():
             moments.add(np.where(missing, np.nan, date_part(part, instants)))

@@ -20,10 +20,12 @@ from flatout.data.files.allowance import allowed_bytes
 from flatout.data.files.bad import Bad, OnBad
 from flatout.data.fitted.carried import CarriedColumns
 from flatout.data.fitted.codings import LARGEST, UNKNOWN, Date, FoldMeans, Number
+from flatout.data.fitted.derived.derivation import RowsNote
 from flatout.data.fitted.table_rows import TableHost
 from flatout.data.fitted.values import not_a_date, parse_instants
 from flatout.data.source import ArraySource, Source
 from flatout.data.sources.tables.arrow import ArrowValues, Where, is_number
+from flatout.data.sources.tables.kept_rows import KeptRows
 from flatout.data.sources.tables.row_files import RowFiles, RowWriter, kept_rows
 from flatout.data.sources.tables.scan import Scan, check_column, scan
 
@@ -185,12 +187,16 @@ class TableEncoder:
         """`read`, and notes about the rows for the user. `part` ("validation") names them in the notes."""
         unseen = Counter[str]()
         also = carried.sources if carried is not None else []
+        rows, kept_rows = self.kept(rows) if targets else (rows, None)
         usable = self.rows(rows, bad, targets, keep_bytes=0, also=also)
+        outside = 0 if not targets and self._knows_conditions else None
         kept: list[Any] = []
         gathering = Gathering(folder, rows.rows)
         try:
             for batch, where in usable.batches():
                 gathering.add(self.encoded(batch, where, targets, unseen))
+                if outside is not None and self.host.derived is not None:
+                    outside += int((~self.host.derived.values(ArrowValues(batch)).passing()).sum())
                 if also:
                     kept.append(batch.select(also))
             source = gathering.finish()
@@ -199,7 +205,34 @@ class TableEncoder:
         assert source is not None
         if carried is not None and also:
             carried.take_arrow(kept, as_written=rows.as_written)
-        return source, tuple([*unseen_notes(unseen, part), *([said] if (said := bad.summary()) else [])])
+        said = [kept_rows.note(part) if kept_rows is not None else self._condition_note(outside, targets), bad.summary()]
+        return source, tuple([*unseen_notes(unseen, part), *(note for note in said if note)])
+
+    def kept(self, rows: Scan) -> tuple[Scan, KeptRows | None]:
+        """The rows that `where` keeps, with a derived label."""
+        if self.host.derived is None:
+            return rows, None
+        kept = KeptRows(self.host.derived, self.host.label.name)
+        return rows.changed_by(kept), kept
+
+    @property
+    def _knows_conditions(self) -> bool:
+        """Whether the columns of `where` are among those that are read for predictions."""
+        derived = self.host.derived
+        return derived is not None and bool(derived.where) and set(derived.condition_columns) <= set(self.host.needed(False))
+
+    def _condition_note(self, outside: int | None, targets: bool) -> str | None:
+        """For predictions, which are made for every row."""
+        derived = self.host.derived
+        if targets or derived is None or not derived.where:
+            return None
+        conditions = " and ".join(derived.where)
+        if outside is None:
+            beyond = ", ".join(name for name in derived.condition_columns if name not in self.host.needed(False))
+            return f"where {conditions}: every row is predicted; without {beyond}, rows unlike training are not counted"
+        if not outside:
+            return None
+        return f"where {conditions} does not hold in {outside:,} rows: training left such rows out, and they are predicted too"
 
     def scan(self, paths: Any, targets: bool = True, *, also: Sequence[str] = (), **options: Any) -> Scan:
         """The columns needed of other files. Columns that were text in training are read as text: "007" stays "007".
@@ -214,14 +247,14 @@ class TableEncoder:
 
     def rows(self, found: Scan, bad: Bad, targets: bool, keep_bytes: int, also: Sequence[str] = ()) -> UsableRows:
         codings = self.host.codings.columns
-        names = self.host.needed(targets)
+        names = [*self.host.needed(targets=False), *([self.host.label.name] if targets else [])]
         for name in names:
             check_column(name, found.columns, "the model was trained with a column that is missing here")
         for name in also:
             check_column(name, found.columns, "keep")
         names = list(dict.fromkeys([*names, *also]))
-        numbers = [coding.name for coding in codings if isinstance(coding, Number)]
-        dates = {coding.name: coding.format for coding in codings if isinstance(coding, Date)}
+        numbers = [coding.name for coding in codings if isinstance(coding, Number) and coding.name in names]
+        dates = {coding.name: coding.format for coding in codings if isinstance(coding, Date) and coding.name in names}
         label = self.host.label.name if targets else None
         return UsableRows(found, bad, keep_bytes, columns=names, label=label, numbers=numbers, dates=dates)
 
@@ -229,10 +262,11 @@ class TableEncoder:
         self, batch: Any, where: Where, targets: bool, unseen: Counter[str] | None = None, others: FoldMeans | None = None
     ) -> dict[str, Array]:
         """One record batch; `others` is for training rows of target-encoded columns."""
-        values = ArrowValues(batch)
-        columns = self.host.codings.encode(values, unseen, others)
+        raw = ArrowValues(batch)
+        host = self.host
+        columns = host.codings.encode(raw if host.derived is None else host.values(raw, unseen), unseen, others)
         if targets:
-            columns["y"] = self.host.label.encode(values)
+            columns["y"] = self.host.label.encode(raw)
             self._check_known(batch, columns["y"], where)
         return columns
 
@@ -248,7 +282,8 @@ class TableEncoder:
 def unseen_notes(unseen: Counter[str], part: str) -> Iterator[str]:
     for name, count in unseen.items():
         if count:
-            yield f"{part + ': ' if part else ''}{name!r} has a value unknown from training in {count} rows"
+            words = name if isinstance(name, RowsNote) else f"{name!r} has a value unknown from training"
+            yield f"{part + ': ' if part else ''}{words} in {count:,} rows"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 from flatout.base.errors import DataError, UsageError
 from flatout.data.fitted.codings import Codings, FoldMeans, Label
 from flatout.data.fitted.table_features import TableFeatures
+from flatout.data.fitted.values import Values
 from flatout.data.order.keyed import keyed
 from flatout.data.order.split import hash_batch
 from flatout.data.sources.tables.arrow import ArrowValues, is_date, is_nested, is_number
@@ -141,12 +142,20 @@ class FitOptions:
     classes: int | None = None
     hash_buckets: int | None = None
     seed: int = 0
+    inputs: Sequence[str] | None = None  # the raw columns, if some inputs are derived from them
 
 
-def fit(blocks: Blocks, columns: Sequence[ColumnPlan], label: str, label_type: Any, options: FitOptions) -> TableFit:
-    """`blocks` starts a pass over the training rows, as record batches of even size."""
+def fit(
+    blocks: Blocks,
+    columns: Sequence[ColumnPlan],
+    label: str,
+    label_type: Any,
+    options: FitOptions,
+    values_of: Callable[[Any], Values] = ArrowValues,
+) -> TableFit:
+    """`blocks` starts a pass over the training rows, as record batches of even size; `values_of` adds the derived columns."""
     notes: list[str] = []
-    folds = Folds(columns, options.seed) if any(_is_target_encoded(column) for column in columns) else None
+    folds = Folds(columns, options.seed, options.inputs) if any(_is_target_encoded(column) for column in columns) else None
     known = _fit_label_first(blocks, label, label_type, options, notes) if folds is not None else None
     labels = LabelFit(label, label_type, options.target)
     context = Context(known, options.hash_buckets)
@@ -155,12 +164,12 @@ def fit(blocks: Blocks, columns: Sequence[ColumnPlan], label: str, label_type: A
     sample = HashSample(sampled) if sampled else None
     rows = 0
     for block in blocks():
-        values = ArrowValues(block)
+        values = values_of(block)
         rows += values.rows
         if known is None:
             labels.add(block)
         folds_of = {} if folds is None else folds.of(block)
-        y = None if known is None else target_matrix(known.encode(values), known.class_count)
+        y = None if known is None else target_matrix(known.encode(ArrowValues(block)), known.class_count)
         for column_fit in fits:
             column_fit.add(values, folds_of, y)
         if sample is not None:

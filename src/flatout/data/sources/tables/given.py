@@ -19,14 +19,14 @@ from flatout.data.sources.tables.scan import Scan, columns_of, listed
 from flatout.data.sources.tables.schema import Types, as_types, check_distinct, plain
 
 
-def scan_table(given: Any, label: str, *, columns: Sequence[str] | None = None, text: str | Sequence[str] = ()) -> Scan:
+def scan_table(given: Any, label: str | None, *, columns: Sequence[str] | None = None, text: str | Sequence[str] = ()) -> Scan:
     """A whole table in memory to train on. Its columns have the types that the same columns of a file would have."""
     import pyarrow as pa
 
     table = arrow_table(given) if is_table(given) else _from_mapping(given, list(given), CarriedColumns())
     check_distinct(table.column_names, NAME)
     named = [text] if isinstance(text, str) else text
-    for name in (*(columns or ()), *named, label):
+    for name in (*(columns or ()), *named, *([] if label is None else [label])):
         if name not in table.column_names:
             raise DataError(f"{NAME} has no column {name!r}; {did_you_mean(name, table.column_names)}")
     if not table.num_rows:

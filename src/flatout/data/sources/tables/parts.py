@@ -23,9 +23,9 @@ PartOf = Callable[[Any, int], Array]
 """From a batch and the number of its first row: the part of each row, a place in PARTS."""
 
 
-def parts_by_share(rows: UsableRows, holdout: float, seed: int) -> PartOf:
+def parts_by_share(rows: UsableRows, holdout: float, seed: int, columns: Sequence[str]) -> PartOf:
     key = keyed(seed, "holdout")
-    hashes = np.concatenate([hash_batch(batch, key) for batch, _ in rows.batches()])
+    hashes = np.concatenate([hash_batch(batch, key, columns) for batch, _ in rows.batches()])
     held = held_out(hashes, holdout).astype(np.uint8)
     return lambda batch, start: held[start : start + batch.num_rows]
 

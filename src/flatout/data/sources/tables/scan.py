@@ -91,6 +91,20 @@ class TableFile(Protocol):
     def fingerprint(self) -> str: ...
 
 
+class RowChange(Protocol):
+    """Changes batches as they are read: leaves rows out, adds columns."""
+
+    @property
+    def adds(self) -> Types: ...
+
+    def needs(self, wanted: Sequence[str]) -> Sequence[str]:
+        """The columns to read, so that `changed` can give those that are wanted."""
+
+    def changed(self, batch: Any, where: Where, wanted: Sequence[str]) -> tuple[Any, Where]: ...
+
+    def fingerprint(self) -> str: ...
+
+
 class Scan:
     """The rows of a table as a stream of record batches. Every pass reads the files again, a few blocks at a time.
 
@@ -102,12 +116,20 @@ class Scan:
     as_written   columns that are text only because they were asked for as they are written in a CSV file
     """
 
-    def __init__(self, parts: Sequence[TableFile], columns: Types, bad: Bad, as_written: Sequence[str] = ()) -> None:
-        self.columns = columns
+    def __init__(
+        self,
+        parts: Sequence[TableFile],
+        columns: Types,
+        bad: Bad,
+        as_written: Sequence[str] = (),
+        change: RowChange | None = None,
+    ) -> None:
+        self.columns = columns if change is None else {**columns, **change.adds}
+        self._stored, self._change = columns, change
         self.bad = bad
         self.as_written = tuple(as_written)
         counts = [part.rows for part in parts]
-        self.rows: int | None = None if None in counts else sum(count or 0 for count in counts)
+        self.rows: int | None = None if None in counts or change is not None else sum(count or 0 for count in counts)
         self._parts = tuple(parts)
 
     def batches(self, columns: Sequence[str] | None = None, rows_at_once: int = 65536) -> Iterator[tuple[Any, Where]]:
@@ -117,14 +139,25 @@ class Scan:
         """
         if rows_at_once < 1:
             raise UsageError(f"rows_at_once is 1 or more, got {rows_at_once}")
-        types = dict(self.columns)
-        if columns is not None:
-            for name in columns:
-                if name not in types:
-                    raise DataError(f"the table has no column {name!r}; {did_you_mean(name, types)}")
-            types = {name: types[name] for name in columns}
+        wanted = list(self.columns if columns is None else columns)
+        for name in wanted:
+            if name not in self.columns:
+                raise DataError(f"the table has no column {name!r}; {did_you_mean(name, self.columns)}")
+        read = wanted if self._change is None else self._change.needs(wanted)
+        types = {name: self._stored[name] for name in read}
         if not types:
             raise UsageError("name one column or more to read")
+        for batch, where in self._typed(types, rows_at_once):
+            if self._change is not None:
+                batch, where = self._change.changed(batch, where, wanted)
+            if batch.num_rows:
+                yield batch, where
+
+    def changed_by(self, change: RowChange) -> Scan:
+        """The same files, with every batch changed as it is read."""
+        return Scan(self._parts, self._stored, self.bad, self.as_written, change)
+
+    def _typed(self, types: Types, rows_at_once: int) -> Iterator[tuple[Any, Where]]:
         for part in self._parts:
             for batch, where in part.batches(types, rows_at_once):
                 if batch.num_rows:
@@ -135,7 +168,8 @@ class Scan:
         """A hash of the content of the files and of how they are read, in hex."""
         kinds = [(name, str(kind)) for name, kind in self.columns.items()]
         parts = [part.fingerprint() for part in self._parts]
-        return hashlib.blake2b(repr((kinds, parts, self.bad.policy.value)).encode(), digest_size=16).hexdigest()
+        content = (kinds, parts, self.bad.policy.value, *(() if self._change is None else [self._change.fingerprint()]))
+        return hashlib.blake2b(repr(content).encode(), digest_size=16).hexdigest()
 
     def blocks(self) -> tuple[int, ...] | None:
         """The sizes of row groups or files, in order; None if they are not known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import date, time
@@ -14,18 +15,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from flatout.base.errors import DataError, UsageError, did_you_mean
+from flatout.base.errors import DataError, RecipeError, UsageError, did_you_mean
 from flatout.base.trust import private_cache
 from flatout.data.data import PARTS, Data
 from flatout.data.files.bad import Bad, OnBad
+from flatout.data.fitted.derived.asked import AskedColumns, asked_columns
+from flatout.data.fitted.derived.derivation import Derivation
+from flatout.data.fitted.derived.functions import FUNCTIONS, LAGGED
 from flatout.data.fitted.table_features import TableFeatures
 from flatout.data.fitted.table_rows import VERSION, TableHost
 from flatout.data.source import Source
 from flatout.data.sources.tables import encoding
+from flatout.data.sources.tables.arrow import ArrowValues
+from flatout.data.sources.tables.derive import arrow_types, derivation_of
+from flatout.data.sources.tables.derived_fits import fit_derivation
 from flatout.data.sources.tables.encoding import EncodedParts, TableEncoder, UsableRows, encode_parts, unseen_notes
 from flatout.data.sources.tables.fit import FitOptions, TableFit, fit, plan_columns
 from flatout.data.sources.tables.frames import is_table
 from flatout.data.sources.tables.given import scan_given, scan_table
+from flatout.data.sources.tables.kept_rows import KeptRows
 from flatout.data.sources.tables.parts import (
     PartOf,
     parts_by_column,
@@ -62,6 +70,7 @@ class TableOptions:
     seed: int
     holdout_latest: str | None
     holdout_group: str | Sequence[str] | None
+    columns: AskedColumns | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.holdout, int | float) or not 0 <= self.holdout < 1:
@@ -111,6 +120,10 @@ def table(
     classes: int | None = None,
     on_bad: str = "error",
     seed: int = 0,
+    derive: Mapping[str, str] | None = None,
+    where: str | Sequence[str] | None = None,
+    join: Any = None,
+    time: str | None = None,
     guard: Any = True,
     cache: Path | str | None = None,
     base_folder: Path | str | None = None,
@@ -130,38 +143,53 @@ def table(
     onehot, min_count     for categories: the most that are one-hot, and how often one must occur to be known
     hash_buckets          columns with more distinct values are hashed into this many buckets
     draw                  "shuffle", "balanced", or a column of weights
+    derive                {name: expression}: columns made of others, such as {speed: 60 * km / minutes}; see docs/derive.md
+    where                 a condition, or several: other rows are left out of training and evaluation
+    join                  {file: stores.csv, on: store_id, columns: [size]}: columns of a second file
+    time                  the column that orders the rows for lag and rolling_mean; by default that of holdout_latest
     guard                 which checks `flatout new`, `data` and `explain` make: off, or {leak: off}. Training ignores it
     cache                 a folder for encoded rows that do not fit into memory; without it they are temporary
     scan_options          how files are read: delimiter, header, na, ...; see ReadOptions
     """
     asked = TableOptions(
         label, numeric, categorical, drop, target, holdout, split, steps, onehot, min_count, hash_buckets, draw, classes,
-        on_bad, seed, holdout_latest, holdout_group,
+        on_bad, seed, holdout_latest, holdout_group, _asked_columns(derive, where, join, time, holdout_latest),
     )  # fmt: skip
     _check_parts(asked, validation, test)
     if sql is None and not isinstance(categorical, str):
         # read as text: "007" is not 7, and a word among numbers is not a mistake
         named = scan_options.get("text", ())
         scan_options["text"] = sorted({*([named] if isinstance(named, str) else named), *categorical})
-    found = _found(paths, sql, asked, base_folder, scan_options)
+    stored = _found(paths, sql, asked, base_folder, scan_options)
     notes: list[str] = []
-    columns = _planned(asked, found, notes)
+    derived = derivation_of(asked.columns, stored.columns, label, base_folder) if asked.columns else None
+    kept = None if derived is None else KeptRows(derived, label)
+    found = stored if kept is None else stored.changed_by(kept)
+    columns = _planned(asked, found, derived, notes)
     bad = Bad(OnBad(on_bad))
-    rows = _usable(asked, found, columns, bad)
-    part_of = _part_of(asked, rows, columns)
+    rows = _usable(asked, found, columns, derived, bad)
+    part_of = _part_of(asked, rows, columns, stored)
+    unjoined = Counter[str]()
+    if derived is not None and kept is not None:
+        _check_lags(derived, validation, test)
+        derived = fit_derivation(derived, rows, part_of, seed)
+    raw_inputs = None if derived is None else derived.raw_columns(column.name for column in columns)
     fitted = fit(
         lambda: rows.blocks(lambda batch, start: part_of(batch, start) == 0),
         columns,
         label,
         found.columns[label],
-        FitOptions(target, classes, hash_buckets, seed),
+        FitOptions(target, classes, hash_buckets, seed, raw_inputs),
+        ArrowValues if derived is None else lambda batch: derived.values(ArrowValues(batch), unjoined),
     )
     schema = {column.name: str(column.type) for column in columns} | {label: str(found.columns[label])}
-    host = TableHost(fitted.codings, fitted.label, schema, (*notes, *fitted.notes))
+    if derived is not None:
+        schema |= {name: str(stored.columns[name]) for name in derived.kinds}
+    host = TableHost(fitted.codings, fitted.label, schema, (*notes, *fitted.notes), derived)
     encoder, features = TableEncoder(host), fitted.features
     folders = _folders(cache, host, features, found, _how(asked))
-    parts = _encoded(asked, rows, encoder, part_of, folders, fitted, columns)
-    said = [*host.notes, *unseen_notes(parts.unseen, "held out"), *_summaries(bad, found.bad)]
+    parts = _encoded(asked, rows, encoder, part_of, folders, fitted, columns, raw_inputs)
+    said = [*host.notes, *_said_of(kept, unjoined), *unseen_notes(parts.unseen, "held out"), *_summaries(bad, found.bad)]
     left_out, unlearnt = [bad, found.bad], found
     others: dict[str, Source | None] = {"validation": parts.sources[1], "test": parts.sources[2]}
     for part, given in (("validation", validation), ("test", test)):
@@ -174,7 +202,7 @@ def table(
             except DataError as error:
                 raise DataError(f"{part}: {error}") from error
             said += [*more, *_summaries(other.bad)]
-            left_out, unlearnt = [*left_out, mine, other.bad], other
+            left_out, unlearnt = [*left_out, mine, other.bad], encoder.kept(other)[0]
     if parts.sources[0] is None:
         raise DataError("no row is left to train on")
     return Data(
@@ -223,15 +251,16 @@ def _found(paths: Any, sql: str | None, asked: TableOptions, base_folder: Any, o
             own = [*table.__annotations__]
             near = did_you_mean(name, {*known, *own} - {"paths", "scan_options", "return"})
             raise UsageError(f"table has no option {name!r}; {near}")
+    label = None if asked.columns and asked.label in asked.columns.derive else asked.label
     if _is_held(paths):
         if strays := [name for name in options if name not in ("columns", "text")]:
             raise UsageError(f"a table in memory is not read from a file: leave out {', '.join(map(repr, strays))}")
-        return scan_table(paths, asked.label, **options)
+        return scan_table(paths, label, **options)
     if sql is None:
-        return scan(paths, label=asked.label, on_bad=asked.on_bad, base_folder=base_folder, **options)
+        return scan(paths, label=label, on_bad=asked.on_bad, base_folder=base_folder, **options)
     if options:
         raise UsageError(f"an sql query reads its files itself: leave out {', '.join(map(repr, options))}")
-    return scan_sql(sql, base_folder, asked.label)
+    return scan_sql(sql, base_folder, label)
 
 
 def _is_held(given: Any) -> bool:
@@ -247,7 +276,33 @@ def _other(encoder: TableEncoder, given: Any, queries: bool, on_bad: str, base_f
     return encoder.scan(given, on_bad=on_bad, base_folder=base_folder, **options)
 
 
-def _planned(asked: TableOptions, found: Scan, notes: list[str]) -> list[ColumnPlan]:
+def _asked_columns(derive: Any, where: Any, join: Any, time: str | None, latest: str | None) -> AskedColumns | None:
+    if derive is None and where is None and join is None and time is None:
+        return None
+    asked, mistakes = asked_columns(derive, where, join, time or latest, read=False)
+    if mistakes:
+        raise RecipeError(mistakes, where="data")
+    return asked
+
+
+def _check_lags(derived: Derivation, validation: Any, test: Any) -> None:
+    """A lag looks back at rows of its own table: those of another file have none."""
+    lags = [key for key, call in derived.fitted_calls().items() if FUNCTIONS[call.name].fitted == LAGGED]
+    if lags and (validation is not None or test is not None):
+        raise UsageError(
+            f"derive: `{lags[0]}` looks back at earlier rows of the same table, and validation or test is another one: put all "
+            "rows into one table, with holdout_latest or split"
+        )
+
+
+def _said_of(kept: KeptRows | None, unjoined: Counter[str]) -> list[str]:
+    """What `where` left out, and the keys that a second file does not have."""
+    note = None if kept is None else kept.note()
+    return [*([note] if note else []), *unseen_notes(unjoined, "")]
+
+
+def _planned(asked: TableOptions, found: Scan, derived: Derivation | None, notes: list[str]) -> list[ColumnPlan]:
+    types = dict(found.columns) if derived is None else {**found.columns, **arrow_types(derived.derived_kinds)}
     special: dict[str, list[str | None]] = {
         "label": [asked.label],
         "drop": [*asked.dropped],
@@ -260,10 +315,10 @@ def _planned(asked: TableOptions, found: Scan, notes: list[str]) -> list[ColumnP
     for what, names in special.items():
         for name in names:
             if name is not None:
-                check_column(name, found.columns, what)
+                check_column(name, types if what == "drop" else found.columns, what)
     usual = ColumnSteps(category=CategorySteps(min_count=asked.min_count, onehot=asked.onehot))
     return plan_columns(
-        found.columns,
+        types,
         numeric=asked.numeric,
         categorical=asked.categorical,
         aside=[name for names in special.values() for name in names if name is not None],
@@ -273,9 +328,14 @@ def _planned(asked: TableOptions, found: Scan, notes: list[str]) -> list[ColumnP
     )
 
 
-def _usable(asked: TableOptions, found: Scan, columns: Sequence[ColumnPlan], bad: Bad) -> UsableRows:
+def _usable(
+    asked: TableOptions, found: Scan, columns: Sequence[ColumnPlan], derived: Derivation | None, bad: Bad
+) -> UsableRows:
     """For a holdout unused columns are read too: the split goes by whole rows, whatever columns are used."""
     used = {*(column.name for column in columns), asked.label, asked.split, asked.weights}
+    if derived is not None:
+        used |= set(derived.raw_columns([name for name in used if name not in (None, asked.label)], fitted_inputs=True))
+        columns = [column for column in columns if not derived.is_derived(column.name)]
     return UsableRows(
         found,
         bad,
@@ -287,14 +347,14 @@ def _usable(asked: TableOptions, found: Scan, columns: Sequence[ColumnPlan], bad
     )
 
 
-def _part_of(asked: TableOptions, rows: UsableRows, columns: Sequence[ColumnPlan]) -> PartOf:
+def _part_of(asked: TableOptions, rows: UsableRows, columns: Sequence[ColumnPlan], stored: Scan) -> PartOf:
     if asked.holdout_latest is not None:
         formats = {column.name: column.steps.date.format for column in columns}
         return parts_by_time(rows, asked.holdout, asked.holdout_latest, formats.get(asked.holdout_latest))
     if asked.group:
         return parts_by_group(rows, asked.holdout, asked.seed, asked.group)
     if asked.holdout:
-        return parts_by_share(rows, asked.holdout, asked.seed)
+        return parts_by_share(rows, asked.holdout, asked.seed, list(stored.columns))
     if asked.split is not None:
         return parts_by_column(rows, asked.split)
     return lambda batch, start: np.zeros(batch.num_rows, dtype=np.uint8)
@@ -308,9 +368,10 @@ def _encoded(
     folders: Mapping[str, Path],
     fitted: TableFit,
     columns: Sequence[ColumnPlan],
+    raw_inputs: Sequence[str] | None,
 ) -> EncodedParts:
     weights, means = asked.weights, fitted.others
-    folds = Folds(columns, asked.seed) if means.tables else None
+    folds = Folds(columns, asked.seed, raw_inputs) if means.tables else None
     return encode_parts(
         rows,
         encoder,

@@ -22,10 +22,11 @@ Array = np.ndarray[Any, Any]
 class Folds:
     """The fold of each row for each target-encoded column, by the hash of the inputs of the row."""
 
-    def __init__(self, columns: Sequence[ColumnPlan], seed: int) -> None:
+    def __init__(self, columns: Sequence[ColumnPlan], seed: int, inputs: Sequence[str] | None = None) -> None:
+        """`inputs` are the raw columns, if some of `columns` are derived from them."""
         targets = {c.name: c.steps.category.target for c in columns if c.kind == "category"}
         self._counts = {name: target.folds for name, target in targets.items() if target is not None}
-        self._inputs = [column.name for column in columns]
+        self._inputs = [column.name for column in columns] if inputs is None else list(inputs)
         self._seed = keyed(seed, "folds")
 
     def of(self, batch: Any) -> dict[str, Array]:

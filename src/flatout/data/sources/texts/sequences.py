@@ -39,6 +39,7 @@ def sequences(
     y: Any = None,
     *,
     tokenizer: str | os.PathLike[str] | None = None,
+    special_tokens: bool = False,
     field: str = "text",
     label: str | None = None,
     vocabulary: int | None = None,
@@ -53,15 +54,16 @@ def sequences(
 ) -> Data:
     """Rows of token ids as a list of sequences; or JSON lines files whose `field` has ids or text.
 
-    Text is encoded by the `tokenizer`, or as bytes. With `tokens`, training batches have rows of similar length and at most so
-    many tokens with padding; without, every row is padded to the longest. y is one label or number a row, in files the
-    field `label`; without it, the target of each token is the next one. `holdout` sets a share of the rows aside, the same ones
-    in any order; `validation` is other rows, files, or a pair (rows, y).
+    Text is encoded by the `tokenizer`, or as bytes; `special_tokens`: with those that the tokenizer puts around a text. With
+    `tokens`, training batches have rows of similar length and at most so many tokens with padding; without, every row is padded
+    to the longest. y is one label or number a row, in files the field `label`; without it, the target of each token is the next
+    one. `holdout` sets a share of the rows aside, the same ones in any order; `validation` is other rows, files, or a pair
+    (rows, y).
     """
     if holdout and validation is not None:
         raise DataError("holdout and validation are two ways to get validation rows: give one of them")
     bad = Bad(OnBad(on_bad))
-    reader = _Reader(field, label, None if tokenizer is None else load_tokenizer(Path(tokenizer)), bad)
+    reader = _Reader(field, label, None if tokenizer is None else load_tokenizer(Path(tokenizer), special_tokens), bad)
     train = reader.read(rows, y, "")
     held = None
     if validation is not None:

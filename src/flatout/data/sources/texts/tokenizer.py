@@ -49,7 +49,7 @@ _FORGOTTEN_S = 6 * 3600
 _BEFORE_SPACE = re.compile(r"\w(?=\s)")
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_tokenizer(path: Path, special: bool = False) -> Tokenizer:
     library(path.name)  # report a missing library before a missing file
     place = path / "tokenizer.json" if os.path.isdir(path) else path
     try:
@@ -57,7 +57,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
             content = file.read()
     except OSError as error:
         raise DataError(f"tokenizer: {place} can't be read ({error.strerror}); expected a tokenizer.json") from error
-    return Tokenizer.parse(content, place)
+    return Tokenizer.parse(content, place, special)
 
 
 def check_made_with(tokenizer: Tokenizer, path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Models of other libraries, with their pretrained weights and with what their inputs have to look like."""

@@ -1,0 +1,1 @@
+"""The layers of a model: shapes, parameters, arithmetic, memory and time."""

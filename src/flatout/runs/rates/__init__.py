@@ -1,0 +1,1 @@
+"""Which learning rate: a range test, and short trainings at the rates that it leaves open."""
