@@ -293,13 +293,13 @@ def test_one_process_serves_trial_after_trial(process: TrialProcess) -> None:
 
 
 def test_a_process_started_early_answers_the_first_question(process: TrialProcess) -> None:
-    process.begin()
-    began = process._running
-    process.begin()  # already started: no effect
-    assert process._running is began
     process._limit_s = 60.0
+    process.begin()
+    began = process._answering()._running
+    process.begin()  # already started: no effect
+    assert process._answering()._running is began
     assert process.attempt(ask(PLAIN, patience_s=0.001)).ran  # the start of the process is not part of the time limit
-    assert process._running is began
+    assert process._answering()._running is began
     assert process.attempt(ask(replace(PLAIN, precision="tf32"), patience_s=0.5)).failure == HUNG
 
 

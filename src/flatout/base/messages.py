@@ -80,5 +80,5 @@ class Questions:
         except BrokenPipeError:
             raise EOFError("the pipe was closed") from None
 
-    def answer(self, limit_s: float) -> dict[str, Any]:
+    def answer(self, limit_s: float | None) -> dict[str, Any]:
         return self._messages.receive(limit_s)
