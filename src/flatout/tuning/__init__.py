@@ -1,0 +1,1 @@
+"""Hyperparameter search: the space, and what to train next in it."""
