@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from flatout.runs.rates.verb import find_lr as find_lr
     from flatout.runs.record import Run as Run
     from flatout.runs.verbs import explain as explain
+    from flatout.tuning.verb import tune as tune
 
 __version__ = "0.1.0"
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "predict",
     "run",
     "summary",
+    "tune",
 ]
 
 _HOMES = {
@@ -72,6 +74,7 @@ _HOMES = {
     "predict": "flatout.packaging.verbs",
     "run": "flatout.notebook.start",
     "summary": "flatout.runs.layers.summary",
+    "tune": "flatout.tuning.verb",
 }
 
 

@@ -1,6 +1,6 @@
 """A child process that answers questions, one after another: it may run out of memory, crash or hang, and the asker goes on.
 
-One process answers many questions, so that only the first pays for its start; after a failure the next question starts a new one.
+One process answers many questions, so that only the first pays for its start; after a failure a new one is started.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class NoAnswer(Exception):
 
 
 class AnsweringChild:
-    """`command` starts a process that calls `answer_questions`; two file descriptors, for reading and writing, are appended to it.
+    """`command` starts a process that calls `answer_questions`; two descriptors, for reading and writing, are appended to it.
 
     `told` is its stdin: a file without a name, so that nothing is left behind however this process ends.
     """

@@ -9,7 +9,22 @@ import typer
 
 from flatout import __version__
 from flatout.base.errors import FlatoutError, shortened
-from flatout.cli import boost, data, doctor, drill, finding_out, fleet, generate, load, machine, packages, runs, serve, training
+from flatout.cli import (
+    boost,
+    data,
+    doctor,
+    drill,
+    finding_out,
+    fleet,
+    generate,
+    load,
+    machine,
+    packages,
+    runs,
+    serve,
+    training,
+    tune,
+)
 from flatout.cli.leaving import Ended, deaf_to_signals, ends_in_order, leave
 from flatout.cli.slips import Commands, RecipeCommand
 
@@ -31,6 +46,7 @@ app.command("run", cls=RecipeCommand)(training.run)
 app.command("find-lr", cls=RecipeCommand)(finding_out.find_lr)
 app.command("summary", cls=RecipeCommand)(finding_out.summary)
 app.command("overfit", cls=RecipeCommand)(finding_out.overfit)
+app.command("tune", cls=RecipeCommand)(tune.tune)
 app.command("explain", cls=RecipeCommand)(training.explain)
 app.command("receipt")(training.receipt)
 app.command("evaluate")(training.evaluate)

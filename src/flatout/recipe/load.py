@@ -14,7 +14,7 @@ from typing import Any
 from flatout.base.errors import FlatoutError, RecipeError, UsageError
 from flatout.base.plain_yaml import MOST_CHARACTERS, read_yaml
 from flatout.data.workers.parcel import RECIPE_MODULE, SOURCE_ATTRIBUTE
-from flatout.models.model_spec import BESIDE
+from flatout.models.model_spec import BESIDE, LIBRARIES
 from flatout.recipe.schema import FOLDER, SPECS, Recipe
 
 _DEEPEST_KEY = 8
@@ -125,11 +125,33 @@ def _from_python(path: Path, overrides: Sequence[str], pins: Mapping[str, Any], 
         came = "no such name" if "recipe" not in vars(module) else type(recipe).__name__
         raise UsageError(f"{path} must define `recipe`: a flatout.Recipe, or a function that returns one; got {came}")
     if overrides or pins:
-        fields = {name: getattr(recipe, name) for name in recipe.model_fields_set}
-        merged, problems = _overridden(fields, overrides, pins)
-        recipe = Recipe(**merged, _folder=home.parent, _where=str(path), _problems=problems)
+        recipe = _changed(recipe, overrides, pins, home.parent, str(path))
     recipe._source, recipe._folder, recipe._given = path, home.parent, (tuple(overrides), dict(pins))
     return recipe
+
+
+def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """The same recipe with other values. Data that was read stays in memory if the overrides are of other keys."""
+    made = _changed(recipe, overrides, {}, recipe.folder, "recipe")
+    made._source, made._given = recipe.source, ((*recipe.given[0], *overrides), dict(recipe.given[1]))
+    if not any(_reads_again(recipe, override) for override in overrides):
+        made._loaded, made._filled = recipe._loaded, recipe._filled
+    return made
+
+
+def _reads_again(recipe: Recipe, override: str) -> bool:
+    """Whether other rows, or rows prepared in another way, may follow: a pretrained model says how it wants its input."""
+    key = override.partition("=")[0].split(".")[0]
+    if key != "model":
+        return key == "data"
+    written = recipe.model, override.partition("=")[2]
+    return any(name in str(one) for one in written for name in LIBRARIES)
+
+
+def _changed(recipe: Recipe, overrides: Sequence[str], pins: Mapping[str, Any], folder: Path, where: str) -> Recipe:
+    fields = {name: getattr(recipe, name) for name in recipe.model_fields_set}
+    merged, problems = _overridden(fields, overrides, pins)
+    return Recipe(**merged, _folder=folder, _where=where, _problems=problems)
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:

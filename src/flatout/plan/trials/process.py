@@ -61,7 +61,11 @@ class TrialProcess:
         from flatout.base.answering_child import NoAnswer
 
         try:
-            return self._answering().ask(question, self._limit_s if patience_s is None else min(patience_s, self._limit_s)), "", ""
+            return (
+                self._answering().ask(question, self._limit_s if patience_s is None else min(patience_s, self._limit_s)),
+                "",
+                "",
+            )
         except NoAnswer as none:
             return None, none.kind, str(none)
 

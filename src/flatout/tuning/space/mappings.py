@@ -53,7 +53,9 @@ def _domain(written: dict[str, Any], condition: OnlyIf | None) -> Domain:
         return _of_sweep(written, condition)
     kinds = [name for name in ("low", "choices", "mixture") if name in written or (name == "low" and "high" in written)]
     if len(kinds) != 1:
-        raise UsageError(f"expected low and high, or choices, or mixture, got {', '.join(written) or 'nothing'}: write {_FORMS}")
+        raise UsageError(
+            f"expected low and high, or choices, or mixture, got {', '.join(written) or 'nothing'}: write {_FORMS}"
+        )
     if kinds == ["low"]:
         return _range(written)
     values = written.pop(kinds[0])
@@ -85,7 +87,9 @@ def _range(written: Mapping[str, Any]) -> Range:
     log, linear = written.get("log"), written.get("linear")
     if log is not None and linear is not None and log == linear:
         raise UsageError(f"log: {log} and linear: {linear} contradict each other: give one of them")
-    return make_range(written["low"], written["high"], (not linear) if log is None and linear is not None else log, written.get("whole"))
+    return make_range(
+        written["low"], written["high"], (not linear) if log is None and linear is not None else log, written.get("whole")
+    )
 
 
 def _of_sweep(written: dict[str, Any], condition: OnlyIf | None) -> Domain:

@@ -1,0 +1,35 @@
+"""The process in which a study trains its trials: reads the recipe and answers questions until the pipe is closed.
+
+python -m flatout.cli.study_worker READ WRITE <RECIPE.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from flatout.base.answering_child import answer_questions
+from flatout.cli.places import allow_deterministic_cuda
+from flatout.recipe.load import read_recipe
+from flatout.tuning.crew.worker import Worker
+
+
+def main(read_from: int, write_to: int) -> None:
+    allow_deterministic_cuda()
+    given = json.load(sys.stdin)
+    sys.path[:] = given["path"]
+    if given["threads"]:
+        torch.set_num_threads(given["threads"])
+    recipe = read_recipe(Path(given["recipe"]), given["overrides"], given["pins"])
+    worker = Worker(recipe, None if given["cache"] is None else Path(given["cache"]))
+    try:
+        answer_questions(worker.answer, read_from, write_to)
+    finally:
+        worker.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

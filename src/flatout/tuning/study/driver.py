@@ -1,0 +1,264 @@
+"""Drives a study: what the search asks for is trained, rung by rung, and every answer is written down before it is used.
+
+A study that was killed is driven again from its log: the search gets the same answers and makes the same decisions, up to where
+the log ends. Then it goes on with training.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flatout.base.errors import FlatoutError, StoreError
+from flatout.base.events import EventLog
+from flatout.base.units import show_seconds
+from flatout.recipe.load import with_overrides
+from flatout.recipe.schema import Recipe
+from flatout.tuning.crew.crew import Crew, Trained, Trials
+from flatout.tuning.search.search import Search
+from flatout.tuning.search.trials import Rung, RungAnswer
+from flatout.tuning.space.space import Space
+from flatout.tuning.study.finals import Size, size_for
+from flatout.tuning.study.spending import Spending, Spent
+from flatout.tuning.training.candidate import Candidate
+from flatout.tuning.training.layout import SERIAL, STACKED, Layout, packed
+from flatout.tuning.training.shared import CHOOSE
+
+_WORTH_PACKING_S = 60.0  # of training one after another, above which it is tried in several processes
+_BETTER = 1.1  # several processes must be faster by this factor
+_WORTH_SAVING_S = 2.0  # of training since the last save
+
+
+@dataclass
+class Standing:
+    """Where a trial is."""
+
+    number: int
+    point: Mapping[str, Any]
+    overrides: list[str]
+    group: str = ""
+    step: int = 0
+    failed: str = ""
+
+
+class Driver:
+    def __init__(
+        self,
+        recipe: Recipe,
+        space: Space,
+        search: Search,
+        crew: Crew,
+        log: EventLog,
+        spending: Spending,
+        *,
+        total: int,
+    ) -> None:
+        """`total`: steps of a whole trial."""
+        self._recipe, self._space, self._search, self._crew = recipe, space, search, crew
+        self._log, self._spending, self._total = log, spending, total
+        self.standings: dict[int, Standing] = {}
+        self.layouts: dict[str, Layout] = {}
+        self.training_s = 0.0  # in trials, of all the study
+        self.lost: list[str] = []  # processes that ended before they should
+        self._scores: dict[int, float] = {}  # the last of each trial
+        self._unsaved_s = 0.0
+
+    @property
+    def last_scores(self) -> list[float]:
+        """The last score of each trial that has one."""
+        return list(self._scores.values())
+
+    def replay(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Give the search the answers that are in the log."""
+        for event in events:
+            if event["kind"] == "layout":
+                self.layouts[event["group"]] = Layout(**event["layout"])
+            elif event["kind"] == "rung":
+                rung = self._search.next()
+                if (
+                    rung is None
+                    or [one.number for one in rung.trials] != [one[0] for one in event["trials"]]
+                    or rung.to != event["to"]
+                ):
+                    raise StoreError(
+                        "the study's log does not fit its space and seed: another version wrote it, or it was changed; "
+                        "--fresh starts a new study"
+                    )
+                for trial in rung.trials:
+                    self._standing(trial.number, trial.point).step = rung.to
+                for number, why in event["failed"].items():
+                    self.standings[int(number)].failed = why
+                self.training_s += event["training_s"]
+                self._hear(event)
+
+    def run(self) -> None:
+        """Until the search is finished. KeyboardInterrupt leaves a log from which the study goes on."""
+        while (rung := self._search.next()) is not None:
+            self._prepare(rung)
+            self._hear(self._trained(rung))
+
+    def _hear(self, event: Mapping[str, Any]) -> None:
+        self.lost += event["lost"]
+        self._scores |= {int(number): score for number, score in event["scores"].items() if score is not None}
+        self._search.tell(_answer_in(event))
+
+    def whole(self, trials: Trials, which: str) -> dict[int, float | str]:
+        """Whole trainings, apart from the search's: the scores by number, or why one failed."""
+        groups: dict[str, list[tuple[int, Sequence[str]]]] = {}
+        for number, overrides in trials:
+            candidate = Candidate(number, with_overrides(self._recipe, overrides))
+            groups.setdefault(candidate.group, []).append((number, overrides))
+        found: dict[int, float | str] = {}
+        for group, ones in groups.items():
+            layout = self._layout_of(group, ones, self._total)
+            for first in range(0, len(ones), max(layout.width, 1) if layout.kind == STACKED else len(ones)):
+                part = ones[first : first + layout.width] if layout.kind == STACKED else ones
+                trained = self._crew.train(part, 0, self._total, layout, which)
+                self.training_s += trained.seconds
+                found |= trained.scores
+                self._crew.ask_all({"forget": {"numbers": [number for number, _ in part]}})
+        return found
+
+    @property
+    def finals_size(self) -> Size:
+        """As many trainings as the budget has room for."""
+        return size_for(self._spending.share_of_seconds(self._seconds_of_one))
+
+    @property
+    def _reserve(self) -> float:
+        """The share of the budget that is left for the trainings that judge the winner."""
+        share = self._spending.share_of_seconds(self._seconds_of_one)
+        return min(0.5, size_for(share).trainings * share)
+
+    @property
+    def _seconds_of_one(self) -> float:
+        """Of a whole training, by the slowest layout so far."""
+        rates = [max(layout.rates.values()) for layout in self.layouts.values() if layout.rates]
+        return self._total / min(rates) if rates else 0.0
+
+    def why_nothing(self) -> str:
+        """Why there is no winner, in words."""
+        reasons = Counter(one.failed for one in self.standings.values() if one.failed)
+        if not reasons:
+            return (
+                f"the budget ended before any trial was trained to its end ({self._spending.words}): a whole trial takes about "
+                f"{show_seconds(self._seconds_of_one)} here; give more, --budget"
+            )
+        why, count = reasons.most_common(1)[0]
+        return f"all {sum(reasons.values())} trials failed, {count} of them so: {why}"
+
+    def _prepare(self, rung: Rung) -> None:
+        """Trials that do not go on are forgotten; those that do are written down, if that saves more than it costs."""
+        going = [one.number for one in rung.trials if one.number in self.standings]
+        if not going:
+            return
+        gone = [number for number, one in self.standings.items() if one.step and number not in going]
+        self._crew.ask_all({"forget": {"numbers": gone}})
+        if self._unsaved_s >= _WORTH_SAVING_S:
+            self._crew.ask_all({"save": {"numbers": going}})
+            self._unsaved_s = 0.0
+
+    def _trained(self, rung: Rung) -> Mapping[str, Any]:
+        began_s = time.monotonic()
+        standings = [self._standing(one.number, one.point) for one in rung.trials]
+        scores: dict[int, float | None] = {one.number: None for one in standings}
+        lost: list[str] = []
+        training_s = 0.0
+        for group, ones in _by_group([one for one in standings if not one.failed]).items():
+            layout = self._layout_of(group, [(one.number, one.overrides) for one in ones], rung.to)
+            for start, trials in _units(ones, layout):
+                found: Trained = self._crew.train(trials, start, rung.to, layout, CHOOSE)
+                training_s += found.seconds
+                lost += found.lost
+                for number, score in found.scores.items():
+                    if isinstance(score, str):
+                        self.standings[number].failed = score
+                    else:
+                        scores[number] = score
+        for one in standings:
+            one.step = rung.to
+        self.training_s += training_s
+        self._unsaved_s += training_s
+        spent = self._spending.spent
+        share = self._spending.share(spent)
+        return self._log.emit(
+            "rung",
+            to=rung.to,
+            trials=[[one.number, dict(one.point)] for one in standings],
+            scores={str(number): score for number, score in scores.items()},
+            failed={str(one.number): one.failed for one in standings if one.failed},
+            lost=lost,
+            seconds=time.monotonic() - began_s,
+            training_s=training_s,
+            spent={"seconds": spent.seconds, "joules": spent.joules},
+            share=share / (1 - self._reserve),
+        )
+
+    def _layout_of(self, group: str, trials: Trials, to: int) -> Layout:
+        """Chosen by measuring when a group is first met; again if it then had one trial, which says nothing of several."""
+        known = self.layouts.get(group)
+        if known is not None and (known.measured_with > 1 or len(trials) == 1):
+            return known
+        answer = self._crew.ask({"layout": {"trials": list(trials), "limit_s": self._measuring_s}})
+        layout = Layout(**answer)
+        alone = max(layout.rates.values(), default=0.0)
+        worth = alone and len(trials) * to / alone > _WORTH_PACKING_S
+        if layout.kind == SERIAL and self._crew.most > 1 and len(trials) > 1 and worth:
+            rate = self._crew.rate_packed(trials[0], 1.0)
+            if rate > _BETTER * alone:
+                layout = packed(layout, self._crew.most, rate)
+        self.layouts[group] = layout
+        self._log.emit("layout", group=group, layout=layout.to_dict(), trials=len(trials))
+        return layout
+
+    @property
+    def _measuring_s(self) -> float:
+        """Time to measure layouts of a group: little of the budget."""
+        seconds = self._spending.seconds
+        return 5.0 if seconds is None else max(0.5, min(10.0, 0.02 * seconds))
+
+    def _standing(self, number: int, point: Mapping[str, Any]) -> Standing:
+        if number not in self.standings:
+            standing = Standing(number, point, self._space.overrides(point))
+            try:
+                standing.group = Candidate(number, with_overrides(self._recipe, standing.overrides)).group
+            except FlatoutError as error:
+                standing.failed = f"its recipe is not possible: {error}"
+            self.standings[number] = standing
+        return self.standings[number]
+
+
+def _by_group(ones: Sequence[Standing]) -> dict[str, list[Standing]]:
+    found: dict[str, list[Standing]] = {}
+    for one in ones:
+        found.setdefault(one.group, []).append(one)
+    return found
+
+
+def _units(ones: Sequence[Standing], layout: Layout) -> Iterator[tuple[int, Trials]]:
+    """What is trained together: trials at one step, as many as a stack holds."""
+    for start in sorted({one.step for one in ones}):
+        trials = [(one.number, one.overrides) for one in ones if one.step == start]
+        width = layout.width if layout.kind == STACKED else len(trials)
+        for first in range(0, len(trials), width):
+            yield start, trials[first : first + width]
+
+
+def _answer_in(event: Mapping[str, Any]) -> RungAnswer:
+    return RungAnswer({int(number): score for number, score in event["scores"].items()}, event["share"])
+
+
+def spent_in(events: Sequence[Mapping[str, Any]]) -> Spent:
+    """By the study so far."""
+    for event in reversed(events):
+        if "spent" in event:
+            return Spent(**event["spent"])
+    return Spent()
+
+
+def so_far(events: Sequence[Mapping[str, Any]]) -> str:
+    rungs = [event for event in events if event["kind"] == "rung"]
+    return f"{len(rungs)} rungs, {show_seconds(spent_in(events).seconds)}"

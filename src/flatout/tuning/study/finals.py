@@ -1,0 +1,116 @@
+"""The winner, judged honestly.
+
+The best few, and the recipe as it was, are trained again on fresh seeds; the best of them is the winner. Then the winner and
+the recipe are trained on other fresh seeds and scored on rows that chose nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flatout.base.errors import TrainingError
+from flatout.base.events import EventLog
+from flatout.data.order.keyed import keyed
+from flatout.tuning.study.intervals import Interval, of_the_mean, of_the_next
+from flatout.tuning.training.shared import CHOOSE, JUDGE
+
+RECIPE = -1  # the number of the recipe as it was, among trials
+_SIZES = ((3, 3, 8), (3, 2, 6), (2, 2, 5), (1, 2, 4), (1, 1, 3))  # finalists, seeds that choose, seeds that judge
+_MOST_SHARE = 0.3  # of the budget
+
+Finalist = tuple[int, Mapping[str, Any], Sequence[str]]  # the number of a trial, its point, its overrides
+Train = Callable[[Sequence[tuple[int, Sequence[str]]], str], dict[int, float | str]]
+
+
+@dataclass(frozen=True)
+class Size:
+    finalists: int
+    choosing: int
+    judging: int
+
+    @property
+    def trainings(self) -> int:
+        return (self.finalists + 1) * self.choosing + 2 * self.judging
+
+
+def size_for(training_share: float) -> Size:
+    """`training_share`: of the study's budget, what one whole training takes; 0 if there is no limit."""
+    for given in _SIZES:
+        size = Size(*given)
+        if size.trainings * training_share <= _MOST_SHARE:
+            return size
+    return Size(*_SIZES[-1])
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`again`: where the winner's score lies when it is trained once more; `gain`: the mean difference from the recipe."""
+
+    winner: int
+    again: Interval
+    recipe: Interval
+    gain: Interval
+    scores: tuple[float, ...]
+    recipe_scores: tuple[float, ...]
+    chosen_by: Mapping[int, float]  # mean score of each finalist on fresh seeds
+
+    def better(self, higher_is_better: bool) -> bool | None:
+        """Than the recipe as it was. None: these seeds can't tell."""
+        if not self.gain.excludes_zero:
+            return None
+        return (self.gain.low > 0) is higher_is_better
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Finals:
+    def __init__(self, train: Train, log: EventLog, seed: int, known: Sequence[Mapping[str, Any]]) -> None:
+        """`train` gives the scores of whole trainings. `known`: the study's events, of which answers are taken again."""
+        self._train, self._log, self._seed = train, log, seed
+        self._known = {event["key"]: event["scores"] for event in known if event["kind"] == "finals"}
+
+    def judge(self, finalists: Sequence[Finalist], size: Size, higher_is_better: bool) -> Verdict:
+        recipe: Finalist = (RECIPE, {}, ())
+        entered = [*list(finalists)[: size.finalists], recipe]
+        found = self._scores(entered, range(size.choosing), CHOOSE)
+        means = {number: math.fsum(scores) / len(scores) for number, scores in found.items() if scores}
+        best = (max if higher_is_better else min)(means, key=lambda number: means[number], default=entered[0][0])
+        winner = next(one for one in entered if one[0] == best)
+        seeds = range(size.choosing, size.choosing + size.judging)
+        of_both = self._scores([winner, *([] if best == RECIPE else [recipe])], seeds, JUDGE, paired=True)
+        ours, theirs = of_both[winner[0]], of_both[RECIPE]
+        if len(ours) < 2:
+            raise TrainingError(
+                "the best trial failed when it was trained again with other seeds, so there is no winner: a lower learning "
+                "rate, or a space without its extremes, gives trainings that do not depend on luck"
+            )
+        gain = of_the_mean([one - other for one, other in zip(ours, theirs, strict=True)])
+        return Verdict(winner[0], of_the_next(ours), of_the_next(theirs), gain, tuple(ours), tuple(theirs), means)
+
+    def _scores(
+        self, finalists: Sequence[Finalist], seeds: Sequence[int], which: str, *, paired: bool = False
+    ) -> dict[int, list[float]]:
+        """Of each finalist, a score a seed. `paired`: only seeds with which none failed."""
+        key = f"{which}: {[one[0] for one in finalists]}, seeds {list(seeds)}"
+        if key not in self._known:
+            asked = {
+                _number(one[0], seed): (one[0], seed, [*one[2], f"seed={keyed(self._seed, 'finals', seed) % (1 << 31)}"])
+                for one in finalists
+                for seed in seeds
+            }
+            found = self._train([(number, overrides) for number, (_, _, overrides) in asked.items()], which)
+            scores = [[asked[number][0], asked[number][1], score] for number, score in found.items()]
+            self._log.emit("finals", key=key, which=which, scores=scores)
+            self._known[key] = scores
+        table = {(number, seed): score for number, seed, score in self._known[key] if not isinstance(score, str)}
+        usable = [seed for seed in seeds if not paired or all((one[0], seed) in table for one in finalists)]
+        return {one[0]: [table[one[0], seed] for seed in usable if (one[0], seed) in table] for one in finalists}
+
+
+def _number(trial: int, seed: int) -> int:
+    """Of a training in the finals: different from all trials."""
+    return 1_000_000 + (trial + 1) * 1_000 + seed

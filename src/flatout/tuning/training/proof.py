@@ -1,0 +1,84 @@
+"""Whether stacked trials learn what their serial twins learn: gradients and updates of one step, and the losses of several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flatout.tuning.training.alone import Alone
+from flatout.tuning.training.candidate import Candidate
+from flatout.tuning.training.shared import Group
+from flatout.tuning.training.stack import Stack
+
+STEPS = 8
+_GRADIENT, _UPDATE, _LOSS = 1e-3, 1e-3, 1e-3  # largest relative differences; correct stacks differed by 3e-6 in float32
+
+
+@dataclass(frozen=True)
+class StackProof:
+    """`why`: what differs, or that a stack can't be built; empty if it passed. The figures are the largest differences."""
+
+    passed: bool
+    why: str = ""
+    gradient: float = 0.0
+    update: float = 0.0
+    loss: float = 0.0
+
+    @property
+    def words(self) -> str:
+        if not self.passed:
+            return self.why
+        return f"equal to trials alone: gradients within {self.gradient:.1g}, {STEPS} losses within {self.loss:.1g}"
+
+
+def prove(group: Group, candidates: Sequence[Candidate]) -> StackProof:
+    """Two or three trials are enough: a stack treats all alike. In fp32, where only a mistake is larger than rounding."""
+    group = group.in_precision("fp32")
+    try:
+        stack, alone = Stack(group, candidates), Alone(group, candidates)
+        stack.train(1)
+        alone.train(1)
+        gradient = max(_apart(stack.gradients_of(one.number), alone.gradients_of(one.number)) for one in candidates)
+        first = max(
+            _apart_since(
+                stack.weights_of(one.number),
+                dict(alone.model(one.number).named_parameters()),
+                group.model(one.seed).state_dict(),
+            )
+            for one in candidates
+        )
+        losses = _losses_apart(stack, alone, candidates)
+    except Exception as error:  # vmap refuses what a model may do: control flow by values, random numbers, unknown operators
+        words = str(error).strip().partition("\n")[0]
+        return StackProof(False, f"trials of this model can't be stacked: {words}")
+    found = StackProof(True, "", gradient, first, losses)
+    for what, size, limit in (("gradients", gradient, _GRADIENT), ("updates", first, _UPDATE), ("losses", losses, _LOSS)):
+        if not size <= limit:  # also NaN
+            return StackProof(False, f"stacked trials differ from trials alone: {what} by {size:.2g}", gradient, first, losses)
+    return found
+
+
+def _losses_apart(stack: Stack, alone: Alone, candidates: Sequence[Candidate]) -> float:
+    stack.train(STEPS)
+    alone.train(STEPS)
+    worst = 0.0
+    for one in candidates:
+        ours, theirs = stack.losses(one.number).last, alone.losses(one.number).last
+        assert ours is not None and theirs is not None
+        worst = max(worst, abs(ours - theirs) / max(abs(theirs), 1e-12))
+    return worst
+
+
+def _apart(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    """Of all parameters together, relative to their length."""
+    difference = torch.stack([(ours[name] - theirs[name]).double().norm() for name in theirs]).norm()
+    whole = torch.stack([one.double().norm() for one in theirs.values()]).norm()
+    return float(difference / whole.clamp_min(1e-30))
+
+
+def _apart_since(ours: dict[str, Tensor], theirs: dict[str, Tensor], before: dict[str, Tensor]) -> float:
+    moved = {name: one.detach() - before[name].to(one.device) for name, one in theirs.items() if one.requires_grad}
+    return _apart({name: ours[name] - before[name].to(ours[name].device) for name in moved}, moved)

@@ -1,0 +1,207 @@
+"""`tune`: search over a recipe's keys, and judge the winner."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatout.base.answering_child import AnsweringChild, NoAnswer
+from flatout.base.budget import Budget
+from flatout.base.errors import RunBusy, TrainingError, UsageError
+from flatout.base.events import EventLog, Observer
+from flatout.machine.host import usable_cores
+from flatout.recipe.load import recipe_given, with_overrides
+from flatout.recipe.schema import Recipe
+from flatout.runs.trained import CACHE
+from flatout.store.lock import FileLock, StartLock
+from flatout.store.run_folder import check_place
+from flatout.tuning.crew.crew import Crew, Here, Member
+from flatout.tuning.crew.worker import Worker
+from flatout.tuning.search.search import Search
+from flatout.tuning.space.defaults import default_space
+from flatout.tuning.space.fitting import check_space
+from flatout.tuning.space.reading import read_space, space_of
+from flatout.tuning.space.space import Space
+from flatout.tuning.study.driver import Driver, so_far, spent_in
+from flatout.tuning.study.finals import Finals, Size
+from flatout.tuning.study.folder import StudyFolder, create_study, find_alike
+from flatout.tuning.study.outcome import Study, outcome, write_best
+from flatout.tuning.study.own_point import own_point
+from flatout.tuning.study.spending import Spending
+
+BUDGET = "10 min"
+_START_S = 120.0  # for a process to import torch and read the data
+Say = Callable[[str], None]
+
+
+def tune(
+    recipe: Any,
+    space: Mapping[str, Any] | Space | Path | str | None = None,
+    *,
+    budget: str | None = None,
+    trials: int | None = None,
+    metric: str | None = None,
+    seed: int = 0,
+    runs: Path | str = "runs",
+    fresh: bool = False,
+    observers: Sequence[Observer] = (),
+    cache: Path | str | None = CACHE,
+    say: Say = lambda line: None,
+) -> Study:
+    """Search for better values of a recipe's keys. `study.best.recipe` is the winner, judged on rows and seeds that did not
+    choose it.
+
+    `space`: {"lr": "1e-4..1e-1", "model.hidden": [64, 128]}, or a YAML file of that; without it the learning rate, weight
+    decay, warm-up and schedule are searched. `budget`: time, money or energy of the whole study, "10 min"; `trials`: most
+    trials. `metric`: what trials are compared by; default: the recipe's. The same call goes on with an unfinished study; a
+    larger budget extends a finished one; `fresh` starts a new one.
+    """
+    asked = recipe_given(recipe)
+    if metric is not None:
+        asked = with_overrides(asked, [f"best={metric}"])
+    searched = _space(asked, space)
+    check_space(searched, partial(with_overrides, asked))
+    if trials is not None and trials < 1:
+        raise UsageError(f"trials: expected 1 or more, got {trials}")
+    limit = None if budget is None and trials is not None else Budget.parse(budget or BUDGET)
+    kept = None if cache is None else Path(cache)
+    sitting = _Sitting(asked, searched, limit, trials, seed, Path(runs), kept, fresh, tuple(observers), say)
+    return sitting.held()
+
+
+@dataclass
+class _Sitting:
+    """One call: it begins a study, or goes on with one."""
+
+    recipe: Recipe
+    space: Space
+    budget: Budget | None
+    trials: int | None
+    seed: int
+    runs: Path
+    cache: Path | None
+    fresh: bool
+    observers: tuple[Observer, ...]
+    say: Say
+
+    def held(self) -> Study:
+        with ExitStack() as until_done:
+            crew = self._crew()
+            until_done.callback(crew.stop)
+            try:
+                about = crew.ask({"about": {}})
+            except NoAnswer as none:
+                raise TrainingError(f"no trial can be trained: {none}") from none
+            folder, events = self._folder(about)
+            lock = FileLock(folder.path / "lock")
+            if not lock.take():
+                raise RunBusy(f"{folder.path} is being worked on by process {lock.owner()}: wait, stop it, or use --fresh")
+            until_done.callback(lock.release)
+            crew.keep_states_in(folder.states)
+            log = until_done.enter_context(EventLog(folder.log_path, self.observers))
+            return self._work(folder, events, about, crew, log)
+
+    def _folder(self, about: Mapping[str, Any]) -> tuple[StudyFolder, list[dict[str, Any]]]:
+        written = self.space.written()
+        mark = json.dumps([about["identity"], written, about["metric"], self.seed], sort_keys=True, default=str)
+        identity = hashlib.sha256(mark.encode()).hexdigest()[:32]
+        with StartLock(self.runs, identity):
+            folder = None if self.fresh else find_alike(self.runs, identity)
+            if folder is not None and folder.result is not None and not self._extends(folder):
+                folder = None
+            if folder is None:
+                check_place(self.runs)
+                asked = {
+                    "identity": identity,
+                    "recipe": self.recipe.written(),
+                    "source": None if self.recipe.source is None else str(self.recipe.source.resolve()),
+                    "overrides": list(self.recipe.given[0]),
+                    "space": written,
+                    "seed": self.seed,
+                    "about": dict(about),
+                }
+                return create_study(self.runs, self.recipe.stem, {**asked, **self._limits()}), []
+            events = folder.events()
+            folder.reopen()
+            folder.ask({**folder.asked, **self._limits()})
+            self.say(f"going on with {folder.path}: {so_far(events)}")
+            return folder, events
+
+    def _extends(self, folder: StudyFolder) -> bool:
+        """Whether this call allows more than the finished study did."""
+        before = folder.asked
+        more_trials = self.trials is None or (before["trials"] is not None and self.trials > before["trials"])
+        if self.budget is None or before["budget"] is None:
+            return more_trials and self.trials is not None
+        earlier = Budget.parse(before["budget"])
+        return self.budget.unit == earlier.unit and self.budget.amount > earlier.amount
+
+    def _limits(self) -> dict[str, Any]:
+        return {"budget": None if self.budget is None else str(self.budget), "trials": self.trials}
+
+    def _work(
+        self, folder: StudyFolder, events: list[dict[str, Any]], about: Mapping[str, Any], crew: Crew, log: EventLog
+    ) -> Study:
+        device = torch.device(about["device"])
+        spending = Spending(self.budget, device, self.recipe.price_per_hour, spent_in(events))
+        search = Search(
+            self.space, total=about["total_steps"], higher_is_better=about["higher_is_better"], seed=self.seed,
+            most_trials=self.trials, start=own_point(self.space, self.recipe),
+        )  # fmt: skip
+        log.emit("resumed" if events else "begun", **self._limits(), isolated=crew.isolated)
+        driver = Driver(self.recipe, self.space, search, crew, log, spending, total=about["total_steps"])
+        driver.replay(events)
+        stopped = ""
+        try:
+            driver.run()
+        except KeyboardInterrupt:
+            stopped = "Ctrl-C"
+            crew.stop()
+            self.say("stopped: training the best so far again, to report it honestly; Ctrl-C again leaves that out")
+        best = search.best(3)
+        if not best:
+            raise TrainingError(driver.why_nothing())
+        finals = Finals(driver.whole, log, self.seed, events)
+        finalists = [(trial.number, trial.point, self.space.overrides(trial.point)) for trial, _ in best]
+        size = driver.finals_size if self.budget is not None else Size(3, 3, 8)
+        verdict = finals.judge(finalists, size, about["higher_is_better"])
+        found = outcome(about, search, driver, verdict, spending, stopped)
+        folder.finish(found)
+        write_best(folder, self.recipe, found["winner"]["overrides"])
+        log.emit("finished", winner=found["winner"]["number"])
+        return Study(folder, self.recipe)
+
+    def _crew(self) -> Crew:
+        """Processes of their own, if the recipe can be read again there."""
+        if self.recipe.source is None:
+            return Crew(lambda: Here(Worker(self.recipe, self.cache)), isolated=False, most=1)
+        overrides, pins = self.recipe.given
+        told = json.dumps(
+            {
+                "recipe": str(self.recipe.source.resolve()), "overrides": list(overrides), "pins": dict(pins), "path": sys.path,
+                "cache": None if self.cache is None else str(self.cache), "threads": 0,
+            }
+        )  # fmt: skip
+        command = [sys.executable, "-m", "flatout.cli.study_worker"]
+
+        def make() -> Member:
+            return AnsweringChild(command, _START_S, told, "the process of these trials")
+
+        return Crew(make, isolated=True, most=usable_cores())
+
+
+def _space(recipe: Recipe, given: Mapping[str, Any] | Space | Path | str | None) -> Space:
+    if given is None:
+        return default_space(recipe)
+    if isinstance(given, Space):
+        return given
+    return read_space(Path(given)) if isinstance(given, str | Path) else space_of(given)
