@@ -34,7 +34,7 @@ LAYERS = {
     "boost": 10,  # tries remedies on any script
     "explore": 10,
     "serving": 10,  # knows packages, not runs
-    "tuning": 10,  # searches over recipes
+    "tuning": 10,  # what to try, and the trials of it
     "loadtest": 10,  # asks any server
     "fleet": 11,  # starts `python -m flatout` elsewhere
     "drill": 11,

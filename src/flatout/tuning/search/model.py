@@ -1,0 +1,132 @@
+"""A Gaussian process over points and steps: what each trial, old or new, will reach at full length, and how sure that is.
+
+The kernel is a Matern of the point, with a length for each axis, times a part that all steps share and a part that fades with
+the distance between steps. Its few constants maximise the likelihood with a prior that keeps them reasonable. With the at most
+few hundred results of a study this takes milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from flatout.tuning.search.features import Array
+
+_MOST_TO_FIT, _MOST = 100, 400
+_ITERATIONS = 14
+_JITTER = 1e-6
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Logarithms: `lengths` one for each axis; then the variances, the reach of steps and the noise."""
+
+    lengths: Array
+    shared: float
+    fading: float
+    reach: float
+    offset: float
+    noise: float
+
+    @classmethod
+    def start(cls, axes: int) -> Constants:
+        return cls(np.full(axes, np.log(0.5 * np.sqrt(max(axes, 1)))), 0.0, np.log(0.2), np.log(2.0), np.log(0.2), np.log(0.01))
+
+    def stacked(self) -> Array:
+        return np.concatenate([self.lengths, [self.shared, self.fading, self.reach, self.offset, self.noise]])
+
+    @classmethod
+    def split(cls, found: Array) -> Constants:
+        return cls(found[:-5], *(float(one) for one in found[-5:]))
+
+
+class Model:
+    """`points`: features; `steps`: the logarithm to base 2 of the share of a whole trial; `scores`: higher is better."""
+
+    def __init__(self, points: Array, steps: Array, scores: Array, constants: Constants | None = None) -> None:
+        self.points, self.steps = points[-_MOST:], steps[-_MOST:]
+        self.middle, self.width, targets = _standardised(scores[-_MOST:])
+        self.constants = _fitted(self.points, self.steps, targets, constants or Constants.start(points.shape[1]))
+        kernel = _kernel(self.constants, self.points, self.steps, self.points, self.steps)
+        kernel[np.diag_indices_from(kernel)] += np.exp(self.constants.noise) + _JITTER
+        self.root = np.linalg.cholesky(kernel)
+        self.weights = _solve(self.root.T, _solve(self.root, targets, lower=True), lower=False)
+
+    def at_the_end(self, points: Array) -> tuple[Array, Array]:
+        """Mean and standard deviation of the standardised score at full length."""
+        cross = _kernel(self.constants, points, np.zeros(len(points)), self.points, self.steps)
+        mean = cross @ self.weights
+        partly = _solve(self.root, cross.T, lower=True)
+        variance = np.exp(self.constants.shared) + np.exp(self.constants.fading) + np.exp(self.constants.offset)
+        return mean, np.sqrt(np.maximum(variance - (partly**2).sum(0), 1e-9))
+
+    def together(self, points: Array) -> tuple[Array, Array]:
+        """Mean and covariance at full length."""
+        zero = np.zeros(len(points))
+        cross = _kernel(self.constants, points, zero, self.points, self.steps)
+        partly = _solve(self.root, cross.T, lower=True)
+        return cross @ self.weights, _kernel(self.constants, points, zero, points, zero) - partly.T @ partly
+
+    def standardised(self, score: float) -> float:
+        return (score - self.middle) / self.width
+
+
+def _solve(root: Array, right: Array, lower: bool) -> Array:
+    right_2d = right.reshape(len(root), -1)
+    found = torch.linalg.solve_triangular(torch.from_numpy(root), torch.from_numpy(right_2d), upper=not lower)
+    return np.asarray(found.numpy()).reshape(right.shape)
+
+
+def _standardised(scores: Array) -> tuple[float, float, Array]:
+    """Bad scores are cut off: how bad a trial is beyond hope says nothing about where the best one is."""
+    middle, best = float(np.median(scores)), float(scores.max())
+    cut = np.maximum(scores, middle - 2 * max(best - middle, 1e-12))
+    width = float(cut.std())
+    width = width if width > 0 else 1.0
+    return float(cut.mean()), width, (cut - cut.mean()) / width
+
+
+def _kernel(constants: Constants, left: Array, left_steps: Array, right: Array, right_steps: Array) -> Array:
+    scale = np.exp(-constants.lengths)
+    a, b = left * scale, right * scale
+    square = np.maximum((a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T, 0.0)
+    distance = np.sqrt(5 * square)
+    over_steps = np.exp(-np.abs(left_steps[:, None] - right_steps[None, :]) / np.exp(constants.reach))
+    matern = (1 + distance + distance**2 / 3) * np.exp(-distance)
+    found: Array = matern * (np.exp(constants.shared) + np.exp(constants.fading) * over_steps)
+    return found + np.exp(constants.offset) * over_steps
+
+
+def _fitted(points: Array, steps: Array, targets: Array, start: Constants) -> Constants:
+    """The constants of the highest likelihood with the prior, on a part of the results if they are many."""
+    chosen = np.unique(np.linspace(0, len(targets) - 1, min(len(targets), _MOST_TO_FIT)).astype(int))
+    x, s, y = (torch.from_numpy(np.ascontiguousarray(one[chosen])) for one in (points, steps, targets))
+    usual = torch.from_numpy(Constants.start(points.shape[1]).stacked())
+    spread = torch.cat([torch.full((points.shape[1],), 0.9), torch.tensor([0.7, 1.0, 0.7, 1.0, 1.5])]).double()
+    apart = (s[:, None] - s[None, :]).abs()
+    square = (x[:, None, :] - x[None, :, :]) ** 2
+    eye = torch.eye(len(y), dtype=torch.float64)
+    theta = torch.from_numpy(start.stacked()).clone().requires_grad_(True)
+    optimizer = torch.optim.LBFGS([theta], max_iter=_ITERATIONS, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        shared, fading, reach, offset, noise = theta[-5:].exp()
+        distance = (5 * (square @ torch.exp(-2 * theta[:-5])) + 1e-12).sqrt()
+        over_steps = torch.exp(-apart / reach)
+        matern = (1 + distance + distance**2 / 3) * torch.exp(-distance)
+        kernel = matern * (shared + fading * over_steps) + offset * over_steps + (noise + _JITTER) * eye
+        root, wrong = torch.linalg.cholesky_ex(kernel)
+        if wrong:
+            return (theta * 0).sum() + 1e6
+        half = torch.linalg.solve_triangular(root, y[:, None], upper=False)
+        likelihood = 0.5 * (half**2).sum() + root.diagonal().log().sum()
+        value = likelihood + 0.5 * (((theta - usual) / spread) ** 2).sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    found = theta.detach().numpy().copy()
+    return Constants.split(found) if np.isfinite(found).all() else start
