@@ -26,7 +26,7 @@ from flatout.store.lock import FileLock, StartLock
 from flatout.store.run_folder import check_place
 from flatout.tuning.crew.crew import Crew, Here, Member
 from flatout.tuning.crew.worker import Worker
-from flatout.tuning.search.search import Search
+from flatout.tuning.search.search import TrialSearch
 from flatout.tuning.space.defaults import default_space
 from flatout.tuning.space.fitting import check_space
 from flatout.tuning.space.reading import read_space, space_of
@@ -153,7 +153,7 @@ class _Sitting:
     ) -> Study:
         device = torch.device(about["device"])
         spending = Spending(self.budget, device, self.recipe.price_per_hour, spent_in(events))
-        search = Search(
+        search = TrialSearch(
             self.space, total=about["total_steps"], higher_is_better=about["higher_is_better"], seed=self.seed,
             most_trials=self.trials, start=own_point(self.space, self.recipe),
         )  # fmt: skip

@@ -18,7 +18,7 @@ from flatout.base.units import show_seconds
 from flatout.recipe.load import with_overrides
 from flatout.recipe.schema import Recipe
 from flatout.tuning.crew.crew import Crew, Trained, Trials
-from flatout.tuning.search.search import Search
+from flatout.tuning.search.search import TrialSearch
 from flatout.tuning.search.trials import Rung, RungAnswer
 from flatout.tuning.space.space import Space
 from flatout.tuning.study.finals import Size, size_for
@@ -49,7 +49,7 @@ class Driver:
         self,
         recipe: Recipe,
         space: Space,
-        search: Search,
+        search: TrialSearch,
         crew: Crew,
         log: EventLog,
         spending: Spending,
@@ -65,6 +65,7 @@ class Driver:
         self.lost: list[str] = []  # processes that ended before they should
         self._scores: dict[int, float] = {}  # the last of each trial
         self._unsaved_s = 0.0
+        self._unsaved: set[int] = set()  # trials that were trained since the last save
 
     @property
     def last_scores(self) -> list[float]:
@@ -97,7 +98,7 @@ class Driver:
     def run(self) -> None:
         """Until the search is finished. KeyboardInterrupt leaves a log from which the study goes on."""
         while (rung := self._search.next()) is not None:
-            self._prepare(rung)
+            self._prepare()
             self._hear(self._trained(rung))
 
     def _hear(self, event: Mapping[str, Any]) -> None:
@@ -150,16 +151,14 @@ class Driver:
         why, count = reasons.most_common(1)[0]
         return f"all {sum(reasons.values())} trials failed, {count} of them so: {why}"
 
-    def _prepare(self, rung: Rung) -> None:
-        """Trials that do not go on are forgotten; those that do are written down, if that saves more than it costs."""
-        going = [one.number for one in rung.trials if one.number in self.standings]
-        if not going:
-            return
-        gone = [number for number, one in self.standings.items() if one.step and number not in going]
-        self._crew.ask_all({"forget": {"numbers": gone}})
+    def _prepare(self) -> None:
+        """Trials that have ended are forgotten; others may go on later and are written down, if that is worth it."""
+        ended = [one.number for one in self.standings.values() if one.failed or one.step == self._total]
+        if ended:
+            self._crew.ask_all({"forget": {"numbers": ended}})
         if self._unsaved_s >= _WORTH_SAVING_S:
-            self._crew.ask_all({"save": {"numbers": going}})
-            self._unsaved_s = 0.0
+            self._crew.ask_all({"save": {"numbers": sorted(self._unsaved - set(ended))}})
+            self._unsaved_s, self._unsaved = 0.0, set()
 
     def _trained(self, rung: Rung) -> Mapping[str, Any]:
         began_s = time.monotonic()
@@ -180,6 +179,7 @@ class Driver:
                         scores[number] = score
         for one in standings:
             one.step = rung.to
+            self._unsaved.add(one.number)
         self.training_s += training_s
         self._unsaved_s += training_s
         spent = self._spending.spent

@@ -11,7 +11,7 @@ from typing import Any
 from flatout.base.units import show_metric
 from flatout.recipe.load import with_overrides
 from flatout.recipe.schema import Recipe
-from flatout.tuning.search.search import Search
+from flatout.tuning.search.search import TrialSearch
 from flatout.tuning.study.driver import Driver, Standing
 from flatout.tuning.study.finals import RECIPE, Verdict
 from flatout.tuning.study.folder import StudyFolder
@@ -22,7 +22,7 @@ _HOUR_S = 3600.0
 
 
 def outcome(
-    about: Mapping[str, Any], search: Search, driver: Driver, verdict: Verdict, spending: Spending, stopped: str
+    about: Mapping[str, Any], search: TrialSearch, driver: Driver, verdict: Verdict, spending: Spending, stopped: str
 ) -> dict[str, Any]:
     spent, higher = spending.spent, bool(about["higher_is_better"])
     winner = driver.standings.get(verdict.winner, Standing(RECIPE, {}, []))
@@ -45,7 +45,7 @@ def outcome(
         "seconds": spent.seconds,
         "training_s": driver.training_s,
         "layouts": [layout.to_dict() for layout in driver.layouts.values()],
-        "first_rung": search.first_rung_words,
+        "first_rung": search.history.why,
         "stopped": stopped,
         "lost_processes": driver.lost,
     }

@@ -19,7 +19,7 @@ from flatout.engine.state import TrainState
 from flatout.engine.surroundings import process_set_up, read_random_state, restore_random_state
 from flatout.tuning.training.candidate import Candidate
 from flatout.tuning.training.keyed_dropout import dropout_key, key_dropouts, set_dropouts
-from flatout.tuning.training.outcomes import DIVERGED, Losses, Stopped
+from flatout.tuning.training.outcomes import DIVERGED, Losses, Stopped, never
 from flatout.tuning.training.shared import CHOOSE, Group
 
 _LOOK_EVERY = 64  # steps between two looks at the losses, each of which waits for the device
@@ -50,12 +50,12 @@ class Alone:
     def alive(self) -> list[int]:
         return [number for number in self.candidates if number not in self.failed]
 
-    def train(self, to: int, should_stop: Stopped = lambda: False) -> None:
+    def train(self, to: int, should_stop: Stopped = never) -> None:
         """Train each trial up to step `to`."""
         for number in self.alive:
             self.train_one(number, to, should_stop)
 
-    def train_one(self, number: int, to: int, should_stop: Stopped = lambda: False) -> None:
+    def train_one(self, number: int, to: int, should_stop: Stopped = never) -> None:
         group, candidate = self.group, self.candidates[number]
         trial = self._trial(number)
         own, feed, update = candidate.own, group.feed(candidate.seed), trial.made.step.update
@@ -123,12 +123,14 @@ class Alone:
         trial = self._trial(number)
         return {**_train_state(trial.made, self.group).tree(Progress(step=trial.step)), "random": trial.random_state}
 
-    def resume(self, number: int, state: Mapping[str, Any]) -> None:
-        trial = self._trial(number)
-        with process_set_up(self.group.settings, self.candidates[number].seed):
-            trial.step = _train_state(trial.made, self.group).restore(dict(state)).step
-            trial.made.step.update.state_loaded()
-        trial.random_state = dict(state["random"])
+    def resume(self, step: int, states: Mapping[int, Mapping[str, Any]]) -> None:
+        """Go on from what `state_of` gave for each trial after `step` steps."""
+        for number, state in states.items():
+            trial = self._trial(number)
+            with process_set_up(self.group.settings, self.candidates[number].seed):
+                _train_state(trial.made, self.group).restore(dict(state))
+                trial.made.step.update.state_loaded()
+            trial.step, trial.random_state = step, dict(state["random"])
 
     def step_of(self, number: int) -> int:
         return self._trials[number].step if number in self._trials else 0

@@ -10,6 +10,11 @@ DIVERGED = "it diverged: its loss is not a finite number any more"
 _MOST_BAD = 8  # steps in a row whose loss is not finite; a step like that changes nothing, so more of them never end
 
 
+def never() -> bool:
+    """Nobody asks to stop."""
+    return False
+
+
 class Losses:
     """Of the steps so far."""
 

@@ -20,7 +20,7 @@ from flatout.engine.precision import autocast
 from flatout.engine.surroundings import process_set_up
 from flatout.tuning.training.candidate import Candidate
 from flatout.tuning.training.keyed_dropout import KEY, RATE, dropout_key, key_dropouts
-from flatout.tuning.training.outcomes import DIVERGED, Losses, Stopped
+from flatout.tuning.training.outcomes import DIVERGED, Losses, Stopped, never
 from flatout.tuning.training.shared import CHOOSE, Group
 from flatout.tuning.training.stacked_update import StackedUpdate, Weights
 from flatout.tuning.training.step_rates import StepRates
@@ -54,7 +54,7 @@ class Stack:
     def alive(self) -> list[int]:
         return [number for number in self.candidates if number not in self.failed]
 
-    def train(self, to: int, should_stop: Stopped = lambda: False) -> None:
+    def train(self, to: int, should_stop: Stopped = never) -> None:
         """Train all trials up to step `to`."""
         group = self.group
         feeds = [group.feed(seed) for seed in self._seeds]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from flatout.store.tensors import encode
 from flatout.tuning.training.alone import Alone
 from flatout.tuning.training.candidate import Candidate
 from flatout.tuning.training.layout import STACKED, Layout, alone_rate, choose_layout
-from flatout.tuning.training.outcomes import Stopped
+from flatout.tuning.training.outcomes import Stopped, never
 from flatout.tuning.training.shared import Group
 from flatout.tuning.training.stack import Stack
 
@@ -26,14 +27,16 @@ class Trainers:
     def __init__(self, make: Make, cache: Path | None) -> None:
         self._make, self.cache = make, cache
         self.states: Path | None = None  # where the states of trials are kept that go on in a later rung
-        self._candidates: dict[int, Candidate] = {}
+        self._candidates: dict[tuple[int, tuple[str, ...]], Candidate] = {}
         self._groups: dict[tuple[str, int], Group] = {}
         self._holders: dict[int, Stack | Alone] = {}
+        self._parked: dict[int, _Parked] = {}  # trials that may go on later
 
     def candidate(self, number: int, overrides: Sequence[str]) -> Candidate:
-        if number not in self._candidates:
-            self._candidates[number] = Candidate(number, self._make(overrides))
-        return self._candidates[number]
+        key = number, tuple(overrides)
+        if key not in self._candidates:
+            self._candidates[key] = Candidate(number, self._make(overrides))
+        return self._candidates[key]
 
     def about(self, candidate: Candidate) -> dict[str, Any]:
         """What a study has to know of its trials before it begins."""
@@ -56,81 +59,87 @@ class Trainers:
         return alone_rate(self._group(candidate, 0), candidate, 1, seconds)
 
     def train(
-        self,
-        candidates: Sequence[Candidate],
-        start: int,
-        to: int,
-        layout: Layout,
-        which: str,
-        should_stop: Stopped = lambda: False,
+        self, candidates: Sequence[Candidate], start: int, to: int, layout: Layout, which: str, should_stop: Stopped = never
     ) -> dict[int, float | str]:
         """From step `start` to step `to`: the score of each trial, or why it failed."""
         trainer = self._trainer(candidates, start, layout, should_stop)
         trainer.train(to, should_stop)
-        scores = trainer.scores(which)
-        found: dict[int, float | str] = {}
-        for number, score in scores.items():
-            found[number] = trainer.failed[number] if score is None else score
-        return found
+        return {number: trainer.failed[number] if score is None else score for number, score in trainer.scores(which).items()}
 
     def save(self, numbers: Sequence[int]) -> None:
-        """Write down trials that go on, so that a killed study goes on from here."""
+        """Write down trials that go on later, so that a killed study goes on from here."""
         for number in numbers:
-            holder = self._holders.get(number)
-            if holder is not None and number not in holder.failed:
-                document, tensors = encode({"layout": holder.layout, "state": holder.state_of(number)})
-                self._kept(number).write(holder.step_of(number), document, tensors)
+            if (parked := self._state_here(number)) is not None:
+                document, tensors = encode({"layout": parked.layout, "state": parked.state})
+                self._kept(number).write(parked.step, document, tensors)
 
     def forget(self, numbers: Sequence[int]) -> None:
         """Free the memory of trials that do not go on."""
         gone = set(numbers)
-        for trainer in {id(one): one for number in gone if (one := self._holders.pop(number, None)) is not None}.values():
-            rest = [number for number in trainer.candidates if number not in gone and number not in trainer.failed]
-            if rest:
-                trainer.keep(rest)
+        for number in gone:
+            self._parked.pop(number, None)
+        for holder in self._all_holders():
+            rest = [number for number in holder.alive if number not in gone]
+            if len(rest) < len(holder.candidates):
+                self._part(holder, rest)
 
     def close(self) -> None:
         for group in self._groups.values():
             group.close()
 
     def _trainer(self, candidates: Sequence[Candidate], start: int, layout: Layout, should_stop: Stopped) -> Stack | Alone:
-        """The trainer that holds exactly these trials at step `start`."""
-        numbers = [one.number for one in candidates]
-        holders = {id(self._holders[number]): self._holders[number] for number in numbers if number in self._holders}
-        kind = Stack if layout.kind == STACKED else Alone
-        if len(holders) == 1 and all(number in self._holders for number in numbers):
-            (holder,) = holders.values()
-            if isinstance(holder, kind) and all(holder.step_of(number) == start for number in numbers):
-                if list(holder.candidates) != numbers:
-                    holder.keep(numbers)
-                return holder
-        group = self._group(candidates[0], layout.threads)
+        """One that holds exactly these trials, at step `start`. Others that were with them wait until they go on."""
+        numbers, kind = [one.number for one in candidates], Stack if layout.kind == STACKED else Alone
+        holder = self._holders.get(numbers[0])
+        if isinstance(holder, kind) and set(numbers) <= set(holder.alive) and holder.step_of(numbers[0]) == start:
+            others = [number for number in holder.alive if number not in numbers]
+            self._parked |= {number: _parked(holder, number) for number in others}
+            self._part(holder, numbers)
+            return holder
         states = {number: self._state(number, start, kind.layout) for number in numbers} if start else {}
-        made = kind(group, candidates)
-        if start and all(state is not None for state in states.values()):
-            known: dict[int, Mapping[str, Any]] = {number: state for number, state in states.items() if state is not None}
-            if isinstance(made, Stack):
-                made.resume(start, known)
-            else:
-                for number, state in known.items():
-                    made.resume(number, state)
+        for other in {id(self._holders[one]): self._holders[one] for one in numbers if one in self._holders}.values():
+            self._part(other, [number for number in other.alive if number not in numbers])
+        made = kind(self._group(candidates[0], layout.threads), candidates)
+        known = {number: state for number, state in states.items() if state is not None}
+        if start and len(known) == len(numbers):
+            made.resume(start, known)
         elif start:
             made.train(start, should_stop)  # their states are lost: again from the beginning, to the same weights
-        self._holders |= dict.fromkeys(numbers, made)
+        for number in numbers:
+            self._parked.pop(number, None)
+            self._holders[number] = made
         return made
 
-    def _state(self, number: int, step: int, kind: str) -> Mapping[str, Any] | None:
+    def _part(self, holder: Stack | Alone, rest: Sequence[int]) -> None:
+        """A holder goes on with these trials alone."""
+        for number in list(holder.candidates):
+            if number not in rest:
+                self._holders.pop(number, None)
+        if rest and list(rest) != list(holder.candidates):
+            holder.keep(rest)
+
+    def _all_holders(self) -> list[Stack | Alone]:
+        return list({id(one): one for one in self._holders.values()}.values())
+
+    def _state_here(self, number: int) -> _Parked | None:
         holder = self._holders.get(number)
-        if holder is not None and holder.layout == kind and holder.step_of(number) == step:
-            return holder.state_of(number)
+        if holder is None:
+            return self._parked.get(number)
+        return None if number in holder.failed else _parked(holder, number)
+
+    def _state(self, number: int, step: int, layout: str) -> Mapping[str, Any] | None:
+        """From memory or from disk. None: it is not there, or was damaged."""
+        here = self._state_here(number)
+        if here is not None and here.step == step and here.layout == layout:
+            return here.state
         if self.states is None or step not in (kept := self._kept(number)).steps():
             return None
         try:
             found = kept.load(step)
         except FlatoutError:
-            return None  # damaged: it is trained again
+            return None
         state: Mapping[str, Any] = found["state"]
-        return state if found["layout"] == kind else None
+        return state if found["layout"] == layout else None
 
     def _kept(self, number: int) -> Checkpoints:
         assert self.states is not None
@@ -141,6 +150,17 @@ class Trainers:
         if key not in self._groups:
             self._groups[key] = Group(candidate.recipe, self.cache, threads)
         return self._groups[key]
+
+
+@dataclass(frozen=True)
+class _Parked:
+    layout: str
+    step: int
+    state: Mapping[str, Any]
+
+
+def _parked(holder: Stack | Alone, number: int) -> _Parked:
+    return _Parked(holder.layout, holder.step_of(number), holder.state_of(number))
 
 
 def why_it_failed(error: Exception) -> str:
