@@ -35,7 +35,7 @@ class AccessLog:
             "url": request.url[:500].decode("latin-1"),
             "status": request.status_code,
             "bytes": request.answer_bytes,
-            "ms": round(1e3 * request.spent.total_s, 3),
+            "ms": round(1e3 * request.total_s, 3),
         }
         if request.model is not None:
             timing = request.timing

@@ -98,7 +98,7 @@ class FrontTally:
     def __init__(self, words: Array) -> None:
         self._words = words
 
-    def add(self, status_codes: Sequence[int], rows: int, spent_s: Sequence[Sequence[float]]) -> None:
+    def add(self, status_codes: Sequence[int], rows: int, spent_s: Array | Sequence[Sequence[float]]) -> None:
         """Many requests at once: one by one would take longer than to answer them. `spent_s` has the seconds of each of
         PARTS for each request; `rows` is their sum."""
         words, codes = self._words, np.array(status_codes)

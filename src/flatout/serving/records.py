@@ -6,10 +6,11 @@ columns = layout.columns(memory, rows)      # {"numeric": float32 [rows, 6], ...
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,13 @@ class RowLayout:
     @cached_property
     def by_name(self) -> dict[str, RecordField]:
         return {one.name: one for one in self.fields}
+
+    @cached_property
+    def fields_of(self) -> Callable[[bytes], tuple[bytes, ...]]:
+        """The bytes of each field, from those of a record."""
+        ends = [*(one.start for one in self.fields[1:]), self.row_bytes]
+        gaps = [end - one.start - one.nbytes for one, end in zip(self.fields, ends, strict=True)]
+        return Struct("".join(f"{one.nbytes}s{gap}x" for one, gap in zip(self.fields, gaps, strict=True))).unpack
 
     def is_packed(self, rows: int) -> bool:
         """Whether the tensors of so many rows, one after the other, have the same bytes as the records of these rows."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from flatout.serving.access_log import AccessLog
 from flatout.serving.counters import FrontTally, SharedCounters
-from flatout.serving.front.watching import AnsweredRequest, ModelStatistics
+from flatout.serving.front.watching import AnsweredRequest, ModelStatistics, spent_times
 
 _MOST_PENDING = 2000
 
@@ -39,7 +39,7 @@ class SharedWatching:
             tally = self._tallies.get(place)
             if tally is None:
                 tally = self._tallies[place] = self._counters.tally(self._slot, place)
-            tally.add([one.status_code for one in some], sum(one.rows for one in some), [one.spent for one in some])
+            tally.add([one.status_code for one in some], sum([one.rows for one in some]), spent_times(some))
         if self._log is not None:
             self._log.write(pending)
 

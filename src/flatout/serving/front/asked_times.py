@@ -6,26 +6,19 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flatout.serving.asking import Reason
 from flatout.serving.front.exchange import RequestExchange
 from flatout.serving.front.model_view import ModelView
 from flatout.serving.front.refusals import Refusal
 
 OnOutputs = Callable[[RequestExchange, Mapping[str, Any], bool], None]
-_REASONS = tuple(reason.name.lower().encode() for reason in Reason)  # by number: an enum as a key is slow
 _MOST_PRIORITY = 1000
 _LONGEST_MS = 86_400_000
 
 
 def timing_headers(view: ModelView, exchange: RequestExchange) -> bytes:
     timing = exchange.timing
-    compute_s, rows, reason, before, after = view.last_batch
-    if timing.compute_s != compute_s or timing.batch_rows != rows or timing.reason != reason:
-        compute_s, rows, reason = timing.compute_s, timing.batch_rows, timing.reason
-        before = b"x-flatout-batch: %d\r\nx-flatout-reason: %b\r\n" % (rows, _REASONS[reason])
-        after = b"x-flatout-compute-ms: %.3f\r\n%b" % (compute_s * 1e3, view.version_header)
-        view.last_batch = compute_s, rows, reason, before, after
-    return b"%bx-flatout-queue-ms: %.3f\r\n%b" % (before, timing.queue_s * 1e3, after)
+    batch = view.last_batch.headers(timing)
+    return b"%b%.3f%b" % (batch.before, timing.queue_s * 1e3, batch.after)
 
 
 def asked_deadline(headers: Mapping[bytes, bytes], otherwise_s: float) -> float:

@@ -9,8 +9,9 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from flatout.serving.asking import ServedModel, Timing
+from flatout.serving.front.known_heads import KnownHead
 from flatout.serving.front.refusals import Refusal, refusal_for
-from flatout.serving.front.watching import AnsweredRequest, SpentTimes, Watching
+from flatout.serving.front.watching import AnsweredRequest, Moments, Watching
 
 _WRITTEN_AT_ONCE = 1 << 16  # a copy of so few bytes is cheaper than a second call
 _NOT_RUN = Timing()
@@ -50,6 +51,7 @@ class RequestExchange(ABC):
     # one object a request: what most of them leave as it is costs nothing here
     decoded = computed = hook_s = 0.0
     finished = False
+    head: KnownHead | None = None
     model: ServedModel | None = None
     rows = 0
     timing = _NOT_RUN
@@ -76,19 +78,20 @@ class RequestExchange(ABC):
 
     def tell(self, watching: Watching, status_code: int, answer_bytes: int) -> None:
         """The answer was sent."""
-        now, timing, decoded = perf_counter(), self.timing, self.decoded
-        spent = (
-            self.arrived - self.begun,
-            self.parsed - self.arrived,
-            decoded - self.parsed - self.hook_s if decoded else 0.0,
+        timing = self.timing
+        moments = (
+            self.begun,
+            self.arrived,
+            self.parsed,
+            self.decoded,
+            self.computed,
+            perf_counter(),
             self.hook_s,
             timing.queue_s,
             timing.copy_s,
             timing.compute_s,
-            now - self.computed if self.computed else 0.0,
-            now - self.begun,
         )
-        told = (self.model, self.method, self.url, status_code, self.rows, answer_bytes, _made(SpentTimes, spent), timing)
+        told = (self.model, self.method, self.url, status_code, self.rows, answer_bytes, _made(Moments, moments), timing)
         try:
             watching.answered(_made(AnsweredRequest, told))
         except Exception:  # counting must not break answers
@@ -136,6 +139,16 @@ class HttpExchange(RequestExchange):
         self.answer = (first + body,) if len(body) <= _WRITTEN_AT_ONCE else (first, body)
         connection.finish(self)
         self.tell(connection.site.watching, status_code, len(body))
+
+    def send_whole(self, answer: bytes, body_bytes: int) -> None:
+        """As `send`, to a client with a known head: `answer` has the headers of every answer already."""
+        if self.finished:
+            return
+        self.finished = True
+        self.answer = (answer,)
+        connection = self.connection
+        connection.finish(self)
+        self.tell(connection.site.watching, 200, body_bytes)
 
     def refuse(self, refusal: Refusal) -> None:
         self.send(refusal.head, refusal.body, refusal.status)

@@ -11,6 +11,7 @@ from typing import cast
 import httptools
 
 from flatout.serving.front.exchange import HttpExchange
+from flatout.serving.front.known_heads import KnownHead
 from flatout.serving.front.refusals import Refusal, refusal_for
 from flatout.serving.front.site import LARGE_BODY, Site
 
@@ -26,7 +27,7 @@ class HttpConnection(asyncio.Protocol):
     """`_queue` has the requests that were handed to handlers, `_waiting` those that came beyond the limit."""
 
     __slots__ = ("_begun", "_blocked_since", "_body_bytes", "_chunk_bytes", "_continue_due", "_counts_body", "_deaf",
-                 "_discarded", "_fed_bytes", "_head", "_head_bytes", "_headers", "_held_bytes", "_method", "_missing",
+                 "_discarded", "_fed_bytes", "_head", "_head_bytes", "_headers", "_held_bytes", "_known", "_missing",
                  "_now", "_parser", "_paused", "_phase", "_pieces", "_queue", "_since", "_starting", "_transport",
                  "_unsent", "_url", "_waiting", "site")  # fmt: skip
 
@@ -42,10 +43,11 @@ class HttpConnection(asyncio.Protocol):
         self._deaf = self._paused = self._starting = self._continue_due = False
         self._discarded = 0
         self._chunk_bytes = self._head_bytes = 0
-        self._head = self._method = b""
+        self._head = b""
         self._unsent = 0  # bytes of answers, when it was looked at
         self._held_bytes = 0
-        self._missing = 0  # bytes of the body, if its head was known
+        self._known: KnownHead | None = None  # of a body of which a part is missing
+        self._missing = 0  # bytes of it
         self._fresh()
 
     def _fresh(self) -> None:
@@ -108,20 +110,20 @@ class HttpConnection(asyncio.Protocol):
         if known is None:
             self._head = head
             return False
-        method, url, headers, length = known
-        missing = end + length - len(data)
+        missing = end + known.body_bytes - len(data)
         if missing < 0 or site.draining:
             self._head = b""
             return False
         now = self._now
         if missing:
-            self._url, self._headers, self._method, self._missing = url, headers, method, missing
+            self._known, self._missing = known, missing
+            self._url, self._headers = known.url, known.headers  # if it is refused
             self._phase, self._begun, self._since = _BODY, now, now
             if end < len(data):
                 self._pieces.append(data[end:])
         else:
             self._since = now
-            self._take(HttpExchange(self, method, url, headers, data[end:], True, now, now))
+            self._take_known(known, data[end:], True, now)
         return True
 
     def _collect(self, data: bytes) -> None:
@@ -132,10 +134,11 @@ class HttpConnection(asyncio.Protocol):
         if self._missing:
             return
         body, keep_alive = b"".join(self._pieces), not self.site.draining
-        exchange = HttpExchange(self, self._method, self._url, self._headers, body, keep_alive, self._begun, self._now)
+        known, begun = self._known, self._begun
+        assert known is not None
         self._fresh()
         self._phase, self._since, self._deaf = _IDLE, self._now, not keep_alive
-        self._take(exchange)
+        self._take_known(known, body, keep_alive, begun)
         if len(data) > missing:
             self.data_received(data[missing:])
 
@@ -260,6 +263,12 @@ class HttpConnection(asyncio.Protocol):
         self._waiting.clear()
 
     # requests in, answers out
+
+    def _take_known(self, known: KnownHead, body: bytes, keep_alive: bool, begun: float) -> None:
+        exchange = HttpExchange(self, known.method, known.url, known.headers, body, keep_alive, begun, self._now)
+        if keep_alive:
+            exchange.head = known
+        self._take(exchange)
 
     def _take(self, exchange: HttpExchange) -> None:
         queue = self._queue

@@ -11,6 +11,7 @@ import numpy as np
 from flatout.data.fitted import RawInput
 from flatout.data.fitted.photo_rows import PhotoHost
 from flatout.serving.asking import Array, ServedModel
+from flatout.serving.front.batch_headers import LastBatch
 from flatout.serving.front.datatypes import NUMPY_TYPES, bfloat16_numbers, bytes_packed, datatype_of
 from flatout.serving.front.prepared_checks import BytesCheck, TensorCheck, row_checks, tensor_checks
 from flatout.serving.front.preparing import Preparer
@@ -67,8 +68,7 @@ class ModelView:
             self.outputs = dict(self._outputs)
         self.half = frozenset(name for name, spec in self.outputs.items() if spec.datatype == "BF16")
         self.preparer = Preparer(model)
-        self.version_header = b"x-flatout-version: %b\r\n" % model.version.encode()
-        self.last_batch = (0.0, -1, 0, b"", b"")  # what the headers of its requests have in common; see asked_times
+        self.last_batch = LastBatch(model.version)
 
     def class_numbers(self, outputs: Mapping[str, Array]) -> list[int]:
         assert self.classes is not None

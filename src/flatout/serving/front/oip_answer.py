@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from struct import Struct
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,44 +11,16 @@ import orjson
 from flatout.serving.front.asked_times import timing_headers
 from flatout.serving.front.compressing import packed
 from flatout.serving.front.datatypes import bytes_packed, datatype_of_array
-from flatout.serving.front.exchange import RequestExchange
+from flatout.serving.front.exchange import HttpExchange, RequestExchange
+from flatout.serving.front.known_heads import may_be_packed
 from flatout.serving.front.model_view import CLASS, ModelView
 from flatout.serving.front.oip_request import OipRequest
 from flatout.serving.front.refusals import Refusal
+from flatout.serving.front.row_answer import BINARY_HEAD, RowForm, Wanted
 from flatout.serving.records import RowLayout, RowOutputs
 
 _MOST_KEPT = 512
-_INT64 = Struct("<q")
 _JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
-_BINARY = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n%b"
-
-
-class _RowForm:
-    """The answer of one row with these outputs: where their bytes are in its record, and the JSON by the bytes of the class."""
-
-    __slots__ = ("_class_at", "_classes", "_cuts", "bodies", "layout", "wanted")
-
-    def __init__(self, view: ModelView, wanted: tuple[tuple[str, bool], ...], layout: RowLayout) -> None:
-        self.wanted, self.layout = wanted, layout
-        self.bodies: dict[int, bytes] = {}
-        self._classes = view.packed_classes
-        self._class_at = -1
-        self._cuts: list[slice] = []
-        for place, (name, _) in enumerate(wanted):
-            is_class = name == CLASS and bool(view.packed_classes)
-            one = layout.by_name["prediction" if is_class else name]
-            self._cuts.append(slice(one.start, one.start + one.nbytes))
-            self._class_at = place if is_class else self._class_at
-
-    def pieces(self, record: bytes) -> tuple[list[bytes], int]:
-        """And the bytes of the class among them."""
-        pieces = [record[cut] for cut in self._cuts]
-        at = self._class_at
-        if at < 0:
-            return pieces, 0
-        (number,), classes = _INT64.unpack(pieces[at]), self._classes
-        pieces[at] = piece = classes[min(number, len(classes) - 1)]
-        return pieces, len(piece)
 
 
 class OipAnswers:
@@ -59,7 +30,7 @@ class OipAnswers:
         self._view = view
         self._kept: dict[tuple[Any, ...], bytes] = {}
         self._cuts_rows = not view.packed_classes or view.outputs["prediction"].datatype == "INT64"
-        self._row_forms: dict[int, _RowForm] = {}  # by the identity of what a request wants
+        self._row_forms: dict[int, RowForm] = {}  # by the identity of what a request wants
         names = orjson.dumps({"model_name": view.name, "model_version": view.version})
         self._begin = names[:-1] + b","
         self._every_output = tuple((name, False) for name in view.outputs), tuple((name, True) for name in view.outputs)
@@ -72,33 +43,46 @@ class OipAnswers:
             wanted = request.wanted or self._every_output[request.all_binary]
         if not named and request.id is None and request.is_all_binary:
             if self._cuts_rows and isinstance(outputs, RowOutputs):
-                body, pieces = self._one_row(wanted, outputs)
-            else:
-                body, pieces = self._quickly(wanted, outputs)
+                self._send_row(exchange, wanted, outputs)
+                return
+            body, pieces = self._quickly(wanted, outputs)
         else:
             body, pieces = self._written(request, wanted, outputs, named)
+        self._send(exchange, body, pieces)
+
+    def _send(self, exchange: RequestExchange, body: bytes, pieces: Sequence[bytes]) -> None:
         times = timing_headers(self._view, exchange)
-        head = _BINARY % (len(body), times) if pieces else _JSON + times
+        head = BINARY_HEAD % (len(body), times) if pieces else _JSON + times
         if pieces:
             body = b"".join((body, *pieces))
         accepted = exchange.headers.get(b"accept-encoding")
-        if accepted is not None and not (pieces and b"," in accepted):  # a list comes from clients that ask for it always
+        if accepted is not None and (not pieces or may_be_packed(accepted)):
             body, line = packed(body, accepted)
             head += line
         exchange.send(head, body)
 
-    def _one_row(self, wanted: tuple[tuple[str, bool], ...], outputs: RowOutputs) -> tuple[bytes, list[bytes]]:
+    def _send_row(self, exchange: RequestExchange, wanted: Wanted, outputs: RowOutputs) -> None:
         """As `_quickly`, from the bytes of the row's record."""
         form = self._row_forms.get(id(wanted))
         if form is None or form.wanted is not wanted or form.layout is not outputs.layout:
-            if len(self._row_forms) >= _MOST_KEPT:
-                self._row_forms.clear()
-            form = self._row_forms[id(wanted)] = _RowForm(self._view, wanted, outputs.layout)
+            form = self._new_form(wanted, outputs.layout)
         pieces, class_bytes = form.pieces(outputs.record)
-        body = form.bodies.get(class_bytes)
-        if body is None:
-            body = form.bodies[class_bytes] = self._all_described(wanted, outputs, pieces)
-        return body, pieces
+        if class_bytes not in form.bodies:
+            form.bodies[class_bytes] = self._all_described(wanted, outputs, pieces)
+        if isinstance(exchange, HttpExchange) and exchange.head is not None and not exchange.head.may_pack:
+            timing = exchange.timing
+            batch, common = self._view.last_batch.headers(timing), exchange.connection.site.common_headers
+            frame = form.frame(batch, common, exchange.head.connection_line, pieces, class_bytes)
+            answer = b"".join((frame.begin, b"%.3f" % (timing.queue_s * 1e3), frame.end, *pieces))
+            exchange.send_whole(answer, frame.body_bytes)
+        else:
+            self._send(exchange, form.bodies[class_bytes], pieces)
+
+    def _new_form(self, wanted: Wanted, layout: RowLayout) -> RowForm:
+        if len(self._row_forms) >= _MOST_KEPT:
+            self._row_forms.clear()
+        form = self._row_forms[id(wanted)] = RowForm(self._view, wanted, layout)
+        return form
 
     def _quickly(self, wanted: tuple[tuple[str, bool], ...], outputs: Mapping[str, Any]) -> tuple[bytes, list[bytes]]:
         """All outputs as bytes: the JSON depends only on shapes and sizes."""
@@ -121,7 +105,7 @@ class OipAnswers:
             body = self._kept[kept] = self._all_described(wanted, outputs, pieces)
         return body, pieces
 
-    def _all_described(self, wanted: tuple[tuple[str, bool], ...], outputs: Mapping[str, Any], pieces: list[bytes]) -> bytes:
+    def _all_described(self, wanted: tuple[tuple[str, bool], ...], outputs: Mapping[str, Any], pieces: Sequence[bytes]) -> bytes:
         specs = self._view.outputs
         if len(self._kept) >= _MOST_KEPT:
             self._kept.clear()

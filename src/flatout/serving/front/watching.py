@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple, Protocol
 
-from flatout.serving.asking import ServedModel, Timing
+import numpy as np
+
+from flatout.serving.asking import Array, ServedModel, Timing
 
 
 class SpentTimes(NamedTuple):
@@ -23,6 +26,21 @@ class SpentTimes(NamedTuple):
     total_s: float = 0.0
 
 
+class Moments(NamedTuple):
+    """What the clock said while a request was answered; 0 is a step that it did not have. The last four are durations."""
+
+    begun: float  # its first byte came
+    arrived: float  # its last
+    parsed: float
+    decoded: float
+    computed: float
+    sent: float
+    hook_s: float
+    queue_s: float
+    copy_s: float
+    compute_s: float
+
+
 class AnsweredRequest(NamedTuple):
     """`model` is None where a request is about no model, or about one that is not served. `rows` is 0 if no model ran."""
 
@@ -32,8 +50,27 @@ class AnsweredRequest(NamedTuple):
     status_code: int
     rows: int
     answer_bytes: int
-    spent: SpentTimes
+    moments: Moments
     timing: Timing
+
+    @property
+    def total_s(self) -> float:
+        return self.moments.sent - self.moments.begun
+
+    @property
+    def spent(self) -> SpentTimes:
+        return SpentTimes(*spent_times([self])[0].tolist())
+
+
+def spent_times(requests: Sequence[AnsweredRequest]) -> Array:
+    """[requests, parts]: the SpentTimes of each. For many at once, since one by one would take longer than to answer them."""
+    count = len(Moments._fields)
+    flat = np.fromiter(chain.from_iterable([one.moments for one in requests]), np.float64, count * len(requests))
+    begun, arrived, parsed, decoded, computed, sent, hook_s, queue_s, copy_s, compute_s = flat.reshape(-1, count).T
+    decode_s = np.where(decoded > 0, decoded - parsed - hook_s, 0.0)
+    encode_s = np.where(computed > 0, sent - computed, 0.0)
+    parts = (arrived - begun, parsed - arrived, decode_s, hook_s, queue_s, copy_s, compute_s, encode_s, sent - begun)
+    return np.stack(parts, axis=1)
 
 
 @dataclass(frozen=True)
