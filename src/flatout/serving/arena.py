@@ -28,8 +28,8 @@ class SharedMemory:
         """Takes over the descriptor."""
         self.descriptor = descriptor
         self.nbytes = os.fstat(descriptor).st_size
-        self._mapped = mmap.mmap(descriptor, self.nbytes)
-        self.memory: Array = np.frombuffer(self._mapped, np.uint8)
+        self.raw = mmap.mmap(descriptor, self.nbytes)  # its slices are bytes, several times cheaper than those of an array
+        self.memory: Array = np.frombuffer(self.raw, np.uint8)
 
     @classmethod
     def create(cls, nbytes: int) -> SharedMemory:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from flatout.packaging.package import Package
 from flatout.packaging.ports import Port
 
 Array = np.ndarray[Any, Any]
+
+_NO_OUTPUTS: Mapping[str, Array] = MappingProxyType({})
 
 
 class NoRoom(MachineError):
@@ -41,8 +44,7 @@ class Status(IntEnum):
     GONE = 3  # the executor ended before it answered, twice
 
 
-@dataclass(slots=True, unsafe_hash=True)  # one a request: frozen ones take four times as long to make
-class Timing:
+class Timing(NamedTuple):
     """Of one request at the executor. `batch_rows` counts all rows of its batch."""
 
     queue_s: float = 0.0
@@ -52,13 +54,12 @@ class Timing:
     reason: Reason = Reason.NONE
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """`outputs` are views of shared memory, valid until the room is released."""
 
     status: Status
-    outputs: Mapping[str, Array] = field(default_factory=dict)
-    timing: Timing = field(default_factory=Timing)
+    outputs: Mapping[str, Array] = _NO_OUTPUTS
+    timing: Timing = Timing()
     problem: str = ""
     retry_after_s: float = 0.0
 

@@ -22,7 +22,7 @@ from flatout.serving.asking import Asking, Outcome, Reason, Room, ServedModel, S
 from flatout.serving.photo_files import FILES, file_layout
 from flatout.serving.records import RowOutputs
 from flatout.serving.rows_in_rooms import RoomLayout
-from flatout.serving.wire import ANSWER, NO_SIZES, QUESTION, DescriptorLine
+from flatout.serving.wire import ANSWER, NO_SIZES, QUESTION, QUESTION_WITHOUT_SIZES, DescriptorLine
 
 Array = np.ndarray[Any, Any]
 Done = Callable[[Outcome], None]
@@ -32,6 +32,8 @@ _STATUSES = tuple(Status)
 _REASONS = tuple(Reason)
 _PATIENCE_S = 30.0
 _MOST_TRIES = 2
+_MOST_SHAPES = 1024  # whose layouts are kept
+_made: Any = tuple.__new__  # a third of the time of a NamedTuple's own
 _SMALL_ANSWER = 4096  # bytes: a copy is cheaper than arrays
 _MOST_TURNS, _MANY_QUESTIONS = 3, 8  # of the event loop, and in one write: how long questions to a busy executor are gathered
 
@@ -72,7 +74,7 @@ class ArenaRoom(Room):
         layout = self.layout
         if self.rows == 1 and layout.outputs.row_bytes <= _SMALL_ANSWER:
             begin = self.offset + layout.inputs.row_bytes
-            return RowOutputs(layout.outputs, self.lane.raw[begin : begin + layout.outputs.row_bytes].tobytes())
+            return RowOutputs(layout.outputs, self.lane.raw[begin : begin + layout.outputs.row_bytes])
         return layout.output_views(self.lane.memory, self.offset, self.rows)
 
     def release(self) -> None:
@@ -105,13 +107,14 @@ class FrontLane(Asking):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, arena: Arena, *, patience_s: float = _PATIENCE_S) -> None:
         self.arena, self.memory = arena, arena.shared.memory
-        self.raw = self.memory.data  # slices of it are several times cheaper than those of an array
+        self.raw = arena.shared.raw
         self._loop, self._patience_s = loop, patience_s
         self._connections: dict[str, _Connection] = {}  # those that take new requests, by the executor's name
         self._retired: list[_Connection] = []
         self._executors: dict[int, tuple[str, ...]] = {}  # by the model's number
         self._orphans: list[ArenaRoom] = []  # asked, and no executor has them
         self._layouts: dict[tuple[int, tuple[int, ...]], RoomLayout] = {}
+        self._shapes: dict[tuple[int, tuple[int, ...], int], tuple[RoomLayout, int]] = {}  # by rows too: and the block's power
         self._unsent: list[_Connection] = []  # those with questions that wait for `_flush`
         self._gathered = self._turns = 0  # questions at the last look, and how many turns they have waited
         self._last_id = 0
@@ -151,6 +154,7 @@ class FrontLane(Asking):
         left = {number: tuple(name for name in names if name != executor) for number, names in self._executors.items()}
         self._executors = {number: names for number, names in left.items() if names}
         self._layouts = {key: layout for key, layout in self._layouts.items() if key[0] in self._executors}
+        self._shapes.clear()
         if connection is None:  # it ended, and no other takes its place
             self._adopt()
             return
@@ -177,16 +181,23 @@ class FrontLane(Asking):
     # ---- asking ----
 
     def room(self, model: ServedModel, rows: int, sizes: tuple[int, ...] = ()) -> ArenaRoom:
+        number = model.number
+        layout, power = self._shapes.get((number, sizes, rows)) or self._shape(model, sizes, rows)
+        return ArenaRoom(self, layout, number, rows, self.arena.allocate(power), power)
+
+    def _shape(self, model: ServedModel, sizes: tuple[int, ...], rows: int) -> tuple[RoomLayout, int]:
         key = (model.number, sizes)
         layout = self._layouts.get(key)
         if layout is None:
             layout = RoomLayout.of(model.inputs, model.outputs, sizes)
-            if len(self._layouts) >= 1024:
+            if len(self._layouts) >= _MOST_SHAPES:
                 self._layouts.clear()
             self._layouts[key] = layout
-        arena = self.arena
-        power = arena.power_for(layout.nbytes(rows))
-        return ArenaRoom(self, layout, model.number, rows, arena.allocate(power), power)
+        found = layout, self.arena.power_for(layout.nbytes(rows))
+        if len(self._shapes) >= _MOST_SHAPES:
+            self._shapes.clear()
+        self._shapes[(*key, rows)] = found
+        return found
 
     def file_room(self, model: ServedModel, nbytes: int) -> ArenaRoom:
         key = (model.number, FILES)
@@ -206,15 +217,23 @@ class FrontLane(Asking):
         room.id = number
         room.done = done
         room.asked = True
-        room.question = QUESTION.pack(
-            number, room.offset, deadline_s, time.monotonic(), room.rows, room.model, priority, room.power, len(sizes),
-            *(sizes + NO_SIZES[len(sizes):] if sizes else NO_SIZES),
-        )  # fmt: skip
+        if sizes:
+            room.question = QUESTION.pack(
+                number, room.offset, deadline_s, time.monotonic(), room.rows, room.model, priority, room.power, len(sizes),
+                *sizes, *NO_SIZES[len(sizes):],
+            )  # fmt: skip
+        else:
+            room.question = QUESTION_WITHOUT_SIZES.pack(
+                number, room.offset, deadline_s, time.monotonic(), room.rows, room.model, priority, room.power, 0
+            )
         self._dispatch(room)
 
     def _dispatch(self, room: ArenaRoom) -> None:
         executors = self._executors.get(room.model)
-        connection = None if executors is None else self._least_busy(executors)
+        if executors is not None and len(executors) == 1:
+            connection = self._connections.get(executors[0])
+        else:
+            connection = None if executors is None else self._least_busy(executors)
         if executors is None and room.tries:  # the model is no longer served
             self._gone(room)
             return
@@ -233,8 +252,6 @@ class FrontLane(Asking):
 
     def _least_busy(self, executors: tuple[str, ...]) -> _Connection | None:
         """None if all of them have ended."""
-        if len(executors) == 1:
-            return self._connections.get(executors[0])
         there = [self._connections[name] for name in executors if name in self._connections]
         return min(there, key=lambda one: len(one.rooms), default=None)
 
@@ -281,18 +298,18 @@ class FrontLane(Asking):
             return
         if self._unsent:  # the executor may be idle now
             self._flush_now()
-        rooms = connection.rooms
+        take = connection.rooms.pop
         for number, status, reason, _, batch_rows, queue_s, copy_s, compute_s, retry_s, text in ANSWER.iter_unpack(answers):
-            room = rooms.pop(number, None)
+            room = take(number, None)
             if room is None:
                 continue
             room.asked = False
             if room.released:
                 self.arena.free(room.offset, room.power)
                 continue
-            timing = Timing(queue_s, copy_s, compute_s, batch_rows, _REASONS[reason])
+            timing = _made(Timing, (queue_s, copy_s, compute_s, batch_rows, _REASONS[reason]))
             if status == 0:
-                outcome = Outcome(_ANSWERED, room.outputs(), timing)
+                outcome = _made(Outcome, (_ANSWERED, room.outputs(), timing, "", 0.0))
             else:
                 problem = bytes(self.memory[room.offset : room.offset + text]).decode(errors="replace") if text else ""
                 outcome = Outcome(_STATUSES[status], {}, timing, problem, retry_s)

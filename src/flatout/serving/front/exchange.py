@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from flatout.serving.asking import ServedModel, Timing
 from flatout.serving.front.known_heads import KnownHead
 from flatout.serving.front.refusals import Refusal, refusal_for
-from flatout.serving.front.watching import AnsweredRequest, Moments, Watching
+from flatout.serving.front.watching import MOMENTS, AnsweredRequest, Watching
 
 _WRITTEN_AT_ONCE = 1 << 16  # a copy of so few bytes is cheaper than a second call
 _NOT_RUN = Timing()
@@ -79,7 +79,7 @@ class RequestExchange(ABC):
     def tell(self, watching: Watching, status_code: int, answer_bytes: int) -> None:
         """The answer was sent."""
         timing = self.timing
-        moments = (
+        moments = MOMENTS.pack(
             self.begun,
             self.arrived,
             self.parsed,
@@ -91,7 +91,7 @@ class RequestExchange(ABC):
             timing.copy_s,
             timing.compute_s,
         )
-        told = (self.model, self.method, self.url, status_code, self.rows, answer_bytes, _made(Moments, moments), timing)
+        told = (self.model, self.method, self.url, status_code, self.rows, answer_bytes, moments, timing)
         try:
             watching.answered(_made(AnsweredRequest, told))
         except Exception:  # counting must not break answers

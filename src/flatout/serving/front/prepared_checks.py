@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from struct import Struct
 
 import numpy as np
 
@@ -14,6 +13,8 @@ from flatout.data.fitted.table_features import TableFeatures
 from flatout.data.fitted.token_rows import SequenceHost, TextHost
 from flatout.serving.asking import Array
 from flatout.serving.front.refusals import Refusal
+
+_HIGHEST = 1 << 31
 
 TensorCheck = Callable[[Array], None]
 BytesCheck = Callable[[bytes, int], bool]
@@ -41,13 +42,20 @@ def row_checks(fitted: Fitted) -> dict[str, BytesCheck]:
     steps = [step for step in fitted.device.steps if isinstance(step, TableFeatures)]
     if not steps or not steps[0].categories or isinstance(fitted.host, TextHost | SequenceHost | ArrayHost):
         return {}
-    few = tuple(column.cardinality for column in steps[0].categories)
-    unpack = Struct(f"<{len(few)}I").unpack_from  # ids below 0 are large numbers here
+    return {"ids": _ids_in_one_sum([column.cardinality for column in steps[0].categories])}
+
+
+def _ids_in_one_sum(cardinalities: list[int]) -> BytesCheck:
+    """All ids as one long number of 32 bits each: an id that is too large reaches its highest bit when the rest is added."""
+    nbytes = 4 * len(cardinalities)
+    rest = int.from_bytes(b"".join((_HIGHEST - most).to_bytes(4, "little") for most in cardinalities), "little")
+    highest = int.from_bytes(_HIGHEST.to_bytes(4, "little") * len(cardinalities), "little")
 
     def check(body: bytes, start: int) -> bool:
-        return True not in map(operator.ge, unpack(body, start), few)
+        ids = int.from_bytes(body[start : start + nbytes], "little")
+        return not (ids | ids + rest) & highest  # ids below 0 have the bit already
 
-    return {"ids": check}
+    return check
 
 
 def _both(first: TensorCheck, second: TensorCheck) -> TensorCheck:
