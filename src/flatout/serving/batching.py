@@ -101,13 +101,14 @@ class ShapeQueue:
         self.line: list[Waiting] = []
         self.rows = 0
 
-    def add(self, request: Waiting) -> None:
+    def add(self, request: Waiting, rows: int) -> None:
+        """`rows` are those that are not in a batch yet."""
         line = self.line
         if not line or line[-1].order_s <= request.order_s:
             line.append(request)
         else:
             insort(line, request, key=_order_s)
-        self.rows += request.rows - request.taken
+        self.rows += rows
 
 
 class BatchedModel:
@@ -146,13 +147,11 @@ class BatchedModel:
         queue = self.queues.get(request.sizes)
         if queue is None:
             queue = self.queues[request.sizes] = ShapeQueue(request.sizes)
-        queue.add(request)
         rows = request.rows - request.taken
+        queue.add(request, rows)
         self.rows += rows
-        if request.priority in self.rows_by_priority:
-            self.rows_by_priority[request.priority] += rows
-        else:
-            self.rows_by_priority[request.priority] = rows
+        by_priority, priority = self.rows_by_priority, request.priority
+        by_priority[priority] = by_priority.get(priority, 0) + rows
 
     def left(self, queue: ShapeQueue, requests: Sequence[Waiting], rows: int) -> None:
         """These are no longer in the queue; `rows` are all their rows, or those of the piece that was taken."""
@@ -190,7 +189,10 @@ class Batcher:
 
     @property
     def rows(self) -> int:
-        return sum(model.rows for model in self.models.values())
+        rows = 0
+        for model in self.models.values():
+            rows += model.rows
+        return rows
 
     def arrive(self, requests: Iterable[Waiting], now_s: float, free_s: float) -> list[TurnedAway]:
         """Those that can't be answered in time; the others wait. `free_s` is when the device will have finished all that was
@@ -209,7 +211,7 @@ class Batcher:
             patient_s = request.arrival_s + _PATIENT_S
             request.order_s = (deadline_s if deadline_s < patient_s else patient_s) + _LEVEL_S * request.priority
             is_idle = begin_s <= now_s and not (self._anything_waits() if several else model.rows)
-            if not is_idle:
+            if not is_idle and (model.goal is not None or deadline_s != inf or model.rows > model.most_rows):
                 late_s = self._late_s(model, request, begin_s)
                 if late_s > 0:
                     refused.append(TurnedAway(request, max(_SHORTEST_RETRY_S, late_s)))

@@ -30,6 +30,7 @@ class CostCurve:
         self._base: dict[int, float] = {}
         self._seen = 0
         self._corrections: dict[int, tuple[float, float, int]] = {}  # by the size's power of two: factor, extra_s, batches
+        self._trusted: list[int] = []  # those with enough batches
         self._extras: dict[int, float] = {}  # of sizes without a correction of their own
         self._last_run: dict[int, int] = {}  # by the size's power of two: how many batches there had been
         self.full_rows = 0
@@ -48,8 +49,7 @@ class CostCurve:
         of small batches would make large ones look too slow to be tried."""
         found = self._extras.get(size)
         if found is None:
-            trusted = [other for other, (_, _, seen) in self._corrections.items() if seen >= _TRUSTED]
-            nearest = min(trusted, key=lambda other: abs(other - size), default=None)
+            nearest = min(self._trusted, key=lambda other: abs(other - size), default=None)
             found = self._extras[size] = 0.0 if nearest is None else max(0.0, self._corrections[nearest][1])
         return found
 
@@ -90,6 +90,8 @@ class CostCurve:
         factor += weight * (seconds / measured - factor)
         extra_s += weight * (seconds - measured - extra_s)
         self._corrections[size] = (factor, extra_s, seen + 1)
+        if seen + 1 == _TRUSTED:
+            self._trusted.append(size)
         self._extras.clear()
         self._seen += 1
         self._last_run[size] = self._seen
@@ -101,6 +103,7 @@ class CostCurve:
         """A size that once was slow would never be run again, and so never be seen to be fast."""
         for size in [one for one, last in self._last_run.items() if self._seen - last > _STALE]:
             del self._last_run[size], self._corrections[size]
+        self._trusted = [size for size, (_, _, seen) in self._corrections.items() if seen >= _TRUSTED]
 
     def limit(self, largest: int) -> None:
         """Larger batches are not run any more."""

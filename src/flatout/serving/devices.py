@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flatout.packaging.program import dtype_named
+from flatout.packaging.runtimes.runtime import Runtime
 from flatout.serving.batching import ReadyBatch, Sizes
 from flatout.serving.gathering import BatchPlaces, gather, items_of, places_in_order, places_of
 from flatout.serving.loading import LoadedModel
@@ -33,6 +36,7 @@ class BatchMemory:
         self.items: list[Array] = []
         self._tensors: dict[str, Tensor] = {}
         self._slices: dict[int, dict[str, Tensor]] = {}
+        self._array_slices: dict[int, dict[str, Array]] = {}
 
     def hold(self, rows: int) -> None:
         if rows <= self._rows:
@@ -44,6 +48,7 @@ class BatchMemory:
             for one, port in zip(fields, self._model.inputs, strict=True)
         }
         self._slices.clear()
+        self._array_slices.clear()
         self.arrays = [as_array(self._tensors[one.name]) for one in fields]
         self.items = [items_of(one, array) for one, array in zip(fields, self.arrays, strict=True)]
         self._rows = room
@@ -52,6 +57,13 @@ class BatchMemory:
         found = self._slices.get(count)
         if found is None:
             found = self._slices[count] = {name: tensor[:count] for name, tensor in self._tensors.items()}
+        return found
+
+    def array_rows(self, count: int) -> dict[str, Array]:
+        found = self._array_slices.get(count)
+        if found is None:
+            names = zip(self._tensors, self.arrays, strict=True)
+            found = self._array_slices[count] = {name: array[:count] for name, array in names}
         return found
 
 
@@ -107,22 +119,29 @@ class HostServing(ServingDevice):
 
     def launch(self, model: LoadedModel, batch: ReadyBatch) -> Flight:
         began_s = time.monotonic()
-        layout = model.layout(batch.sizes)
+        layout, runtime = model.layout(batch.sizes), model.runtime
         if batch.sizes == FILES and model.photos is not None:
             flight = Flight(batch, places_in_order(batch, layout), began_s)
-            given = model.photos.inputs(batch.requests)
+            run: Callable[[], dict[str, Array]] = partial(_run_tensors, runtime, model.photos.inputs(batch.requests))
         else:
             flight = Flight(batch, places_of(batch, layout), began_s)
             memory = _memory_for(self._memories, model, layout, pinned=False)
             memory.hold(batch.rows)
             gather(flight.places, memory.arrays, memory.items)
-            given = memory.rows(batch.rows)
+            if runtime.takes_arrays:
+                run = partial(runtime.run_arrays, memory.array_rows(batch.rows))
+            else:
+                run = partial(_run_tensors, runtime, memory.rows(batch.rows))
         run_s = time.monotonic()
-        made = model.runtime.run(given)
+        outputs = run()
         flight.compute_s = time.monotonic() - run_s
         flight.copy_s = run_s - began_s
-        flight.outputs = {name: as_array(tensor) for name, tensor in made.items()}
+        flight.outputs = outputs
         return flight
+
+
+def _run_tensors(runtime: Runtime, given: Mapping[str, Tensor]) -> dict[str, Array]:
+    return {name: as_array(tensor) for name, tensor in runtime.run(given).items()}
 
 
 class CudaServing(ServingDevice):

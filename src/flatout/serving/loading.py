@@ -67,6 +67,8 @@ class LoadedModel:
         self._layouts: dict[tuple[int, ...], RoomLayout] = {}
         row_bytes = RowLayout.of(self.inputs, self.usual_sizes).row_bytes
         largest = min(_LARGEST, 1 << max(0, (_MOST_BYTES // max(1, row_bytes)).bit_length() - 1))
+        if photos is None:
+            runtime.tune(rows)
         self.points = warmed(runtime, rows, largest, device)
 
     def layout(self, sizes: tuple[int, ...]) -> RoomLayout:

@@ -32,9 +32,14 @@ class RecordField:
     shape: tuple[int, ...]
     start: int
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return self.dtype.itemsize * prod(self.shape)
+
+    @cached_property
+    def item_type(self) -> np.dtype[Any]:
+        """All bytes of a row's field as one item, which NumPy moves several times faster than rows of two dimensions."""
+        return np.dtype((np.void, self.nbytes)) if self.shape and self.nbytes else self.dtype
 
 
 @dataclass(frozen=True)

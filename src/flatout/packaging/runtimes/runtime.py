@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,8 @@ from flatout.engine.precision import autocast
 from flatout.packaging.code_program import CodeProgram
 from flatout.packaging.ports import Port
 from flatout.packaging.program import Program, dtype_named
+
+Array = np.ndarray[Any, Any]
 
 _REPEATS, _MOST_S = 25, 0.3
 _SLOW_S = 0.25  # calls of this length need no warm-up and few repeats
@@ -70,6 +73,9 @@ class Runtime(ABC):
     sizes: tuple[int, ...] | None = None
     """The batch sizes that it computes: a batch is padded to the next one. None if it computes any size as it is."""
 
+    takes_arrays: bool = False
+    """Whether `run_arrays` does what `run` does, without the way through tensors."""
+
     @classmethod
     @abstractmethod
     def why_not(cls, parts: Parts) -> str | None:
@@ -82,6 +88,13 @@ class Runtime(ABC):
     @abstractmethod
     def run(self, rows: Batch) -> dict[str, Tensor]:
         """Outputs on the device of the runtime; the next call does not change them. A batch may have no rows."""
+
+    def tune(self, rows: Batch) -> None:
+        """Measures what makes batches quicker on this machine, for a server that will run many; `rows` are samples."""
+
+    def run_arrays(self, rows: Mapping[str, Array]) -> dict[str, Array]:
+        """`run` from NumPy to NumPy, on a CPU. Only with `takes_arrays`."""
+        raise NotImplementedError(f"{self.name} takes tensors")
 
     def curve(self, rows: Batch, sizes: Sequence[int]) -> list[Point]:
         """The time of one call by batch size, with the results on the host. Ends before a size without memory or too slow."""
