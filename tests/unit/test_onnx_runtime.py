@@ -24,6 +24,7 @@ from flatout.packaging.onnx_graph import IR_VERSION, OPSET
 from flatout.packaging.onnx_photos import with_raw_photos
 from flatout.packaging.onnx_table import with_raw_columns
 from flatout.packaging.onnx_weights import outside
+from flatout.packaging.runtimes import onnxruntime_runtime
 from flatout.packaging.runtimes.onnxruntime_runtime import OnnxRuntime
 
 CPU = torch.device("cpu")
@@ -103,6 +104,27 @@ def test_prepared_rows_go_to_the_model_directly(stored: Path, rows: int, front: 
     assert list(found) == ["prediction", "scores"]  # text is no tensor: `class` is left out
     for name, tensor in found.items():
         np.testing.assert_array_equal(tensor.numpy(), wanted[name])
+
+
+def test_small_batches_on_one_thread_have_the_same_answers(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = stored.with_name("model.onnx")
+    path.write_bytes(outside(looked_up(), stored).SerializeToString())
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        runtime = OnnxRuntime(path, CPU)
+    finally:
+        torch.set_num_threads(before)
+    rows = {"numeric": torch.rand(64, 1), "ids": torch.randint(0, 20, (64, 1), dtype=torch.int32)}
+    wanted = runtime.run(rows)
+    measured = iter((1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 1.0))  # one thread, several: slower from 8 rows on
+    monkeypatch.setattr(onnxruntime_runtime, "_quickest_s", lambda session, given: next(measured))
+    assert runtime.tune(rows) == 4
+    assert runtime.tune(rows) == 4  # it was measured
+    for size in (1, 4, 5, 64):
+        found = runtime.run_arrays({name: column[:size].numpy() for name, column in rows.items()})
+        for name, array in found.items():
+            np.testing.assert_array_equal(array, wanted[name][:size].numpy())
 
 
 def test_cropped_photos_go_to_the_model_directly(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -140,7 +140,7 @@ class HostServing(ServingDevice):
         return flight
 
 
-def _run_tensors(runtime: Runtime, given: Mapping[str, Tensor]) -> dict[str, Array]:
+def _run_tensors(runtime: Runtime, given: dict[str, Tensor]) -> dict[str, Array]:
     return {name: as_array(tensor) for name, tensor in runtime.run(given).items()}
 
 

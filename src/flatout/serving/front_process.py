@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import importlib
 import resource
 import signal
@@ -58,6 +59,7 @@ def be_front(slot: int, options: FrontOptions, control: int, listening: int, cou
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides when
     torch.set_num_threads(1)
+    gc.freeze()  # modules stay: a look through all of torch's objects would keep requests waiting for a tenth of a second
     allow_connections(Limits(**options.limits).connections)
     line = ControlLine(socket.socket(fileno=control))
     try:

@@ -22,8 +22,9 @@ class SharedWatching:
         self._pending: list[AnsweredRequest] = []
 
     def answered(self, request: AnsweredRequest) -> None:
-        self._pending.append(request)
-        if len(self._pending) >= _MOST_PENDING:
+        pending = self._pending
+        pending.append(request)
+        if len(pending) >= _MOST_PENDING:
             self.flush()
 
     def flush(self) -> None:

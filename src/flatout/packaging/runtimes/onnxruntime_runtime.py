@@ -52,6 +52,7 @@ class OnnxRuntime(Runtime):
         return cls(parts.onnx, parts.device)
 
     def __init__(self, path: Path, device: torch.device) -> None:
+        library("onnxruntime", _NEED)  # without it nothing is read
         model = _read(path)
         _check_references(model, path)
         inputs = prepared_inputs(model)
@@ -79,11 +80,11 @@ class OnnxRuntime(Runtime):
         session = self._one_thread if small else self._session
         return dict(zip(self._outputs, session.run(self._outputs, given), strict=True))
 
-    def tune(self, rows: Mapping[str, Tensor]) -> None:
+    def tune(self, rows: Mapping[str, Tensor]) -> int:
         """Small batches of a small model run on one thread if that is as fast and gives the same bits: threads that wait for
         each other cost more than they save, and take cores from other work."""
         if self._copy is None:
-            return
+            return self._small_rows
         several, one = self._session, _session(*self._copy, self._device, 1)
         self._copy = None
         for size in _SMALL_BATCHES:
@@ -93,6 +94,7 @@ class OnnxRuntime(Runtime):
             if not same or _quickest_s(one, given) > _AS_FAST * _quickest_s(several, given):
                 break
             self._one_thread, self._small_rows = one, size
+        return self._small_rows
 
     def _run_on_cuda(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Inputs are read where they are. Outputs go through the host, since onnxruntime's own GPU memory is no tensor."""

@@ -89,8 +89,10 @@ class Runtime(ABC):
     def run(self, rows: Batch) -> dict[str, Tensor]:
         """Outputs on the device of the runtime; the next call does not change them. A batch may have no rows."""
 
-    def tune(self, rows: Batch) -> None:
-        """Measures what makes batches quicker on this machine, for a server that will run many; `rows` are samples."""
+    def tune(self, rows: Batch) -> int:
+        """Measures what makes small batches quicker on this machine, for a server that will run many; `rows` are samples.
+        Returns the size of the largest batch for which it changed something."""
+        return 0
 
     def run_arrays(self, rows: Mapping[str, Array]) -> dict[str, Array]:
         """`run` from NumPy to NumPy, on a CPU. Only with `takes_arrays`."""

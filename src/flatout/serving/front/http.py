@@ -111,19 +111,19 @@ class HttpConnection(asyncio.Protocol):
             self._head = head
             return False
         missing = end + known.body_bytes - len(data)
+        if not missing and not site.draining:
+            self._since = now = self._now
+            self._take_known(known, data[end:], True, now)
+            return True
         if missing < 0 or site.draining:
             self._head = b""
             return False
         now = self._now
-        if missing:
-            self._known, self._missing = known, missing
-            self._url, self._headers = known.url, known.headers  # if it is refused
-            self._phase, self._begun, self._since = _BODY, now, now
-            if end < len(data):
-                self._pieces.append(data[end:])
-        else:
-            self._since = now
-            self._take_known(known, data[end:], True, now)
+        self._known, self._missing = known, missing
+        self._url, self._headers = known.url, known.headers  # if it is refused
+        self._phase, self._begun, self._since = _BODY, now, now
+        if end < len(data):
+            self._pieces.append(data[end:])
         return True
 
     def _collect(self, data: bytes) -> None:

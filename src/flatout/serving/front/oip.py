@@ -104,7 +104,8 @@ class OipInfer:
         checked = tuple(one for one in placed if one.check is not None)
         sizes = _sizes(view.prepared, by_name)
         records_at = tensors[0].start if self._are_records(tensors, rows, sizes) else 0
-        return _Plan(request, request.body_bytes, request.timeout_us, rows, sizes, placed, checked, records_at, partial(self._answers.send, request))
+        lying = (rows, sizes, placed, checked, records_at)
+        return _Plan(request, request.body_bytes, request.timeout_us, *lying, partial(self._answers.send, request))
 
     def _placed(self, given: GivenTensor) -> PlacedTensor:
         name, view = given.name, self._view

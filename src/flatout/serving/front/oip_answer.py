@@ -105,7 +105,9 @@ class OipAnswers:
             body = self._kept[kept] = self._all_described(wanted, outputs, pieces)
         return body, pieces
 
-    def _all_described(self, wanted: tuple[tuple[str, bool], ...], outputs: Mapping[str, Any], pieces: Sequence[bytes]) -> bytes:
+    def _all_described(
+        self, wanted: tuple[tuple[str, bool], ...], outputs: Mapping[str, Any], pieces: Sequence[bytes]
+    ) -> bytes:
         specs = self._view.outputs
         if len(self._kept) >= _MOST_KEPT:
             self._kept.clear()

@@ -42,10 +42,10 @@ def row_checks(fitted: Fitted) -> dict[str, BytesCheck]:
     steps = [step for step in fitted.device.steps if isinstance(step, TableFeatures)]
     if not steps or not steps[0].categories or isinstance(fitted.host, TextHost | SequenceHost | ArrayHost):
         return {}
-    return {"ids": _ids_in_one_sum([column.cardinality for column in steps[0].categories])}
+    return {"ids": ids_in_one_sum([column.cardinality for column in steps[0].categories])}
 
 
-def _ids_in_one_sum(cardinalities: list[int]) -> BytesCheck:
+def ids_in_one_sum(cardinalities: list[int]) -> BytesCheck:
     """All ids as one long number of 32 bits each: an id that is too large reaches its highest bit when the rest is added."""
     nbytes = 4 * len(cardinalities)
     rest = int.from_bytes(b"".join((_HIGHEST - most).to_bytes(4, "little") for most in cardinalities), "little")

@@ -55,7 +55,7 @@ class RowForm:
         return self._pick((*fields, packed)), len(packed)
 
     def _class_of(self, packed_number: bytes) -> bytes:
-        (number,), classes = _INT64.unpack(packed_number), self._classes
+        number, classes = int(_INT64.unpack(packed_number)[0]), self._classes
         packed = classes[min(number, len(classes) - 1)]
         if 0 <= number < len(classes):
             self._packed[packed_number] = packed

@@ -27,8 +27,8 @@ class SpentTimes(NamedTuple):
 
 
 MOMENTS = Struct("=10d")
-"""What the clock said when a request begun to come, had come, was parsed, decoded, computed and sent, and the seconds of its
-hooks, queue, copies and computation. 0 is a step that it did not have. Bytes, since thousands of requests wait to be counted."""
+"""What the clock said when a request began to come, had come, was parsed, decoded, computed and sent; then the seconds of its
+hooks, queue, copies and computation. 0 is a step that it did not have. They are bytes, since thousands wait to be counted."""
 
 
 class AnsweredRequest(NamedTuple):
