@@ -61,13 +61,13 @@ class Draws:
             units = np.array([row for row in units if name_of(self.space.point(row)) not in self.drawn])
         if not len(units):
             return []
-        mean, covariance = model.together(features_of(self.space, units))
-        variance = covariance.diagonal().copy()
+        known = model.together(features_of(self.space, units))
+        mean, variance = known.mean.copy(), known.variance.copy()
         found: list[tuple[float, ...]] = []
         roots: list[Array] = []
         for _ in range(min(8 * count, len(units))):
             chosen = int(np.argmax(expected_improvement(mean, np.sqrt(np.maximum(variance, 1e-12)), incumbent)))
-            column = covariance[chosen] - sum((root * root[chosen] for root in roots), np.zeros(len(units)))
+            column = known.covariance(chosen) - sum((root * root[chosen] for root in roots), np.zeros(len(units)))
             roots.append(column / math.sqrt(max(column[chosen], 1e-9)))
             variance = np.maximum(variance - roots[-1] ** 2, 0.0)
             variance[chosen] = 0.0

@@ -17,7 +17,7 @@ _APART = 0.7071  # two different names are at a distance of 1
 
 def features_of(space: Space, units: Sequence[Sequence[float]] | Array) -> Array:
     table = np.asarray(units, dtype=np.float64).reshape(len(units), len(space.parameters))
-    points = [space.point(row) for row in table] if any(one.only_if for one in space.parameters) else None
+    points = [space.point(row.tolist()) for row in table] if any(one.only_if for one in space.parameters) else None
     columns: list[Array] = []
     for place, one in enumerate(space.parameters):
         active = np.ones(len(table), bool) if points is None else np.array([one.key in point for point in points], bool)

@@ -8,6 +8,7 @@ few hundred results of a study this takes milliseconds.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,32 +43,57 @@ class Constants:
         return cls(found[:-5], *(float(one) for one in found[-5:]))
 
 
+@dataclass(frozen=True)
+class Together:
+    """What is known of many points at full length. Only the columns of the covariance that are asked for are computed."""
+
+    constants: Constants
+    points: Array
+    mean: Array
+    variance: Array
+    partly: Array
+
+    def covariance(self, place: int) -> Array:
+        """Of each point with that one."""
+        one = self.points[place : place + 1]
+        prior = _kernel(self.constants, self.points, np.zeros(len(self.points)), one, np.zeros(1))[:, 0]
+        found: Array = prior - self.partly[:, place] @ self.partly
+        return found
+
+
 class Model:
     """`points`: features; `steps`: the logarithm to base 2 of the share of a whole trial; `scores`: higher is better."""
 
-    def __init__(self, points: Array, steps: Array, scores: Array, constants: Constants | None = None) -> None:
+    def __init__(
+        self, points: Array, steps: Array, scores: Array, constants: Constants | None = None, *, fit: bool = True
+    ) -> None:
         self.points, self.steps = points[-_MOST:], steps[-_MOST:]
         self.middle, self.width, targets = _standardised(scores[-_MOST:])
-        self.constants = _fitted(self.points, self.steps, targets, constants or Constants.start(points.shape[1]))
+        self.constants = constants or Constants.start(points.shape[1])
+        if fit:
+            self.constants = _fitted(self.points, self.steps, targets, self.constants)
         kernel = _kernel(self.constants, self.points, self.steps, self.points, self.steps)
         kernel[np.diag_indices_from(kernel)] += np.exp(self.constants.noise) + _JITTER
-        self.root = np.linalg.cholesky(kernel)
+        self.root: Array = np.asarray(np.linalg.cholesky(kernel), dtype=np.float64)
         self.weights = _solve(self.root.T, _solve(self.root, targets, lower=True), lower=False)
 
     def at_the_end(self, points: Array) -> tuple[Array, Array]:
         """Mean and standard deviation of the standardised score at full length."""
-        cross = _kernel(self.constants, points, np.zeros(len(points)), self.points, self.steps)
-        mean = cross @ self.weights
-        partly = _solve(self.root, cross.T, lower=True)
-        variance = np.exp(self.constants.shared) + np.exp(self.constants.fading) + np.exp(self.constants.offset)
-        return mean, np.sqrt(np.maximum(variance - (partly**2).sum(0), 1e-9))
+        mean, partly = self._partly(points)
+        return mean, np.sqrt(np.maximum(self._variance - (partly**2).sum(0), 1e-9))
 
-    def together(self, points: Array) -> tuple[Array, Array]:
-        """Mean and covariance at full length."""
-        zero = np.zeros(len(points))
-        cross = _kernel(self.constants, points, zero, self.points, self.steps)
-        partly = _solve(self.root, cross.T, lower=True)
-        return cross @ self.weights, _kernel(self.constants, points, zero, points, zero) - partly.T @ partly
+    def together(self, points: Array) -> Together:
+        mean, partly = self._partly(points)
+        return Together(self.constants, points, mean, np.maximum(self._variance - (partly**2).sum(0), 0.0), partly)
+
+    def _partly(self, points: Array) -> tuple[Array, Array]:
+        cross = _kernel(self.constants, points, np.zeros(len(points)), self.points, self.steps)
+        return cross @ self.weights, _solve(self.root, np.ascontiguousarray(cross.T), lower=True)
+
+    @property
+    def _variance(self) -> float:
+        """Before anything is known."""
+        return float(np.exp(self.constants.shared) + np.exp(self.constants.fading) + np.exp(self.constants.offset))
 
     def standardised(self, score: float) -> float:
         return (score - self.middle) / self.width
@@ -95,8 +121,8 @@ def _kernel(constants: Constants, left: Array, left_steps: Array, right: Array, 
     distance = np.sqrt(5 * square)
     over_steps = np.exp(-np.abs(left_steps[:, None] - right_steps[None, :]) / np.exp(constants.reach))
     matern = (1 + distance + distance**2 / 3) * np.exp(-distance)
-    found: Array = matern * (np.exp(constants.shared) + np.exp(constants.fading) * over_steps)
-    return found + np.exp(constants.offset) * over_steps
+    shared, fading, offset = np.exp([constants.shared, constants.fading, constants.offset])
+    return np.asarray(matern * (shared + fading * over_steps) + offset * over_steps)
 
 
 def _fitted(points: Array, steps: Array, targets: Array, start: Constants) -> Constants:
@@ -111,7 +137,7 @@ def _fitted(points: Array, steps: Array, targets: Array, start: Constants) -> Co
     theta = torch.from_numpy(start.stacked()).clone().requires_grad_(True)
     optimizer = torch.optim.LBFGS([theta], max_iter=_ITERATIONS, line_search_fn="strong_wolfe")
 
-    def loss() -> torch.Tensor:
+    def loss() -> Any:
         optimizer.zero_grad()
         shared, fading, reach, offset, noise = theta[-5:].exp()
         distance = (5 * (square @ torch.exp(-2 * theta[:-5])) + 1e-12).sqrt()

@@ -132,7 +132,7 @@ class TrialSearch:
         units = self.first_points[:count]
         self.first_points = self.first_points[count:]
         if self.trials or self.earlier:
-            model, incumbent, best = self._model()
+            model, incumbent, best = self._model(fit=True)
             if model is not None:
                 units += self.draws.promising(count - len(units), model, best, incumbent)
         units += self.draws.even(count - len(units)) if count > len(units) else []
@@ -230,7 +230,7 @@ class TrialSearch:
     def _features(self, units: Sequence[Sequence[float]]) -> Array:
         return features_of(self.space, units)
 
-    def _model(self) -> tuple[Model | None, float, list[tuple[float, ...]]]:
+    def _model(self, fit: bool = False) -> tuple[Model | None, float, list[tuple[float, ...]]]:
         """With the score to beat, standardised, and the points to look around."""
         rows = [(one.units, step, score) for one in self.trials.values() for step, score in one.scores.items()]
         rows += [(units, self.total, score) for units, score in self.earlier]
@@ -240,7 +240,7 @@ class TrialSearch:
         rows += [(one.units, max(one.at, self.ladder[0]), worst) for one in self.trials.values() if one.failed]
         points = self._features([units for units, _, _ in rows])
         steps = np.log2(np.array([step for _, step, _ in rows]) / self.total)
-        model = Model(points, steps, np.array([score for _, _, score in rows]), self.constants)
+        model = Model(points, steps, np.array([score for _, _, score in rows]), self.constants, fit=fit)
         self.constants = model.constants
         alive = [one for one in self.trials.values() if not one.failed and one.scores]
         mean, _ = model.at_the_end(self._features([one.units for one in alive]))

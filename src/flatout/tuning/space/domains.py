@@ -81,7 +81,7 @@ class Range:
 
     def _rounded(self, value: float) -> float:
         if not self.log:
-            return round(value, _DIGITS - math.floor(math.log10(self.high - self.low)))
+            return round(value, _DIGITS - math.floor(math.log10(self.high - self.low))) + 0.0  # no -0.0
         narrow = max(0, math.ceil(-math.log10(self.high / self.low - 1)))
         return float(f"{value:.{_DIGITS + narrow}g}")
 

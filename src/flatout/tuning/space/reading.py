@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +37,29 @@ def parse_words(words: Sequence[str]) -> tuple[Space | None, list[str]]:
 def read_space(path: Path) -> Space:
     """A YAML file of keys and values."""
     written, problems = written_in(path)
-    return _space_from(_flat(written), parameter_from, str(path), problems, needed=True)
+    return _whole_space(_flat(written), str(path), problems)
 
 
 def space_of(written: Mapping[str, Any]) -> Space:
     """From Python: keys to words, lists, (low, high), or mappings."""
     if not isinstance(written, Mapping):
         raise UsageError(f"a space is a mapping such as {{'lr': '1e-4..1e-1'}}, got {type(written).__name__}")
-    return _space_from(_flat(written), parameter_from, WHERE, needed=True)
+    return _whole_space(_flat(written), WHERE)
+
+
+def _whole_space(pairs: Iterator[tuple[str, Any]], where: str, earlier: Sequence[str] = ()) -> Space:
+    space = _space_from(pairs, parameter_from, where, earlier)
+    if space is None:
+        raise RecipeError(["it is empty: write a range or choices for a key, such as lr: 1e-4..1e-1"], where)
+    return space
 
 
 def _space_from(
-    pairs: Sequence[tuple[str, Any]] | Iterator[tuple[str, Any]],
+    pairs: Iterable[tuple[str, Any]],
     made: Callable[[str, Any], Parameter | None],
     where: str,
     earlier: Sequence[str] = (),
-    needed: bool = False,
-) -> Any:
+) -> Space | None:
     problems, found, wrong = list(earlier), [], set()
     for key, value in pairs:
         try:
@@ -66,8 +72,6 @@ def _space_from(
     # the condition on a parameter that has a mistake of its own is right
     together = problems_of([one for one in found if one.only_if is None or one.only_if.key not in wrong]) if found else []
     problems += [problem for problem in together if not (wrong and problem.startswith("the space has one point"))]
-    if not found and not problems and needed:
-        problems.append("it is empty: write a range or choices for a key, such as lr: 1e-4..1e-1")
     if problems:
         raise RecipeError(problems, where)
     return Space(tuple(found)) if found else None

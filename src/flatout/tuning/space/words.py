@@ -21,8 +21,8 @@ def parameter_of(key: str, text: str) -> Parameter | None:
     """None for a plain value: an override, and no part of the space."""
     conditioned = _IF.fullmatch(text)
     if conditioned is not None:
-        domain = domain_of(conditioned[1]) or make_choices([value_of(conditioned[1])], conditional=True)
-        return Parameter(key, domain, condition_of(conditioned[2], values_of))
+        found = domain_of(conditioned[1]) or make_choices([value_of(conditioned[1])], conditional=True)
+        return Parameter(key, found, condition_of(conditioned[2], values_of))
     domain = domain_of(text)
     return None if domain is None else Parameter(key, domain)
 
