@@ -60,7 +60,7 @@ def top_after(epochs: int) -> Callable[[Surrogate, str, int, int], float]:
 
 
 def with_optuna(hyperband: bool) -> Callable[[Surrogate, str, int, int], float]:
-    """Multivariate TPE. Reports only at the epochs at which the pruner decides: the decisions are the same, and it is faster."""
+    """Multivariate TPE. Reports only at the epochs at which the pruner decides: same decisions, less time."""
 
     def search(surrogate: Surrogate, task: str, seed: int, budget: int) -> float:
         import optuna

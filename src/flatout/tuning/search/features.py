@@ -17,15 +17,34 @@ _APART = 0.7071  # two different names are at a distance of 1
 
 def features_of(space: Space, units: Sequence[Sequence[float]] | Array) -> Array:
     table = np.asarray(units, dtype=np.float64).reshape(len(units), len(space.parameters))
-    points = [space.point(row.tolist()) for row in table] if any(one.only_if for one in space.parameters) else None
+    exists = _existing(space, table)
     columns: list[Array] = []
     for place, one in enumerate(space.parameters):
-        active = np.ones(len(table), bool) if points is None else np.array([one.key in point for point in points], bool)
+        active = exists[one.key]
         own = [np.where(active, column, 0.5) for column in _columns(one, table[:, place])]
-        if not active.all() or one.only_if is not None:
+        if one.only_if is not None:
             own.append(np.where(active, _APART, 0.0))
         columns += own
     return np.stack(columns, axis=1) if columns else np.zeros((len(table), 0))
+
+
+def _existing(space: Space, table: Array) -> dict[str, npt.NDArray[np.bool_]]:
+    """Which parameters exist at each point."""
+    places = {one.key: place for place, one in enumerate(space.parameters)}
+    found: dict[str, npt.NDArray[np.bool_]] = {}
+    for one in space.parents_first:
+        found[one.key] = np.ones(len(table), bool)
+        if one.only_if is not None:
+            parent, condition = space.by_key[one.only_if.key], one.only_if
+            units = table[:, places[parent.key]]
+            if isinstance(parent.domain, Choices):  # a value is looked up, not made for each point
+                count = parent.domain.count
+                holds = np.array([condition.holds({parent.key: value}) for value in parent.domain.values])
+                holds = holds[np.clip((units * count).astype(int), 0, count - 1)]
+            else:
+                holds = np.array([condition.holds({parent.key: parent.at(unit)}) for unit in units.tolist()], bool)
+            found[one.key] = found[parent.key] & holds
+    return found
 
 
 def _columns(one: Parameter, units: Array) -> list[Array]:

@@ -15,8 +15,8 @@ import torch
 
 from flatout.tuning.search.features import Array
 
-_MOST_TO_FIT, _MOST = 100, 400
-_ITERATIONS = 14
+_MOST_TO_FIT, _MOST = 80, 300
+_ITERATIONS = 10
 _JITTER = 1e-6
 
 
@@ -62,7 +62,10 @@ class Together:
 
 
 class Model:
-    """`points`: features; `steps`: the logarithm to base 2 of the share of a whole trial; `scores`: higher is better."""
+    """`points`: features; `steps`: the logarithm to base 2 of the share of a whole trial; `scores`: higher is better.
+
+    Of very many results the last ones are used.
+    """
 
     def __init__(
         self, points: Array, steps: Array, scores: Array, constants: Constants | None = None, *, fit: bool = True

@@ -22,8 +22,8 @@ from flatout.tuning.search.model import Constants, Model
 from flatout.tuning.search.trials import Progress, Rung, RungAnswer, Trial
 from flatout.tuning.space.space import Space
 
-_FIRST_WAVE, _WAVE = 16, 8
-_MOST_WAVE = 64
+_FIRST_WAVE, _WAVE, _MOST_WAVE = 16, 8, 64  # trials; a later wave is wider if the budget allows for many
+_WAVES = 2.5  # whole trials that are left of the budget, for each trial of a wave
 _SMALL = 1e-9
 
 
@@ -113,15 +113,17 @@ class TrialSearch:
             return None
         if self.measuring:
             going = [one for one in self.trials.values() if not one.failed]
-            if going and self._steps_to(going, self.ladder[self.first + 1]) <= self._steps_left() / 2:
+            if going and self._fits_in(going, self.first + 1, share=0.5):
                 return self._rung(going, self.first + 1)
             self._settle("the budget ended before ranks could be compared at two steps")
         while self.plan:
             place = self.plan.pop(0)
             chosen = self._promoted(place, math.ceil(self.width / 2 ** (place - self.first)))
-            if chosen and self._steps_to(chosen, self.ladder[place]) <= self._steps_left():
+            if chosen and self._fits_in(chosen, place):
                 return self._rung(chosen, place)
-        if self._wave_steps() <= self._steps_left() and (new := self._new_trials(self.width)):
+        if len(self.ladder) == 1:  # there is nothing to promote: what is left is for new trials alone
+            return self._new_trials(int(min(self.width, self._steps_left() / self.total)))
+        if self._wave_steps(self.width) <= self._steps_left() and (new := self._new_trials(self.width)):
             return new
         return self._last()
 
@@ -203,7 +205,8 @@ class TrialSearch:
         self.why = f"the first rung has {self.ladder[self.first]:,} of {self.total:,} steps: {why}"
         at = min((one.at for one in self.trials.values() if not one.failed and one.scores), default=0)
         self.plan = [place for place, step in enumerate(self.ladder) if step > at and place > self.first]
-        self.width = max(4, min(_WAVE, self.most_trials))
+        trials_left = 0.0 if math.isinf(left := self._steps_left()) else left / self.total
+        self.width = max(_WAVE, min(_MOST_WAVE, math.ceil(trials_left / _WAVES)))
 
     # ---- what is left ----
 
@@ -215,11 +218,16 @@ class TrialSearch:
     def _steps_to(self, trials: Sequence[Progress], to: int) -> int:
         return sum(to - one.at for one in trials)
 
-    def _wave_steps(self) -> int:
+    def _fits_in(self, trials: Sequence[Progress], place: int, share: float = 1.0) -> bool:
+        """What is left has to take the first trial to its end."""
+        after = 0 if self._finished() else self.total - self.ladder[place]
+        return self._steps_to(trials, self.ladder[place]) <= min(share * self._steps_left(), self._steps_left() - after)
+
+    def _wave_steps(self, width: int) -> int:
         """Of new trials and of what follows from them."""
-        found = self.width * self.ladder[self.first]
+        found = width * self.ladder[self.first]
         for place in range(self.first + 1, len(self.ladder)):
-            found += math.ceil(self.width / 2 ** (place - self.first)) * (self.ladder[place] - self.ladder[place - 1])
+            found += math.ceil(width / 2 ** (place - self.first)) * (self.ladder[place] - self.ladder[place - 1])
         return found
 
     def _finished(self) -> list[Progress]:
@@ -232,7 +240,8 @@ class TrialSearch:
 
     def _model(self, fit: bool = False) -> tuple[Model | None, float, list[tuple[float, ...]]]:
         """With the score to beat, standardised, and the points to look around."""
-        rows = [(one.units, step, score) for one in self.trials.values() for step, score in one.scores.items()]
+        rows = [(one.units, step, score) for one in self.trials.values() for step, score in one.scores.items() if step < one.at]
+        rows += [(one.units, one.at, one.score) for one in self.trials.values() if one.scores]  # last: they say most
         rows += [(units, self.total, score) for units, score in self.earlier]
         if len(rows) < 4:
             return None, 0.0, []
