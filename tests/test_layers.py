@@ -54,7 +54,7 @@ DATA_ORDER = (
     ("cache",),
     ("data",),
     ("sources",),
-    ("kept", "earlier", "given", "others"),
+    ("kept", "own_fit", "earlier", "given", "others"),
     ("feeds",),
 )
 FREE = {"__init__", "__main__"}  # the package's front door hands out names; it holds no code

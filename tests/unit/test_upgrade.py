@@ -100,16 +100,8 @@ def test_its_recipe_plan_and_events_are_read(date: str, kind: str, unpack: Any) 
     assert run.result["steps"] == recorded(date)["kinds"][kind]["steps"] and "Plan for" in run.explain()
 
 
-def needs_same_fit(date: str, kind: str) -> None:
-    """Mean and deviation that `normalize: auto` fits differ in the last bit on another kind of processor: there the data of a
-    run count as changed."""
-    if kind in ("digits", "arrays") and recorded(date)["machine"] != platform.machine():
-        pytest.skip(f"the run was made on {recorded(date)['machine']}, and its normalization was fitted there")
-
-
 @every_run
 def test_it_evaluates_and_predicts_the_same(date: str, kind: str, unpack: Any) -> None:
-    needs_same_fit(date, kind)
     unpack(date, kind)
     run, then = fo.load(f"{kind}-1"), recorded(date)["kinds"][kind]
     metrics = fo.evaluate(run, cache="cache")
@@ -127,7 +119,6 @@ def test_it_evaluates_and_predicts_the_same(date: str, kind: str, unpack: Any) -
 
 @every_run
 def test_one_that_was_stopped_is_resumed_to_the_same_weights(date: str, kind: str, unpack: Any) -> None:
-    needs_same_fit(date, kind)
     unpack(date, kind)
     events: list[Any] = []
     run = fo.run(read_recipe(Path(f"{kind}.yaml"), ()), cache="cache", planning="off", observers=[events.append])

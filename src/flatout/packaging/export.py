@@ -13,6 +13,7 @@ from flatout import __version__
 from flatout.base.errors import FlatoutError, MissingExtra, ModelError, NotExportable, RecipeError, StoreError
 from flatout.data.fitted import Fitted
 from flatout.data.fitted.table_rows import TableHost
+from flatout.data.own_fit import with_fit_of
 from flatout.data.source import Batch
 from flatout.engine.job import Job
 from flatout.models.adapters import merged
@@ -93,10 +94,10 @@ def _check_finished(run: Run) -> None:
 def _job_and_samples(run: Run, cache: Path | None, notes: list[str]) -> tuple[Job, SampleRows]:
     """With samples of the run's data if it is still there."""
     try:
-        job = build_job(run.recipe, cache, trained=True)
         kept = run.folder.read("data.json")
-        if kept["fingerprint"] == job.data.fingerprint():
-            return job, rows_of_data(job.data)
+        data = with_fit_of(run.recipe.load_data(cache), kept)
+        if kept["fingerprint"] == data.fingerprint():
+            return build_job(run.recipe, cache, data=data, trained=True), rows_of_data(data)
         why = "its files have changed since"
     except (FlatoutError, OSError) as error:
         why = "; ".join(error.problems) if isinstance(error, RecipeError) else str(error).partition("\n")[0]

@@ -25,6 +25,7 @@ from flatout.data.data import Data
 from flatout.data.feeds.bucketed import BucketFeed
 from flatout.data.feeds.contract import FeedOptions
 from flatout.data.feeds.evaluation import EvalFeed
+from flatout.data.kept import Described
 from flatout.data.order.keyed import Keys
 from flatout.data.source import Batch, apply
 from flatout.engine.frozen import Frozen
@@ -68,13 +69,13 @@ def build_job(
     weights_budget: WeightsBudget | None = None,
     trained: bool = False,
 ) -> Job:
-    """`data`: the description that a run stored, if the rows are not needed. `trained`: the model gets the weights of a run, so
-    those that it started from are not loaded.
+    """`data`: instead of that of the recipe, such as the description that a run stored, if the rows are not needed. `trained`:
+    the model gets the weights of a run, so those that it started from are not loaded.
 
     `weights_budget`: for a job that is inspected, not run. A model that is too large for it gets tensors without data.
     """
-    has_rows = data is None
     data = recipe.load_data(cache) if data is None else data
+    has_rows = not isinstance(data.train, Described)
     inputs = recipe.inputs if "inputs" in recipe.model_fields_set else inputs_for(data, recipe.model)
     objective = build_objective(recipe.objective, inputs)
     if isinstance(objective, Regress):

@@ -12,6 +12,7 @@ import torch
 from flatout.base.errors import DataError, MissingFile, UsageError, did_you_mean
 from flatout.data.data import PARTS, Data
 from flatout.data.feeds.evaluation import EvalFeed
+from flatout.data.own_fit import with_fit_of
 from flatout.data.source import Source
 from flatout.engine.evaluation import evaluate as evaluate_model
 from flatout.machine.device import pick_device
@@ -58,8 +59,8 @@ def evaluate(
     """
     kept = None if cache is None else Path(cache)
     if data is None:
-        job = build_job(run.recipe, kept, trained=True)
-        _check_unchanged(run, job.data)
+        rows = _own_data(run, kept)
+        job = build_job(run.recipe, kept, data=rows, trained=True)
         source = _own_part(run.name, job.data, "validation" if part is None else part)
     elif part is None:
         job = job_of(run.folder, run.recipe)
@@ -82,18 +83,22 @@ def evaluate(
     return found
 
 
-def _check_unchanged(run: TrainedRun, data: Data) -> None:
-    """How rows are prepared is fitted on the training rows: on other rows the model would get other inputs."""
+def _own_data(run: TrainedRun, cache: Path | None) -> Data:
+    """The data of the recipe, prepared with the numbers that the run has fitted. On other rows the model would get other
+    inputs."""
+    data = run.recipe.load_data(cache)
     try:
-        kept = run.folder.parsed("data.json", lambda written: written["fingerprint"])
+        kept = run.folder.parsed("data.json", dict)
     except MissingFile:  # a run of an older version
-        return
-    if kept != data.fingerprint():
+        return data
+    data = with_fit_of(data, kept)
+    if kept.get("fingerprint") != data.fingerprint():
         raise DataError(
             f"the data of {run.name} is not what it was trained on any more: its files were changed, or another version of "
             "flatout prepares them differently. Restore the files, or evaluate other files with --data (in Python data=), "
             "which are prepared as in training"
         )
+    return data
 
 
 def _own_part(name: str, data: Data, part: str) -> Source:

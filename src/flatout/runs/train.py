@@ -18,6 +18,7 @@ from flatout import __version__
 from flatout.base.errors import PeerLost, Stopped
 from flatout.base.events import EventLog, Observer
 from flatout.base.units import parse_seconds
+from flatout.data.own_fit import has_fit, with_fit_of
 from flatout.engine.job import Job
 from flatout.engine.loop import train
 from flatout.engine.settings import Settings
@@ -31,6 +32,7 @@ from flatout.plan.thread_times import with_pinned_threads
 from flatout.recipe.build import Identity, build_job, check_job, identity
 from flatout.recipe.outputs import why_outputs_are_doubtful
 from flatout.recipe.schema import Recipe
+from flatout.runs.moved import description_of_moved
 from flatout.runs.record import Run, said_in_words, so_far, status_after, status_of, write_beginning, write_result
 from flatout.runs.trained import CACHE, trained_model
 from flatout.runs.unlike import left_unfinished
@@ -97,6 +99,11 @@ def _run_in(world: World, recipe: Recipe, asked: RunOptions) -> RunFolder:
     """Every process of the world calls it. When it returns, the folder holds the result."""
     job = _built(world, recipe, asked.cache)
     own = identity(recipe, job)
+    if not asked.fresh and has_fit(job.data):
+        kept = by_first(world, lambda: {"kept": description_of_moved(asked.runs, recipe, job, own)})["kept"]
+        if kept is not None:
+            job = on_all(world, partial(build_job, recipe, asked.cache, with_fit_of(job.data, kept)))
+            own = identity(recipe, job)
     if world.size > 1:
         from flatout.runs.sharing import check_all_agree  # here: one process starts sooner without it
 
