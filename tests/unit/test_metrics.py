@@ -9,6 +9,7 @@ import torch
 from sklearn import metrics as sklearn_metrics
 
 from flatout.objectives import areas
+from flatout.objectives.areas import areas_under_curve
 from flatout.objectives.build import build
 from flatout.objectives.metrics import area_under_curve
 from flatout.objectives.objective import Objective
@@ -183,3 +184,33 @@ def test_areas_without_positives_or_with_nan() -> None:
         found = ours(scores, labels).tolist()
         assert math.isnan(found[0]) and math.isnan(found[2])
         assert found[1] == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.9])
+@pytest.mark.parametrize("levels", [3, 1000, None])
+@pytest.mark.parametrize("columns", [1, 3])
+def test_areas_of_few_and_of_many_positives(share: float, levels: int | None, columns: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    scores = torch.randn(4000, columns, generator=draw)
+    scores = scores if levels is None else (scores * levels / 8).round()  # ties, also of 0.0 and -0.0
+    scores[:2], scores[2:4] = torch.inf, -torch.inf
+    labels = torch.rand(4000, columns, generator=draw) < share
+    here = areas_under_curve(scores, labels)
+    one_by_one = [(a[:, None] > b).double().mean() + (a[:, None] == b).double().mean() / 2 for a, b in (
+        (scores[labels[:, place], place], scores[~labels[:, place], place]) for place in range(columns)
+    )]  # fmt: skip
+    assert here.tolist() == pytest.approx([float(one) for one in one_by_one], abs=1e-12)
+    assert here.tolist() == areas_under_curve(scores.double(), labels).tolist()
+    scores[7] = torch.nan
+    assert areas_under_curve(scores, labels).isnan().all()
+
+
+def test_areas_do_not_depend_on_the_number_of_threads() -> None:
+    scores, labels = torch.randn(40_000, 8, generator=torch.Generator().manual_seed(0)), torch.arange(40_000) % 8
+    before = torch.get_num_threads()
+    found = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        found.append(areas_under_curve(scores, labels).tolist())
+    torch.set_num_threads(before)
+    assert found[0] == found[1]

@@ -17,11 +17,14 @@ from sklearn import metrics as sk
 from sklearn.calibration import calibration_curve
 from sklearn.dummy import DummyClassifier, DummyRegressor
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import flatout as fo
 from flatout.base.errors import FlatoutError, ModelError, StoreError, UsageError
+from flatout.objectives import joining
 from flatout.objectives.build import build
 from flatout.objectives.inputs import Batch
+from flatout.objectives.named import waiting
 from flatout.objectives.named.measured import measured
 from flatout.objectives.named.parse import named_metrics_of
 from flatout.objectives.objective import Meter, Objective, is_shared
@@ -487,3 +490,81 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flato
         assert wrong.code == 2 and message in wrong.err, wrong
     wrong = flatout("run", "recipe.yaml", "metrics=[f1, recal]", "class_weights=balancd")
     assert wrong.code == 2 and "did you mean 'recall'" in wrong.err and "did you mean 'balanced'" in wrong.err, wrong
+
+
+# ---- what a batch costs ----
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations that compute; on a GPU each is a kernel launch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view and "empty" not in func.name()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "most"), [(["perplexity"], 4), (["token_accuracy"], 4), (["token_accuracy", "perplexity", "f1", "mcc"], 4)]
+)
+def test_a_batch_of_large_outputs_costs_few_launches(metrics: list[str], most: int) -> None:
+    made = judge("next_token", metrics)
+    output, target = torch.randn(4, 64, 300), torch.randint(0, 300, (4, 64))
+    loss, weight = made.loss(output, {"y": target})
+    meter = made.meter(CPU)
+    meter.update(output, loss, weight, {"y": target})
+    with Launches() as launches:
+        meter.update(output, loss, weight, {"y": target})
+    own = build("next_token").meter(CPU)
+    own.update(output, loss, weight, {"y": target})
+    with Launches() as of_own:
+        own.update(output, loss, weight, {"y": target})
+    assert launches.count <= of_own.count + most
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        "next_token",
+        {"next_token": {"ignore": None}},
+        "classify",
+        {"classify": {"label_smoothing": 0.2}},
+        {"classify": {"class_weights": [1.0] * 20 + [3.0] * 280}},
+        {"classify": {"focal": 2.0}},
+    ],
+)
+def test_the_log_loss_is_that_of_the_output_whatever_the_loss_is(objective: Any) -> None:
+    tokens = "next_token" in str(objective)
+    output = torch.randn(*((6, 64) if tokens else (400,)), 300)
+    target = torch.randint(0, 300, output.shape[:-1])
+    expected = sk.log_loss(target.flatten(), output.flatten(0, -2).double().softmax(1), labels=range(300))
+    assert scores(objective, ["log_loss"], output, target)["log_loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_rows_that_wait_are_counted_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "_ROWS", 1000)
+    monkeypatch.setattr(joining, "_LARGE", 1)
+    output, target = torch.randn(1700, 90), torch.randint(0, 90, (1700,))
+    found = scores("classify", ["f1", "log_loss", {"top_k": 3}, "auroc"], output, target)
+    guess, p = output.argmax(1), output.double().softmax(1)
+    assert found["f1"] == pytest.approx(sk.f1_score(target, guess, average="macro"))
+    assert found["log_loss"] == pytest.approx(sk.log_loss(target, p, labels=range(90)), rel=1e-6)
+    assert found["auroc"] == pytest.approx(sk.roc_auc_score(target, p, multi_class="ovr"), abs=1e-6)
+
+
+@pytest.mark.parametrize("classes", [5, 80])
+def test_areas_tell_apart_what_is_surely_of_a_class(classes: int) -> None:
+    """Probabilities that are rounded to 1 still have an order."""
+    target = torch.arange(600) % classes
+    output = torch.randn(600, classes, dtype=torch.float64)
+    output[torch.arange(600), (target + (torch.rand(600) < 0.2).long()) % classes] += 20 + 80 * torch.rand(
+        600, dtype=torch.float64
+    )
+    others = torch.stack([output.index_select(1, torch.tensor([j for j in range(classes) if j != i])).logsumexp(1)
+                          for i in range(classes)], 1)  # fmt: skip
+    odds = output - others
+    expected = np.mean([sk.roc_auc_score(target == i, odds[:, i]) for i in range(classes)])
+    assert scores("classify", ["auroc"], output.float(), target)["auroc"] == pytest.approx(expected, abs=1e-5)

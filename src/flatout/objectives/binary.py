@@ -56,6 +56,10 @@ class Binary(Objective):
         weights = no + (yes - no) * target
         return (losses * weights).sum(), weights.sum()
 
+    @property
+    def loss_is_log_loss(self) -> bool:
+        return type(self).loss is Binary.loss and self.pos_weight is None and self.class_weights is None and self.focal is None
+
     def check(self, output: Any, batch: Batch, outputs: int | None = None) -> None:
         logits, target = checked_targets(self.name, output, batch)
         rows = len(target)

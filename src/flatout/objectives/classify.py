@@ -58,6 +58,10 @@ class Classify(Objective):
         loss = F.cross_entropy(logits, target, reduction="sum", label_smoothing=self.label_smoothing)
         return loss, float(target.numel())
 
+    @property
+    def loss_is_log_loss(self) -> bool:
+        return type(self).loss is Classify.loss and not self.label_smoothing and self._weights is None and self.focal is None
+
     def _of_rows(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """The loss and the weight of each row."""
         table = None if self._weights is None else self._weights.on(logits)

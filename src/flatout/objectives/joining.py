@@ -12,9 +12,9 @@ from flatout.objectives.inputs import Batch
 from flatout.objectives.metrics import zeros
 from flatout.objectives.objective import SharedMeter
 
-_CELLS = 1 << 20
-"""Of the output: 4 MB, which a CPU's cache holds and a GPU does at once."""
-_LARGE = 1 << 17
+_CELLS, _CELLS_ON_DEVICE = 1 << 20, 1 << 24
+"""Of the output: 4 MB, which a CPU's cache holds; 64 MB on a device, where each launch costs as much as many rows."""
+_LARGE, _LARGE_ON_DEVICE = 1 << 16, 1 << 22
 """A batch with so many cells gains nothing from waiting, and would be copied."""
 
 
@@ -24,6 +24,8 @@ class JoinedMeter:
     def __init__(self, inner: SharedMeter, device: torch.device) -> None:
         self.inner = inner
         self._device = device
+        on_host = device.type == "cpu"
+        self._most, self._large = (_CELLS, _LARGE) if on_host else (_CELLS_ON_DEVICE, _LARGE_ON_DEVICE)
         self._start()
 
     def _start(self) -> None:
@@ -35,7 +37,7 @@ class JoinedMeter:
 
     def update(self, output: Any, loss_sum: Tensor, weight: float | Tensor, batch: Batch) -> None:
         target = batch.get("y")
-        if not isinstance(output, Tensor) or target is None or output.numel() >= _LARGE or not output.dim():
+        if not isinstance(output, Tensor) or target is None or output.numel() >= self._large or not output.dim():
             self.inner.update(output, loss_sum, weight, batch)
             return
         if self._outputs and not (_alike(output, self._outputs[0]) and _alike(target, self._targets[0])):
@@ -46,7 +48,7 @@ class JoinedMeter:
         self._loss += loss_sum.detach()
         self._weight = self._weight + (weight.to(self._loss.dtype) if isinstance(weight, Tensor) else weight)
         self._cells += output.numel()
-        if self._cells >= _CELLS:
+        if self._cells >= self._most:
             self._look()
 
     def _look(self) -> None:

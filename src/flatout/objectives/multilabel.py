@@ -53,6 +53,10 @@ class Multilabel(Objective):
             loss = (losses * focal_factor_of_yes_or_no(logits, target, self.focal)).sum()
         return loss, float(target.numel())
 
+    @property
+    def loss_is_log_loss(self) -> bool:
+        return type(self).loss is Multilabel.loss and self._weights is None and self.focal is None
+
     def check(self, output: Any, batch: Batch, outputs: int | None = None) -> None:
         logits, target = checked_targets(self.name, output, batch)
         if target.dim() < 2:

@@ -78,6 +78,10 @@ class NextToken(Objective):
         return self.ignore
 
     @property
+    def loss_is_log_loss(self) -> bool:
+        return not self._is_redefined
+
+    @property
     def _ignored(self) -> int:
         return NEVER if self.ignore is None else self.ignore
 

@@ -74,6 +74,11 @@ class Objective(ABC):
         """The value of y that does not count; None: there is none."""
         return None
 
+    @property
+    def loss_is_log_loss(self) -> bool:
+        """Whether the loss sums -log p of what is true, each with the same weight: metrics need not compute it again."""
+        return False
+
     def __call__(self, model: nn.Module, batch: Batch) -> Loss:
         return self.loss(self.forward(model, batch), batch)
 

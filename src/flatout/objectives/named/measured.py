@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from flatout.base.errors import UsageError
 from flatout.objectives.inputs import Batch
 from flatout.objectives.joining import JoinedMeter
-from flatout.objectives.named.gathering import Gathered
+from flatout.objectives.metrics import accumulator
+from flatout.objectives.named.gathering import Gathered, on_host
 from flatout.objectives.named.metric import NamedMetric
-from flatout.objectives.named.seen import TASKS, Seen, possible_tasks, see, see_raw, shapes_of
+from flatout.objectives.named.seen import TASKS, possible_tasks, see, see_raw, shapes_of
+from flatout.objectives.named.waiting import Waiting
 from flatout.objectives.objective import Loss, Meter, Objective, SharedMeter, Task, is_shared
 
 BASELINE = "baseline."  # before the name of a metric: its value for a model that does not look at its input
@@ -72,6 +74,8 @@ class _NamedMeter:
         self._measured, self._own, self._device = measured, own, device
         self._tasks: dict[str, Task] = {}  # of each metric
         self._gathered: dict[str, Gathered] = {}  # by place; metrics that need the same have the same place
+        self._views: dict[str, list[Gathered]] = {}  # what looks at a batch in the same way
+        self._waiting: dict[str, Waiting] = {}  # by view
 
     def update(self, output: Any, loss_sum: Tensor, weight: float | Tensor, batch: Batch) -> None:
         of = self._measured.of
@@ -79,29 +83,44 @@ class _NamedMeter:
         self._own.update(given, loss_sum, weight, batch)
         if not self._tasks:
             self._tasks = {metric.name: self._task_of(metric, output, batch) for metric in self._measured.named}
-        seen: dict[str, Seen] = {}
-        needed = {_place(metric, task): (metric, task) for metric, task in self._each()}
-        for place, (metric, task) in needed.items():
-            view = "raw" if metric.of_raw_output else task
-            if view not in seen:
-                real = of.in_units(output)
-                seen[view] = see_raw(real, batch) if metric.of_raw_output else see(task, real, batch, of.ignored_target)
-            if place not in self._gathered:
-                self._gathered[place] = Gathered(metric.gathering(task))
-            self._gathered[place].update(seen[view])
+        if not self._views:
+            self._views = self._made_views()
+        loss = loss_sum.detach().to(accumulator(self._device), copy=True) if of.loss_is_log_loss else None
+        for view, gathered in self._views.items():
+            real = of.in_units(output)
+            seen = see_raw(real, batch) if view == "raw" else see(cast(Task, view), real, batch, of.ignored_target, loss)
+            for one in self._waiting.setdefault(view, Waiting()).add(seen, gathered):
+                one.update(seen)
 
     def result(self) -> dict[str, float]:
         own = self._own.result()
         if not self._gathered:
             return own
+        self._look()
         found, baselines = dict[str, float](), dict[str, float]()
+        all_tensors = on_host(self._gathered)
         for metric, task in self._each():
-            tensors = self._gathered[_place(metric, task)].tensors()
+            tensors = all_tensors[_place(metric, task)]
             names = self._measured.names if task in ("classes", "yes_no") else None
             found |= {metric.name + after: value for after, value in metric.finish(tensors, task, names).items()}
             if (baseline := metric.baseline(tensors, task)) is not None:
                 baselines[BASELINE + metric.name] = baseline
         return {**own, **found, **baselines}
+
+    def _made_views(self) -> dict[str, list[Gathered]]:
+        views: dict[str, list[Gathered]] = {}
+        for metric, task in self._each():
+            place = _place(metric, task)
+            if place not in self._gathered:
+                self._gathered[place] = Gathered(metric.gathering(task))
+            view = views.setdefault("raw" if metric.of_raw_output else task, [])
+            if self._gathered[place] not in view:
+                view.append(self._gathered[place])
+        return views
+
+    def _look(self) -> None:
+        for waiting in self._waiting.values():
+            waiting.look()
 
     def _each(self) -> Iterator[tuple[NamedMetric, Task]]:
         return ((metric, self._tasks[metric.name]) for metric in self._measured.named)
@@ -124,6 +143,7 @@ class _SharedNamedMeter(_NamedMeter):
         self._shared = own
 
     def collected(self) -> dict[str, Tensor]:
+        self._look()
         found = dict(self._shared.collected())
         for place, gathered in self._gathered.items():
             found |= {f"{place}{name}": value for name, value in gathered.tensors().items()}
@@ -132,7 +152,7 @@ class _SharedNamedMeter(_NamedMeter):
     def put_together(self, shares: Sequence[Mapping[str, Tensor]]) -> None:
         """This process may have had no rows: the shares tell which tasks there were."""
         self._shared.put_together([{name: share[name] for name in share if not name.startswith(_NAMED)} for share in shares])
-        self._tasks, self._gathered = {}, {}
+        self._tasks, self._gathered, self._views, self._waiting = {}, {}, {}, {}
         for metric in self._measured.named:
             for task in TASKS:
                 place = _place(metric, task)

@@ -22,24 +22,41 @@ TASKS: tuple[Task, ...] = get_args(Task)
 class Seen:
     """`output` is [N, classes] logits for classes and tokens, [N] logits for yes_no, [N, columns] for labels and values.
 
-    `target` is [N] integers for classes, tokens and yes_no; 0 and 1 or numbers of the same shape as the output for the others.
-    `valid` is [N], false for rows whose target is to be ignored; None if all count.
+    `wanted` is [N] integers for classes, tokens and yes_no; true and false, or numbers, in the shape of the output otherwise.
+    Of classes and tokens, `ignore` is the target that does not count; None: negative ones. `loss` is the sum of -log p of what
+    is true, if the objective has it. `guess`: the class of each row, if the output itself was not kept.
     """
 
     task: Task
     output: Tensor
-    target: Tensor
-    valid: Tensor | None = None
+    wanted: Tensor
+    ignore: int | None = None
+    loss: Tensor | None = None
+    guess: Tensor | None = None
 
     @property
     def classes(self) -> int:
         return 2 if self.task == "yes_no" else self.output.shape[1]
 
     @cached_property
+    def valid(self) -> Tensor | None:
+        """[N], false for rows whose target is to be ignored; None if all count."""
+        if self.task not in ("classes", "tokens"):
+            return None
+        return self.wanted >= 0 if self.ignore is None else self.wanted != self.ignore
+
+    @cached_property
+    def target(self) -> Tensor:
+        """`wanted`, with 0 in place of what is ignored."""
+        return self.wanted if self.valid is None else self.wanted.where(self.valid, 0)
+
+    @cached_property
     def predicted(self) -> Tensor:
-        """The class of each row; for labels, 0 or 1 for each label."""
+        """The class of each row; for labels, true or false for each label."""
+        if self.guess is not None:
+            return self.guess
         if self.task in ("yes_no", "labels"):
-            return (self.output >= 0).long()
+            return self.output >= 0 if self.task == "labels" else (self.output >= 0).long()
         return highest_place(self.output)
 
     @cached_property
@@ -76,20 +93,17 @@ def possible_tasks(task: Task | None, output: Any, batch: Batch) -> tuple[Task, 
     return ()
 
 
-def see(task: Task, output: Any, batch: Batch, ignore: int | None) -> Seen:
-    """`ignore`: the target that does not count; None: for a loss of one's own, negative ones."""
+def see(task: Task, output: Any, batch: Batch, ignore: int | None, loss: Tensor | None = None) -> Seen:
     output, target = _pair(output, batch)
     output = full_precision(output.detach())
     if task == "yes_no":
-        return Seen(task, output.flatten(), (target.flatten() > 0).long())
+        return Seen(task, output.flatten(), (target.flatten() > 0).long(), loss=loss)
     if task == "labels":
-        return Seen(task, output.flatten(1), (target.flatten(1) > 0).long())
+        return Seen(task, output.flatten(1), target.flatten(1) > 0, loss=loss)
     if task == "values":
-        return Seen(task, *(side.reshape(len(target), -1) for side in (output, target.to(output.dtype))))
+        return Seen(task, output.reshape(len(target), -1), target.to(output.dtype).reshape(len(target), -1))
     logits = (output.movedim(1, -1) if task == "classes" else output).flatten(0, -2)
-    wanted = target.long().flatten()
-    valid = wanted >= 0 if ignore is None else wanted != ignore
-    return Seen(task, logits, wanted.where(valid, 0), valid)
+    return Seen(task, logits, target.long().flatten(), ignore, loss)
 
 
 def see_raw(output: Any, batch: Batch) -> Seen:
