@@ -28,6 +28,10 @@ def test_a_planted_ratio_and_a_duration_are_suggested(desk: Path, flatout: Comma
     df = pd.DataFrame({"weight": drawn.uniform(40, 120, rows), "height": drawn.uniform(0.5, 2.1, rows)})
     df["risk"] = (df.weight / df.height + drawn.normal(0, 0.5, rows)).round(3)
     text = drafted(flatout, df, "risk")
+    shown = flatout("data", "t.yaml", "--seconds", "0.1")
+    assert shown.code == 0 and 'derive: {weight_per_height: "weight / height"}' in shown.out
+    assert "try     " not in flatout("data", "t.yaml", "data.guard=off", "--seconds", "0.1").out
+    assert "try     " not in flatout("data", "t.yaml", "data.derive={r: weight / height}", "--seconds", "0.1").out
     assert "# derive: {weight_per_height: weight / height}" in text and "weight_per_height removes 99%" in text
     start = pd.Timestamp("2024-03-01") + pd.to_timedelta(drawn.integers(0, 50_000, rows), "min")
     minutes = drawn.integers(3, 90, rows)

@@ -15,8 +15,9 @@ import torch
 from flatout.base.errors import FlatoutError
 from flatout.data.data import Data
 from flatout.data.feeds.tuning import ReadingBudget
+from flatout.explore.guard.derivable import ColumnSuggestion
 from flatout.explore.guard.finding import GuardFinding
-from flatout.explore.guard.of_recipe import findings_or_reason
+from flatout.explore.guard.of_recipe import report_of
 from flatout.explore.survey.columns import ColumnWords, LabelWords, columns_of, label_of
 from flatout.explore.survey.speeds import Speeds
 from flatout.explore.survey.stages import measure
@@ -60,6 +61,7 @@ class Survey:
     no_plan: str | None = None
     compression: Choice | None = None  # if the tier writes to the cache
     findings: tuple[GuardFinding, ...] = ()  # faults of a table
+    suggested: tuple[ColumnSuggestion, ...] = ()  # derived columns of a table that are worth a try
 
 
 def survey(recipe: Recipe, *, seconds: float = 5.0, cache: Path | None = verbs.CACHE) -> Survey:
@@ -97,8 +99,8 @@ def survey(recipe: Recipe, *, seconds: float = 5.0, cache: Path | None = verbs.C
     bad = data.train.bad
     if bad is not None and (said := bad.summary()) and said not in notes:
         notes.append(said)
-    findings, unguarded = findings_or_reason(recipe.data, recipe.folder)
-    notes += [] if unguarded is None else [f"the data was not checked for faults: {unguarded}"]
+    report = report_of(recipe.data, recipe.folder, suggest=True)
+    notes += [] if report.unlooked is None else [f"the data was not checked for faults: {report.unlooked}"]
     return Survey(
         name=recipe.source.name if recipe.source else recipe.stem,
         machine=device_name(device),
@@ -114,7 +116,8 @@ def survey(recipe: Recipe, *, seconds: float = 5.0, cache: Path | None = verbs.C
         notes=tuple(notes),
         no_plan=no_plan,
         compression=_choice(plan, "cache_compression"),
-        findings=tuple(findings),
+        findings=report.findings,
+        suggested=report.suggested,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from flatout.base.tree import Cell, Doc, Fields, Node, Table, TableColumn, TextLine
 from flatout.base.units import show_bytes, show_count, show_rate, show_seconds
-from flatout.explore.guard.view import finding_nodes
+from flatout.explore.guard.view import finding_nodes, suggestion_nodes
 from flatout.explore.survey.advice import words_of
 from flatout.explore.survey.columns import ColumnWords, LabelWords
 from flatout.explore.survey.speeds import StageRow, rows_of, slowest
@@ -36,6 +36,7 @@ def doc(found: Survey) -> Doc:
             *_wrapped("steps", ", then ".join(step for step in found.steps if step != "table")),
             Fields({"steps": list(found.steps), "schema": found.data.get("columns")}),
             *finding_nodes(found.findings),
+            *suggestion_nodes(found.suggested),
             *_tier(found),
             TextLine(),
             _stages(found),

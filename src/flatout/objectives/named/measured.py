@@ -16,7 +16,7 @@ from flatout.objectives.metrics import accumulator
 from flatout.objectives.named.gathering import Gathered, on_host
 from flatout.objectives.named.metric import NamedMetric
 from flatout.objectives.named.seen import TASKS, possible_tasks, see, see_raw, shapes_of
-from flatout.objectives.named.waiting import Waiting
+from flatout.objectives.named.waiting import LaterRows
 from flatout.objectives.objective import Loss, Meter, Objective, SharedMeter, Task, is_shared
 
 BASELINE = "baseline."  # before the name of a metric: its value for a model that does not look at its input
@@ -75,7 +75,7 @@ class _NamedMeter:
         self._tasks: dict[str, Task] = {}  # of each metric
         self._gathered: dict[str, Gathered] = {}  # by place; metrics that need the same have the same place
         self._views: dict[str, list[Gathered]] = {}  # what looks at a batch in the same way
-        self._waiting: dict[str, Waiting] = {}  # by view
+        self._waiting: dict[str, LaterRows] = {}  # by view
 
     def update(self, output: Any, loss_sum: Tensor, weight: float | Tensor, batch: Batch) -> None:
         of = self._measured.of
@@ -89,7 +89,7 @@ class _NamedMeter:
         for view, gathered in self._views.items():
             real = of.in_units(output)
             seen = see_raw(real, batch) if view == "raw" else see(cast(Task, view), real, batch, of.ignored_target, loss)
-            for one in self._waiting.setdefault(view, Waiting()).add(seen, gathered):
+            for one in self._waiting.setdefault(view, LaterRows()).add(seen, gathered):
                 one.update(seen)
 
     def result(self) -> dict[str, float]:

@@ -13,7 +13,7 @@ from flatout.objectives.named.seen import Seen
 _ROWS = 1 << 18  # 16 bytes each
 
 
-class Waiting:
+class LaterRows:
     """Counting costs several kernel launches, whatever the number of rows: here it waits for more of them."""
 
     def __init__(self) -> None:
