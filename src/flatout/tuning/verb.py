@@ -160,6 +160,7 @@ class _Sitting:
         log.emit("resumed" if events else "begun", **self._limits(), isolated=crew.isolated)
         driver = Driver(self.recipe, self.space, search, crew, log, spending, total=about["total_steps"])
         driver.replay(events)
+        driver.look(self.trials)
         stopped = ""
         try:
             driver.run()

@@ -24,6 +24,8 @@ from flatout.tuning.space.space import Space
 
 _FIRST_WAVE, _WAVE, _MOST_WAVE = 16, 8, 64  # trials; a later wave is wider if the budget allows for many
 _WAVES = 2.5  # whole trials that are left of the budget, for each trial of a wave
+_MOST_TOGETHER, _FEWEST_WAVES = 256, 5
+_UNLIMITED = 1_000_000
 _SMALL = 1e-9
 
 
@@ -44,7 +46,7 @@ class TrialSearch:
         self.space, self.total, self.sign = space, total, 1.0 if higher_is_better else -1.0
         self.ladder = checkpoints(total)
         self.first = 0  # the place of the first rung on the ladder
-        self.most_trials = most_trials if most_trials is not None else 1_000_000
+        self.most_trials = most_trials if most_trials is not None else _UNLIMITED
         self.draws = Draws(space, seed)
         self.trials: dict[int, Progress] = {}
         self.earlier = [(space.units_of(point), self.sign * score) for point, score in earlier if _fits(space, point)]
@@ -57,6 +59,7 @@ class TrialSearch:
         self.constants: Constants | None = None
         self.sampler_s, self.waves, self.done = 0.0, 0, False
         self.width = _FIRST_WAVE
+        self.together = 1  # trials that cost about as much as one: the caller's, who knows how they are trained
         self.first_points = [space.units_of(point) for point in start if self.draws.given(point)]
 
     # ---- the two calls ----
@@ -108,7 +111,7 @@ class TrialSearch:
 
     def _next(self) -> Rung | None:
         if not self.trials:
-            return self._new_trials(self.width)
+            return self._new_trials(max(self.width, min(self.together, _MOST_TOGETHER)))
         if self.spent >= 1:
             return None
         if self.measuring:
@@ -125,6 +128,8 @@ class TrialSearch:
             return self._new_trials(int(min(self.width, self._steps_left() / self.total)))
         if self._wave_steps(self.width) <= self._steps_left() and (new := self._new_trials(self.width)):
             return new
+        if math.isinf(self._steps_left()) and self._finished():
+            return None  # no budget of time is left over that more trainings could use
         return self._last()
 
     def _new_trials(self, count: int) -> Rung | None:
@@ -206,7 +211,10 @@ class TrialSearch:
         at = min((one.at for one in self.trials.values() if not one.failed and one.scores), default=0)
         self.plan = [place for place, step in enumerate(self.ladder) if step > at and place > self.first]
         trials_left = 0.0 if math.isinf(left := self._steps_left()) else left / self.total
-        self.width = max(_WAVE, min(_MOST_WAVE, math.ceil(trials_left / _WAVES)))
+        most = max(_MOST_WAVE, min(self.together, _MOST_TOGETHER))
+        self.width = max(_WAVE, min(most, math.ceil(trials_left / _WAVES)))
+        if self.most_trials < _UNLIMITED:  # the number of trials is the budget: in a few waves, each as wide as pays
+            self.width = max(self.width, min(self.together, _MOST_TOGETHER, math.ceil(self.most_trials / _FEWEST_WAVES)))
 
     # ---- what is left ----
 

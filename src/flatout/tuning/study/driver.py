@@ -21,7 +21,7 @@ from flatout.tuning.crew.crew import Crew, Trained, Trials
 from flatout.tuning.search.search import TrialSearch
 from flatout.tuning.search.trials import Rung, RungAnswer
 from flatout.tuning.space.space import Space
-from flatout.tuning.study.finals import Size, size_for
+from flatout.tuning.study.finals import RECIPE, Size, size_for
 from flatout.tuning.study.spending import Spending, Spent
 from flatout.tuning.training.candidate import Candidate
 from flatout.tuning.training.layout import SERIAL, STACKED, Layout, packed
@@ -29,6 +29,7 @@ from flatout.tuning.training.shared import CHOOSE
 
 _WORTH_PACKING_S = 60.0  # of training one after another, above which it is tried in several processes
 _BETTER = 1.1  # several processes must be faster by this factor
+_MOST_LOOKED_AT = 256  # trials, when layouts are measured
 _WORTH_SAVING_S = 2.0  # of training since the last save
 
 
@@ -76,7 +77,7 @@ class Driver:
         """Give the search the answers that are in the log."""
         for event in events:
             if event["kind"] == "layout":
-                self.layouts[event["group"]] = Layout(**event["layout"])
+                self._laid_out(event["group"], Layout(**event["layout"]))
             elif event["kind"] == "rung":
                 rung = self._search.next()
                 if (
@@ -94,6 +95,13 @@ class Driver:
                     self.standings[int(number)].failed = why
                 self.training_s += event["training_s"]
                 self._hear(event)
+
+    def look(self, most_trials: int | None) -> None:
+        """Measure before the first wave how trials like the recipe are trained fastest: a wave is as wide as pays."""
+        count = min(_MOST_LOOKED_AT, most_trials or _MOST_LOOKED_AT)
+        group = Candidate(RECIPE, self._recipe).group
+        if group not in self.layouts:
+            self._layout_of(group, [(RECIPE - place, []) for place in range(count)], self._total)
 
     def run(self) -> None:
         """Until the search is finished. KeyboardInterrupt leaves a log from which the study goes on."""
@@ -210,9 +218,13 @@ class Driver:
             rate = self._crew.rate_packed(trials[0], 1.0)
             if rate > _BETTER * alone:
                 layout = packed(layout, self._crew.most, rate)
-        self.layouts[group] = layout
+        self._laid_out(group, layout)
         self._log.emit("layout", group=group, layout=layout.to_dict(), trials=len(trials))
         return layout
+
+    def _laid_out(self, group: str, layout: Layout) -> None:
+        self.layouts[group] = layout
+        self._search.together = max(self._search.together, layout.width, layout.processes)
 
     @property
     def _measuring_s(self) -> float:
