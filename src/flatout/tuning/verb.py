@@ -32,6 +32,7 @@ from flatout.tuning.space.fitting import check_space
 from flatout.tuning.space.reading import read_space, space_of
 from flatout.tuning.space.space import Space
 from flatout.tuning.study.driver import Driver, so_far, spent_in
+from flatout.tuning.study.earlier import finished_before
 from flatout.tuning.study.finals import Finals, Size
 from flatout.tuning.study.folder import StudyFolder, create_study, find_alike
 from flatout.tuning.study.outcome import Study, outcome, write_best
@@ -128,6 +129,7 @@ class _Sitting:
                     "space": written,
                     "seed": self.seed,
                     "about": dict(about),
+                    "earlier": [] if self.fresh else finished_before(self.runs, about["identity"], about["metric"]),
                 }
                 return create_study(self.runs, self.recipe.stem, {**asked, **self._limits()}), []
             events = folder.events()
@@ -154,9 +156,14 @@ class _Sitting:
         device = torch.device(about["device"])
         spending = Spending(self.budget, device, self.recipe.price_per_hour, spent_in(events))
         search = TrialSearch(
-            self.space, total=about["total_steps"], higher_is_better=about["higher_is_better"], seed=self.seed,
-            most_trials=self.trials, start=own_point(self.space, self.recipe),
-        )  # fmt: skip
+            self.space,
+            total=about["total_steps"],
+            higher_is_better=about["higher_is_better"],
+            seed=self.seed,
+            most_trials=self.trials,
+            start=own_point(self.space, self.recipe),
+            earlier=[(point, score) for point, score in folder.asked["earlier"]],
+        )
         log.emit("resumed" if events else "begun", **self._limits(), isolated=crew.isolated)
         driver = Driver(self.recipe, self.space, search, crew, log, spending, total=about["total_steps"])
         driver.replay(events)
