@@ -80,9 +80,11 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        hint = (
-            ": fo.run(recipe), or fo.run(data=..., model=...), trains" if name in ("Trainer", "Learner", "fit", "train") else ""
-        )
+        hint = ""
+        if name in ("Trainer", "Learner", "fit", "train"):
+            hint = ": fo.run(recipe), or fo.run(data=..., model=...), trains"
+        elif name in ("lr_find", "LearningRateFinder", "Tuner"):
+            hint = ": fo.find_lr(recipe) finds a learning rate"
         raise AttributeError(f"module 'flatout' has no attribute {name!r}{hint}")
     home = _imported(_HOMES[name])
     return home if _HOMES[name] == f"flatout.{name}" else getattr(home, name)

@@ -363,6 +363,8 @@ def test_a_function_that_fails_is_named() -> None:
     ("objective", "written", "message"),
     [
         ("classify", ["acuracy"], "unknown metric 'acuracy'; did you mean 'accuracy'"),
+        ("classify", ["acc"], "unknown metric 'acc'; here it is accuracy"),
+        ("binary", ["roc_auc_score"], "here it is auroc"),
         ("classify", ["f1", "f1"], "f1 is given twice"),
         ("classify", [{"f1": {"averge": "macro"}}], "f1 has no option 'averge'; did you mean 'average'"),
         ("classify", [{"f1": {"average": "marco"}}], "unknown average 'marco'; did you mean 'macro'"),

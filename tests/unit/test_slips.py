@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from commands import Command
@@ -12,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import flatout as fo
-from flatout.base.errors import RecipeError, UsageError
+from flatout.base.errors import DataError, RecipeError, UsageError
 from flatout.engine.settings import is_setting
 from flatout.recipe.schema import Recipe
 from flatout.recipe.slips import ANSWERS, LOSSES, OF_A_RUN
@@ -193,3 +194,21 @@ def test_no_answer_is_about_a_key_that_exists() -> None:
 def test_a_command_of_another_trainer(typed: str, here: str, flatout: Command) -> None:
     answer = flatout(typed, "table.yaml")
     assert (answer.code, answer.out) == (2, "") and answer.err == f"flatout: {typed}: no such command; it is flatout {here}\n"
+
+
+@pytest.mark.parametrize(("name", "said"), [("lr_find", "find_lr"), ("Tuner", "find_lr"), ("Trainer", "fo.run")])
+def test_names_of_other_libraries_lead_to_those_of_the_package(name: str, said: str) -> None:
+    with pytest.raises(AttributeError, match=said):
+        getattr(fo, name)
+
+
+def test_a_budget_without_a_unit(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="needs a unit"):
+        Recipe(**{**WHOLE, "budget": "3"})
+
+
+def test_one_row_of_a_frame_is_no_table() -> None:
+    from flatout.data.sources.tables.frames import arrow_table
+
+    with pytest.raises(DataError, match="Series"):
+        arrow_table(pd.DataFrame({"a": [1.0], "b": [2.0]}).iloc[0])

@@ -68,7 +68,8 @@ class Budget:
         elif unit in _UNITS:
             unit = _UNITS[unit]
         else:
-            raise UsageError(f"unknown budget unit {unit or 'none'!r}: write {_EXAMPLES}; got {text!r}")
+            fault = f"unknown budget unit {unit!r}" if unit else "a budget needs a unit"
+            raise UsageError(f"{fault}: write {_EXAMPLES}; got {text!r}")
         if unit == "kwh":
             amount, unit = amount * 1000, "wh"
         if unit == "j":

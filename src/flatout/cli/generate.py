@@ -56,11 +56,14 @@ def generate(
         texts = continued(prompts, **how)
         print_json({"texts": [{"prompt": prompt, "text": text} for prompt, text in zip(prompts, texts, strict=True)]})
     elif len(prompts) == 1:
-        pieces = continued(prompts[0], stream=True, **how)
+        notes: list[str] = []  # for after the text, which they would interrupt
+        pieces = continued(prompts[0], stream=True, **{**how, "say": notes.append})
         print(prompts[0], end="", flush=True)  # here: a prompt that can't be used is an error of the line above
         for piece in pieces:
             print(piece, end="", flush=True)
         print()
+        for note in notes:
+            _say(note)
     else:
         for prompt, text in zip(prompts, continued(prompts, **how), strict=True):
             print(f"{prompt}{text}\n{'-' * 20}")

@@ -95,7 +95,9 @@ class PlainValues:
 
 def _length(name: str, column: Any) -> int:
     if isinstance(column, str | bytes) or not isinstance(column, Sized):
-        raise DataError(f"column {name!r} is a list or an array, one value a row, got {_shown(column)}")
+        raise DataError(
+            f"column {name!r} is a list or an array, one value a row, got {_shown(column)}; of a single row it is [value]"
+        )
     return len(column)
 
 

@@ -93,10 +93,19 @@ def _metric(written: Any) -> NamedMetric:
     if ":" in spec.name:
         return _imported_metric(spec)
     if spec.name not in _MAKERS:
-        raise UsageError(f"unknown metric {spec.name!r}; {did_you_mean(spec.name, _MAKERS)}")
+        usual = _USUAL_NAMES.get(spec.name.lower())
+        hint = did_you_mean(spec.name, _MAKERS) if usual is None else f"here it is {usual}"
+        raise UsageError(f"unknown metric {spec.name!r}; {hint}")
     maker = _MAKERS[spec.name]
     made: NamedMetric = spec.fitted_to(maker, given=("name",)).call(maker, name=spec.name)
     return made
+
+
+_USUAL_NAMES = {  # elsewhere
+    "acc": "accuracy", "error_rate": "accuracy, which is 1 - error_rate", "balanced_accuracy": "recall_macro", "f1score": "f1", "f1_score": "f1",
+    "rocauc": "auroc", "roc_auc": "auroc", "roc_auc_score": "auroc", "ap": "average_precision", "ece": "calibration_error",
+    "matthews_corrcoef": "mcc", "cross_entropy": "log_loss", "nll": "log_loss", "r2_score": "r2", "ppl": "perplexity",
+}  # fmt: skip
 
 
 def _imported_metric(spec: Spec) -> NamedMetric:

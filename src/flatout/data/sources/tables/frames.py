@@ -32,6 +32,11 @@ def arrow_table(given: Any) -> Any:
     """As a pyarrow.Table, without the index of a pandas DataFrame: it names a row and is no value of it."""
     import pyarrow as pa
 
+    if _is_pandas(given) and not hasattr(given, "columns"):
+        raise DataError(
+            f"{NAME}: got a {type(given).__name__}, one row or one column: df.iloc[[0]] is a DataFrame of one row, "
+            "df[['age']] one of one column"
+        )
     frame = _named_by_text(given) if _is_pandas(given) else given
     try:
         table = pa.Table.from_batches([frame]) if isinstance(frame, pa.RecordBatch) else _read(frame)
