@@ -92,7 +92,8 @@ _OF_A_RUN = {
     "it is saved, in run.path; fo.export(run) writes a package, fo.export(run, to='onnx') one file": "save save_model to_onnx "
     "save_pretrained push_to_hub",
     "run.model(bare=True) is the trained module": "state_dict parameters eval forward module",
-    "run.predict(df) has a column for each class; for arrays it is run.predict(x)['probabilities']": "predict_proba get_preds show_results",
+    "run.predict(df) has a column for each class; for arrays it is run.predict(x)['probabilities']": "predict_proba get_preds "
+    "show_results",
 }
 OF_A_RUN = {word: answer for answer, words in _OF_A_RUN.items() for word in words.split()}
 """What trained objects of other libraries have, and what a run has instead."""

@@ -102,7 +102,8 @@ def _metric(written: Any) -> NamedMetric:
 
 
 _USUAL_NAMES = {  # elsewhere
-    "acc": "accuracy", "error_rate": "accuracy, which is 1 - error_rate", "balanced_accuracy": "recall_macro", "f1score": "f1", "f1_score": "f1",
+    "acc": "accuracy", "error_rate": "accuracy, which is 1 - error_rate",
+    "balanced_accuracy": "recall_macro", "f1score": "f1", "f1_score": "f1",
     "rocauc": "auroc", "roc_auc": "auroc", "roc_auc_score": "auroc", "ap": "average_precision", "ece": "calibration_error",
     "matthews_corrcoef": "mcc", "cross_entropy": "log_loss", "nll": "log_loss", "r2_score": "r2", "ppl": "perplexity",
 }  # fmt: skip
