@@ -117,7 +117,7 @@ SLOW = {name for name in ARMS if name.startswith("Optuna")}
 
 def measured(surrogate: Surrogate, name: str, task: str, budget: int, seeds: int, best: float, parts: Path) -> dict[str, Any]:
     """The regrets of all seeds. Kept in a file, so that a run that was stopped goes on."""
-    part = parts / f"{name.replace(' ', '_').replace(',', '')}-{budget}-{task}.json"
+    part = _part(parts, name, budget, task)
     if part.exists():
         found: dict[str, Any] = json.loads(part.read_text())
         if len(found["regrets"]) >= seeds:
@@ -127,6 +127,10 @@ def measured(surrogate: Surrogate, name: str, task: str, budget: int, seeds: int
     found = {"regrets": [min(one, _LOST) for one in regrets], "seconds": round((time.perf_counter() - began_s) / seeds, 3)}
     part.write_text(json.dumps(found))
     return found
+
+
+def _part(parts: Path, name: str, budget: int, task: str) -> Path:
+    return parts / f"{name.replace(' ', '_').replace(',', '')}-{budget}-{task}.json"
 
 
 def p_value(ours: list[float], other: list[float]) -> float:
@@ -143,6 +147,9 @@ def main() -> int:
     parser.add_argument("--half", choices=[DEVELOPED, KEPT], help="only these data sets")
     parser.add_argument("--arms", nargs="*", choices=list(ARMS), help="only these")
     parser.add_argument("--parts", type=Path, default=Path("lcbench-parts"), help="where finished parts are kept")
+    parser.add_argument(
+        "--finished", action="store_true", help="run nothing: report the data sets of which all parts are there"
+    )
     asked = parser.parse_args()
     folder = real_data("lcbench")
     if folder is None:
@@ -156,6 +163,10 @@ def main() -> int:
     for number, task in enumerate(tasks):
         half = KEPT if number % 2 else DEVELOPED
         if asked.half not in (None, half):
+            continue
+        if asked.finished and not all(
+            _part(asked.parts, name, budget, task).exists() for budget in BUDGETS for name in asked.arms or ARMS
+        ):
             continue
         best = _best_of(surrogate, task, asked.parts)
         for budget, slow_seeds in zip(BUDGETS[: 1 if trial else None], asked.optuna_seeds, strict=False):

@@ -21,7 +21,7 @@ _JITTER = 1e-6
 
 
 @dataclass(frozen=True)
-class Constants:
+class KernelConstants:
     """Logarithms: `lengths` one for each axis; then the variances, the reach of steps and the noise."""
 
     lengths: Array
@@ -32,22 +32,22 @@ class Constants:
     noise: float
 
     @classmethod
-    def start(cls, axes: int) -> Constants:
+    def start(cls, axes: int) -> KernelConstants:
         return cls(np.full(axes, np.log(0.5 * np.sqrt(max(axes, 1)))), 0.0, np.log(0.2), np.log(2.0), np.log(0.2), np.log(0.01))
 
     def stacked(self) -> Array:
         return np.concatenate([self.lengths, [self.shared, self.fading, self.reach, self.offset, self.noise]])
 
     @classmethod
-    def split(cls, found: Array) -> Constants:
+    def split(cls, found: Array) -> KernelConstants:
         return cls(found[:-5], *(float(one) for one in found[-5:]))
 
 
 @dataclass(frozen=True)
-class Together:
+class Candidates:
     """What is known of many points at full length. Only the columns of the covariance that are asked for are computed."""
 
-    constants: Constants
+    constants: KernelConstants
     points: Array
     mean: Array
     variance: Array
@@ -68,11 +68,11 @@ class Model:
     """
 
     def __init__(
-        self, points: Array, steps: Array, scores: Array, constants: Constants | None = None, *, fit: bool = True
+        self, points: Array, steps: Array, scores: Array, constants: KernelConstants | None = None, *, fit: bool = True
     ) -> None:
         self.points, self.steps = points[-_MOST:], steps[-_MOST:]
         self.middle, self.width, targets = _standardised(scores[-_MOST:])
-        self.constants = constants or Constants.start(points.shape[1])
+        self.constants = constants or KernelConstants.start(points.shape[1])
         if fit:
             self.constants = _fitted(self.points, self.steps, targets, self.constants)
         kernel = _kernel(self.constants, self.points, self.steps, self.points, self.steps)
@@ -85,9 +85,9 @@ class Model:
         mean, partly = self._partly(points)
         return mean, np.sqrt(np.maximum(self._variance - (partly**2).sum(0), 1e-9))
 
-    def together(self, points: Array) -> Together:
+    def together(self, points: Array) -> Candidates:
         mean, partly = self._partly(points)
-        return Together(self.constants, points, mean, np.maximum(self._variance - (partly**2).sum(0), 0.0), partly)
+        return Candidates(self.constants, points, mean, np.maximum(self._variance - (partly**2).sum(0), 0.0), partly)
 
     def _partly(self, points: Array) -> tuple[Array, Array]:
         cross = _kernel(self.constants, points, np.zeros(len(points)), self.points, self.steps)
@@ -117,7 +117,7 @@ def _standardised(scores: Array) -> tuple[float, float, Array]:
     return float(cut.mean()), width, (cut - cut.mean()) / width
 
 
-def _kernel(constants: Constants, left: Array, left_steps: Array, right: Array, right_steps: Array) -> Array:
+def _kernel(constants: KernelConstants, left: Array, left_steps: Array, right: Array, right_steps: Array) -> Array:
     scale = np.exp(-constants.lengths)
     a, b = left * scale, right * scale
     square = np.maximum((a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T, 0.0)
@@ -128,11 +128,11 @@ def _kernel(constants: Constants, left: Array, left_steps: Array, right: Array, 
     return np.asarray(matern * (shared + fading * over_steps) + offset * over_steps)
 
 
-def _fitted(points: Array, steps: Array, targets: Array, start: Constants) -> Constants:
+def _fitted(points: Array, steps: Array, targets: Array, start: KernelConstants) -> KernelConstants:
     """The constants of the highest likelihood with the prior, on a part of the results if they are many."""
     chosen = np.unique(np.linspace(0, len(targets) - 1, min(len(targets), _MOST_TO_FIT)).astype(int))
     x, s, y = (torch.from_numpy(np.ascontiguousarray(one[chosen])) for one in (points, steps, targets))
-    usual = torch.from_numpy(Constants.start(points.shape[1]).stacked())
+    usual = torch.from_numpy(KernelConstants.start(points.shape[1]).stacked())
     spread = torch.cat([torch.full((points.shape[1],), 0.9), torch.tensor([0.7, 1.0, 0.7, 1.0, 1.5])]).double()
     apart = (s[:, None] - s[None, :]).abs()
     square = (x[:, None, :] - x[None, :, :]) ** 2
@@ -158,4 +158,4 @@ def _fitted(points: Array, steps: Array, targets: Array, start: Constants) -> Co
 
     optimizer.step(loss)
     found = theta.detach().numpy().copy()
-    return Constants.split(found) if np.isfinite(found).all() else start
+    return KernelConstants.split(found) if np.isfinite(found).all() else start

@@ -31,7 +31,7 @@ class RungAnswer:
 
 
 @dataclass
-class Progress:
+class TrialState:
     """How far a trial came. `scores`: by the step; higher is better here, whatever the user's metric means."""
 
     trial: Trial
