@@ -25,7 +25,7 @@ def planted(point: Mapping[str, Any], step: int, number: int) -> float:
     return worth * (1 - 0.5 * math.exp(-5 * step / TOTAL)) + 0.002 * math.sin(97 * number + step)
 
 
-def study(score: Score, budget: int = 10, sign: float = 1, space: Space = SPACE, **options: Any) -> tuple[Search, list[Rung]]:
+def study(score: Score, budget: int = 8, sign: float = 1, space: Space = SPACE, **options: Any) -> tuple[Search, list[Rung]]:
     """`budget`: in whole trials."""
     given = {"total": TOTAL, "higher_is_better": sign > 0, "seed": 3, **options}
     search = Search(space, **given)
@@ -54,12 +54,12 @@ def test_what_was_planted_is_found(sign: float) -> None:
 
 
 def test_the_same_seed_and_answers_give_the_same_rungs() -> None:
-    first, again, other = study(planted)[1], study(planted)[1], study(planted, seed=4)[1]
+    first, again, other = study(planted, 5)[1], study(planted, 5)[1], study(planted, 5, seed=4)[1]
     assert first == again != other
 
 
 def test_a_study_uses_its_budget_and_not_more() -> None:
-    for budget in (1, 2, 5, 10):
+    for budget in (1, 2, 5):
         search, rungs = study(planted, budget)
         left = budget * TOTAL - sum(one.at for one in search.trials.values())
         assert 0 <= left < TOTAL
@@ -90,7 +90,7 @@ def test_a_study_of_failures_ends() -> None:
 def test_a_low_score_that_stays_low_is_dropped_early() -> None:
     search, rungs = study(planted)
     done = [trial.at for trial in search.trials.values()]
-    assert done.count(TOTAL) < len(done) / 2 and done.count(min(done)) > len(done) / 4
+    assert done.count(TOTAL) < len(done) / 4 and sum(at <= 20 for at in done) > len(done) / 2
     assert all(rung.to in (10, 20, 40, 80, 160) for rung in rungs)
 
 
@@ -109,7 +109,7 @@ def test_the_first_rung_grows_if_early_ranks_are_random(random_until: int, first
     def score(point: Mapping[str, Any], step: int, number: int) -> float:
         return float(noise[number * 7 + step]) if step <= random_until else planted(point, step, number)
 
-    search, rungs = study(score, budget=60)
+    search, rungs = study(score, budget=25)
     assert search.history.first_rung == first
     fresh = [rung.to for rung in rungs if min(one.number for one in rung.trials) >= 16]
     assert min(fresh) == first

@@ -9,7 +9,7 @@ import numpy as np
 from flatout.tuning.search.draws import Draws, expected_improvement
 from flatout.tuning.search.features import features_of
 from flatout.tuning.search.model import KernelConstants, Model
-from flatout.tuning.search.standing import Standing
+from flatout.tuning.search.standing import StudyStanding
 from flatout.tuning.search.trials import TrialState
 
 Units = tuple[float, ...]
@@ -20,7 +20,7 @@ _AROUND = 5  # trials near which new points are drawn
 class Outlook:
     """`earlier`: points of an earlier study, with their scores at full length; higher is better."""
 
-    def __init__(self, standing: Standing, shortest: int, earlier: Sequence[tuple[Units, float]]) -> None:
+    def __init__(self, standing: StudyStanding, shortest: int, earlier: Sequence[tuple[Units, float]]) -> None:
         self.standing, self.shortest, self.earlier = standing, shortest, earlier
         self.constants: KernelConstants | None = None
 

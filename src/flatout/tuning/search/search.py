@@ -17,7 +17,7 @@ from flatout.tuning.search.first_rung import FirstRung
 from flatout.tuning.search.history import SearchHistory
 from flatout.tuning.search.ladder import checkpoints
 from flatout.tuning.search.outlook import Outlook
-from flatout.tuning.search.standing import Standing
+from flatout.tuning.search.standing import StudyStanding
 from flatout.tuning.search.trials import Rung, RungAnswer, Trial, TrialState
 from flatout.tuning.space.space import Space
 
@@ -44,7 +44,7 @@ class TrialSearch:
         if total < 1:
             raise UsageError(f"a trial needs at least 1 step, got {total}")
         self.sign = 1.0 if higher_is_better else -1.0
-        self.standing = Standing(space, total, self.sign)
+        self.standing = StudyStanding(space, total, self.sign)
         self.ladder = checkpoints(total)
         self.first = FirstRung(self.ladder)
         self.draws = Draws(space, seed)

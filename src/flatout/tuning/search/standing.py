@@ -11,7 +11,7 @@ from flatout.tuning.space.space import Space
 _SMALL = 1e-9  # shares of a budget are rounded
 
 
-class Standing:
+class StudyStanding:
     def __init__(self, space: Space, total: int, sign: float) -> None:
         self.space, self.total, self.sign = space, total, sign
         self.trials: dict[int, TrialState] = {}
