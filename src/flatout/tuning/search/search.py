@@ -23,6 +23,7 @@ from flatout.tuning.space.space import Space
 
 _FIRST_WAVE, _WAVE, _MOST_WAVE = 16, 8, 64  # trials; a later wave is wider if the budget allows for many
 _WAVES = 2.5  # whole trials that are left of the budget, for each trial of a wave
+_MOST_TOGETHER, _FEWEST_WAVES = 256, 5
 _LAST = 3  # trials that go to the end together with what is left
 
 
@@ -53,6 +54,7 @@ class TrialSearch:
         self.given = [space.units_of(point) for point in start if self.draws.given(point)]
         self.most_trials = math.inf if most_trials is None else most_trials
         self.width = _FIRST_WAVE
+        self.together = 1  # trials that cost about as much as one: the caller's, who knows how they are trained
         self.plan: list[int] | None = None  # the rungs that are left of this wave, as places on the ladder
         self.asked: Rung | None = None
         self.sampler_s, self.waves, self.done = 0.0, 0, False
@@ -99,7 +101,7 @@ class TrialSearch:
 
     def _next(self) -> Rung | None:
         if not self.trials:
-            return self._new_trials(self.width)
+            return self._new_trials(max(self.width, min(self.together, _MOST_TOGETHER)))
         if self.standing.spent >= 1:
             return None
         if not self.first.measured:
@@ -117,14 +119,21 @@ class TrialSearch:
         left = self.standing.steps_left()
         if len(self.ladder) == 1:  # there is nothing to promote: what is left is for new trials alone
             return self._new_trials(int(min(self.width, left)))
-        return (self._new_trials(self.width) if self._wave_steps() <= left else None) or self._last()
+        if self._wave_steps() <= left and (new := self._new_trials(self.width)):
+            return new
+        if math.isinf(left) and any(one.at == self.standing.total for one in self.standing.good()):
+            return None  # only the number of trials is limited: more training of those that were left behind is not asked for
+        return self._last()
 
     def _plan_first_wave(self) -> None:
         """The rungs that follow it; and how wide later waves are."""
         at = min((one.at for one in self.standing.good()), default=0)
         self.plan = [place for place, step in enumerate(self.ladder) if step > at and place > self.first.place]
         left = self.standing.steps_left() / self.standing.total
-        self.width = max(_WAVE, math.ceil(min(_MOST_WAVE, left / _WAVES)))
+        together = min(self.together, _MOST_TOGETHER)
+        self.width = max(_WAVE, math.ceil(min(max(_MOST_WAVE, together), left / _WAVES)))
+        if math.isfinite(self.most_trials):  # in a few waves, each as wide as pays
+            self.width = min(self.width, max(_WAVE, together, math.ceil(self.most_trials / _FEWEST_WAVES)))
 
     def _new_trials(self, count: int) -> Rung | None:
         count = int(min(count, self.most_trials - len(self.trials)))
