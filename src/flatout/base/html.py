@@ -20,7 +20,8 @@ th, td { text-align: left; vertical-align: top; padding: .25rem 1.2rem .25rem 0;
 th { font-weight: 600; } .right { text-align: right; font-variant-numeric: tabular-nums; }
 td.right { white-space: nowrap; }
 summary { cursor: pointer; opacity: .75; }
-figure { margin: 1.2rem 0; } figure img { max-width: 100%; } figcaption { opacity: .75; }
+figure { display: inline-block; vertical-align: top; max-width: 100%; margin: 1.2rem 1rem 1.2rem 0; }
+figure img { max-width: 100%; } figcaption { width: 0; min-width: 100%; opacity: .75; }
 """
 # Nothing in the page can run or be loaded, even if markup got past the escaping.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

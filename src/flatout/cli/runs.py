@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flatout.base.errors import UsageError
-from flatout.cli.output import print_json
+from flatout.cli.output import check_page_path, print_json, write_page
+
+if TYPE_CHECKING:
+    from flatout.base.tree import Doc
+    from flatout.tuning.study.folder import StudyFolder
 
 app = typer.Typer(
     help="List runs; show one; compare some; check the files of one.", invoke_without_command=True, rich_markup_mode=None
@@ -17,6 +22,10 @@ app = typer.Typer(
 Runs = Annotated[Path, typer.Option("--runs", help="The folder with all runs.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunName = Annotated[str, typer.Argument(help="The name of a run, its folder, or `last`.", show_default=False)]
+RunOrStudy = Annotated[
+    str, typer.Argument(help="The name of a run or a study, its folder, `last`, or `last-study`.", show_default=False)
+]
+_LAST_STUDY = "last-study"
 
 
 @app.callback()
@@ -37,24 +46,85 @@ def list_runs(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the runs, oldest first. With --sort, --show or --where: those asked for, and in which keys they differ."""
+    """List the runs, oldest first, then the studies. With --sort, --show or --where: the runs asked for, and in which keys they
+    differ."""
     if context.invoked_subcommand is not None:
         return
     from flatout.base.tree import to_data, to_text
-    from flatout.store.compare import runs_doc
     from flatout.store.run_table import runs_table
 
     if sort is None and not show and not where and not reverse:
-        doc = runs_doc(runs)
+        doc = _runs_and_studies(runs)
     else:
         shown = [name.strip() for name in show.split(",") if name.strip()]
         doc = runs_table(runs, sort, shown, where or [], reverse=reverse)
     print_json(to_data(doc)) if as_json else print(to_text(doc))
 
 
+def _runs_and_studies(runs: Path) -> Doc:
+    from flatout.base.tree import Doc, TextLine
+    from flatout.store.compare import runs_doc
+    from flatout.tuning.views.listed import studies_doc
+
+    of_runs, of_studies = runs_doc(runs), studies_doc(runs)
+    return of_runs if of_studies is None else Doc((*of_runs.nodes, TextLine(), *of_studies.nodes))
+
+
 @app.command("show")
-def show(run: RunName, runs: Runs = Path("runs"), as_json: Json = False) -> None:
-    """Show a run's recipe, its settings with reasons, and its results."""
+def show(
+    run: RunOrStudy,
+    runs: Runs = Path("runs"),
+    as_json: Json = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Of a study: write its page to this file.", show_default=False)
+    ] = None,
+    optuna: Annotated[
+        Path | None,
+        typer.Option("--optuna", help="Of a study: write its trials as a journal for optuna-dashboard.", show_default=False),
+    ] = None,
+) -> None:
+    """Show a run's recipe, its settings with reasons, and its results; or a study's winner and its trials."""
+    from flatout.tuning.study.folder import find_study, is_study
+
+    if run == _LAST_STUDY:
+        _show_study(find_study(runs, "last"), as_json, html, optuna)
+    elif run != "last" and (is_study(runs / run) or is_study(Path(run))):
+        _show_study(find_study(runs, run), as_json, html, optuna)
+    elif html is not None or optuna is not None:
+        option = "--html" if html is not None else "--optuna"
+        raise UsageError(
+            f"{option} needs a study, and {run} is none; {_LAST_STUDY} is the newest. A run's plan: flatout explain"
+        )
+    else:
+        _show_run(run, runs, as_json)
+
+
+def _show_study(study: StudyFolder, as_json: bool, html: Path | None, optuna: Path | None) -> None:
+    from flatout.base.tree import to_data, to_text
+    from flatout.tuning.views.doc import study_doc
+
+    for option, path in (("--html", html), ("--optuna", optuna)):
+        if path is not None:
+            check_page_path(path, option)
+    doc = study_doc(study)
+    if html is not None:
+        from flatout.base.html import to_html
+
+        write_page(html, to_html(doc, f"Study {study.name}"))
+        _note(f"wrote {html}")
+    if optuna is not None:
+        from flatout.tuning.views.journal import write_journal
+
+        count = write_journal(study, optuna)
+        _note(f"wrote {count} trials to {optuna}: optuna-dashboard {optuna}")
+    print_json(to_data(doc)) if as_json else print(to_text(doc))
+
+
+def _note(line: str) -> None:
+    print(f"note: {line}", file=sys.stderr, flush=True)
+
+
+def _show_run(run: str, runs: Path, as_json: bool) -> None:
     from flatout.base.tree import to_data, to_text
     from flatout.cli.ledger import ledger_doc
     from flatout.runs import verbs
