@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flatout.base.errors import UsageError
+from flatout.base.errors import Stopped, UsageError
 from flatout.cli.output import check_page_path, print_json, write_page
 from flatout.cli.places import cache_folder
 from flatout.cli.training import Json, Offs, RecipePath, Runs, Sets, read_asked
@@ -76,6 +76,8 @@ def tune(
 
         write_page(html, to_html(doc, f"Study {study.name}"))
         _say(f"wrote {html}")
+    if study.result["stopped"]:
+        raise Stopped("SIGINT", 130, f"interrupted: {study.name} was ended early. The same command goes on with the search.")
 
 
 def _space(words: list[str], file: Path | None) -> tuple[Space | None, list[str]]:

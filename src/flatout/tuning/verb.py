@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -98,26 +99,20 @@ class _Sitting:
         with ExitStack() as until_done:
             crew = self._crew()
             until_done.callback(crew.stop)
-            try:
-                about = crew.ask({"about": {}})
-            except NoAnswer as none:
-                raise TrainingError(f"no trial can be trained: {none}") from none
-            folder, events = self._folder(about)
-            lock = FileLock(folder.path / "lock")
-            if not lock.take():
-                raise RunBusy(f"{folder.path} is being worked on by process {lock.owner()}: wait, stop it, or use --fresh")
-            until_done.callback(lock.release)
+            about = _about(crew)
+            folder, events = self._folder(about, until_done)
             crew.keep_states_in(folder.states)
             log = until_done.enter_context(EventLog(folder.log_path, self.observers))
             return self._work(folder, events, about, crew, log)
 
-    def _folder(self, about: Mapping[str, Any]) -> tuple[StudyFolder, list[dict[str, Any]]]:
+    def _folder(self, about: Mapping[str, Any], until_done: ExitStack) -> tuple[StudyFolder, list[dict[str, Any]]]:
+        """Locked: of two processes that start at once, one works on the study, and the other changes nothing."""
         written = self.space.written()
         mark = json.dumps([about["identity"], written, about["metric"], self.seed], sort_keys=True, default=str)
         identity = hashlib.sha256(mark.encode()).hexdigest()[:32]
         with StartLock(self.runs, identity):
             folder = None if self.fresh else find_alike(self.runs, identity)
-            if folder is not None and folder.result is not None and not self._extends(folder):
+            if folder is not None and _is_done(folder) and not self._extends(folder):
                 folder = None
             if folder is None:
                 check_place(self.runs)
@@ -131,21 +126,31 @@ class _Sitting:
                     "about": dict(about),
                     "earlier": [] if self.fresh else finished_before(self.runs, about["identity"], about["metric"]),
                 }
-                return create_study(self.runs, self.recipe.stem, {**asked, **self._limits()}), []
+                folder = create_study(self.runs, self.recipe.stem, {**asked, **self._limits()})
+                _lock(folder, until_done)
+                return folder, []
+            _lock(folder, until_done)
             events = folder.events()
-            folder.reopen()
-            folder.ask({**folder.asked, **self._limits()})
             self.say(f"going on with {folder.path}: {so_far(events)}")
             return folder, events
 
     def _extends(self, folder: StudyFolder) -> bool:
-        """Whether this call allows more than the finished study did."""
+        """Whether this call allows more than the finished study did, and less of nothing."""
         before = folder.asked
-        more_trials = self.trials is None or (before["trials"] is not None and self.trials > before["trials"])
-        if self.budget is None or before["budget"] is None:
-            return more_trials and self.trials is not None
-        earlier = Budget.parse(before["budget"])
-        return self.budget.unit == earlier.unit and self.budget.amount > earlier.amount
+        trials, earlier = math.inf if self.trials is None else self.trials, before["trials"]
+        budget = None if before["budget"] is None else Budget.parse(before["budget"])
+        if earlier is None and budget is None:
+            return False
+        grown = [trials > earlier] if earlier is not None else []
+        shrunk = [trials < earlier] if earlier is not None else []
+        if budget is not None and self.budget is not None:
+            if budget.unit != self.budget.unit:
+                return False
+            grown.append(self.budget.amount > budget.amount)
+            shrunk.append(self.budget.amount < budget.amount)
+        elif budget is not None:
+            grown.append(True)
+        return any(grown) and not any(shrunk)
 
     def _limits(self) -> dict[str, Any]:
         return {"budget": None if self.budget is None else str(self.budget), "trials": self.trials}
@@ -160,13 +165,16 @@ class _Sitting:
             total=about["total_steps"],
             higher_is_better=about["higher_is_better"],
             seed=self.seed,
-            most_trials=self.trials,
             start=own_point(self.space, self.recipe),
             earlier=[(point, score) for point, score in folder.asked["earlier"]],
         )
-        log.emit("resumed" if events else "begun", **self._limits(), isolated=crew.isolated)
         driver = Driver(self.recipe, self.space, search, crew, log, spending, total=about["total_steps"])
         driver.replay(events)
+        if events:
+            folder.reopen({**folder.asked, **self._limits()})
+        share = driver.share if events else None  # of a larger budget the same time is a smaller share
+        log.emit("resumed" if events else "begun", **self._limits(), share=share, isolated=crew.isolated)
+        driver.limited(self.trials, share)
         driver.look(self.trials)
         stopped = ""
         try:
@@ -205,6 +213,28 @@ class _Sitting:
             return AnsweringChild(command, _START_S, told, "the process of these trials")
 
         return Crew(make, isolated=True, most=usable_cores())
+
+
+def _about(crew: Crew) -> dict[str, Any]:
+    try:
+        about = crew.ask({"about": {}})
+    except NoAnswer as none:
+        raise TrainingError(f"no trial can be trained: {none}") from none
+    if "refused" in about:
+        raise (UsageError if about["exit_code"] == UsageError.exit_code else TrainingError)(about["refused"])
+    return about
+
+
+def _lock(folder: StudyFolder, until_done: ExitStack) -> None:
+    lock = FileLock(folder.path / "lock")
+    if not lock.take():
+        raise RunBusy(f"{folder.path} is being worked on by process {lock.owner()}: wait, stop it, or use --fresh")
+    until_done.callback(lock.release)
+
+
+def _is_done(folder: StudyFolder) -> bool:
+    """It ended by itself. One that Ctrl-C ended has a result too, and goes on."""
+    return folder.result is not None and not folder.result.get("stopped")
 
 
 def _space(recipe: Recipe, given: Mapping[str, Any] | Space | Path | str | None) -> Space:

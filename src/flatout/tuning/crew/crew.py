@@ -23,6 +23,7 @@ from flatout.tuning.training.layout import PACKED, Layout
 
 _WARM_S = 0.05
 _LEAST_LIMIT_S, _PATIENCE = 120.0, 20.0  # a unit of trials may take so many times as long as its layout's rate predicts
+_MEASURING_LIMIT_S = 900.0  # to measure how a group is trained fastest, which takes some dozens of steps
 
 Trials = Sequence[tuple[int, Sequence[str]]]  # the number of a trial, and its overrides
 
@@ -65,8 +66,9 @@ class Crew:
     def __init__(self, make: Callable[[], Member], *, isolated: bool, most: int) -> None:
         """`most`: processes side by side at the most."""
         self._make, self.isolated, self.most = make, isolated, most if isolated else 1
-        self._members: list[Member] = []
+        self._members: list[Member | None] = []  # None: it ended, and the next question gets a new one
         self._states: Path | None = None
+        self._is_leaving = False  # nobody waits for the answers any more
 
     def keep_states_in(self, folder: Path) -> None:
         """Where trials are written down that go on later."""
@@ -78,20 +80,42 @@ class Crew:
         return {"states": {"folder": str(self._states)}}
 
     def ask(self, question: Mapping[str, Any], limit_s: float | None = None, member: int = 0) -> dict[str, Any]:
-        return self._member(member).ask(question, limit_s)
+        """The answer, or NoAnswer; after a crash the next question gets a new process."""
+        try:
+            return self._member(member).ask(question, limit_s)
+        except NoAnswer as none:
+            if none.kind != FAILED:
+                self._members[member] = None
+            raise
 
-    def ask_all(self, question: Mapping[str, Any]) -> None:
-        for member in self._members:
-            member.ask(question, None)
+    def ask_all(self, question: Mapping[str, Any]) -> list[str]:
+        """Returns why processes could not do it: what they knew of trials is lost, and trained again when it is needed."""
+        lost = []
+        for place, member in enumerate(self._members):
+            if member is None:
+                continue
+            try:
+                self.ask(question, None, place)
+            except (NoAnswer, FlatoutError) as none:
+                lost.append(str(none))
+        return lost
+
+    def measure_layout(self, trials: Trials, limit_s: float) -> Layout:
+        """Raises NoAnswer if that ended the process, or took far longer than it should."""
+        return Layout(**self.ask({"layout": {"trials": list(trials), "limit_s": limit_s}}, self._at_most(_MEASURING_LIMIT_S)))
 
     def rate_packed(self, trial: tuple[int, Sequence[str]], seconds: float) -> float:
-        """Trial-steps a second of as many processes as there are cores, all at work at the same time."""
+        """Trial-steps a second of as many processes as there are cores, at work at the same time; 0 if one of them ended."""
 
         def rate(place: int, seconds: float) -> float:
-            return float(self.ask({"rate": {"trial": trial, "seconds": seconds}}, None, place)["rate"])
+            question = {"rate": {"trial": trial, "seconds": seconds}}
+            return float(self.ask(question, self._at_most(_MEASURING_LIMIT_S), place)["rate"])
 
-        self._at_once([partial(rate, place, _WARM_S) for place in range(self.most)])  # until all of them have started
-        return math.fsum(self._at_once([partial(rate, place, seconds) for place in range(self.most)]))
+        try:
+            self._at_once([partial(rate, place, _WARM_S) for place in range(self.most)])  # until all of them have started
+            return math.fsum(self._at_once([partial(rate, place, seconds) for place in range(self.most)]))
+        except NoAnswer:
+            return 0.0
 
     def train(self, trials: Trials, start: int, to: int, layout: Layout, which: str) -> Trained:
         """One group of trials, from step `start` to step `to`."""
@@ -105,18 +129,25 @@ class Crew:
         return Trained(scores, time.perf_counter() - began_s, tuple(why for part in parts for why in part.lost))
 
     def stop(self) -> None:
-        for member in self._members:
-            member.stop()
+        self._stop_all()
         self._members = []
+        self._is_leaving = False
+
+    def _stop_all(self) -> None:
+        for member in self._members:
+            if member is not None:
+                member.stop()
 
     def _train_on(
         self, place: int, trials: Trials, start: int, to: int, layout: Layout, which: str, *, again: bool = False
     ) -> Trained:
         question = {"train": {"trials": list(trials), "start": start, "to": to, "layout": layout.to_dict(), "which": which}}
         try:
-            answer = self._member(place).ask(question, self._limit_s(len(trials), to, layout))
+            answer = self.ask(question, self._limit_s(len(trials), to, layout), place)
             why, kind = answer.get("failed", ""), FAILED
         except NoAnswer as none:
+            if self._is_leaving:
+                raise
             answer, why, kind = {"seconds": 0.0}, str(none), none.kind
         if not why:
             return Trained({int(number): score for number, score in answer["scores"].items()}, answer["seconds"])
@@ -136,19 +167,28 @@ class Crew:
 
     def _limit_s(self, count: int, to: int, layout: Layout) -> float | None:
         rate = max(layout.rates.values(), default=0.0)
-        if not self.isolated or not rate:
-            return None
-        return max(_LEAST_LIMIT_S, _PATIENCE * count * to / rate)
+        return self._at_most(max(_LEAST_LIMIT_S, _PATIENCE * count * to / rate)) if rate else None
+
+    def _at_most(self, seconds: float) -> float | None:
+        """Nothing can end what this process does itself."""
+        return seconds if self.isolated else None
 
     def _member(self, place: int) -> Member:
-        while len(self._members) <= place:
-            made = self._make()
+        self._members += [None] * (place + 1 - len(self._members))
+        found = self._members[place]
+        if found is None:
+            found = self._members[place] = self._make()
             if self._states is not None:
-                made.ask(self._where, None)
-            self._members.append(made)
-        return self._members[place]
+                found.ask(self._where, None)
+        return found
 
-    @staticmethod
-    def _at_once(work: Sequence[Callable[[], Any]]) -> list[Any]:
+    def _at_once(self, work: Sequence[Callable[[], Any]]) -> list[Any]:
+        self._members += [None] * (len(work) - len(self._members))  # here, not in several threads
         with ThreadPoolExecutor(len(work)) as threads:
-            return [one.result() for one in [threads.submit(part) for part in work]]
+            asked = [threads.submit(part) for part in work]
+            try:
+                return [one.result() for one in asked]
+            except BaseException:  # Ctrl-C: do not wait for what the others do
+                self._is_leaving = True
+                self._stop_all()
+                raise

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flatout.base.errors import FlatoutError
 from flatout.recipe.load import with_overrides
 from flatout.recipe.schema import Recipe
 from flatout.tuning.training.candidate import Candidate
@@ -37,8 +38,11 @@ class Worker:
         self._trainers.close()
 
     def _about(self, given: Asked) -> dict[str, Any]:
-        self._recipe.load_data(self._trainers.cache)
-        return self._trainers.about(self._trainers.candidate(0, []))
+        try:
+            self._recipe.load_data(self._trainers.cache)
+            return self._trainers.about(self._trainers.candidate(0, []))
+        except FlatoutError as error:  # of the recipe, not of a trial
+            return {"refused": str(error), "exit_code": error.exit_code}
 
     def _layout(self, given: Asked) -> dict[str, Any]:
         return self._trainers.choose(self._candidates(given["trials"]), given.get("limit_s", 10.0)).to_dict()

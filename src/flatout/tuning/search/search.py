@@ -63,6 +63,12 @@ class TrialSearch:
     def trials(self) -> Mapping[int, TrialState]:
         return self.standing.trials
 
+    def limit(self, most_trials: int | None, spent: float | None) -> None:
+        """From here on other limits hold. `spent`: the share of the budget so far, which is smaller of a larger one."""
+        self.most_trials = math.inf if most_trials is None else most_trials
+        if spent is not None:
+            self.standing.spent = spent
+
     def next(self) -> Rung | None:
         """None: the search is finished. The same rung until it is answered."""
         if self.asked is None and not self.done:

@@ -6,12 +6,14 @@ the log ends. Then it goes on with training.
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from flatout.base.answering_child import HUNG, NoAnswer
 from flatout.base.errors import FlatoutError, StoreError
 from flatout.base.events import EventLog
 from flatout.base.units import show_seconds
@@ -24,13 +26,16 @@ from flatout.tuning.space.space import Space
 from flatout.tuning.study.finals import RECIPE, Size, size_for
 from flatout.tuning.study.spending import Spending, Spent
 from flatout.tuning.training.candidate import Candidate
-from flatout.tuning.training.layout import SERIAL, STACKED, Layout, packed
+from flatout.tuning.training.layout import NONE, SERIAL, STACKED, Layout, packed
 from flatout.tuning.training.shared import CHOOSE
 
 _WORTH_PACKING_S = 60.0  # of training one after another, above which it is tried in several processes
 _BETTER = 1.1  # several processes must be faster by this factor
 _MOST_LOOKED_AT = 256  # trials, when layouts are measured
 _WORTH_SAVING_S = 2.0  # of training since the last save
+_UNFIT = (
+    "the study's log does not fit its space and seed: another version wrote it, or it was changed; --fresh starts a new study"
+)
 
 
 @dataclass
@@ -75,20 +80,30 @@ class Driver:
 
     def replay(self, events: Sequence[Mapping[str, Any]]) -> None:
         """Give the search the answers that are in the log."""
+        try:
+            self._replay(events)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:  # a line without a checksum, written by hand
+            raise StoreError(f"{_UNFIT} ({type(error).__name__}: {error})") from error
+
+    def limited(self, trials: int | None, share: float | None) -> None:
+        """From here on the search may train so many trials, and has used that share of its budget; None: as before."""
+        self._search.limit(trials, share)
+
+    @property
+    def share(self) -> float:
+        """Of the budget, without what is set aside to judge the winner."""
+        return self._spending.share() / (1 - self._reserve)
+
+    def _replay(self, events: Sequence[Mapping[str, Any]]) -> None:
         for event in events:
-            if event["kind"] == "layout":
+            if event["kind"] in ("begun", "resumed"):
+                self.limited(event["trials"], event.get("share"))
+            elif event["kind"] == "layout":
                 self._laid_out(event["group"], Layout(**event["layout"]))
             elif event["kind"] == "rung":
                 rung = self._search.next()
-                if (
-                    rung is None
-                    or [one.number for one in rung.trials] != [one[0] for one in event["trials"]]
-                    or rung.to != event["to"]
-                ):
-                    raise StoreError(
-                        "the study's log does not fit its space and seed: another version wrote it, or it was changed; "
-                        "--fresh starts a new study"
-                    )
+                if rung is None or rung.to != event["to"] or _written(rung) != event["trials"]:
+                    raise StoreError(_UNFIT)
                 for trial in rung.trials:
                     self._standing(trial.number, trial.point).step = rung.to
                 for number, why in event["failed"].items():
@@ -123,6 +138,9 @@ class Driver:
         found: dict[int, float | str] = {}
         for group, ones in groups.items():
             layout = self._layout_of(group, ones, self._total)
+            if layout.kind == NONE:
+                found |= {number: layout.why for number, _ in ones}
+                continue
             for first in range(0, len(ones), max(layout.width, 1) if layout.kind == STACKED else len(ones)):
                 part = ones[first : first + layout.width] if layout.kind == STACKED else ones
                 trained = self._crew.train(part, 0, self._total, layout, which)
@@ -163,9 +181,10 @@ class Driver:
         """Trials that have ended are forgotten; others may go on later and are written down, if that is worth it."""
         ended = [one.number for one in self.standings.values() if one.failed or one.step == self._total]
         if ended:
-            self._crew.ask_all({"forget": {"numbers": ended}})
+            self.lost += self._crew.ask_all({"forget": {"numbers": ended}})
         if self._unsaved_s >= _WORTH_SAVING_S:
-            self._crew.ask_all({"save": {"numbers": sorted(self._unsaved - set(ended))}})
+            if whys := self._crew.ask_all({"save": {"numbers": sorted(self._unsaved - set(ended))}}):
+                self._log.emit("not_saved", why="; ".join(whys))  # a killed study trains these trials again
             self._unsaved_s, self._unsaved = 0.0, set()
 
     def _trained(self, rung: Rung) -> Mapping[str, Any]:
@@ -176,6 +195,10 @@ class Driver:
         training_s = 0.0
         for group, ones in _by_group([one for one in standings if not one.failed]).items():
             layout = self._layout_of(group, [(one.number, one.overrides) for one in ones], rung.to)
+            if layout.kind == NONE:
+                for one in ones:
+                    one.failed = layout.why
+                continue
             for start, trials in _units(ones, layout):
                 found: Trained = self._crew.train(trials, start, rung.to, layout, CHOOSE)
                 training_s += found.seconds
@@ -191,18 +214,17 @@ class Driver:
         self.training_s += training_s
         self._unsaved_s += training_s
         spent = self._spending.spent
-        share = self._spending.share(spent)
         return self._log.emit(
             "rung",
             to=rung.to,
-            trials=[[one.number, dict(one.point)] for one in standings],
+            trials=_written(rung),
             scores={str(number): score for number, score in scores.items()},
             failed={str(one.number): one.failed for one in standings if one.failed},
             lost=lost,
             seconds=time.monotonic() - began_s,
             training_s=training_s,
             spent={"seconds": spent.seconds, "joules": spent.joules},
-            share=share / (1 - self._reserve),
+            share=self._spending.share(spent) / (1 - self._reserve),
         )
 
     def _layout_of(self, group: str, trials: Trials, to: int) -> Layout:
@@ -210,10 +232,14 @@ class Driver:
         known = self.layouts.get(group)
         if known is not None and (known.measured_with > 1 or len(trials) == 1):
             return known
-        answer = self._crew.ask({"layout": {"trials": list(trials), "limit_s": self._measuring_s}})
-        layout = Layout(**answer)
+        try:
+            layout = self._crew.measure_layout(trials, self._measuring_s)
+        except (NoAnswer, FlatoutError) as none:  # training them one by one finds out which of them it is
+            layout = Layout(SERIAL, why=f"measuring other layouts failed: {none}", measured_with=len(trials))
+            if isinstance(none, NoAnswer) and none.kind == HUNG:
+                layout = replace(layout, kind=NONE)
         alone = max(layout.rates.values(), default=0.0)
-        worth = alone and len(trials) * to / alone > _WORTH_PACKING_S
+        worth = alone > 0 and len(trials) * to / alone > _WORTH_PACKING_S
         if layout.kind == SERIAL and self._crew.most > 1 and len(trials) > 1 and worth:
             rate = self._crew.rate_packed(trials[0], 1.0)
             if rate > _BETTER * alone:
@@ -241,6 +267,12 @@ class Driver:
                 standing.failed = f"its recipe is not possible: {error}"
             self.standings[number] = standing
         return self.standings[number]
+
+
+def _written(rung: Rung) -> list[Any]:
+    """As it is read from a log."""
+    found: list[Any] = json.loads(json.dumps([[one.number, dict(one.point)] for one in rung.trials], default=str))
+    return found
 
 
 def _by_group(ones: Sequence[Standing]) -> dict[str, list[Standing]]:

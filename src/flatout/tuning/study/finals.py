@@ -47,7 +47,8 @@ def size_for(training_share: float) -> Size:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`again`: where the winner's score lies when it is trained once more; `gain`: the mean difference from the recipe."""
+    """`again`: where the winner's score lies when it is trained once more; `gain`: the mean difference from the recipe. If the
+    recipe always fails, its interval and the gain are of no values."""
 
     winner: int
     again: Interval
@@ -59,6 +60,8 @@ class Verdict:
 
     def better(self, higher_is_better: bool) -> bool | None:
         """Than the recipe as it was. None: these seeds can't tell."""
+        if self.winner != RECIPE and not self.recipe_scores:
+            return True
         if not self.gain.excludes_zero:
             return None
         return (self.gain.low > 0) is higher_is_better
@@ -77,24 +80,24 @@ class Finals:
         recipe: Finalist = (RECIPE, {}, ())
         entered = [*list(finalists)[: size.finalists], recipe]
         found = self._scores(entered, range(size.choosing), CHOOSE)
-        means = {number: math.fsum(scores) / len(scores) for number, scores in found.items() if scores}
+        means = {number: math.fsum(scores.values()) / len(scores) for number, scores in found.items() if scores}
         best = (max if higher_is_better else min)(means, key=lambda number: means[number], default=entered[0][0])
         winner = next(one for one in entered if one[0] == best)
         seeds = range(size.choosing, size.choosing + size.judging)
-        of_both = self._scores([winner, *([] if best == RECIPE else [recipe])], seeds, JUDGE, paired=True)
-        ours, theirs = of_both[winner[0]], of_both[RECIPE]
+        compared = best != RECIPE and bool(found[RECIPE])  # a recipe that always fails has nothing to compare with
+        of_both = self._scores([winner, *([recipe] if compared else [])], seeds, JUDGE)
+        ours, theirs = of_both[winner[0]], of_both.get(RECIPE, {})
         if len(ours) < 2:
             raise TrainingError(
                 "the best trial failed when it was trained again with other seeds, so there is no winner: a lower learning "
                 "rate, or a space without its extremes, gives trainings that do not depend on luck"
             )
-        gain = of_the_mean([one - other for one, other in zip(ours, theirs, strict=True)])
-        return Verdict(winner[0], of_the_next(ours), of_the_next(theirs), gain, tuple(ours), tuple(theirs), means)
+        gain = of_the_mean([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+        again, before = list(ours.values()), list(theirs.values())
+        return Verdict(winner[0], of_the_next(again), of_the_next(before), gain, tuple(again), tuple(before), means)
 
-    def _scores(
-        self, finalists: Sequence[Finalist], seeds: Sequence[int], which: str, *, paired: bool = False
-    ) -> dict[int, list[float]]:
-        """Of each finalist, a score a seed. `paired`: only seeds with which none failed."""
+    def _scores(self, finalists: Sequence[Finalist], seeds: Sequence[int], which: str) -> dict[int, dict[int, float]]:
+        """Of each finalist, a score for each seed with which it did not fail."""
         key = f"{which}: {[one[0] for one in finalists]}, seeds {list(seeds)}"
         if key not in self._known:
             asked = {
@@ -107,8 +110,7 @@ class Finals:
             self._log.emit("finals", key=key, which=which, scores=scores)
             self._known[key] = scores
         table = {(number, seed): score for number, seed, score in self._known[key] if not isinstance(score, str)}
-        usable = [seed for seed in seeds if not paired or all((one[0], seed) in table for one in finalists)]
-        return {one[0]: [table[one[0], seed] for seed in usable if (one[0], seed) in table] for one in finalists}
+        return {one[0]: {seed: table[one[0], seed] for seed in seeds if (one[0], seed) in table} for one in finalists}
 
 
 def _number(trial: int, seed: int) -> int:

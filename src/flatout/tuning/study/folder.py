@@ -64,10 +64,13 @@ class StudyFolder:
 
     def finish(self, result: dict[str, Any]) -> None:
         write_json(self.path / _RESULT, result)
-        shutil.rmtree(self.states, ignore_errors=True)
+        if not result.get("stopped"):  # else it may go on
+            shutil.rmtree(self.states, ignore_errors=True)
 
-    def reopen(self) -> None:
-        """A larger budget extends a finished study: its result will be another one."""
+    def reopen(self, asked: dict[str, Any]) -> None:
+        """It goes on, maybe with a larger budget, and its result will be another one."""
+        self.ask(asked)
+        self.states.mkdir(exist_ok=True)
         (self.path / _RESULT).unlink(missing_ok=True)
 
     def ask(self, asked: dict[str, Any]) -> None:

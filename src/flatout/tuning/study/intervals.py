@@ -15,7 +15,7 @@ _T = (
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean of n values with a 95% interval."""
+    """A mean of n values with a 95% interval. Of no values the mean is NaN, and any value lies within."""
 
     mean: float
     low: float
@@ -29,16 +29,16 @@ class Interval:
 
 def of_the_next(values: Sequence[float]) -> Interval:
     """Where one more value of the same kind lies: a training with another seed."""
-    return _interval(values, math.sqrt(1 + 1 / len(values)))
+    return _interval(values, math.sqrt(1 + 1 / max(1, len(values))))
 
 
 def of_the_mean(values: Sequence[float]) -> Interval:
-    return _interval(values, math.sqrt(1 / len(values)))
+    return _interval(values, math.sqrt(1 / max(1, len(values))))
 
 
 def _interval(values: Sequence[float], factor: float) -> Interval:
     n = len(values)
-    mean = math.fsum(values) / n
+    mean = math.fsum(values) / n if n else math.nan
     if n < 2:
         return Interval(mean, -math.inf, math.inf, n)
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))

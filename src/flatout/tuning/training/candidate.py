@@ -17,6 +17,7 @@ from flatout.recipe.schema import Recipe
 
 _OWN_KEYS = ("lr", "weight_decay", "clip", "schedule", "seed", "name")
 _OWN_OPTIONS = ("betas", "eps", "momentum")  # of an optimizer
+_ONLY_DROPOUT_LAYERS = ("mlp", "convnet")  # built-in models that use their rate nowhere else, as gpt's attention does
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class Candidate:
 
     @cached_property
     def dropout(self) -> float | None:
-        """The rate that the recipe gives a built-in model. Without dropout there is no layer for it, so 0 is none."""
+        """The rate that the recipe gives a built-in model whose dropout layers can be replaced. Without dropout there is no
+        layer for it, so 0 is none."""
         options = _built_in_options(self.recipe.model)
         rate = options.get("dropout")
         return float(rate) if isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0 else None
@@ -79,7 +81,7 @@ def _built_in_options(model: Any) -> Mapping[str, Any]:
     if callable(model) or isinstance(model, nn.Module):
         return {}
     asked = ModelSpec.parse(model)
-    return {} if asked.library or ":" in asked.spec.name else asked.spec.options
+    return asked.spec.options if asked.spec.name in _ONLY_DROPOUT_LAYERS else {}
 
 
 def _without_dropout(model: Any) -> Any:

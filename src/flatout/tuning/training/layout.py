@@ -21,6 +21,7 @@ from flatout.tuning.training.shared import Group
 from flatout.tuning.training.stack import Stack
 
 STACKED, PACKED, SERIAL = "stacked", "packed", "serial"
+NONE = "none"  # not even one of them could be measured in time
 _WARM, _TIMED_S = 6, 0.2  # steps before the clock starts; time of each measurement
 _TURNS, _A_TURN, _LONGEST_TURN_S = 3, 8, 0.1  # measurements at least, and the steps and time of each
 _WIDTHS = (16, 64, 256)  # of stacks that are tried; more trials are trained in several stacks

@@ -36,6 +36,8 @@ class StackProof:
 
 def prove(group: Group, candidates: Sequence[Candidate]) -> StackProof:
     """Two or three trials are enough: a stack treats all alike. In fp32, where only a mistake is larger than rounding."""
+    if why := cannot_be_stacked(group):
+        return StackProof(False, f"trials of this recipe can't be stacked: {why}")
     group = group.in_precision("fp32")
     try:
         stack, alone = Stack(group, candidates), Alone(group, candidates)
@@ -59,6 +61,17 @@ def prove(group: Group, candidates: Sequence[Candidate]) -> StackProof:
         if not size <= limit:  # also NaN
             return StackProof(False, f"stacked trials differ from trials alone: {what} by {size:.2g}", gradient, first, losses)
     return found
+
+
+def cannot_be_stacked(group: Group) -> str:
+    """What a stack has not built in, in words; empty: nothing."""
+    if group.job.ema is not None:
+        return "ema averages the weights of one model"
+    if callable(group.recipe.optimizer):
+        return "the optimizer is your own"
+    if group.settings.precision in ("fp16", "fp8"):
+        return f"precision {group.settings.precision} scales the gradients of one model"
+    return ""
 
 
 def _losses_apart(stack: Stack, alone: Alone, candidates: Sequence[Candidate]) -> float:

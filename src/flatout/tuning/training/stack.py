@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -45,8 +46,8 @@ class Stack:
         self._clock = torch.zeros((), dtype=torch.int64, device=group.device)
         self._dropouts = key_dropouts(self._model, self._clock)
         self._seeds = sorted({one.seed for one in candidates})
+        self._fixed: dict[str, Tensor] = {}  # frozen parameters that are the same in all trials
         self._weights, self._buffers = self._stacked(candidates)
-        self._fixed = {name: one.detach() for name, one in self._model.named_parameters() if not one.requires_grad}
         self._update = StackedUpdate(group, self._weights, candidates)
         self._rates = StepRates(group, candidates)
 
@@ -178,7 +179,7 @@ class Stack:
         """Something that is called as the model is, with the weights of one trial."""
 
         def call(*given: Any, **named: Any) -> Any:
-            return functional_call(self._model, ({**weights, **self._fixed}, dict(buffers)), given, named)
+            return functional_call(self._model, {**weights, **buffers, **self._fixed}, given, named)
 
         return call
 
@@ -191,11 +192,18 @@ class Stack:
 
     def _stacked(self, candidates: Sequence[Candidate]) -> tuple[Weights, dict[str, Tensor]]:
         group = self.group
-        of_seed = {seed: group.model(seed).state_dict(keep_vars=False) for seed in self._seeds}
+        models = {seed: group.model(seed) for seed in self._seeds}
+        of_seed = {seed: dict(chain(one.named_parameters(), one.named_buffers())) for seed, one in models.items()}
         trained = [name for name, one in self._model.named_parameters() if one.requires_grad]
-        rows = {name: torch.stack([of_seed[one.seed][name] for one in candidates]) for name in trained}
+        rows = {name: torch.stack([of_seed[one.seed][name].detach() for one in candidates]) for name in trained}
         weights = Weights.of(rows, group.job.rates, group.device)
-        buffers = {name: one.expand(len(candidates), *one.shape).clone() for name, one in self._model.named_buffers()}
+        frozen = {name: one.detach() for name, one in self._model.named_parameters() if name not in rows}
+        own = {name: one for name, one in frozen.items() if any(not one.cpu().equal(of[name]) for of in of_seed.values())}
+        self._fixed = {name: one for name, one in frozen.items() if name not in own}
+        buffers = {
+            name: torch.stack([of_seed[other.seed].get(name, one).detach() for other in candidates]).to(group.device)
+            for name, one in chain(self._model.named_buffers(), own.items())
+        }
         for name in self._dropouts:
             keys, rates = buffers[f"{name}.{KEY}"], buffers[f"{name}.{RATE}"]
             for place, one in enumerate(candidates):

@@ -102,8 +102,10 @@ class StackedUpdate:
         watched = losses
         if self._clip is not None:
             norms = torch.linalg.vector_norm(self.gradient, dim=1)
-            self.gradient.mul_((self._clip / (norms + 1e-6)).clamp_max(1.0)[:, None])
-            watched = norms
+            clips = self._clip.isfinite()
+            factors = (self._clip / (norms + 1e-6)).clamp_max(1.0)
+            self.gradient.mul_(torch.where(clips, factors, 1.0)[:, None])
+            watched = torch.where(clips, norms, losses)
         self._rows(torch.isfinite(watched), rates)
 
 

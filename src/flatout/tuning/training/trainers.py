@@ -62,8 +62,12 @@ class Trainers:
         self, candidates: Sequence[Candidate], start: int, to: int, layout: Layout, which: str, should_stop: Stopped = never
     ) -> dict[int, float | str]:
         """From step `start` to step `to`: the score of each trial, or why it failed."""
-        trainer = self._trainer(candidates, start, layout, should_stop)
-        trainer.train(to, should_stop)
+        try:
+            trainer = self._trainer(candidates, start, layout, should_stop)
+            trainer.train(to, should_stop)
+        except BaseException:
+            self._drop([one.number for one in candidates])
+            raise
         return {number: trainer.failed[number] if score is None else score for number, score in trainer.scores(which).items()}
 
     def save(self, numbers: Sequence[int]) -> None:
@@ -117,6 +121,12 @@ class Trainers:
                 self._holders.pop(number, None)
         if rest and list(rest) != list(holder.candidates):
             holder.keep(rest)
+
+    def _drop(self, numbers: Sequence[int]) -> None:
+        """Their training was cut short, so that they are between two steps: next time they start from their last state."""
+        for holder in self._all_holders():
+            if hit := [number for number in holder.candidates if number in numbers]:
+                self._part(holder, [number for number in holder.alive if number not in hit])
 
     def _all_holders(self) -> list[Stack | Alone]:
         return list({id(one): one for one in self._holders.values()}.values())
