@@ -70,7 +70,8 @@ def assert_equal(stack: Stack, alone: Alone, tolerance: float = 2e-4) -> None:
             expected = alone.metrics(number, which)
             assert found[number].keys() == expected.keys()
             for name, figure in expected.items():
-                np.testing.assert_allclose(found[number][name], figure, rtol=5 * tolerance, atol=1e-4, err_msg=f"{which} {name}")
+                where = f"{which} {name}"
+                np.testing.assert_allclose(found[number][name], figure, rtol=5 * tolerance, atol=1e-4, err_msg=where)
 
 
 def table(rows: int = 240, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:

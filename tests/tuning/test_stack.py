@@ -76,7 +76,8 @@ def test_buffers_and_frozen_parameters_belong_to_a_trial(name: str) -> None:
 
 
 def test_images() -> None:
-    with both(recipe(model={"convnet": {"channels": [4], "hidden": 8, "dropout": 0.2}}, budget="4 steps"), RATES) as (stack, alone):
+    net = {"convnet": {"channels": [4], "hidden": 8, "dropout": 0.2}}
+    with both(recipe(model=net, budget="4 steps"), RATES) as (stack, alone):
         assert_equal(stack, alone)
 
 

@@ -107,7 +107,9 @@ def _fields(
         "trials": [_trial(history, trial) for trial in history.best_first],
         "layouts": history.layouts, "rungs": history.rungs,
         "finals": [{"which": one.which, "scores": one.scores} for one in history.finals],
-        "importance": {"shares": importance.shares, "step": importance.step, "trials": importance.trials, "why": importance.why},
+        "importance": {
+            "shares": importance.shares, "step": importance.step, "trials": importance.trials, "why": importance.why,
+        },
         "damaged": history.damaged, "result": result,
     }  # fmt: skip
 

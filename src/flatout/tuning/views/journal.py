@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from flatout.base.errors import StoreError, UsageError
 from flatout.tuning.space.domains import Choices, Domain, Mixture, Range, same_as, shown
@@ -50,7 +50,7 @@ def _write(folder: StudyFolder, history: History, distributions: Mapping[str, Ba
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    direction = "maximize" if history.higher_is_better else "minimize"
+    direction: Literal["maximize", "minimize"] = "maximize" if history.higher_is_better else "minimize"
     storage = JournalStorage(JournalFileBackend(str(path)))
     study = optuna.create_study(study_name=folder.name, storage=storage, direction=direction)
     study.set_metric_names([history.metric])
