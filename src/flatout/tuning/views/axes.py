@@ -11,6 +11,7 @@ from flatout.tuning.views.words import value_text
 
 _CUT = 0.85  # the share of scores that are always inside; worse ones are drawn at the edge if they would squeeze these
 _ROOM = 1.6
+_MOST = 300  # trials in a picture
 
 
 def value_ticks(domain: Domain, most: int = 5) -> list[Tick]:
@@ -44,6 +45,14 @@ def score_axis(history: History, scores: Sequence[float]) -> tuple[Axis, bool]:
     edge = best + _ROOM * (inside - best) if cut else worst
     room = 0.04 * abs(best - edge)
     return linear(min(best, edge) - room, max(best, edge) + room), cut
+
+
+def thinned(trials: Sequence[TrialLine]) -> tuple[list[TrialLine], str]:
+    """At most 300 trials of some in order, the first among them, and a sentence if some are left out: a page stays small."""
+    if len(trials) <= _MOST:
+        return list(trials), ""
+    places = [place * len(trials) // _MOST for place in range(_MOST)]
+    return [trials[place] for place in places], f" {_MOST} of {len(trials):,} trials are drawn, from the best to the worst."
 
 
 def ranks(history: History, trials: Sequence[TrialLine], step: int) -> dict[int, int]:

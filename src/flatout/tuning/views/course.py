@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flatout.base.tree import Picture
-from flatout.tuning.views.axes import score_axis
+from flatout.tuning.views.axes import score_axis, thinned
 from flatout.tuning.views.history import DROPPED, WHOLE, History, TrialLine
 from flatout.tuning.views.svg import Axis, Plot, cross, dot, line, linear, logarithmic, path, picture, text
 
@@ -23,7 +23,8 @@ def optimisation_history(history: History) -> Picture | None:
     times = linear(0.0, max(trial.spent_s for trial in history.trials) / seconds)
     parts = [*_PLOT.grid(times.ticks, scores.ticks, f"time of the study in {unit}", history.metric)]
     edge = _PLOT.y(0.0 if history.higher_is_better else 1.0)
-    for trial in history.trials:
+    drawn, left_out = thinned(history.best_first)
+    for trial in drawn:
         x = _PLOT.x(times.at(trial.spent_s / seconds))
         if trial.score is None:
             parts.append(cross(x, edge))
@@ -34,7 +35,7 @@ def optimisation_history(history: History) -> Picture | None:
     best = "the best so far of trials that were trained whole" if whole else "the best so far"
     caption = (
         f"Last score of each trial. Filled: trained whole; rings: dropped earlier; crosses: failed. Line: {best}."
-        f"{AT_THE_EDGE if cut else ''}"
+        f"{left_out}{AT_THE_EDGE if cut else ''}"
     )
     return Picture(picture("Optimisation history", _PLOT.width, _PLOT.height, parts), caption)
 
@@ -71,13 +72,15 @@ def learning_curves(history: History, winner: int | None) -> Picture | None:
     steps = logarithmic(rungs[0], rungs[-1])
     parts = list(_PLOT.grid([(steps.at(step), f"{step:,}") for step in rungs], scores.ticks, "step", history.metric))
     parts += [line("rung", _PLOT.x(steps.at(step)), _PLOT.top, _PLOT.x(steps.at(step)), _PLOT.y(0)) for step in rungs]
-    for trial in sorted(history.trials, key=lambda trial: (trial.number == winner, history.state(trial) == WHOLE)):
+    drawn, left_out = thinned([trial for trial in history.best_first if trial.scores])
+    drawn += [trial for trial in history.trials if trial.number == winner and trial not in drawn]
+    for trial in sorted(drawn, key=lambda trial: (trial.number == winner, history.state(trial) == WHOLE)):
         parts += _curve(history, trial, steps, scores, is_winner=trial.number == winner)
     if any(trial.number == winner for trial in history.trials):
         parts.append(text(_PLOT.width - _PLOT.right, _PLOT.top - 14, f"winner: trial {winner}", "end"))
     caption = (
         "Scores of each trial by step, at the rungs (dashed). Faded: not trained whole."
-        f"{' Orange: the winner.' if winner is not None and winner >= 0 else ''}{AT_THE_EDGE if cut else ''}"
+        f"{' Orange: the winner.' if winner is not None and winner >= 0 else ''}{left_out}{AT_THE_EDGE if cut else ''}"
     )
     return Picture(picture("Learning curves of trials", _PLOT.width, _PLOT.height, parts), caption)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from flatout.base.tree import Doc, Fields, Node, TextLine
@@ -16,7 +17,7 @@ from flatout.tuning.views.layouts import layout_lines
 from flatout.tuning.views.page import study_pictures
 from flatout.tuning.views.trial_table import trial_tables
 from flatout.tuning.views.verdict import verdict_nodes
-from flatout.tuning.views.words import point_lines, wrapped
+from flatout.tuning.views.words import point_lines, short_keys, wrapped
 
 _REASONS = 5  # of failures
 
@@ -67,8 +68,10 @@ def _importance(importance: Importance) -> list[str]:
     """Nothing if there are too few trials: the page says so."""
     if not importance.trials:
         return []
-    words = ", ".join(f"{key} {share:.2f}" for key, share in importance.shares.items()) or importance.why
-    return ["", *wrapped(f"importance: {words}")]
+    names = short_keys(list(importance.shares))
+    # a share stays on the line of its key
+    words = ", ".join(f"{names[key]}\xa0{share:.2f}" for key, share in importance.shares.items()) or importance.why
+    return ["", *(line.replace("\xa0", " ") for line in wrapped(f"importance: {words}"))]
 
 
 def _failed(history: History) -> list[str]:
@@ -107,9 +110,7 @@ def _fields(
         "trials": [_trial(history, trial) for trial in history.best_first],
         "layouts": history.layouts, "rungs": history.rungs,
         "finals": [{"which": one.which, "scores": one.scores} for one in history.finals],
-        "importance": {
-            "shares": importance.shares, "step": importance.step, "trials": importance.trials, "why": importance.why,
-        },
+        "importance": asdict(importance),
         "damaged": history.damaged, "result": result,
     }  # fmt: skip
 

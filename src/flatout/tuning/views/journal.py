@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from flatout.base.errors import StoreError, UsageError
 from flatout.tuning.space.domains import Choices, Domain, Mixture, Range, same_as, shown
@@ -49,8 +49,9 @@ def _write(folder: StudyFolder, history: History, distributions: Mapping[str, Ba
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
+    from optuna.study import StudyDirection
 
-    direction: Literal["maximize", "minimize"] = "maximize" if history.higher_is_better else "minimize"
+    direction = StudyDirection.MAXIMIZE if history.higher_is_better else StudyDirection.MINIMIZE
     storage = JournalStorage(JournalFileBackend(str(path)))
     study = optuna.create_study(study_name=folder.name, storage=storage, direction=direction)
     study.set_metric_names([history.metric])

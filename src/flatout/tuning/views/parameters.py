@@ -8,7 +8,7 @@ from flatout.base.tree import Picture
 from flatout.base.units import show_metric
 from flatout.tuning.space.parameter import Parameter
 from flatout.tuning.space.space import Space
-from flatout.tuning.views.axes import ranks, score_axis, value_ticks
+from flatout.tuning.views.axes import ranks, score_axis, thinned, value_ticks
 from flatout.tuning.views.course import AT_THE_EDGE
 from flatout.tuning.views.history import History, TrialLine
 from flatout.tuning.views.svg import LETTER, RANKS, Axis, Plot, dot, line, path, picture, text
@@ -46,7 +46,8 @@ def parallel_coordinates(history: History, space: Space, step: int) -> Picture:
     height = _ROW * len(axes) + 16
     plot = Plot(_WIDTH, height, left=28, right=28, top=0, bottom=0)
     parts: list[str] = []
-    for trial in sorted(trials, key=lambda trial: colours[trial.number]):
+    drawn, left_out = thinned(sorted(trials, key=lambda trial: -colours[trial.number]))
+    for trial in reversed(drawn):
         points = [
             (plot.x(place), _level(row))
             for row, (_, axis) in enumerate(axes)
@@ -55,7 +56,7 @@ def parallel_coordinates(history: History, space: Space, step: int) -> Picture:
         parts.append(path(f"r{colours[trial.number]}", points))
     for row, (name, axis) in enumerate(axes):
         parts += _axis(plot, _level(row), name, axis)
-    caption = f"Each line is a trial: its parameters, and its {history.metric} at step {step:,}. {_COLOURS}"
+    caption = f"Each line is a trial: its parameters, and its {history.metric} at step {step:,}. {_COLOURS}{left_out}"
     if cut:
         caption += AT_THE_EDGE
     return Picture(picture("Parallel coordinates", _WIDTH, height, parts), caption)
@@ -106,7 +107,8 @@ def _slice(
 ) -> Picture:
     plot = Plot(_SMALL_WIDTH, _SMALL_HEIGHT, left=54, right=14)
     parts = list(plot.grid(value_ticks(one.domain, 4), scores.ticks, shortened(one.key, 40), history.metric))
-    for trial in sorted(trials, key=lambda trial: colours[trial.number]):
+    drawn, left_out = thinned(sorted(trials, key=lambda trial: -colours[trial.number]))
+    for trial in reversed(drawn):
         unit = one.domain.unit_of(trial.point[one.key])
         if unit is not None:
             colour = colours[trial.number]
@@ -114,5 +116,7 @@ def _slice(
                 dot(f"d{colour}", plot.x(unit), plot.y(scores.at(trial.scores[step])), 4 if colour == RANKS - 1 else 3.5)
             )
     best = max(trials, key=lambda trial: trial.scores[step] * (1 if history.higher_is_better else -1))
-    caption = f"{one.key}: best {show_metric(best.scores[step])}, trial {best.number}, of {len(trials)} at step {step:,}."
+    caption = (
+        f"{one.key}: best {show_metric(best.scores[step])}, trial {best.number}, of {len(trials):,} at step {step:,}.{left_out}"
+    )
     return Picture(picture(f"{history.metric} by {one.key}", plot.width, plot.height, parts), caption)

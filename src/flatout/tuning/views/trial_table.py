@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flatout.base.tree import Cell, Node, Table, TableColumn
@@ -13,7 +14,7 @@ from flatout.tuning.views.words import COLUMNS, short_keys, shortened, value_tex
 _SHOWN = 8  # trials, best first
 _VALUE, _KEY = 16, 30  # widths in the table of few trials
 _APART = 2
-_REST = "more trials; --json has all"
+_FOLDED = 200  # more on the page, which stays small
 
 
 def trial_tables(history: History) -> list[Node]:
@@ -21,13 +22,12 @@ def trial_tables(history: History) -> list[Node]:
     keys = list(dict.fromkeys(key for trial in history.trials for key in trial.point))
     table = _upright(history, keys)
     if _width(table) <= COLUMNS:
-        return [table]
+        return [replace(table, fold=()), *_rest(table.columns, table.fold)]
     shown = [row for row in history.best_first[:_SHOWN] if row.score is not None] or history.best_first[:1]
     while len(shown) > 1 and _width(found := _lying(history, keys, shown)) > COLUMNS:
         shown = shown[:-1]
     found = _lying(history, keys, shown)
-    rest = Table("rest", table.columns, (), (*table.rows, *table.fold)[len(shown) :], _REST, in_json=False)
-    return [found, *([rest] if rest.fold else [])]
+    return [found, *_rest(table.columns, [*table.rows, *table.fold][len(shown) :])]
 
 
 def _upright(history: History, keys: Sequence[str]) -> Table:
@@ -39,7 +39,15 @@ def _upright(history: History, keys: Sequence[str]) -> Table:
         *(TableColumn(f"point.{key}", names[key], right=True) for key in keys),
     )
     rows = [_row(history, trial) for trial in history.best_first]
-    return Table("trials", columns, rows[:_SHOWN], rows[_SHOWN:], _REST, in_json=False)
+    return Table("trials", columns, rows[:_SHOWN], rows[_SHOWN:], in_json=False)
+
+
+def _rest(columns: Sequence[TableColumn], rows: Sequence[Mapping[str, Any]]) -> list[Node]:
+    if not rows:
+        return []
+    left_out = len(rows) - _FOLDED
+    note = f"more trials, and {left_out:,} others; --json has all" if left_out > 0 else "more trials; --json has all"
+    return [Table("rest", columns, (), rows[:_FOLDED], note, in_json=False)]
 
 
 def _row(history: History, trial: TrialLine) -> dict[str, Any]:

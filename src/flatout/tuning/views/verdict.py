@@ -97,9 +97,10 @@ def _about_the_figures(result: Mapping[str, Any]) -> Sequence[str]:
         return found
     found[-1] += "; for the difference, the mean does."
     if in_search is not None:
-        expected = show_metric(result["again"]["mean"])
-        luck = f"The best of {result['trials']} trials is partly luck: expect {expected}."
-        found.append(f"In the search the winner's score was {show_metric(in_search)}. {luck}")
+        again = result["again"]["mean"]
+        lucky = in_search > again if result["higher_is_better"] else in_search < again
+        why = f" The best of {result['trials']} trials is partly luck: expect {show_metric(again)}." if lucky else ""
+        found.append(f"In the search the winner's score was {show_metric(in_search)}.{why}")
     return found
 
 

@@ -15,8 +15,13 @@ _LONGEST = 24  # characters of a value in a table or a picture
 
 
 def value_text(value: Any, longest: int = _LONGEST) -> str:
-    """A list or a mapping as a recipe writes it, shortened."""
-    return shortened(_flow(value), longest)
+    """A list or a mapping as a recipe writes it; if that is too long, without brackets, and shortened."""
+    whole = _flow(value)
+    if len(whole) > longest and isinstance(value, Mapping) and len(value) == 1:
+        (name, options), *_ = value.items()
+        if isinstance(options, Mapping):
+            whole = f"{name} " + " ".join(f"{key}={_flow(option)}" for key, option in options.items())
+    return shortened(whole, longest)
 
 
 def shortened(text: str, longest: int) -> str:
