@@ -178,6 +178,8 @@ def main() -> int:
         print(f"{task} ({half}) done", file=sys.stderr, flush=True)
     report = Report("lcbench", " ".join((__doc__ or "").split()), torch.device("cpu"))
     report.conditions = {"epochs": EPOCHS, "budgets": BUDGETS, "seeds": asked.seeds, "optuna_seeds": asked.optuna_seeds,
+                         "data_sets": f"{len({row['task'] for row in rows})} of {len(surrogate.numbers)}"
+                         + (" (only finished ones are reported)" if asked.finished else ""),
                          "what": "regret in points of validation accuracy at epoch 52 of the setting that a method returns",
                          "runs": rows}  # fmt: skip
     for half in (DEVELOPED, KEPT):
