@@ -17,7 +17,8 @@ from _data import real_data
 from _lcbench import EPOCHS, KEYS, SPACE, Surrogate, best_known, rows_at, rows_of
 from evidence import Bar, Report, options
 
-from flatout.tuning.search import Answer, Search
+from flatout.tuning.search.search import TrialSearch
+from flatout.tuning.search.trials import RungAnswer
 from flatout.tuning.space import space_of
 
 BUDGETS = (10 * EPOCHS, 20 * EPOCHS, 50 * EPOCHS)
@@ -30,7 +31,7 @@ SPACE_OF_ALL = space_of(SPACE)
 
 def ours(surrogate: Surrogate, task: str, seed: int, budget: int) -> float:
     """The accuracy at the last epoch of what it returns."""
-    search = Search(SPACE_OF_ALL, total=EPOCHS, higher_is_better=True, seed=seed)
+    search = TrialSearch(SPACE_OF_ALL, total=EPOCHS, higher_is_better=True, seed=seed)
     used, at = 0, dict[int, int]()
     while (rung := search.next()) is not None:
         used += sum(rung.to - at.get(one.number, 0) for one in rung.trials)
@@ -39,7 +40,7 @@ def ours(surrogate: Surrogate, task: str, seed: int, budget: int) -> float:
         at.update({one.number: rung.to for one in rung.trials})
         found = surrogate.accuracy(task, rows_at([one.point for one in rung.trials]), rung.to)
         scores = {one.number: float(score) for one, score in zip(rung.trials, found, strict=True)}
-        search.tell(Answer(scores, used / budget))
+        search.tell(RungAnswer(scores, used / budget))
     return max((score for _, score in search.best(1)), default=-_LOST)
 
 

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from flatout.base.errors import UsageError
-from flatout.tuning.search import Answer, Rung, Search
+from flatout.tuning.search.search import TrialSearch as Search
+from flatout.tuning.search.trials import Rung
+from flatout.tuning.search.trials import RungAnswer as Answer
 from flatout.tuning.space import Space, space_of
 
 SPACE = space_of({"lr": "1e-4..1e-1", "width": [32, 64, 128], "optimizer": ["adamw", "sgd"],

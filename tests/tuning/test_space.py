@@ -15,7 +15,7 @@ import flatout as fo
 from flatout.base.plain_yaml import read_yaml
 from flatout.recipe.load import read_recipe
 from flatout.tuning.space import Space, check_space, default_space, parse_words, read_space, space_of
-from flatout.tuning.space.defaults import own_point
+from flatout.tuning.space.own_point import own_point
 
 RECIPE = """
 data: digits

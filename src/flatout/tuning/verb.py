@@ -30,6 +30,7 @@ from flatout.tuning.crew.worker import Worker
 from flatout.tuning.search.search import TrialSearch
 from flatout.tuning.space.defaults import default_space
 from flatout.tuning.space.fitting import check_space
+from flatout.tuning.space.own_point import own_point
 from flatout.tuning.space.reading import read_space, space_of
 from flatout.tuning.space.space import Space
 from flatout.tuning.study.driver import Driver, so_far, spent_in
@@ -37,7 +38,6 @@ from flatout.tuning.study.earlier import finished_before
 from flatout.tuning.study.finals import Finals, Size
 from flatout.tuning.study.folder import StudyFolder, create_study, find_alike
 from flatout.tuning.study.outcome import Study, outcome, write_best
-from flatout.tuning.study.own_point import own_point
 from flatout.tuning.study.spending import Spending
 
 BUDGET = "10 min"
@@ -165,7 +165,7 @@ class _Sitting:
             total=about["total_steps"],
             higher_is_better=about["higher_is_better"],
             seed=self.seed,
-            start=own_point(self.space, self.recipe),
+            start=[] if (own := own_point(self.recipe, self.space)) is None else [own],
             earlier=[(point, score) for point, score in folder.asked["earlier"]],
         )
         driver = Driver(self.recipe, self.space, search, crew, log, spending, total=about["total_steps"])

@@ -33,15 +33,5 @@ def default_space(recipe: Recipe) -> Space:
     return Space(tuple(parameters))
 
 
-def own_point(recipe: Recipe, space: Space) -> dict[str, object] | None:
-    """The recipe's own point of the default space; None if its rate is left to be found."""
-    if recipe.searches_rate:
-        return None
-    schedule = parse_schedule(recipe.schedule)
-    values = {"lr": float(recipe.lr), "weight_decay": float(recipe.weight_decay), "schedule": schedule.written}
-    values["schedule.warmup"] = schedule.warmup
-    return {one.key: values[one.key] for one in space.parameters if one.key in values and one.has(values[one.key])}
-
-
 def _short(value: float) -> float:
     return float(f"{value:.3g}")

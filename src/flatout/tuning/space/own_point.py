@@ -6,28 +6,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from flatout.base.errors import UsageError
+from flatout.engine.optimizers import parse_schedule
 from flatout.recipe.schema import SPECS, Recipe
 from flatout.tuning.space.space import Space
 
 _ABSENT = object()
 
 
-def own_point(space: Space, recipe: Recipe) -> list[dict[str, Any]]:
-    """Empty if the recipe does not write a value that the space needs, or writes one outside of it."""
+def own_point(recipe: Recipe, space: Space) -> dict[str, Any] | None:
+    """None if the recipe does not write a value that the space needs, or writes one outside of it."""
+    if recipe.searches_rate and "lr" in space.by_key:
+        return None
     written = recipe.written()
+    schedule = parse_schedule(recipe.schedule)
     point: dict[str, Any] = {}
     for parameter in space.parents_first:
         if parameter.only_if is not None and not parameter.only_if.holds(point):
             continue
-        value = _value_at(written, parameter.key.split("."))
-        if value is _ABSENT:
-            return []
+        value = schedule.warmup if parameter.key == "schedule.warmup" else _value_at(written, parameter.key.split("."))
+        if value is _ABSENT or not parameter.has(value):
+            return None
         point[parameter.key] = value
     try:
         at_it = space.point(space.units_of(point))
     except (UsageError, TypeError, ValueError):
-        return []
-    return [at_it] if at_it == point else []
+        return None
+    return at_it if at_it == point else None
 
 
 def _value_at(written: Mapping[str, Any], path: list[str]) -> Any:
