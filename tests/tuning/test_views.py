@@ -296,7 +296,7 @@ def test_the_live_table_fits_its_terminal_and_counts_trials(tmp_path: Path) -> N
         console.print(view.shown())
         console.file.close()
         lines = console.export_text().splitlines()
-        assert max(map(len, lines)) <= width and any("of 10 min" in line for line in lines)
+        assert max(map(len, lines)) <= width and any("of 10 min 00 s" in line for line in lines)
         assert any("12 done, 0 alive, 11 dropped, 1 failed" in line for line in lines)
 
 
@@ -305,6 +305,6 @@ def test_progress_knows_which_scores_are_better(tmp_path: Path) -> None:
     state = StudyState(lambda: 100.0)
     state.hear({"kind": "resumed", "budget": "100 s", "trials": None, "folder": str(folder.path)})
     assert state.best is not None and state.best[:2] == (11, WHOLE)
-    assert state.time_line() == "20 s, 20% of 100 s, about 1 min 20 s left"
+    assert state.time_line() == "20 s, 20% of 1 min 40 s, about 1 min 20 s left"
     line = rung_line(state, folder.events()[-1])
     assert line is not None and "loss 0.8100 to 0.9200" in line and len(line) <= 100

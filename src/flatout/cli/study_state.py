@@ -74,14 +74,15 @@ class StudyState:
     def time_line(self) -> str:
         spent_s = self._spent_s + self._clock() - self._heard_s
         if self.budget is None:
-            return show_seconds(float(int(spent_s)))
+            return _time(spent_s)
         if self.budget.unit == "seconds":
             share, left_s = spent_s / self.budget.amount, self.budget.amount - spent_s
         else:  # money and energy: as fast as until the last rung
             share = self.rungs[-1]["share"] if self.rungs else 0.0
             left_s = self._spent_s * (1 / share - 1) - (spent_s - self._spent_s) if share else 0.0
-        left = f", about {show_seconds(float(int(left_s)))} left" if left_s >= 1 else ""
-        return f"{show_seconds(float(int(spent_s)))}, {min(share, 1):.0%} of {self.budget}{left}"
+        left = f", about {_time(left_s)} left" if left_s >= 1 else ""
+        whole = _time(self.budget.amount) if self.budget.unit == "seconds" else str(self.budget)
+        return f"{_time(spent_s)}, {min(share, 1):.0%} of {whole}{left}"
 
     def _begin(self, event: Mapping[str, Any]) -> None:
         self._heard_s = self._clock()
@@ -117,3 +118,8 @@ class StudyState:
         if self.best is None or step != self.best[1]:
             return self.best is None or step > self.best[1]
         return score > self.best[2] if self.higher_is_better else score < self.best[2]
+
+
+def _time(seconds: float) -> str:
+    """Whole seconds: more digits would flicker."""
+    return show_seconds(float(round(seconds))) if seconds >= 0.5 else "0 s"

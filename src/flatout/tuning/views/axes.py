@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flatout.tuning.space.domains import Choices, Domain, Mixture, Range
-from flatout.tuning.views.history import History, TrialLine
+from flatout.tuning.views.history import StudyHistory, TrialLine
 from flatout.tuning.views.svg import RANKS, Axis, Tick, linear, logarithmic
 from flatout.tuning.views.words import value_text
 
@@ -37,7 +37,7 @@ def _range_ticks(domain: Range, most: int) -> list[Tick]:
     return [(unit, f"{value:g}") for unit, value in placed if unit is not None]
 
 
-def score_axis(history: History, scores: Sequence[float]) -> tuple[Axis, bool]:
+def score_axis(history: StudyHistory, scores: Sequence[float]) -> tuple[Axis, bool]:
     """And whether some scores are so bad that they are drawn at the edge."""
     ordered = sorted(scores, reverse=history.higher_is_better)
     best, worst, inside = ordered[0], ordered[-1], ordered[min(int(_CUT * len(ordered)), len(ordered) - 1)]
@@ -55,7 +55,7 @@ def thinned(trials: Sequence[TrialLine]) -> tuple[list[TrialLine], str]:
     return [trials[place] for place in places], f" {_MOST} of {len(trials):,} trials are drawn, from the best to the worst."
 
 
-def ranks(history: History, trials: Sequence[TrialLine], step: int) -> dict[int, int]:
+def ranks(history: StudyHistory, trials: Sequence[TrialLine], step: int) -> dict[int, int]:
     """By the number of the trial: its colour, from 0, the worst scores, to RANKS - 1, the best."""
     ordered = sorted(trials, key=lambda trial: trial.scores[step], reverse=not history.higher_is_better)
     last = max(len(ordered) - 1, 1)

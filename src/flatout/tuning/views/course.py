@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from flatout.base.tree import Picture
 from flatout.tuning.views.axes import score_axis, thinned
-from flatout.tuning.views.history import DROPPED, WHOLE, History, TrialLine
+from flatout.tuning.views.history import DROPPED, WHOLE, StudyHistory, TrialLine
 from flatout.tuning.views.svg import Axis, Plot, cross, dot, line, linear, logarithmic, path, picture, text
 
 _PLOT = Plot(500, 320)
 AT_THE_EDGE = " Scores too bad for the scale are drawn at its edge."
 
 
-def optimisation_history(history: History) -> Picture | None:
+def optimisation_history(history: StudyHistory) -> Picture | None:
     """None without a score."""
     scored = history.scored
     if not scored:
@@ -40,7 +40,7 @@ def optimisation_history(history: History) -> Picture | None:
     return Picture(picture("Optimisation history", _PLOT.width, _PLOT.height, parts), caption)
 
 
-def _best_so_far(history: History, times: Axis, seconds: float, scores: Axis) -> Iterator[tuple[float, float]]:
+def _best_so_far(history: StudyHistory, times: Axis, seconds: float, scores: Axis) -> Iterator[tuple[float, float]]:
     """A step at each improvement. Scores of whole trials do not compare with earlier ones, so they alone count if there are
     any."""
     wholes = [trial for trial in history.scored if history.state(trial) == WHOLE]
@@ -62,7 +62,7 @@ def _unit(seconds: float) -> tuple[str, float]:
     return ("s", 1.0) if seconds < 180 else ("minutes", 60.0) if seconds < 3 * 3600 else ("hours", 3600.0)
 
 
-def learning_curves(history: History, winner: int | None) -> Picture | None:
+def learning_curves(history: StudyHistory, winner: int | None) -> Picture | None:
     """By step on a log scale, since each rung has twice the steps of the one before. None without a score."""
     every = [score for trial in history.trials for score in trial.scores.values()]
     if not every:
@@ -85,7 +85,7 @@ def learning_curves(history: History, winner: int | None) -> Picture | None:
     return Picture(picture("Learning curves of trials", _PLOT.width, _PLOT.height, parts), caption)
 
 
-def _curve(history: History, trial: TrialLine, steps: Axis, scores: Axis, *, is_winner: bool) -> Iterator[str]:
+def _curve(history: StudyHistory, trial: TrialLine, steps: Axis, scores: Axis, *, is_winner: bool) -> Iterator[str]:
     points = [(_PLOT.x(steps.at(step)), _PLOT.y(scores.at(score))) for step, score in sorted(trial.scores.items())]
     if not points:
         return

@@ -11,7 +11,7 @@ from flatout.base.units import show_metric, show_seconds
 from flatout.store.lock import FileLock
 from flatout.tuning.space.space import Space
 from flatout.tuning.study.folder import StudyFolder
-from flatout.tuning.views.history import History, TrialLine, read_history
+from flatout.tuning.views.history import StudyHistory, TrialLine, read_history
 from flatout.tuning.views.importance import Importance, importance_of
 from flatout.tuning.views.layouts import layout_lines
 from flatout.tuning.views.page import study_pictures
@@ -45,11 +45,11 @@ def study_status(folder: StudyFolder) -> str:
     return "unfinished" if folder.result is None else "finished"
 
 
-def _title(folder: StudyFolder, history: History) -> str:
+def _title(folder: StudyFolder, history: StudyHistory) -> str:
     return f"{folder.name}: {study_status(folder)}, {_trials(len(history.trials))} in {show_seconds(history.seconds)}"
 
 
-def _unfinished(folder: StudyFolder, history: History) -> list[str]:
+def _unfinished(folder: StudyFolder, history: StudyHistory) -> list[str]:
     best = history.best
     go_on = "It is still running." if study_status(folder) == "running" else "To go on: the same `flatout tune` command."
     if best is None or best.score is None:
@@ -74,7 +74,7 @@ def _importance(importance: Importance) -> list[str]:
     return ["", *(line.replace("\xa0", " ") for line in wrapped(f"importance: {words}"))]
 
 
-def _failed(history: History) -> list[str]:
+def _failed(history: StudyHistory) -> list[str]:
     lines: list[str] = []
     ordered = sorted(history.failed.items(), key=lambda pair: -pair[1])
     for why, count in ordered[:_REASONS]:
@@ -83,7 +83,7 @@ def _failed(history: History) -> list[str]:
     return [*lines, *([f"  ({more} more reasons; --json has all)"] if more > 0 else [])]
 
 
-def _how(history: History, result: Mapping[str, Any] | None) -> list[str]:
+def _how(history: StudyHistory, result: Mapping[str, Any] | None) -> list[str]:
     lines = layout_lines(history.layouts)
     if result is None:
         return lines
@@ -103,7 +103,11 @@ def _section(title: str, lines: list[str]) -> list[Node]:
 
 
 def _fields(
-    folder: StudyFolder, asked: Mapping[str, Any], result: Mapping[str, Any] | None, history: History, importance: Importance
+    folder: StudyFolder,
+    asked: Mapping[str, Any],
+    result: Mapping[str, Any] | None,
+    history: StudyHistory,
+    importance: Importance,
 ) -> dict[str, Any]:
     return {
         "name": folder.name, "folder": str(folder.path), "status": study_status(folder), "asked": asked,
@@ -115,7 +119,7 @@ def _fields(
     }  # fmt: skip
 
 
-def _trial(history: History, trial: TrialLine) -> dict[str, Any]:
+def _trial(history: StudyHistory, trial: TrialLine) -> dict[str, Any]:
     return {
         "number": trial.number, "score": trial.score, "step": trial.step, "state": history.state(trial), "failed": trial.failed,
         "point": trial.point, "scores": trial.scores,

@@ -35,7 +35,7 @@ class FinalScores:
 
 
 @dataclass(frozen=True)
-class History:
+class StudyHistory:
     metric: str
     higher_is_better: bool
     total_steps: int
@@ -83,7 +83,7 @@ class History:
         return max((step for step, trials in reached.items() if trials >= max(count, 1)), default=None)
 
 
-def read_history(folder: StudyFolder) -> History:
+def read_history(folder: StudyFolder) -> StudyHistory:
     about = folder.asked["about"]
     trials: dict[int, TrialLine] = {}
     layouts: list[Mapping[str, Any]] = []
@@ -103,7 +103,7 @@ def read_history(folder: StudyFolder) -> History:
     result = folder.result
     seconds = result["seconds"] if result is not None else rungs[-1]["spent"]["seconds"] if rungs else 0.0
     ordered = [trials[number] for number in sorted(trials)]
-    return History(
+    return StudyHistory(
         about["metric"], about["higher_is_better"], about["total_steps"], ordered, layouts, rungs, finals, seconds, damaged
     )
 

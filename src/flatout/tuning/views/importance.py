@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from flatout.tuning.space.domains import Choices
 from flatout.tuning.space.parameter import Parameter
 from flatout.tuning.space.space import Space
-from flatout.tuning.views.history import History
+from flatout.tuning.views.history import StudyHistory
 
 FEWEST = 20  # trials with a score at the same step
 _BEST = 0.25  # at least five trials, which the method needs
@@ -28,7 +28,7 @@ class Importance:
     why: str = ""
 
 
-def importance_of(history: History, space: Space) -> Importance:
+def importance_of(history: StudyHistory, space: Space) -> Importance:
     """By trials at one step: the latest that half of them reached, and at least 20."""
     step = history.common_step(max(FEWEST, (len(history.scored) + 1) // 2)) or history.common_step(FEWEST)
     if step is None:
@@ -42,7 +42,7 @@ def importance_of(history: History, space: Space) -> Importance:
     return Importance(_ped_anova(history, space, step), step, count)
 
 
-def _ped_anova(history: History, space: Space, step: int) -> dict[str, float]:
+def _ped_anova(history: StudyHistory, space: Space, step: int) -> dict[str, float]:
     """On the scale on which values were drawn: a range on a log scale counts as one, names are unordered."""
     import optuna
     from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution

@@ -16,7 +16,7 @@ from flatout.tuning.space.domains import Choices, Domain, Mixture, Range, same_a
 from flatout.tuning.space.parameter import Parameter
 from flatout.tuning.space.space import Space
 from flatout.tuning.study.folder import StudyFolder
-from flatout.tuning.views.history import DROPPED, FAILED, History, TrialLine, read_history
+from flatout.tuning.views.history import DROPPED, FAILED, StudyHistory, TrialLine, read_history
 from flatout.tuning.views.importance import NEEDS_OPTUNA, quiet_optuna
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def write_journal(folder: StudyFolder, path: Path) -> int:
     return len(history.trials)
 
 
-def _write(folder: StudyFolder, history: History, distributions: Mapping[str, BaseDistribution], path: Path) -> None:
+def _write(folder: StudyFolder, history: StudyHistory, distributions: Mapping[str, BaseDistribution], path: Path) -> None:
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
@@ -61,7 +61,7 @@ def _write(folder: StudyFolder, history: History, distributions: Mapping[str, Ba
     study.add_trials([_trial(trial, history, distributions) for trial in history.trials])
 
 
-def _trial(trial: TrialLine, history: History, distributions: Mapping[str, BaseDistribution]) -> FrozenTrial:
+def _trial(trial: TrialLine, history: StudyHistory, distributions: Mapping[str, BaseDistribution]) -> FrozenTrial:
     import optuna
     from optuna.trial import TrialState
 
@@ -83,7 +83,7 @@ def _trial(trial: TrialLine, history: History, distributions: Mapping[str, BaseD
     return found
 
 
-def _distribution(one: Parameter, history: History) -> BaseDistribution:
+def _distribution(one: Parameter, history: StudyHistory) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     ends = _ends(one.domain)

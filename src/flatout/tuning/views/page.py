@@ -9,13 +9,13 @@ from flatout.base.tree import Picture
 from flatout.tuning.space.space import Space
 from flatout.tuning.views.course import learning_curves, optimisation_history
 from flatout.tuning.views.finals_picture import finals_picture
-from flatout.tuning.views.history import History
+from flatout.tuning.views.history import StudyHistory
 from flatout.tuning.views.importance import Importance
 from flatout.tuning.views.parameters import importance_picture, parallel_coordinates, slices
 
 
 def study_pictures(
-    history: History, space: Space, result: Mapping[str, Any] | None, importance: Importance
+    history: StudyHistory, space: Space, result: Mapping[str, Any] | None, importance: Importance
 ) -> tuple[Picture, ...]:
     """Only those for which there is something to draw."""
     winner = None if result is None else int(result["winner"]["number"])

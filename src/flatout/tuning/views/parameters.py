@@ -10,7 +10,7 @@ from flatout.tuning.space.parameter import Parameter
 from flatout.tuning.space.space import Space
 from flatout.tuning.views.axes import ranks, score_axis, thinned, value_ticks
 from flatout.tuning.views.course import AT_THE_EDGE
-from flatout.tuning.views.history import History, TrialLine
+from flatout.tuning.views.history import StudyHistory, TrialLine
 from flatout.tuning.views.svg import LETTER, RANKS, Axis, Plot, dot, line, path, picture, text
 from flatout.tuning.views.words import short_keys, shortened
 
@@ -36,7 +36,7 @@ def importance_picture(importance: Mapping[str, float], step: int, trials: int) 
     return Picture(picture("Importance of parameters", _SMALL_WIDTH, height, parts), caption)
 
 
-def parallel_coordinates(history: History, space: Space, step: int) -> Picture:
+def parallel_coordinates(history: StudyHistory, space: Space, step: int) -> Picture:
     """An axis below the other, so that many fit on a narrow page; a line for each trial."""
     trials = [trial for trial in history.trials if step in trial.scores]
     colours = ranks(history, trials, step)
@@ -89,7 +89,7 @@ def _axis(plot: Plot, y: float, name: str, axis: Axis | Parameter) -> Iterator[s
             free = x + half + 4
 
 
-def slices(history: History, space: Space, step: int) -> list[Picture]:
+def slices(history: StudyHistory, space: Space, step: int) -> list[Picture]:
     """The score against each parameter."""
     trials = [trial for trial in history.trials if step in trial.scores]
     colours = ranks(history, trials, step)
@@ -103,7 +103,7 @@ def slices(history: History, space: Space, step: int) -> list[Picture]:
 
 
 def _slice(
-    history: History, one: Parameter, trials: Sequence[TrialLine], colours: Mapping[int, int], scores: Axis, step: int
+    history: StudyHistory, one: Parameter, trials: Sequence[TrialLine], colours: Mapping[int, int], scores: Axis, step: int
 ) -> Picture:
     plot = Plot(_SMALL_WIDTH, _SMALL_HEIGHT, left=54, right=14)
     parts = list(plot.grid(value_ticks(one.domain, 4), scores.ticks, shortened(one.key, 40), history.metric))

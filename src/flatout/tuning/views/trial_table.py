@@ -8,7 +8,7 @@ from typing import Any
 
 from flatout.base.tree import Cell, Node, Table, TableColumn
 from flatout.base.units import show_metric
-from flatout.tuning.views.history import FAILED, History, TrialLine
+from flatout.tuning.views.history import FAILED, StudyHistory, TrialLine
 from flatout.tuning.views.words import COLUMNS, short_keys, shortened, value_text
 
 _SHOWN = 8  # trials, best first
@@ -17,7 +17,7 @@ _APART = 2
 _FOLDED = 200  # more on the page, which stays small
 
 
-def trial_tables(history: History) -> list[Node]:
+def trial_tables(history: StudyHistory) -> list[Node]:
     """For people; the JSON has the trials with all their scores."""
     keys = list(dict.fromkeys(key for trial in history.trials for key in trial.point))
     table = _upright(history, keys)
@@ -30,7 +30,7 @@ def trial_tables(history: History) -> list[Node]:
     return [found, *_rest(table.columns, [*table.rows, *table.fold][len(shown) :])]
 
 
-def _upright(history: History, keys: Sequence[str]) -> Table:
+def _upright(history: StudyHistory, keys: Sequence[str]) -> Table:
     names = short_keys(keys)
     columns = (
         TableColumn("number", "trial", right=True),
@@ -50,16 +50,16 @@ def _rest(columns: Sequence[TableColumn], rows: Sequence[Mapping[str, Any]]) -> 
     return [Table("rest", columns, (), rows[:_FOLDED], note, in_json=False)]
 
 
-def _row(history: History, trial: TrialLine) -> dict[str, Any]:
+def _row(history: StudyHistory, trial: TrialLine) -> dict[str, Any]:
     values = {f"point.{key}": Cell(value, value_text(value)) for key, value in trial.point.items()}
     return {"number": trial.number, "score": _score(history, trial), "steps": trial.step, **values}
 
 
-def _score(history: History, trial: TrialLine) -> str:
+def _score(history: StudyHistory, trial: TrialLine) -> str:
     return FAILED if trial.score is None else show_metric(trial.score)
 
 
-def _lying(history: History, keys: Sequence[str], trials: Sequence[TrialLine]) -> Table:
+def _lying(history: StudyHistory, keys: Sequence[str], trials: Sequence[TrialLine]) -> Table:
     names = short_keys(keys)
     columns = (TableColumn("name", "trial"), *(TableColumn(str(one.number), str(one.number), right=True) for one in trials))
     rows: list[Mapping[str, Any]] = [
