@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from flatout.base.errors import UsageError
 from flatout.base.events import EventLog
 from flatout.base.html import to_html
 from flatout.base.tree import to_data, to_text
@@ -23,6 +24,7 @@ from flatout.cli.study_progress import LiveStudy, rung_line
 from flatout.cli.study_state import StudyState
 from flatout.tuning.study.folder import StudyFolder, create_study
 from flatout.tuning.views.doc import study_doc
+from flatout.tuning.views.journal import write_journal
 from flatout.tuning.views.words import short_keys, value_text
 
 EVIL = "<script>alert(1)</script>"
@@ -141,6 +143,44 @@ def test_importance_is_of_one_step_and_finds_the_parameter_that_counts(tmp_path:
     write(few, (20, trained(19)))
     assert not to_data(study_doc(few))["importance"]["shares"]
     assert "importance" not in to_text(study_doc(few))
+
+
+def test_without_optuna_importance_and_journals_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("importance", "journal"):
+        monkeypatch.setattr(f"flatout.tuning.views.{module}.find_spec", lambda name: None)
+    folder = halved(tmp_path)
+    assert "flatout[tune]" in to_text(study_doc(folder))
+    with pytest.raises(UsageError, match="tune"):
+        write_journal(folder, tmp_path / "journal.log")
+
+
+def test_parameters_that_only_some_trials_have(tmp_path: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+    space = {
+        "optimizer": {"choices": ["sgd", "adamw"]},
+        "momentum": {"low": 0.0, "high": 0.99, "log": False, "whole": False, "if": {
+            "key": "optimizer", "relation": "is", "values": ["sgd"]}},
+        "warmup": {"mixture": ["none", {"low": 10, "high": 100, "log": True, "whole": True}]},
+        "flags": {"choices": [True, 1, None, "on"]},
+    }  # fmt: skip
+    points: list[dict[str, Any]] = [
+        {"optimizer": "sgd", "momentum": 0.9, "warmup": "none", "flags": True},
+        {"optimizer": "adamw", "warmup": 30, "flags": 1},
+        {"optimizer": "adamw", "warmup": 10, "flags": None},
+    ]
+    folder = study(tmp_path, space)
+    write(folder, (WHOLE, [(number, points[number % 3], number / 30) for number in range(30)]))
+    assert set(to_data(study_doc(folder))["importance"]["shares"]) == set(space)
+    by_title = {ElementTree.fromstring(one)[0].text: one for one in pictures(page_of(folder))}
+    assert by_title["accuracy by momentum"].count("<circle") == 10
+    write_journal(folder, tmp_path / "journal.log")
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal.log"))
+    loaded = optuna.load_study(study_name=folder.name, storage=optuna.storages.JournalStorage(backend))
+    assert [one.params for one in loaded.trials[:3]] == [
+        {"optimizer": "sgd", "momentum": 0.9, "warmup": "none", "flags": "true"},
+        {"optimizer": "adamw", "warmup": 30, "flags": "1"},
+        {"optimizer": "adamw", "warmup": 10, "flags": "null"},
+    ]
 
 
 @pytest.mark.parametrize("rungs", [[], [(20, trained(1))], [(20, [(0, point(0), None), (1, point(1), None)])]])

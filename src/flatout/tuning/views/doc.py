@@ -65,7 +65,7 @@ def _unfinished(folder: StudyFolder, history: StudyHistory) -> list[str]:
 
 
 def _importance(importance: Importance) -> list[str]:
-    """Nothing if there are too few trials: the page says so."""
+    """Nothing if there are too few trials for it."""
     if not importance.trials:
         return []
     names = short_keys(list(importance.shares))

@@ -10,6 +10,7 @@ from typing import Any
 from flatout.base.errors import StoreError
 from flatout.base.tree import Cell, Doc, Fields, Node, Table, TableColumn, TextLine
 from flatout.base.units import show_metric, show_seconds
+from flatout.tuning.study.finals import RECIPE
 from flatout.tuning.study.folder import StudyFolder, all_studies
 from flatout.tuning.views.doc import study_status
 from flatout.tuning.views.history import read_history
@@ -50,6 +51,7 @@ def _row(folder: StudyFolder) -> dict[str, Any]:
     }
     if result is not None:
         mean, recipe = result["again"]["mean"], result["recipe"]["mean"]
-        words = f"{history.metric} {show_metric(mean)}, recipe {show_metric(recipe)}"
+        compared = "the recipe as it was" if result["winner"]["number"] == RECIPE else f"recipe {show_metric(recipe)}"
+        words = f"{history.metric} {show_metric(mean)}, {compared}"
         row["score"] = Cell(mean, words)
     return row

@@ -50,7 +50,7 @@ def _meaning(result: Mapping[str, Any]) -> list[str]:
     n, metric, better = result["again"]["n"], result["metric"], result["better_than_recipe"]
     if _is_recipe(result):
         return [
-            "NO IMPROVEMENT: the recipe as it was is better than the best trials of the search.",
+            "NO IMPROVEMENT: trained again with fresh seeds, no trial is better than the recipe as it was.",
             *wrapped(f"Mean {metric} with fresh seeds: {_chosen_by(result)}.", 0),
             "Keep the recipe, or search other keys or wider ranges.",
         ]
