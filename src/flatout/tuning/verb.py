@@ -30,6 +30,7 @@ from flatout.tuning.crew.worker import Worker
 from flatout.tuning.search.search import TrialSearch
 from flatout.tuning.space.defaults import default_space
 from flatout.tuning.space.fitting import check_space
+from flatout.tuning.space.keys import check_keys
 from flatout.tuning.space.own_point import own_point
 from flatout.tuning.space.reading import read_space, space_of
 from flatout.tuning.space.space import Space
@@ -72,6 +73,7 @@ def tune(
         asked = with_overrides(asked, [f"best={metric}"])
     searched = _space(asked, space)
     check_space(searched, partial(with_overrides, asked))
+    check_keys(asked, searched)
     if trials is not None and trials < 1:
         raise UsageError(f"trials: expected 1 or more, got {trials}")
     limit = None if budget is None and trials is not None else Budget.parse(budget or BUDGET)
@@ -173,7 +175,8 @@ class _Sitting:
         if events:
             folder.reopen({**folder.asked, **self._limits()})
         share = driver.share if events else None  # of a larger budget the same time is a smaller share
-        log.emit("resumed" if events else "begun", **self._limits(), share=share, isolated=crew.isolated)
+        how: dict[str, Any] = {**self._limits(), "share": share, "isolated": crew.isolated, "folder": str(folder.path)}
+        log.emit("resumed", **how) if events else log.emit("begun", **how)
         driver.limited(self.trials, share)
         driver.look(self.trials)
         stopped = ""

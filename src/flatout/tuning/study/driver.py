@@ -31,6 +31,7 @@ from flatout.tuning.training.shared import CHOOSE
 
 _WORTH_PACKING_S = 60.0  # of training one after another, above which it is tried in several processes
 _BETTER = 1.1  # several processes must be faster by this factor
+_MEASURING_S, _MEASURING = 5.0, 0.05  # of layouts: seconds, and a share of the study's time
 _MOST_LOOKED_AT = 256  # trials, when layouts are measured
 _WORTH_SAVING_S = 2.0  # of training since the last save
 _UNFIT = (
@@ -68,6 +69,7 @@ class Driver:
         self.standings: dict[int, Standing] = {}
         self.layouts: dict[str, Layout] = {}
         self.training_s = 0.0  # in trials, of all the study
+        self._measured_s = 0.0  # spent on choosing layouts
         self.lost: list[str] = []  # processes that ended before they should
         self._scores: dict[int, float] = {}  # the last of each trial
         self._unsaved_s = 0.0
@@ -232,6 +234,9 @@ class Driver:
         known = self.layouts.get(group)
         if known is not None and (known.measured_with > 1 or len(trials) == 1):
             return known
+        if (alike := self._unmeasured(len(trials))) is not None:
+            return self._laid_out(group, alike, len(trials))
+        began_s = time.monotonic()
         try:
             layout = self._crew.measure_layout(trials, self._measuring_s)
         except (NoAnswer, FlatoutError) as none:  # training them one by one finds out which of them it is
@@ -244,13 +249,26 @@ class Driver:
             rate = self._crew.rate_packed(trials[0], 1.0)
             if rate > _BETTER * alone:
                 layout = packed(layout, self._crew.most, rate)
-        self._laid_out(group, layout)
-        self._log.emit("layout", group=group, layout=layout.to_dict(), trials=len(trials))
-        return layout
+        self._measured_s += time.monotonic() - began_s
+        return self._laid_out(group, layout, len(trials))
 
-    def _laid_out(self, group: str, layout: Layout) -> None:
+    def _unmeasured(self, count: int) -> Layout | None:
+        """For a group whose layout is not worth measuring; None: it is."""
+        others = [layout for layout in self.layouts.values() if layout.rates]
+        if not others:
+            return None
+        if count > 1 and self._measured_s < max(_MEASURING_S, _MEASURING * self._spending.spent.seconds):
+            return None
+        why = "one trial of this shape" if count == 1 else "measuring layouts has taken its share of the time"
+        return replace(others[0], kind=SERIAL, width=1, processes=1, why=why, proof="", rates={}, measured_with=count)
+
+    def _laid_out(self, group: str, layout: Layout, trials: int = 0) -> Layout:
+        """`trials`: of a choice that is not in the log yet."""
         self.layouts[group] = layout
         self._search.together = max(self._search.together, layout.width, layout.processes)
+        if trials:
+            self._log.emit("layout", group=group, layout=layout.to_dict(), trials=trials)
+        return layout
 
     @property
     def _measuring_s(self) -> float:

@@ -19,6 +19,7 @@ from flatout.tuning.study.outlook import expected_gain
 from flatout.tuning.study.spending import Spending
 
 _HOUR_S = 3600.0
+_AT_MOST_ONE = ("accuracy", "auc", "auroc", "average_precision", "f1", "mcc", "precision", "r2", "recall", "token_acc", "top_k")
 
 
 def outcome(
@@ -33,7 +34,7 @@ def outcome(
         "metric": about["metric"],
         "higher_is_better": higher,
         "judged_on": about["judged_on"],
-        **verdict.to_dict(),
+        **_within_reach(verdict.to_dict(), str(about["metric"])),
         "trials": len(driver.standings),
         "finished_trials": len(searched),
         "failed": dict(failed),
@@ -49,6 +50,14 @@ def outcome(
         "stopped": stopped,
         "lost_processes": driver.lost,
     }
+
+
+def _within_reach(verdict: dict[str, Any], metric: str) -> dict[str, Any]:
+    """Intervals end at 1 for a metric that can't be more."""
+    if metric.startswith(_AT_MOST_ONE):
+        for name in ("again", "recipe"):
+            verdict[name]["high"] = min(verdict[name]["high"], 1.0)
+    return verdict
 
 
 def write_best(folder: StudyFolder, recipe: Recipe, overrides: Sequence[str]) -> None:

@@ -78,6 +78,8 @@ def _chosen(best: tuple[float, int, int], serial: float, threads: int, proof: St
     rate, width, count = best
     if rate < _BETTER * serial:
         why = f"{serial:,.0f} trial-steps/s one after another, {rate:,.0f} stacked: this model keeps the machine busy alone"
+        if not rate:
+            why = "there was no time, or no memory, to measure a stack"
         return Layout(SERIAL, threads=threads, why=why, proof=proof.words, rates=rates)
     why = f"{rate:,.0f} trial-steps/s with {width} in a stack, {serial:,.0f} one after another: {rate / serial:.1f}x"
     return Layout(STACKED, width, count, why=why, proof=proof.words, rates=rates)

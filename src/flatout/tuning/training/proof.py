@@ -31,6 +31,8 @@ class StackProof:
     def words(self) -> str:
         if not self.passed:
             return self.why
+        if not max(self.gradient, self.update, self.loss):
+            return "equal to trials alone, bit for bit"
         return f"equal to trials alone: gradients within {self.gradient:.1g}, {STEPS} losses within {self.loss:.1g}"
 
 

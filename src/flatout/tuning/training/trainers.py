@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +63,13 @@ class Trainers:
     def train(
         self, candidates: Sequence[Candidate], start: int, to: int, layout: Layout, which: str, should_stop: Stopped = never
     ) -> dict[int, float | str]:
-        """From step `start` to step `to`: the score of each trial, or why it failed."""
+        """From step `start` to step `to`: the score of each trial, or why it failed. Steps are the recipe's: a trial with
+        another batch size does the same share of its own."""
+        group = self._group(candidates[0], layout.threads)
+        begin, end = self._own_step(group, start), self._own_step(group, to)
         try:
-            trainer = self._trainer(candidates, start, layout, should_stop)
-            trainer.train(to, should_stop)
+            trainer = self._trainer(candidates, begin, layout, should_stop)
+            trainer.train(end, should_stop)
         except BaseException:
             self._drop([one.number for one in candidates])
             raise
@@ -150,6 +155,17 @@ class Trainers:
             return None
         state: Mapping[str, Any] = found["state"]
         return state if found["layout"] == layout else None
+
+    def _own_step(self, group: Group, step: int) -> int:
+        if group.job.budget.unit == "steps":
+            return step
+        of_recipe = math.ceil(group.total_samples / self._batch)
+        return max(int(step > 0), round(step * group.total_steps / of_recipe))
+
+    @cached_property
+    def _batch(self) -> int:
+        """Of the recipe as it is."""
+        return self._make([]).batch
 
     def _kept(self, number: int) -> Checkpoints:
         assert self.states is not None
