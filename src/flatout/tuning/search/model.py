@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from flatout.engine.surroundings import compiler_left_out
 from flatout.tuning.search.features import Array
 
 _MOST_TO_FIT, _MOST = 80, 300
@@ -77,7 +78,7 @@ class Model:
             self.constants = _fitted(self.points, self.steps, targets, self.constants)
         kernel = _kernel(self.constants, self.points, self.steps, self.points, self.steps)
         kernel[np.diag_indices_from(kernel)] += np.exp(self.constants.noise) + _JITTER
-        self.root: Array = np.asarray(np.linalg.cholesky(kernel), dtype=np.float64)
+        self.root: Array = np.asarray(torch.linalg.cholesky(torch.from_numpy(kernel)).numpy())
         self.weights = _solve(self.root.T, _solve(self.root, targets, lower=True), lower=False)
 
     def at_the_end(self, points: Array) -> tuple[Array, Array]:
@@ -138,7 +139,8 @@ def _fitted(points: Array, steps: Array, targets: Array, start: KernelConstants)
     square = (x[:, None, :] - x[None, :, :]) ** 2
     eye = torch.eye(len(y), dtype=torch.float64)
     theta = torch.from_numpy(start.stacked()).clone().requires_grad_(True)
-    optimizer = torch.optim.LBFGS([theta], max_iter=_ITERATIONS, line_search_fn="strong_wolfe")
+    with compiler_left_out():
+        optimizer = torch.optim.LBFGS([theta], max_iter=_ITERATIONS, line_search_fn="strong_wolfe")
 
     def loss() -> Any:
         optimizer.zero_grad()
@@ -156,6 +158,7 @@ def _fitted(points: Array, steps: Array, targets: Array, start: KernelConstants)
         value.backward()
         return value
 
-    optimizer.step(loss)
+    with compiler_left_out():
+        optimizer.step(loss)
     found = theta.detach().numpy().copy()
     return KernelConstants.split(found) if np.isfinite(found).all() else start

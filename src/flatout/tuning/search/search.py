@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flatout.base.errors import UsageError
+from flatout.machine.threads import cpu_threads
 from flatout.tuning.search.draws import Draws
 from flatout.tuning.search.first_rung import FirstRung
 from flatout.tuning.search.history import SearchHistory
@@ -73,7 +74,8 @@ class TrialSearch:
         """None: the search is finished. The same rung until it is answered."""
         if self.asked is None and not self.done:
             began_s = time.perf_counter()
-            self.asked = self._next()
+            with cpu_threads(1):  # several would wait for each other, and the same number gives the same decisions
+                self.asked = self._next()
             self.done = self.asked is None
             self.sampler_s += time.perf_counter() - began_s
         return self.asked
