@@ -16,7 +16,7 @@ class Normed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm, self.head = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 10)
+        self.conv, self.norm, self.head = nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Linear(4, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         pooled = self.norm(self.conv(x.view(-1, 1, 8, 8))).relu().mean((2, 3))
@@ -82,15 +82,15 @@ class Troubled(nn.Module):
         self.wide, self.head = nn.Linear(64, width), nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.width == 13:
+        if self.width in (13, 14):
             self._trouble()
         logits: Tensor = self.head(self.wide(x.flatten(1)).relu())
         return logits
 
     def _trouble(self) -> None:
-        if self.trouble == "exits":
+        if self.trouble == "ends" and self.width == 13:
             os._exit(3)
-        if self.trouble == "hangs":
+        if self.trouble == "ends":
             time.sleep(1000)
         if self.trouble == "memory":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB")
@@ -106,7 +106,8 @@ def normed() -> nn.Module:
     return Normed()
 
 
-def squared(output: Tensor, batch: dict[str, Any]) -> Tensor:
+def squared(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, int]:
     """A loss of one's own."""
-    loss: Tensor = ((output.softmax(1) - functional.one_hot(batch["y"].long(), 10)) ** 2).sum()
-    return loss
+    wanted = functional.one_hot(batch["y"].long(), 10)
+    loss: Tensor = ((model(batch["x"]).softmax(1) - wanted) ** 2).sum()
+    return loss, len(wanted)

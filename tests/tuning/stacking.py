@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -60,8 +61,8 @@ def assert_equal(stack: Stack, alone: Alone, tolerance: float = 2e-4) -> None:
     assert stack.failed == alone.failed
     metrics = {which: stack.metrics(which) for which in ("choose", "judge")}
     for number in alone.alive:
-        ours, theirs = stack.weights_of(number), alone.model(number).state_dict()
-        for name, value in theirs.items():
+        ours, model = stack.weights_of(number), alone.model(number)
+        for name, value in chain(model.named_parameters(), model.named_buffers()):
             torch.testing.assert_close(ours[name], value, rtol=tolerance, atol=tolerance, msg=lambda why: f"{name}: {why}")  # noqa: B023
         loss, other = stack.losses(number).last, alone.losses(number).last
         assert loss is not None and other is not None
@@ -70,8 +71,9 @@ def assert_equal(stack: Stack, alone: Alone, tolerance: float = 2e-4) -> None:
             expected = alone.metrics(number, which)
             assert found[number].keys() == expected.keys()
             for name, figure in expected.items():
-                where = f"{which} {name}"
-                np.testing.assert_allclose(found[number][name], figure, rtol=5 * tolerance, atol=1e-4, err_msg=where)
+                np.testing.assert_allclose(
+                    found[number][name], figure, rtol=5 * tolerance, atol=1e-4, err_msg=f"{which} {name}"
+                )
 
 
 def table(rows: int = 240, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from stacking import assert_equal, both, candidates, group_of, recipe, table
 
@@ -37,7 +39,7 @@ def test_the_numbers_of_each_trial_are_its_own(optimizer: str) -> None:
         {"rates": {"body": 0.1}},
         {"freeze": ["body"]},
         {"class_weights": "balanced"},
-        {"metrics": ["accuracy", "macro_f1", "top5_accuracy"]},
+        {"metrics": ["f1", "auroc", {"top_k": 3}, "calibration_error", "log_loss"]},
         {"data": {"digits": None, "holdout": 0.3, "draw": "balanced"}},
         {"model": {"mlp": {"hidden": [8], "norm": True, "activation": "gelu"}}},
     ],
@@ -76,8 +78,10 @@ def test_buffers_and_frozen_parameters_belong_to_a_trial(name: str) -> None:
 
 
 def test_images() -> None:
-    net = {"convnet": {"channels": [4], "hidden": 8, "dropout": 0.2}}
-    with both(recipe(model=net, budget="4 steps"), RATES) as (stack, alone):
+    with both(recipe(model={"convnet": {"channels": [4], "hidden": 8, "dropout": 0.2}}, budget="4 steps"), RATES) as (
+        stack,
+        alone,
+    ):
         assert_equal(stack, alone)
 
 
@@ -87,7 +91,7 @@ def test_other_objectives(objective: str) -> None:
     if objective == "regress":
         data["y"] = data["x"].sum(1)
     base = fo.Recipe(
-        data=fo.Data.arrays(**data, holdout=0.3), model={"mlp": {"hidden": [8]}}, objective=objective, batch=16, lr=1e-2,
+        data={"arrays": data, "holdout": 0.3}, model={"mlp": {"hidden": [8]}}, objective=objective, batch=16, lr=1e-2,
         budget="2 epochs", settings={"device": "cpu"},
     )  # fmt: skip
     with both(base, RATES) as (stack, alone):
@@ -145,4 +149,35 @@ def test_only_trials_with_a_clip_watch_the_norm() -> None:
     """A gradient may overflow where the loss does not: with a clip such a step is skipped."""
     each = [["clip=1.0"], [], ["clip=0.01"]]
     with both(recipe(optimizer="sgd", lr=0.05), each) as (stack, alone):
+        assert_equal(stack, alone)
+
+
+def test_a_loss_of_ones_own() -> None:
+    with both(recipe(objective="own_models:squared"), RATES) as (stack, alone):
+        assert_equal(stack, alone)
+
+
+def test_tokens(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    base = recipe(
+        data={"text": str(tmp_path / "text.txt"), "window": 8, "holdout": 0.2},
+        model={"gpt": {"layers": 1, "heads": 2, "width": 8}}, objective="next_token", batch=8, budget="4 steps",
+    )  # fmt: skip
+    with both(base, RATES) as (stack, alone):
+        assert_equal(stack, alone)
+
+
+def test_categories_of_a_table() -> None:
+    import pandas as pd
+
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "city": [f"city{one}" for one in draw.integers(0, 40, 300)],
+            "size": draw.normal(size=300),
+            "y": draw.integers(0, 2, 300),
+        }
+    )
+    base = recipe(data={"table": frame, "label": "y", "holdout": 0.3}, batch=32)
+    with both(base, RATES) as (stack, alone):
         assert_equal(stack, alone)

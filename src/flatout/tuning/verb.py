@@ -17,7 +17,7 @@ import torch
 
 from flatout.base.answering_child import AnsweringChild, NoAnswer
 from flatout.base.budget import Budget
-from flatout.base.errors import RunBusy, TrainingError, UsageError
+from flatout.base.errors import RunBusy, Stopped, TrainingError, UsageError
 from flatout.base.events import EventLog, Observer
 from flatout.machine.host import usable_cores
 from flatout.recipe.load import recipe_given, with_overrides
@@ -39,7 +39,7 @@ from flatout.tuning.study.earlier import finished_before
 from flatout.tuning.study.finals import Finals, Size
 from flatout.tuning.study.folder import StudyFolder, create_study, find_alike
 from flatout.tuning.study.outcome import Study, outcome, write_best
-from flatout.tuning.study.spending import Spending
+from flatout.tuning.study.spending import Spending, check_budget
 
 BUDGET = "10 min"
 _START_S = 120.0  # for a process to import torch and read the data
@@ -77,6 +77,7 @@ def tune(
     if trials is not None and trials < 1:
         raise UsageError(f"trials: expected 1 or more, got {trials}")
     limit = None if budget is None and trials is not None else Budget.parse(budget or BUDGET)
+    check_budget(limit, asked.price_per_hour)
     kept = None if cache is None else Path(cache)
     sitting = _Sitting(asked, searched, limit, trials, seed, Path(runs), kept, fresh, tuple(observers), say)
     return sitting.held()
@@ -185,8 +186,15 @@ class _Sitting:
         except KeyboardInterrupt:
             stopped = "Ctrl-C"
             crew.stop()
-            self.say("stopped: training the best so far again, to report it honestly; Ctrl-C again leaves that out")
+            if search.best(1):
+                self.say("stopped: training the best so far again, to report it honestly; Ctrl-C again leaves that out")
         best = search.best(3)
+        if not best and stopped:
+            raise Stopped(
+                "SIGINT",
+                130,
+                f"interrupted before a trial was trained to its end. The same command goes on with {folder.name}.",
+            )
         if not best:
             raise TrainingError(driver.why_nothing())
         finals = Finals(driver.whole, log, self.seed, events)

@@ -81,6 +81,8 @@ class Crew:
 
     def ask(self, question: Mapping[str, Any], limit_s: float | None = None, member: int = 0) -> dict[str, Any]:
         """The answer, or NoAnswer; after a crash the next question gets a new process."""
+        if self._is_leaving:
+            raise NoAnswer(FAILED, "the study was interrupted")
         try:
             return self._member(member).ask(question, limit_s)
         except NoAnswer as none:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flatout.base.answering_child import HUNG, NoAnswer
-from flatout.base.errors import FlatoutError, StoreError
+from flatout.base.errors import FlatoutError, StoreError, TrainingError
 from flatout.base.events import EventLog
 from flatout.base.units import show_seconds
 from flatout.recipe.load import with_overrides
@@ -24,12 +24,14 @@ from flatout.tuning.search.search import TrialSearch
 from flatout.tuning.search.trials import Rung, RungAnswer
 from flatout.tuning.space.space import Space
 from flatout.tuning.study.finals import RECIPE, Size, size_for
+from flatout.tuning.study.interrupts import interrupts_wait
 from flatout.tuning.study.spending import Spending, Spent
 from flatout.tuning.training.candidate import Candidate
 from flatout.tuning.training.layout import NONE, SERIAL, STACKED, Layout, packed
 from flatout.tuning.training.shared import CHOOSE
 
 _WORTH_PACKING_S = 60.0  # of training one after another, above which it is tried in several processes
+_SHORT = 0.2  # of the budget: a trial that is trained although the budget is spent
 _BETTER = 1.1  # several processes must be faster by this factor
 _MEASURING_S, _MEASURING = 5.0, 0.05  # of layouts: seconds, and a share of the study's time
 _MOST_LOOKED_AT = 256  # trials, when layouts are measured
@@ -103,7 +105,7 @@ class Driver:
             elif event["kind"] == "layout":
                 self._laid_out(event["group"], Layout(**event["layout"]))
             elif event["kind"] == "rung":
-                rung = self._search.next()
+                rung = self._best_alive(event["to"]) if event.get("beyond") else self._search.next()
                 if rung is None or rung.to != event["to"] or _written(rung) != event["trials"]:
                     raise StoreError(_UNFIT)
                 for trial in rung.trials:
@@ -124,7 +126,24 @@ class Driver:
         """Until the search is finished. KeyboardInterrupt leaves a log from which the study goes on."""
         while (rung := self._search.next()) is not None:
             self._prepare()
-            self._hear(self._trained(rung))
+            self._note(self._trained(rung))
+        is_short = self._spending.share_of_seconds(self._seconds_of_one) <= _SHORT
+        if not self._search.best(1) and is_short and (rung := self._best_alive(self._total)) is not None:
+            self._note({**self._trained(rung), "beyond": True})
+
+    def _best_alive(self, to: int) -> Rung | None:
+        """A budget may be spent on measuring before any trial has ended: the best so far is then trained all the same."""
+        alive = {number: score for number, score in self._scores.items() if not self.standings[number].failed}
+        if not alive:
+            return None
+        best = max(alive, key=lambda number: (self._search.sign * alive[number], -number))
+        self._search.asked = Rung((self._search.trials[best].trial,), to)
+        return self._search.asked
+
+    def _note(self, fields: Mapping[str, Any]) -> None:
+        """A rung is in the log and known to the search, or neither."""
+        with interrupts_wait():
+            self._hear(self._log.emit("rung", **fields))
 
     def _hear(self, event: Mapping[str, Any]) -> None:
         self.lost += event["lost"]
@@ -201,6 +220,7 @@ class Driver:
                 for one in ones:
                     one.failed = layout.why
                 continue
+            self._refuse_what_takes_too_long(layout, sum(rung.to - one.step for one in ones))
             for start, trials in _units(ones, layout):
                 found: Trained = self._crew.train(trials, start, rung.to, layout, CHOOSE)
                 training_s += found.seconds
@@ -216,17 +236,26 @@ class Driver:
         self.training_s += training_s
         self._unsaved_s += training_s
         spent = self._spending.spent
-        return self._log.emit(
-            "rung",
-            to=rung.to,
-            trials=_written(rung),
-            scores={str(number): score for number, score in scores.items()},
-            failed={str(one.number): one.failed for one in standings if one.failed},
-            lost=lost,
-            seconds=time.monotonic() - began_s,
-            training_s=training_s,
-            spent={"seconds": spent.seconds, "joules": spent.joules},
-            share=self._spending.share(spent) / (1 - self._reserve),
+        return {
+            "to": rung.to,
+            "trials": _written(rung),
+            "scores": {str(number): score for number, score in scores.items()},
+            "failed": {str(one.number): one.failed for one in standings if one.failed},
+            "lost": lost,
+            "seconds": time.monotonic() - began_s,
+            "training_s": training_s,
+            "spent": {"seconds": spent.seconds, "joules": spent.joules},
+            "share": self._spending.share(spent) / (1 - self._reserve),
+        }
+
+    def _refuse_what_takes_too_long(self, layout: Layout, steps: int) -> None:
+        """The search learns what a step costs from its first rung, which may take longer than the whole budget."""
+        limit_s, rate = self._spending.seconds, max(layout.rates.values(), default=0.0)
+        if self._scores or limit_s is None or not rate or steps / rate <= limit_s:
+            return
+        raise TrainingError(
+            f"the first comparison of trials takes about {show_seconds(steps / rate)} here, and the budget is "
+            f"{show_seconds(limit_s)}: give more, --budget, or fewer, --trials"
         )
 
     def _layout_of(self, group: str, trials: Trials, to: int) -> Layout:

@@ -20,6 +20,15 @@ class Spent:
     joules: float = 0.0
 
 
+def check_budget(budget: Budget | None, price_per_hour: float | None) -> None:
+    if budget is not None and budget.counted:
+        raise UsageError(
+            f"--budget of a study is time, money or energy, such as '10 min'; got {budget}: --trials limits their number"
+        )
+    if budget is not None and budget.unit == "usd" and not price_per_hour:
+        raise UsageError(f"the budget {budget} needs a price: set price_per_hour, the cost of this machine in USD per hour")
+
+
 class Spending:
     def __init__(
         self,
@@ -34,12 +43,7 @@ class Spending:
         self._began_s = clock()
         self._meters = Meters(device) if budget is not None and budget.unit == "wh" else None
         self._began_j = 0.0
-        if budget is not None and budget.counted:
-            raise UsageError(
-                f"--budget of a study is time, money or energy, such as '10 min'; got {budget}: --trials limits their number"
-            )
-        if budget is not None and budget.unit == "usd" and not price_per_hour:
-            raise UsageError(f"the budget {budget} needs a price: set price_per_hour, the cost of this machine in USD per hour")
+        check_budget(budget, price_per_hour)
         if self._meters is not None:
             reading = self._meters.read().energy_j
             if reading is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from flatout.tuning.training.stack import Stack
 
 STEPS = 8
 _GRADIENT, _UPDATE, _LOSS = 1e-3, 1e-3, 1e-3  # largest relative differences; correct stacks differed by 3e-6 in float32
+_SCORE = 0.05  # of few rows a metric that counts them changes much by one that lies at the border
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,17 @@ def prove(group: Group, candidates: Sequence[Candidate]) -> StackProof:
             for one in candidates
         )
         losses = _losses_apart(stack, alone, candidates)
+        scores = _scores_apart(stack, alone, candidates)
     except Exception as error:  # vmap refuses what a model may do: control flow by values, random numbers, unknown operators
         words = str(error).strip().partition("\n")[0]
         return StackProof(False, f"trials of this model can't be stacked: {words}")
     found = StackProof(True, "", gradient, first, losses)
-    for what, size, limit in (("gradients", gradient, _GRADIENT), ("updates", first, _UPDATE), ("losses", losses, _LOSS)):
+    for what, size, limit in (
+        ("gradients", gradient, _GRADIENT),
+        ("updates", first, _UPDATE),
+        ("losses", losses, _LOSS),
+        ("scores", scores, _SCORE),
+    ):
         if not size <= limit:  # also NaN
             return StackProof(False, f"stacked trials differ from trials alone: {what} by {size:.2g}", gradient, first, losses)
     return found
@@ -84,6 +92,16 @@ def _losses_apart(stack: Stack, alone: Alone, candidates: Sequence[Candidate]) -
         ours, theirs = stack.losses(one.number).last, alone.losses(one.number).last
         assert ours is not None and theirs is not None
         worst = max(worst, abs(ours - theirs) / max(abs(theirs), 1e-12))
+    return worst
+
+
+def _scores_apart(stack: Stack, alone: Alone, candidates: Sequence[Candidate]) -> float:
+    name, found = stack.group.measure.metric, stack.metrics()
+    worst = 0.0
+    for one in candidates:
+        ours, theirs = (scores.get(name, math.nan) for scores in (found[one.number], alone.metrics(one.number)))
+        if math.isfinite(ours) or math.isfinite(theirs):  # some metrics need more classes than a half may have
+            worst = max(worst, abs(ours - theirs) / max(abs(theirs), 1e-3))
     return worst
 
 

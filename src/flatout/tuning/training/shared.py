@@ -94,6 +94,12 @@ class Group:
         other.settings = Settings(**{**self.settings.to_dict(), "precision": precision})
         return other
 
+    def in_threads(self, count: int) -> Group:
+        """The same group, feeds included, with steps in so many threads."""
+        other = copy.copy(self)
+        other.settings = replace(self.settings, threads=count)
+        return other
+
     @contextmanager
     def with_threads(self, count: int) -> Iterator[None]:
         """Inside, trials are trained with so many threads; 0: as before."""

@@ -41,6 +41,7 @@ class Stack:
         self.step = 0
         self._losses = {one.number: Losses() for one in candidates}
         start_counting(group.device)
+        torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # a slow operator makes a slow stack, which is measured
         self._numbers = list(self.candidates)  # by place on the leading axis
         self._model = group.model(candidates[0].seed).to(group.device).train()
         self._clock = torch.zeros((), dtype=torch.int64, device=group.device)
@@ -173,7 +174,7 @@ class Stack:
         return loss_sum / weight
 
     def _output(self, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Batch) -> Any:
-        return self.group.job.evaluated.forward(self._called(weights, buffers), batch)
+        return _tensors(self.group.job.evaluated.forward(self._called(weights, buffers), batch))
 
     def _called(self, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Any:
         """Something that is called as the model is, with the weights of one trial."""
@@ -217,6 +218,13 @@ class Stack:
             self._losses[number].add(losses[:, place].tolist())
             if self._losses[number].diverged and number not in self.failed:
                 self.failed[number] = DIVERGED
+
+
+def _tensors(outputs: Any) -> Any:
+    """vmap returns nothing else: an objective of one's own may return a loss and a number of rows."""
+    if isinstance(outputs, tuple | list):
+        return type(outputs)(map(_tensors, outputs))
+    return torch.as_tensor(outputs) if isinstance(outputs, int | float) else outputs
 
 
 def _at(outputs: Any, place: int) -> Any:

@@ -31,6 +31,7 @@ class Trainers:
         self.states: Path | None = None  # where the states of trials are kept that go on in a later rung
         self._candidates: dict[tuple[int, tuple[str, ...]], Candidate] = {}
         self._groups: dict[tuple[str, int], Group] = {}
+        self._read: list[Group] = []  # groups that read rows; the others are these with other threads
         self._holders: dict[int, Stack | Alone] = {}
         self._parked: dict[int, _Parked] = {}  # trials that may go on later
 
@@ -93,7 +94,7 @@ class Trainers:
                 self._part(holder, rest)
 
     def close(self) -> None:
-        for group in self._groups.values():
+        for group in self._read:
             group.close()
 
     def _trainer(self, candidates: Sequence[Candidate], start: int, layout: Layout, should_stop: Stopped) -> Stack | Alone:
@@ -174,7 +175,12 @@ class Trainers:
     def _group(self, candidate: Candidate, threads: int) -> Group:
         key = candidate.group, threads
         if key not in self._groups:
-            self._groups[key] = Group(candidate.recipe, self.cache, threads)
+            alike = next((group for (name, _), group in self._groups.items() if name == candidate.group), None)
+            if alike is None:
+                self._groups[key] = Group(candidate.recipe, self.cache, threads)
+                self._read.append(self._groups[key])
+            else:
+                self._groups[key] = alike.in_threads(threads)
         return self._groups[key]
 
 

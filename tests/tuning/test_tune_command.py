@@ -1,0 +1,215 @@
+"""`flatout tune` as a command: what it prints, how it ends, what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import yaml
+from interpreters import run_forked
+from stacking import DIGITS, table
+
+from flatout.base.events import read_events
+
+MARK = "TUNE_COMMAND"
+RECIPE = {**DIGITS, "budget": "16 steps"}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    return written(tmp_path, RECIPE)
+
+
+def written(folder: Path, keys: dict[str, Any]) -> Path:
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(keys))
+    return path
+
+
+def environment(folder: Path) -> dict[str, str]:
+    paths = os.pathsep.join(sys.path)
+    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder), MARK: str(folder)}
+
+
+def arguments(path: Path, *more: str) -> list[str]:
+    return ["-m", "flatout", "tune", str(path), "--runs", str(path.parent / "runs"), *more]
+
+
+def tuned(path: Path, *more: str, space: str = "lr=1e-4..3e-1") -> subprocess.CompletedProcess[str]:
+    return run_forked(arguments(path, *([space] if space else []), *more), env=environment(path.parent))
+
+
+def started(path: Path, *more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *arguments(path, "lr=1e-4..3e-1", *more)], env=environment(path.parent), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+
+
+def found(study: Path) -> list[Any]:
+    """What a study found, without times."""
+    events = list(read_events(study / "study.jsonl"))
+    rungs = [[one["to"], one["trials"], one["scores"], one["failed"]] for one in events if one["kind"] == "rung"]
+    return [rungs, *(sorted(one["scores"]) for one in events if one["kind"] == "finals")]
+
+
+def left_behind(folder: Path) -> list[str]:
+    ends_s = time.monotonic() + 20
+    while (some := _marked(folder)) and time.monotonic() < ends_s:
+        time.sleep(0.1)
+    return some
+
+
+def _marked(folder: Path) -> list[str]:
+    some = []
+    for one in psutil.process_iter():
+        try:
+            if one.environ().get(MARK) == str(folder) and one.status() != psutil.STATUS_ZOMBIE:
+                some.append(" ".join(one.cmdline()))
+        except psutil.Error:
+            continue
+    return some
+
+
+def the_study(path: Path) -> Path:
+    (study,) = (path.parent / "runs").glob("*-tuned-*")
+    return study
+
+
+def lines_of(path: Path) -> int:
+    return sum(len(log.read_bytes().splitlines()) for log in (path.parent / "runs").glob("*/study.jsonl"))
+
+
+def test_a_study_by_command(recipe: Path) -> None:
+    ended = tuned(recipe, "--trials", "4", "--json")
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout)
+    assert "Traceback" not in ended.stderr and "trials to step" in ended.stderr
+    study = the_study(recipe)
+    assert told["result"]["winner"]["point"] and (study / "result.json").exists()
+    best = yaml.safe_load((study / "best.yaml").read_text())
+    assert f"{best['lr']}" in " ".join(told["result"]["winner"]["overrides"]) or not told["result"]["winner"]["overrides"]
+    assert not left_behind(recipe.parent)
+    shown = run_forked(
+        ["-m", "flatout", "tune", str(recipe), "lr=1e-4..3e-1", "--runs", str(study.parent), "--trials", "6", "--quiet"],
+        env=environment(recipe.parent),
+    )
+    assert shown.returncode == 0 and study.name in shown.stdout and "going on" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("space", "more", "code", "words"),
+    [
+        ("lr=", [], 2, "lr"),
+        ("lr=1e-1..1e-3", [], 2, "reversed"),
+        ("lr=1e-3..1e-3", [], 2, "empty"),
+        ("lr=one|two", [], 2, "lr"),
+        ("batch=1.5|2.5", [], 2, "batch"),
+        ("model.hiden=8|16", [], 2, "hiden"),
+        ("speed=1..2", [], 2, "speed"),
+        ("lr", [], 2, "key=values"),
+        ("lr=1e-4..1e-1", ["--trials", "0"], 2, "trials"),
+        ("lr=1e-4..1e-1", ["--trials", "many"], 2, "trials"),
+        ("lr=1e-4..1e-1", ["--budget", "12 epochs"], 2, "--trials"),
+        ("lr=1e-4..1e-1", ["--budget", "-1 s"], 2, "budget"),
+        ("lr=1e-4..1e-1", ["--metric", "beauty"], 2, "beauty"),
+        ("lr=1e-4..1e-1", ["--space", "absent.yaml"], 2, "not both"),
+        ("", ["--space", "absent.yaml"], 2, "absent.yaml"),
+    ],
+)
+def test_bad_input(space: str, more: list[str], code: int, words: str, recipe: Path) -> None:
+    refused(tuned(recipe, *more, space=space), code, words)
+    assert not (recipe.parent / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"data": {"arrays": "rows.npz"}}, "holdout"),
+        ({"budget": "3 s"}, "--budget"),
+        ({"data": {"arrays": "no.npz"}}, "no.npz"),
+    ],
+    ids=["no validation", "time", "no data"],
+)
+def test_recipes_that_can_not_be_tuned(changed: dict[str, Any], words: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "rows.npz", **table())
+    refused(tuned(written(tmp_path, {**RECIPE, **changed}), "--trials", "4"), 2, words)
+
+
+def refused(ended: subprocess.CompletedProcess[str], code: int, words: str) -> None:
+    assert ended.returncode == code, ended.stderr
+    assert not any(word in ended.stderr for word in ("Traceback", "UsageError", "RecipeError", "DataError"))
+    assert words in ended.stderr and not ended.stdout
+
+
+def test_killed_at_random_times_it_ends_the_same(recipe: Path) -> None:
+    whole = tuned(recipe, "--trials", "12", "--quiet")
+    assert whole.returncode == 0, whole.stderr
+    expected = found(the_study(recipe))
+    other = recipe.parent / "other"
+    other.mkdir()
+    path = written(other, RECIPE)
+    draw, kills = random.Random(5), 0
+    for _ in range(2):
+        process = started(path, "--trials", "12", "--quiet")
+        wanted = draw.randint(2, 4) + lines_of(path)
+        while process.poll() is None and lines_of(path) < wanted:
+            time.sleep(0.01)
+        kills += process.poll() is None
+        process.kill()
+        process.communicate()
+    assert kills and not left_behind(other)
+    ended = tuned(path, "--trials", "12", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    assert found(the_study(path)) == expected
+
+
+def test_ctrl_c_reports_the_best_so_far_and_goes_on(recipe: Path) -> None:
+    process = started(recipe, "--budget", "300 s")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "to step 16" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "interrupted" in err and "Traceback" not in err
+    assert "when trained again" in out or "no trial is better" in out
+    assert not left_behind(recipe.parent)
+    assert json.loads((the_study(recipe) / "result.json").read_text())["stopped"] == "Ctrl-C"
+    process = started(recipe, "--budget", "300 s")
+    assert process.stderr is not None
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        if "to step" in line:
+            break
+    assert any("going on" in line for line in seen)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130 and not left_behind(recipe.parent)
+    assert the_study(recipe)
+
+
+def test_sigterm_leaves_nothing_running(recipe: Path) -> None:
+    process = started(recipe, "--budget", "300 s")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "to step" in line:
+            break
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 143 and not left_behind(recipe.parent)
+    assert not (the_study(recipe) / "result.json").exists()
