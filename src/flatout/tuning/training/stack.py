@@ -41,7 +41,7 @@ class Stack:
         self.step = 0
         self._losses = {one.number: Losses() for one in candidates}
         start_counting(group.device)
-        torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # a slow operator makes a slow stack, which is measured
+        torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]  # a slow operator makes a slow stack, which is measured
         self._numbers = list(self.candidates)  # by place on the leading axis
         self._model = group.model(candidates[0].seed).to(group.device).train()
         self._clock = torch.zeros((), dtype=torch.int64, device=group.device)
