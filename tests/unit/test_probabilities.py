@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import flatout as fo
+from flatout.base.tree import to_text
 from flatout.objectives.build import build
 from flatout.objectives.classify import Classify
 from flatout.objectives.probabilities import why_no_logits
+from flatout.runs.one_batch.view import one_batch_doc
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 BODY = nn.Linear(4, 3)
@@ -104,3 +106,16 @@ def test_a_run_says_it_once(ends: Any, told: int, desk: Path) -> None:
     )  # fmt: skip
     events = [event["why"] for event in run.events() if event["kind"] == "degraded" and event["what"] == "output"]
     assert len(events) == told and all("Remove the softmax" in why for why in events)
+
+
+@pytest.mark.parametrize("ends, told", [((nn.Softmax(dim=1),), True), ((), False)])
+def test_searches_before_a_run_say_it_too(ends: Any, told: bool, desk: Path) -> None:
+    recipe = fo.Recipe(
+        data=fo.data.arrays(X, torch.arange(6) % 3), model=nn.Sequential(nn.Linear(4, 3), *ends), objective="classify", batch=2,
+        lr=1e-2, budget="2 steps",
+    )  # fmt: skip
+    learned, found = fo.overfit(recipe, steps=2, cache=None), fo.find_lr(recipe, limit="0.1 s", cache=None)
+    for warning in (learned.warning, found.warning):
+        assert (warning is not None and "Remove the softmax" in warning) == told
+    shown = found.explain(), to_text(one_batch_doc(learned))
+    assert all(("warning: the model ends in a softmax" in text) == told for text in shown)

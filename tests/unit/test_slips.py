@@ -125,6 +125,25 @@ def test_options_on_the_command_line(flatout: Command, words: tuple[str, ...], n
     assert not Path("runs").exists(), "nothing was started"
 
 
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (("--prompt", "To be"), "flatout generate RUN 'To be'"),
+        (("--checkpoint=out/last.pt", "To be"), "flatout generate out/last.pt 'text'"),
+        (("To be", "--max_new_tokens", "20"), "it is --tokens 20"),
+        (("To be", "--num-tokens=20"), "it is --tokens 20"),
+        (("To be", "-n", "20"), "it is --tokens 20"),
+        (("To be", "--temp", "0.3"), "it is --temperature 0.3"),
+        (("To be", "--top_k", "5"), "it is --top-k 5"),
+        (("To be", "--num_samples", "2"), "flatout generate RUN 'text' 'text'"),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
+)
+def test_options_of_other_generators(flatout: Command, words: tuple[str, ...], said: str) -> None:
+    answer = flatout("generate", "last", *words)
+    assert (answer.code, answer.out) == (2, "") and said in answer.err and answer.err.count("\n") == 1
+
+
 def test_other_unknown_options_are_answered_as_ever(flatout: Command) -> None:
     answer = flatout("run", "table.yaml", "--nonsense")
     assert answer.code == 2 and "--nonsense" in answer.err

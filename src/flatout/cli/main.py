@@ -26,7 +26,7 @@ from flatout.cli import (
     tune,
 )
 from flatout.cli.leaving import Ended, deaf_to_signals, ends_in_order, leave
-from flatout.cli.slips import Commands, RecipeCommand
+from flatout.cli.slips import Commands, GenerateCommand, RecipeCommand
 
 _AS_IT_WAS = "nothing that was saved before has changed"
 
@@ -51,7 +51,7 @@ app.command("explain", cls=RecipeCommand)(training.explain)
 app.command("receipt")(training.receipt)
 app.command("evaluate")(training.evaluate)
 app.command("predict")(training.predict)
-app.command("generate")(generate.generate)
+app.command("generate", cls=GenerateCommand)(generate.generate)
 app.command("export")(packages.export)
 app.command("why")(packages.why)
 app.command("serve")(serve.serve)

@@ -23,6 +23,7 @@ from flatout.plan.make import default_plan
 from flatout.plan.trials.quiet import NoDropout
 from flatout.recipe.build import build_job, check_job
 from flatout.recipe.load import recipe_given
+from flatout.recipe.outputs import why_outputs_are_doubtful
 from flatout.runs.one_batch.floor import Floor, floor_of
 from flatout.runs.one_batch.parts import Outputs, StuckPart, stuck_parts
 from flatout.runs.trained import CACHE
@@ -34,7 +35,10 @@ _LEFT = 0.03  # of the way from the first loss to the lowest possible one
 
 @dataclass(frozen=True)
 class OneBatch:
-    """`learned`: the loss came within 3% of the way to the lowest possible one, `floor`."""
+    """`learned`: the loss came within 3% of the way to the lowest possible one, `floor`.
+
+    `warning`: why the output may not be what the loss expects.
+    """
 
     learned: bool
     first_loss: float
@@ -45,6 +49,7 @@ class OneBatch:
     lr: float
     seconds: float
     stuck: tuple[StuckPart, ...]
+    warning: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -57,10 +62,12 @@ def overfit(recipe: Any, *, steps: int = 300, cache: Path | str | None = CACHE) 
     """
     asked, kept = recipe_given(recipe), None if cache is None else Path(cache)
     job = build_job(asked, kept)
-    check_job(job, pick_device(asked.pins.get("device", "auto")))
+    device = pick_device(asked.pins.get("device", "auto"))
+    check_job(job, device)
+    warning = why_outputs_are_doubtful(job, device)
     settings = replace(default_plan(asked, job, kept).settings, graph=False, compile="off", mesh="")
     rates = _RATES if asked.searches_rate else (job.lr, *_RATES)
-    return _overfitted(job, settings, rates, steps)
+    return replace(_overfitted(job, settings, rates, steps), warning=warning)
 
 
 def _overfitted(job: Job, settings: Settings, rates: tuple[float, ...], steps: int) -> OneBatch:

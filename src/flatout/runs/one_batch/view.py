@@ -15,7 +15,9 @@ def one_batch_doc(found: OneBatch) -> Doc:
     how = f"{found.steps} steps in {show_seconds(found.seconds)}, lr {found.lr:.2g}, no dropout, augmentation or weight decay"
     headline = f"learned one batch of {found.rows} rows" if found.learned else f"did not learn one batch of {found.rows} rows"
     lines = [TextLine(f"{headline}: {change}{lowest}", strong=True), TextLine(f"  {how}")]
-    if not found.learned and not found.stuck:
+    if found.warning is not None:
+        lines.append(TextLine(f"  warning: {found.warning}"))
+    elif not found.learned and not found.stuck:
         lines.append(
             TextLine(
                 "  every part gets a gradient. Is the model large enough for the batch, are its inputs normalized, does the "

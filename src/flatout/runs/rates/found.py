@@ -40,7 +40,7 @@ class FoundRate:
     """`lr` is None if no rate is stable; `why` gives the reason in any case.
 
     `rates` and `losses`: the mean curve of the range tests; `tests`: the curve of each. `held_out`: whether losses in `tried`
-    are those of held-out rows, else of the last training steps.
+    are those of held-out rows, else of the last training steps. `warning`: why the output may not be what the loss expects.
     """
 
     lr: float | None
@@ -57,6 +57,7 @@ class FoundRate:
     total_steps: int | None
     steps: int
     seconds: float
+    warning: str | None = None
 
     @property
     def rate(self) -> float:
@@ -87,7 +88,10 @@ class FoundRate:
 
 
 def found_doc(found: FoundRate) -> Doc:
-    nodes: list[Node] = [TextLine(headline(found), strong=True), TextLine(f"  {found.why}"), *_curve(found), *_tried(found)]
+    nodes: list[Node] = [TextLine(headline(found), strong=True), TextLine(f"  {found.why}")]
+    if found.warning is not None:
+        nodes.append(TextLine(f"  warning: {found.warning}"))
+    nodes += [*_curve(found), *_tried(found)]
     cost = f"{found.steps} steps in {show_seconds(found.seconds)}"
     length = "" if found.total_steps is None else f"; the training itself has {found.total_steps}"
     nodes += [TextLine(), TextLine(f"searched with {cost}{length}")]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flatout.machine.device import pick_device
 from flatout.recipe.build import build_job, check_job
 from flatout.recipe.load import recipe_given
+from flatout.recipe.outputs import why_outputs_are_doubtful
 from flatout.runs.rates.auto import rate_for
 from flatout.runs.rates.found import FoundRate
 from flatout.runs.rates.search import LIMIT
@@ -25,5 +27,7 @@ def find_lr(
     """
     asked, kept = recipe_given(recipe), None if cache is None else Path(cache)
     job = build_job(asked, kept)
-    check_job(job, pick_device(asked.pins.get("device", "auto")))
-    return rate_for(asked, job, kept, limit=limit, say=say)
+    device = pick_device(asked.pins.get("device", "auto"))
+    check_job(job, device)
+    warning = why_outputs_are_doubtful(job, device)
+    return replace(rate_for(asked, job, kept, limit=limit, say=say), warning=warning)
