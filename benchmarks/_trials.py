@@ -14,9 +14,9 @@ import flatout as fo
 from flatout.measure.clock import synchronize
 from flatout.recipe.load import with_overrides
 from flatout.tuning.training.alone import Alone
-from flatout.tuning.training.candidate import Candidate
+from flatout.tuning.training.candidate import TrialCandidate
 from flatout.tuning.training.shared import Group
-from flatout.tuning.training.stack import Stack
+from flatout.tuning.training.stack import TrialStack
 
 STEPS = 10_000_000  # of a trial; a measurement ends long before
 
@@ -35,14 +35,14 @@ def recipe(
     )  # fmt: skip
 
 
-def candidates(base: fo.Recipe, count: int) -> list[Candidate]:
+def candidates(base: fo.Recipe, count: int) -> list[TrialCandidate]:
     """Trials with different learning rates."""
     rates = np.geomspace(1e-4, 1e-2, count)
-    return [Candidate(number, with_overrides(base, [f"lr={rate:.6g}"])) for number, rate in enumerate(rates)]
+    return [TrialCandidate(number, with_overrides(base, [f"lr={rate:.6g}"])) for number, rate in enumerate(rates)]
 
 
 @contextmanager
-def group_of(ones: Sequence[Candidate], cache: Path | None = None) -> Iterator[Group]:
+def group_of(ones: Sequence[TrialCandidate], cache: Path | None = None) -> Iterator[Group]:
     group = Group(ones[0].recipe, cache)
     try:
         yield group
@@ -51,10 +51,10 @@ def group_of(ones: Sequence[Candidate], cache: Path | None = None) -> Iterator[G
 
 
 def rate_of(
-    group: Group, ones: Sequence[Candidate], kind: type[Stack] | type[Alone], threads: int, seconds: float
+    group: Group, ones: Sequence[TrialCandidate], kind: type[TrialStack] | type[Alone], threads: int, seconds: float
 ) -> Callable[[], float]:
     """Trial-steps a second of the same trials. Each call goes on for about so many seconds; of trials alone one at a time."""
-    trainer = kind(group, ones if kind is Stack else ones[:1])
+    trainer = kind(group, ones if kind is TrialStack else ones[:1])
     width = len(trainer.candidates)
     reached, steps = 0, 8
 

@@ -14,7 +14,7 @@ from flatout.machine.threads import most_threads
 from flatout.measure.stats import compare_paired
 from flatout.tuning.training.alone import Alone
 from flatout.tuning.training.layout import STACKED, choose_layout
-from flatout.tuning.training.stack import Stack
+from flatout.tuning.training.stack import TrialStack
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ def measured(case: Case, report: Report, repeats: int, within: float | None, sec
         serial = {f"{case.name}: one after another, {count} threads": count for count in sorted({1, most_threads()})}
         arms = {name: rate_of(group, ones, Alone, count, seconds) for name, count in serial.items()}
         stacked = f"{case.name}: {case.trials} in a stack, 1 thread"
-        arms[stacked] = rate_of(group, ones, Stack, 1, seconds)
+        arms[stacked] = rate_of(group, ones, TrialStack, 1, seconds)
         chosen = f"{case.name}: as choose_layout says ({layout.kind}, {layout.width} wide, {layout.threads} threads)"
-        kind, width = (Stack, layout.width) if layout.kind == STACKED else (Alone, 1)
+        kind, width = (TrialStack, layout.width) if layout.kind == STACKED else (Alone, 1)
         arms[chosen] = rate_of(group, ones[:width], kind, layout.threads, seconds)
         for name, values in take_turns(arms, repeats, within).items():
             report.arm(name, "trial-steps/s", values)

@@ -13,7 +13,7 @@ from _trials import candidates, group_of, made_rows, rate_of, recipe
 from evidence import Bar, Report, gpu_or_leave, options, take_turns
 
 import flatout as fo
-from flatout.tuning.training.stack import Stack
+from flatout.tuning.training.stack import TrialStack
 
 MLP = {"mlp": {"hidden": [256, 256]}}
 CNN = {"convnet": {"channels": [32, 64], "hidden": 128}}
@@ -76,7 +76,7 @@ def main() -> int:
     ones = candidates(recipe((64,), 10, MLP, 256, 60_000 if not trial else 4_000, settings), trials)
     with group_of(ones) as group:
         stacked = f"MLP 64-256-256-10, batch 256: {trials} in a stack"
-        found = take_turns({stacked: rate_of(group, ones, Stack, 0, seconds)}, repeats, asked.within)
+        found = take_turns({stacked: rate_of(group, ones, TrialStack, 0, seconds)}, repeats, asked.within)
         report.arm(stacked, "trial-steps/s", found[stacked])
 
     base = recipe((1, 28, 28), 10, CNN, 256, 60_000 if not trial else 2_000, settings)
@@ -84,7 +84,7 @@ def main() -> int:
     with group_of(ones) as group, tempfile.TemporaryDirectory(prefix="tune_gpu-") as folder:
         names = f"CNN 28x28, batch 256: {cnn_trials} in a stack", "CNN 28x28, batch 256: our own run, with its CUDA graph"
         arms = {
-            names[0]: rate_of(group, ones, Stack, 0, seconds),
+            names[0]: rate_of(group, ones, TrialStack, 0, seconds),
             names[1]: lambda: one_after_another(device, base, 20 if trial else 4_000, Path(folder)),
         }
         for name, found_here in take_turns(arms, repeats, asked.within).items():

@@ -17,7 +17,7 @@ from evidence import Bar, Report, options
 
 import flatout as fo
 from flatout.recipe.load import with_overrides
-from flatout.tuning.training.candidate import Candidate
+from flatout.tuning.training.candidate import TrialCandidate
 from flatout.tuning.training.layout import SERIAL, Layout
 from flatout.tuning.training.trainers import Trainers
 
@@ -59,7 +59,9 @@ def scores_of(base: fo.Recipe, overrides: list[str], count: int) -> list[float]:
     """On the rows that judge, of trainings with other seeds than the study used."""
     trainers = Trainers(lambda more: with_overrides(base, more), None)
     try:
-        ones = [Candidate(place, with_overrides(base, [*overrides, f"seed={_FIRST_SEED + place}"])) for place in range(count)]
+        ones = [
+            TrialCandidate(place, with_overrides(base, [*overrides, f"seed={_FIRST_SEED + place}"])) for place in range(count)
+        ]
         found = trainers.train(ones, 0, _steps_of(base), Layout(SERIAL, threads=1), "judge")
         return [score for score in found.values() if not isinstance(score, str)]
     finally:

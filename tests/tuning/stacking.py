@@ -13,9 +13,9 @@ import torch
 from flatout.recipe.load import with_overrides
 from flatout.recipe.schema import Recipe
 from flatout.tuning.training.alone import Alone
-from flatout.tuning.training.candidate import Candidate
+from flatout.tuning.training.candidate import TrialCandidate
 from flatout.tuning.training.shared import Group
-from flatout.tuning.training.stack import Stack
+from flatout.tuning.training.stack import TrialStack
 
 DIGITS = {
     "data": {"digits": None, "holdout": 0.3},
@@ -31,12 +31,12 @@ def recipe(**changed: Any) -> Recipe:
     return Recipe(**{**DIGITS, **changed})
 
 
-def candidates(base: Recipe, each: Sequence[Sequence[str]]) -> list[Candidate]:
-    return [Candidate(number, with_overrides(base, overrides)) for number, overrides in enumerate(each)]
+def candidates(base: Recipe, each: Sequence[Sequence[str]]) -> list[TrialCandidate]:
+    return [TrialCandidate(number, with_overrides(base, overrides)) for number, overrides in enumerate(each)]
 
 
 @contextmanager
-def group_of(ones: Sequence[Candidate]) -> Iterator[Group]:
+def group_of(ones: Sequence[TrialCandidate]) -> Iterator[Group]:
     assert len({one.group for one in ones}) == 1, "these can't be one stack"
     group = Group(ones[0].recipe, None, 1)
     try:
@@ -46,17 +46,17 @@ def group_of(ones: Sequence[Candidate]) -> Iterator[Group]:
 
 
 @contextmanager
-def both(base: Recipe, each: Sequence[Sequence[str]], to: int | None = None) -> Iterator[tuple[Stack, Alone]]:
+def both(base: Recipe, each: Sequence[Sequence[str]], to: int | None = None) -> Iterator[tuple[TrialStack, Alone]]:
     """Each item of `each` has a trial's overrides. Both are trained to the end, or to step `to`."""
     ones = candidates(base, each)
     with group_of(ones) as group:
-        stack, alone = Stack(group, ones), Alone(group, ones)
+        stack, alone = TrialStack(group, ones), Alone(group, ones)
         for trainer in (stack, alone):
             trainer.train(group.total_steps if to is None else to)
         yield stack, alone
 
 
-def assert_equal(stack: Stack, alone: Alone, tolerance: float = 2e-4) -> None:
+def assert_equal(stack: TrialStack, alone: Alone, tolerance: float = 2e-4) -> None:
     """Weights, buffers, losses and all metrics."""
     assert stack.failed == alone.failed
     metrics = {which: stack.metrics(which) for which in ("choose", "judge")}

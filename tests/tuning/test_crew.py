@@ -17,7 +17,7 @@ import flatout as fo
 from flatout.base.answering_child import CRASHED, FAILED, HUNG, NoAnswer
 from flatout.base.errors import StoreError
 from flatout.tuning.crew import crew as crew_module
-from flatout.tuning.crew.crew import Crew
+from flatout.tuning.crew.crew import TrialCrew
 from flatout.tuning.study import finals
 from flatout.tuning.training.layout import PACKED, STACKED, Layout
 
@@ -56,7 +56,7 @@ class Scripted:
 @pytest.mark.parametrize("bad", [[0], [5], [1, 2], [0, 5]])
 def test_only_the_trials_that_do_it_fail(kind: str, bad: list[int], tmp_path: Path) -> None:
     Scripted.counts, Scripted.made = {}, 0
-    crew = Crew(lambda: Scripted(dict.fromkeys(bad, kind)), isolated=True, most=1)
+    crew = TrialCrew(lambda: Scripted(dict.fromkeys(bad, kind)), isolated=True, most=1)
     crew.keep_states_in(tmp_path)
     found = crew.train(TRIALS, 0, 10, LAYOUT, "choose")
     assert {number for number, score in found.scores.items() if isinstance(score, str)} == set(bad)
@@ -67,13 +67,13 @@ def test_only_the_trials_that_do_it_fail(kind: str, bad: list[int], tmp_path: Pa
 
 def test_a_crash_that_does_not_come_again_fails_no_trial() -> None:
     Scripted.counts = {}
-    crew = Crew(lambda: Scripted({3: CRASHED}, times=1), isolated=True, most=1)
+    crew = TrialCrew(lambda: Scripted({3: CRASHED}, times=1), isolated=True, most=1)
     assert not [score for score in crew.train(TRIALS, 0, 10, LAYOUT, "choose").scores.values() if isinstance(score, str)]
 
 
 def test_several_processes_share_the_trials() -> None:
     Scripted.counts, Scripted.made = {}, 0
-    crew = Crew(lambda: Scripted({4: CRASHED}), isolated=True, most=2)
+    crew = TrialCrew(lambda: Scripted({4: CRASHED}), isolated=True, most=2)
     found = crew.train(TRIALS, 0, 10, Layout(PACKED, processes=2), "choose")
     assert found.scores == {0: 0.0, 1: 0.1, 2: 0.2, 3: 0.3, 4: "trial 4 is bad", 5: 0.5}
     assert crew.rate_packed(TRIALS[0], 0.1) >= 0
@@ -89,7 +89,7 @@ def test_ctrl_c_does_not_wait_for_several_processes(monkeypatch: pytest.MonkeyPa
                 time.sleep(0.01)
             raise NoAnswer(CRASHED, "it was stopped")
 
-    crew = Crew(lambda: Slow({}), isolated=True, most=2)
+    crew = TrialCrew(lambda: Slow({}), isolated=True, most=2)
     began_s = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         crew.train(TRIALS, 0, 10, Layout(PACKED, processes=2), "choose")
@@ -103,7 +103,7 @@ def test_what_can_not_be_saved_is_reported_and_no_error() -> None:
                 raise StoreError("no space left on device")
             return super().ask(question, limit_s)
 
-    crew = Crew(lambda: Full({}), isolated=False, most=1)
+    crew = TrialCrew(lambda: Full({}), isolated=False, most=1)
     crew.train(TRIALS, 0, 10, LAYOUT, "choose")
     assert crew.ask_all({"save": {"numbers": [1]}}) == ["no space left on device"]
 

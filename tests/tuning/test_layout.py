@@ -15,7 +15,7 @@ from torch import Tensor
 from flatout.tuning.training.layout import SERIAL, STACKED, choose_layout
 from flatout.tuning.training.proof import prove
 from flatout.tuning.training.shared import Group
-from flatout.tuning.training.stack import Stack
+from flatout.tuning.training.stack import TrialStack
 from flatout.tuning.training.stacked_update import StackedUpdate
 
 RATES = [["lr=3e-3"], ["lr=1e-2"], ["lr=3e-2"]]
@@ -38,19 +38,19 @@ def _without_bias(gradients: list[Tensor]) -> list[Tensor]:
 
 @pytest.mark.parametrize("planted", [_doubled, _without_bias])
 def test_wrong_gradients_are_noticed(planted: Callable[[list[Tensor]], list[Tensor]], monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Stack.gradients
+    right = TrialStack.gradients
 
-    def wrong(self: Stack, batch: Any) -> tuple[Tensor, list[Tensor]]:
+    def wrong(self: TrialStack, batch: Any) -> tuple[Tensor, list[Tensor]]:
         losses, gradients = right(self, batch)
         return losses, planted(gradients)
 
-    monkeypatch.setattr(Stack, "gradients", wrong)
+    monkeypatch.setattr(TrialStack, "gradients", wrong)
     _refused("gradients")
 
 
 def test_wrong_labels_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Stack.gradients
-    monkeypatch.setattr(Stack, "gradients", lambda self, batch: right(self, {**batch, "y": (batch["y"] + 1) % 10}))
+    right = TrialStack.gradients
+    monkeypatch.setattr(TrialStack, "gradients", lambda self, batch: right(self, {**batch, "y": (batch["y"] + 1) % 10}))
     _refused("gradients")
 
 
@@ -65,12 +65,12 @@ def test_a_wrong_update_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wrong_scores_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Stack.metrics
+    right = TrialStack.metrics
 
-    def wrong(self: Stack, which: str = "choose") -> dict[int, dict[str, float]]:
+    def wrong(self: TrialStack, which: str = "choose") -> dict[int, dict[str, float]]:
         return {number: {"accuracy": found["accuracy"] / 2} for number, found in right(self, which).items()}
 
-    monkeypatch.setattr(Stack, "metrics", wrong)
+    monkeypatch.setattr(TrialStack, "metrics", wrong)
     _refused("scores")
 
 

@@ -11,7 +11,7 @@ from stacking import assert_equal, both, candidates, group_of, recipe, table
 
 import flatout as fo
 from flatout.tuning.training.alone import Alone
-from flatout.tuning.training.stack import Stack
+from flatout.tuning.training.stack import TrialStack
 
 RATES = [["lr=3e-3"], ["lr=1e-2"], ["lr=3e-2"]]
 DIFFERENT = [
@@ -110,10 +110,10 @@ def test_a_compacted_stack_learns_the_same() -> None:
 def test_states_go_on_in_another_stack() -> None:
     ones = candidates(recipe(model={"mlp": {"hidden": [16], "dropout": 0.2}}), RATES)
     with group_of(ones) as group:
-        whole, first = Stack(group, ones), Stack(group, ones)
+        whole, first = TrialStack(group, ones), TrialStack(group, ones)
         whole.train(12)
         first.train(5)
-        later = Stack(group, [ones[2], ones[1]])
+        later = TrialStack(group, [ones[2], ones[1]])
         later.resume(5, {number: first.state_of(number) for number in (2, 1)})
         later.train(12)
         for number in (2, 1):

@@ -22,7 +22,7 @@ from flatout.tuning.study.finals import RECIPE
 from flatout.tuning.study.folder import StudyFolder
 from flatout.tuning.study.outcome import Study
 from flatout.tuning.training.proof import StackProof
-from flatout.tuning.training.stack import Stack
+from flatout.tuning.training.stack import TrialStack
 
 SPACE = {"lr": "1e-4..3e-1"}
 
@@ -317,9 +317,9 @@ def test_states_can_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_nan_of_a_metric_is_a_failed_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Stack.metrics
+    right = TrialStack.metrics
     monkeypatch.setattr(
-        Stack, "metrics",
+        TrialStack, "metrics",
         lambda self, which="choose": {
             number: {"accuracy": math.nan if number == 2 else metrics["accuracy"]}
             for number, metrics in right(self, which).items()

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from flatout.recipe.load import with_overrides
 from flatout.recipe.schema import Recipe
-from flatout.tuning.crew.crew import Crew, Here
-from flatout.tuning.crew.worker import Worker
+from flatout.tuning.crew.crew import Here, TrialCrew
+from flatout.tuning.crew.worker import TrialWorker
 from flatout.tuning.training.layout import SERIAL, STACKED, Layout
-from flatout.tuning.training.stack import Stack
+from flatout.tuning.training.stack import TrialStack
 from flatout.tuning.training.trainers import Trainers
 
 TRIALS = [(number, [f"lr={lr}"]) for number, lr in enumerate((3e-3, 1e-2, 3e-2, 1e-1))]
@@ -91,7 +91,7 @@ def test_trials_that_were_cut_short_start_from_where_they_stood(
 ) -> None:
     """Memory runs out once, in the middle of a rung: no trial is trained for some steps twice."""
     base = recipe(model={"mlp": {"hidden": [16]}}, budget="24 steps")
-    expected = Crew(lambda: Here(Worker(base, None)), isolated=False, most=1).train(TRIALS, 0, 24, layout, "choose")
+    expected = TrialCrew(lambda: Here(TrialWorker(base, None)), isolated=False, most=1).train(TRIALS, 0, 24, layout, "choose")
     steps = [0]
     forward = torch.nn.Linear.forward
 
@@ -101,7 +101,7 @@ def test_trials_that_were_cut_short_start_from_where_they_stood(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return forward(self, x)
 
-    crew = Crew(lambda: Here(Worker(base, None)), isolated=False, most=1)
+    crew = TrialCrew(lambda: Here(TrialWorker(base, None)), isolated=False, most=1)
     crew.keep_states_in(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(torch.nn.Linear, "forward", fails_once)
@@ -111,11 +111,11 @@ def test_trials_that_were_cut_short_start_from_where_they_stood(
 
 
 def test_memory_that_runs_out_again_and_again_fails_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_memory(self: Stack, batch: Any) -> Any:
+    def no_memory(self: TrialStack, batch: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(Stack, "gradients", no_memory)
-    crew = Crew(lambda: Here(Worker(recipe(), None)), isolated=False, most=1)
+    monkeypatch.setattr(TrialStack, "gradients", no_memory)
+    crew = TrialCrew(lambda: Here(TrialWorker(recipe(), None)), isolated=False, most=1)
     found = crew.train(TRIALS, 0, 12, IN_A_STACK, "choose")
     crew.stop()
     assert all(isinstance(why, str) and why.startswith("out of memory") for why in found.scores.values())

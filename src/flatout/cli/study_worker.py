@@ -14,7 +14,7 @@ import torch
 from flatout.base.answering_child import answer_questions
 from flatout.cli.places import allow_deterministic_cuda
 from flatout.recipe.load import read_recipe
-from flatout.tuning.crew.worker import Worker
+from flatout.tuning.crew.worker import TrialWorker
 
 
 def main(read_from: int, write_to: int) -> None:
@@ -24,7 +24,7 @@ def main(read_from: int, write_to: int) -> None:
     if given["threads"]:
         torch.set_num_threads(given["threads"])
     recipe = read_recipe(Path(given["recipe"]), given["overrides"], given["pins"])
-    worker = Worker(recipe, None if given["cache"] is None else Path(given["cache"]))
+    worker = TrialWorker(recipe, None if given["cache"] is None else Path(given["cache"]))
     try:
         answer_questions(worker.answer, read_from, write_to)
     finally:

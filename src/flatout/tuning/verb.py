@@ -25,8 +25,8 @@ from flatout.recipe.schema import Recipe
 from flatout.runs.trained import CACHE
 from flatout.store.lock import FileLock, StartLock
 from flatout.store.run_folder import check_place
-from flatout.tuning.crew.crew import Crew, Here, Member
-from flatout.tuning.crew.worker import Worker
+from flatout.tuning.crew.crew import Here, Member, TrialCrew
+from flatout.tuning.crew.worker import TrialWorker
 from flatout.tuning.search.search import TrialSearch
 from flatout.tuning.space.defaults import default_space
 from flatout.tuning.space.fitting import check_space
@@ -159,7 +159,7 @@ class _Sitting:
         return {"budget": None if self.budget is None else str(self.budget), "trials": self.trials}
 
     def _work(
-        self, folder: StudyFolder, events: list[dict[str, Any]], about: Mapping[str, Any], crew: Crew, log: EventLog
+        self, folder: StudyFolder, events: list[dict[str, Any]], about: Mapping[str, Any], crew: TrialCrew, log: EventLog
     ) -> Study:
         device = torch.device(about["device"])
         spending = Spending(self.budget, device, self.recipe.price_per_hour, spent_in(events))
@@ -207,10 +207,10 @@ class _Sitting:
         log.emit("finished", winner=found["winner"]["number"])
         return Study(folder, self.recipe)
 
-    def _crew(self) -> Crew:
+    def _crew(self) -> TrialCrew:
         """Processes of their own, if the recipe can be read again there."""
         if self.recipe.source is None:
-            return Crew(lambda: Here(Worker(self.recipe, self.cache)), isolated=False, most=1)
+            return TrialCrew(lambda: Here(TrialWorker(self.recipe, self.cache)), isolated=False, most=1)
         overrides, pins = self.recipe.given
         told = json.dumps(
             {
@@ -223,10 +223,10 @@ class _Sitting:
         def make() -> Member:
             return AnsweringChild(command, _START_S, told, "the process of these trials")
 
-        return Crew(make, isolated=True, most=usable_cores())
+        return TrialCrew(make, isolated=True, most=usable_cores())
 
 
-def _about(crew: Crew) -> dict[str, Any]:
+def _about(crew: TrialCrew) -> dict[str, Any]:
     try:
         about = crew.ask({"about": {}})
     except NoAnswer as none:

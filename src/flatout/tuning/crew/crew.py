@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from flatout.base.answering_child import CRASHED, FAILED, NoAnswer
 from flatout.base.errors import FlatoutError
-from flatout.tuning.crew.worker import Worker
+from flatout.tuning.crew.worker import TrialWorker
 from flatout.tuning.training.layout import PACKED, Layout
 
 _WARM_S = 0.05
@@ -29,7 +29,7 @@ Trials = Sequence[tuple[int, Sequence[str]]]  # the number of a trial, and its o
 
 
 class Member(Protocol):
-    """Answers the questions of `Worker`."""
+    """Answers the questions of `TrialWorker`."""
 
     def ask(self, question: Mapping[str, Any], limit_s: float | None) -> dict[str, Any]: ...
     def stop(self) -> None: ...
@@ -38,7 +38,7 @@ class Member(Protocol):
 class Here:
     """Without a process of its own: for models and data that exist only in this one."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: TrialWorker) -> None:
         self._worker = worker
 
     def ask(self, question: Mapping[str, Any], limit_s: float | None) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Trained:
     lost: tuple[str, ...] = ()
 
 
-class Crew:
+class TrialCrew:
     def __init__(self, make: Callable[[], Member], *, isolated: bool, most: int) -> None:
         """`most`: processes side by side at the most."""
         self._make, self.isolated, self.most = make, isolated, most if isolated else 1

@@ -10,7 +10,7 @@ from typing import Any
 from flatout.base.errors import FlatoutError
 from flatout.recipe.load import with_overrides
 from flatout.recipe.schema import Recipe
-from flatout.tuning.training.candidate import Candidate
+from flatout.tuning.training.candidate import TrialCandidate
 from flatout.tuning.training.layout import Layout
 from flatout.tuning.training.outcomes import Stopped
 from flatout.tuning.training.trainers import Trainers, why_it_failed
@@ -18,7 +18,7 @@ from flatout.tuning.training.trainers import Trainers, why_it_failed
 Asked = Mapping[str, Any]
 
 
-class Worker:
+class TrialWorker:
     """Questions are plain data, and so are the answers."""
 
     def __init__(self, recipe: Recipe, cache: Path | None, should_stop: Stopped = lambda: False) -> None:
@@ -73,5 +73,5 @@ class Worker:
         self._trainers.states = Path(given["folder"])
         return {}
 
-    def _candidates(self, trials: Sequence[Sequence[Any]]) -> list[Candidate]:
+    def _candidates(self, trials: Sequence[Sequence[Any]]) -> list[TrialCandidate]:
         return [self._trainers.candidate(number, overrides) for number, overrides in trials]

@@ -19,14 +19,14 @@ from flatout.base.events import EventLog
 from flatout.base.units import show_seconds
 from flatout.recipe.load import with_overrides
 from flatout.recipe.schema import Recipe
-from flatout.tuning.crew.crew import Crew, Trained, Trials
+from flatout.tuning.crew.crew import Trained, TrialCrew, Trials
 from flatout.tuning.search.search import TrialSearch
 from flatout.tuning.search.trials import Rung, RungAnswer
 from flatout.tuning.space.space import Space
 from flatout.tuning.study.finals import RECIPE, Size, size_for
 from flatout.tuning.study.interrupts import interrupts_wait
 from flatout.tuning.study.spending import Spending, Spent
-from flatout.tuning.training.candidate import Candidate
+from flatout.tuning.training.candidate import TrialCandidate
 from flatout.tuning.training.layout import NONE, SERIAL, STACKED, Layout, packed
 from flatout.tuning.training.shared import CHOOSE
 
@@ -42,7 +42,7 @@ _UNFIT = (
 
 
 @dataclass
-class Standing:
+class TrialStanding:
     """Where a trial is."""
 
     number: int
@@ -59,7 +59,7 @@ class Driver:
         recipe: Recipe,
         space: Space,
         search: TrialSearch,
-        crew: Crew,
+        crew: TrialCrew,
         log: EventLog,
         spending: Spending,
         *,
@@ -68,7 +68,7 @@ class Driver:
         """`total`: steps of a whole trial."""
         self._recipe, self._space, self._search, self._crew = recipe, space, search, crew
         self._log, self._spending, self._total = log, spending, total
-        self.standings: dict[int, Standing] = {}
+        self.standings: dict[int, TrialStanding] = {}
         self.layouts: dict[str, Layout] = {}
         self.training_s = 0.0  # in trials, of all the study
         self._measured_s = 0.0  # spent on choosing layouts
@@ -118,7 +118,7 @@ class Driver:
     def look(self, most_trials: int | None) -> None:
         """Measure before the first wave how trials like the recipe are trained fastest: a wave is as wide as pays."""
         count = min(_MOST_LOOKED_AT, most_trials or _MOST_LOOKED_AT)
-        group = Candidate(RECIPE, self._recipe).group
+        group = TrialCandidate(RECIPE, self._recipe).group
         if group not in self.layouts:
             self._layout_of(group, [(RECIPE - place, []) for place in range(count)], self._total)
 
@@ -154,7 +154,7 @@ class Driver:
         """Whole trainings, apart from the search's: the scores by number, or why one failed."""
         groups: dict[str, list[tuple[int, Sequence[str]]]] = {}
         for number, overrides in trials:
-            candidate = Candidate(number, with_overrides(self._recipe, overrides))
+            candidate = TrialCandidate(number, with_overrides(self._recipe, overrides))
             groups.setdefault(candidate.group, []).append((number, overrides))
         found: dict[int, float | str] = {}
         for group, ones in groups.items():
@@ -305,11 +305,11 @@ class Driver:
         seconds = self._spending.seconds
         return 5.0 if seconds is None else max(0.5, min(10.0, 0.02 * seconds))
 
-    def _standing(self, number: int, point: Mapping[str, Any]) -> Standing:
+    def _standing(self, number: int, point: Mapping[str, Any]) -> TrialStanding:
         if number not in self.standings:
-            standing = Standing(number, point, self._space.overrides(point))
+            standing = TrialStanding(number, point, self._space.overrides(point))
             try:
-                standing.group = Candidate(number, with_overrides(self._recipe, standing.overrides)).group
+                standing.group = TrialCandidate(number, with_overrides(self._recipe, standing.overrides)).group
             except FlatoutError as error:
                 standing.failed = f"its recipe is not possible: {error}"
             self.standings[number] = standing
@@ -322,14 +322,14 @@ def _written(rung: Rung) -> list[Any]:
     return found
 
 
-def _by_group(ones: Sequence[Standing]) -> dict[str, list[Standing]]:
-    found: dict[str, list[Standing]] = {}
+def _by_group(ones: Sequence[TrialStanding]) -> dict[str, list[TrialStanding]]:
+    found: dict[str, list[TrialStanding]] = {}
     for one in ones:
         found.setdefault(one.group, []).append(one)
     return found
 
 
-def _units(ones: Sequence[Standing], layout: Layout) -> Iterator[tuple[int, Trials]]:
+def _units(ones: Sequence[TrialStanding], layout: Layout) -> Iterator[tuple[int, Trials]]:
     """What is trained together: trials at one step, as many as a stack holds."""
     for start in sorted({one.step for one in ones}):
         trials = [(one.number, one.overrides) for one in ones if one.step == start]

@@ -14,7 +14,7 @@ from typing import Any
 from flatout.base.errors import TrainingError
 from flatout.base.events import EventLog
 from flatout.data.order.keyed import keyed
-from flatout.tuning.study.intervals import Interval, of_the_mean, of_the_next
+from flatout.tuning.study.intervals import SeedInterval, of_the_mean, of_the_next
 from flatout.tuning.training.shared import CHOOSE, JUDGE
 
 RECIPE = -1  # the number of the recipe as it was, among trials
@@ -46,14 +46,14 @@ def size_for(training_share: float) -> Size:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FinalsVerdict:
     """`again`: where the winner's score lies when it is trained once more; `gain`: the mean difference from the recipe. If the
     recipe always fails, its interval and the gain are of no values."""
 
     winner: int
-    again: Interval
-    recipe: Interval
-    gain: Interval
+    again: SeedInterval
+    recipe: SeedInterval
+    gain: SeedInterval
     scores: tuple[float, ...]
     recipe_scores: tuple[float, ...]
     chosen_by: Mapping[int, float]  # mean score of each finalist on fresh seeds
@@ -76,7 +76,7 @@ class Finals:
         self._train, self._log, self._seed = train, log, seed
         self._known = {event["key"]: event["scores"] for event in known if event["kind"] == "finals"}
 
-    def judge(self, finalists: Sequence[Finalist], size: Size, higher_is_better: bool) -> Verdict:
+    def judge(self, finalists: Sequence[Finalist], size: Size, higher_is_better: bool) -> FinalsVerdict:
         recipe: Finalist = (RECIPE, {}, ())
         entered = [*list(finalists)[: size.finalists], recipe]
         found = self._scores(entered, range(size.choosing), CHOOSE)
@@ -94,7 +94,7 @@ class Finals:
             )
         gain = of_the_mean([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
         again, before = list(ours.values()), list(theirs.values())
-        return Verdict(winner[0], of_the_next(again), of_the_next(before), gain, tuple(again), tuple(before), means)
+        return FinalsVerdict(winner[0], of_the_next(again), of_the_next(before), gain, tuple(again), tuple(before), means)
 
     def _scores(self, finalists: Sequence[Finalist], seeds: Sequence[int], which: str) -> dict[int, dict[int, float]]:
         """Of each finalist, a score for each seed with which it did not fail."""

@@ -14,7 +14,7 @@ _T = (
 
 
 @dataclass(frozen=True)
-class Interval:
+class SeedInterval:
     """A mean of n values with a 95% interval. Of no values the mean is NaN, and any value lies within."""
 
     mean: float
@@ -27,20 +27,20 @@ class Interval:
         return self.low > 0 or self.high < 0
 
 
-def of_the_next(values: Sequence[float]) -> Interval:
+def of_the_next(values: Sequence[float]) -> SeedInterval:
     """Where one more value of the same kind lies: a training with another seed."""
     return _interval(values, math.sqrt(1 + 1 / max(1, len(values))))
 
 
-def of_the_mean(values: Sequence[float]) -> Interval:
+def of_the_mean(values: Sequence[float]) -> SeedInterval:
     return _interval(values, math.sqrt(1 / max(1, len(values))))
 
 
-def _interval(values: Sequence[float], factor: float) -> Interval:
+def _interval(values: Sequence[float], factor: float) -> SeedInterval:
     n = len(values)
     mean = math.fsum(values) / n if n else math.nan
     if n < 2:
-        return Interval(mean, -math.inf, math.inf, n)
+        return SeedInterval(mean, -math.inf, math.inf, n)
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
     apart = _T[min(n - 1, len(_T)) - 1] * factor * spread
-    return Interval(mean, mean - apart, mean + apart, n)
+    return SeedInterval(mean, mean - apart, mean + apart, n)

@@ -12,8 +12,8 @@ from flatout.base.units import show_metric
 from flatout.recipe.load import with_overrides
 from flatout.recipe.schema import Recipe
 from flatout.tuning.search.search import TrialSearch
-from flatout.tuning.study.driver import Driver, Standing
-from flatout.tuning.study.finals import RECIPE, Verdict
+from flatout.tuning.study.driver import Driver, TrialStanding
+from flatout.tuning.study.finals import RECIPE, FinalsVerdict
 from flatout.tuning.study.folder import StudyFolder
 from flatout.tuning.study.outlook import expected_gain
 from flatout.tuning.study.spending import Spending
@@ -23,10 +23,10 @@ _AT_MOST_ONE = ("accuracy", "auc", "auroc", "average_precision", "f1", "mcc", "p
 
 
 def outcome(
-    about: Mapping[str, Any], search: TrialSearch, driver: Driver, verdict: Verdict, spending: Spending, stopped: str
+    about: Mapping[str, Any], search: TrialSearch, driver: Driver, verdict: FinalsVerdict, spending: Spending, stopped: str
 ) -> dict[str, Any]:
     spent, higher = spending.spent, bool(about["higher_is_better"])
-    winner = driver.standings.get(verdict.winner, Standing(RECIPE, {}, []))
+    winner = driver.standings.get(verdict.winner, TrialStanding(RECIPE, {}, []))
     scores = driver.last_scores
     failed = Counter(one.failed for one in driver.standings.values() if one.failed)
     searched = {trial.number: score for trial, score in search.best(len(driver.standings))}

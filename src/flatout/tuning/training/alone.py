@@ -17,9 +17,9 @@ from flatout.engine.evaluation import collect, looking
 from flatout.engine.progress import Progress
 from flatout.engine.state import TrainState
 from flatout.engine.surroundings import process_set_up, read_random_state, restore_random_state
-from flatout.tuning.training.candidate import Candidate
+from flatout.tuning.training.candidate import TrialCandidate
 from flatout.tuning.training.keyed_dropout import dropout_key, key_dropouts, set_dropouts
-from flatout.tuning.training.outcomes import DIVERGED, Losses, Stopped, never
+from flatout.tuning.training.outcomes import DIVERGED, Stopped, TrialLosses, never
 from flatout.tuning.training.shared import CHOOSE, Group
 
 _LOOK_EVERY = 64  # steps between two looks at the losses, each of which waits for the device
@@ -30,7 +30,7 @@ class _Trial:
     made: Made
     clock: Tensor
     step: int = 0
-    losses: Losses = field(default_factory=Losses)
+    losses: TrialLosses = field(default_factory=TrialLosses)
     random_state: dict[str, Any] | None = None
 
 
@@ -39,7 +39,7 @@ class Alone:
 
     layout = "serial"
 
-    def __init__(self, group: Group, candidates: Sequence[Candidate]) -> None:
+    def __init__(self, group: Group, candidates: Sequence[TrialCandidate]) -> None:
         self.group = group
         self.candidates = {one.number: one for one in candidates}
         self.failed: dict[int, str] = {}
@@ -135,7 +135,7 @@ class Alone:
     def step_of(self, number: int) -> int:
         return self._trials[number].step if number in self._trials else 0
 
-    def losses(self, number: int) -> Losses:
+    def losses(self, number: int) -> TrialLosses:
         return self._trial(number).losses
 
     def _trial(self, number: int) -> _Trial:

@@ -38,7 +38,7 @@ class OwnValues:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TrialCandidate:
     """`number` is unique in a study. `seed` decides its first weights and the order of its rows."""
 
     number: int

@@ -15,10 +15,10 @@ from flatout.machine.out_of_memory import is_out_of_memory
 from flatout.machine.threads import most_threads
 from flatout.measure.clock import synchronize
 from flatout.tuning.training.alone import Alone
-from flatout.tuning.training.candidate import Candidate
+from flatout.tuning.training.candidate import TrialCandidate
 from flatout.tuning.training.proof import StackProof, prove
 from flatout.tuning.training.shared import Group
-from flatout.tuning.training.stack import Stack
+from flatout.tuning.training.stack import TrialStack
 
 STACKED, PACKED, SERIAL = "stacked", "packed", "serial"
 NONE = "none"  # not even one of them could be measured in time
@@ -46,7 +46,7 @@ class Layout:
         return asdict(self)
 
 
-def choose_layout(group: Group, candidates: Sequence[Candidate], limit_s: float = 10.0) -> Layout:
+def choose_layout(group: Group, candidates: Sequence[TrialCandidate], limit_s: float = 10.0) -> Layout:
     """The layout with the most trial-steps a second. A stack only if it is proven to learn what trials alone learn."""
     began_s = time.perf_counter()
     counts = _thread_counts(group)
@@ -107,14 +107,14 @@ def _threads(count: int) -> str:
     return "on the device" if not count else "1 thread" if count == 1 else f"{count} threads"
 
 
-def alone_rate(group: Group, candidate: Candidate, threads: int, timed_s: float = _TIMED_S) -> float:
+def alone_rate(group: Group, candidate: TrialCandidate, threads: int, timed_s: float = _TIMED_S) -> float:
     """Steps a second of one trial."""
     return 1 / _step_seconds(group, Alone(group, [candidate]).train, threads, timed_s)
 
 
-def _stack_rate(group: Group, candidates: Sequence[Candidate], threads: int) -> float | None:
+def _stack_rate(group: Group, candidates: Sequence[TrialCandidate], threads: int) -> float | None:
     try:
-        return len(candidates) / _step_seconds(group, Stack(group, candidates).train, threads)
+        return len(candidates) / _step_seconds(group, TrialStack(group, candidates).train, threads)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -15,7 +15,7 @@ def never() -> bool:
     return False
 
 
-class Losses:
+class TrialLosses:
     """Of the steps so far."""
 
     def __init__(self) -> None:

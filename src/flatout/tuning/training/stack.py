@@ -19,9 +19,9 @@ from flatout.engine.device import start_counting, sync_point
 from flatout.engine.evaluation import looking
 from flatout.engine.precision import autocast
 from flatout.engine.surroundings import process_set_up
-from flatout.tuning.training.candidate import Candidate
+from flatout.tuning.training.candidate import TrialCandidate
 from flatout.tuning.training.keyed_dropout import KEY, RATE, dropout_key, key_dropouts
-from flatout.tuning.training.outcomes import DIVERGED, Losses, Stopped, never
+from flatout.tuning.training.outcomes import DIVERGED, Stopped, TrialLosses, never
 from flatout.tuning.training.shared import CHOOSE, Group
 from flatout.tuning.training.stacked_update import StackedUpdate, Weights
 from flatout.tuning.training.step_rates import StepRates
@@ -29,17 +29,17 @@ from flatout.tuning.training.step_rates import StepRates
 _LOOK_EVERY = 64  # steps between two looks at the losses, each of which waits for the device
 
 
-class Stack:
+class TrialStack:
     """The trials of a group, trained together. All have done the same number of steps."""
 
     layout = "stacked"
 
-    def __init__(self, group: Group, candidates: Sequence[Candidate]) -> None:
+    def __init__(self, group: Group, candidates: Sequence[TrialCandidate]) -> None:
         self.group = group
         self.candidates = {one.number: one for one in candidates}
         self.failed: dict[int, str] = {}
         self.step = 0
-        self._losses = {one.number: Losses() for one in candidates}
+        self._losses = {one.number: TrialLosses() for one in candidates}
         start_counting(group.device)
         torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]  # a slow operator makes a slow stack, which is measured
         self._numbers = list(self.candidates)  # by place on the leading axis
@@ -146,7 +146,7 @@ class Stack:
         return self._weights.row(self._update.gradient, self._numbers.index(number))
 
     def state_of(self, number: int) -> dict[str, Tensor]:
-        """Everything that the trial's next step depends on. `Stack.resumed` takes it."""
+        """Everything that the trial's next step depends on. `TrialStack.resumed` takes it."""
         place = self._numbers.index(number)
         state = {f"state.{name}": one[place].clone() for name, one in self._update.state.items()}
         buffers = {f"buffer.{name}": one[place].clone() for name, one in self._buffers.items()}
@@ -166,7 +166,7 @@ class Stack:
     def step_of(self, number: int) -> int:
         return self.step
 
-    def losses(self, number: int) -> Losses:
+    def losses(self, number: int) -> TrialLosses:
         return self._losses[number]
 
     def _mean_loss(self, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Batch) -> Tensor:
@@ -191,7 +191,7 @@ class Stack:
         places = [self._seeds.index(one.seed) for one in self.candidates.values()]
         return {name: torch.stack([batches[place][name] for place in places]) for name in batches[0]}
 
-    def _stacked(self, candidates: Sequence[Candidate]) -> tuple[Weights, dict[str, Tensor]]:
+    def _stacked(self, candidates: Sequence[TrialCandidate]) -> tuple[Weights, dict[str, Tensor]]:
         group = self.group
         models = {seed: group.model(seed) for seed in self._seeds}
         of_seed = {seed: dict(chain(one.named_parameters(), one.named_buffers())) for seed, one in models.items()}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flatout.base.specs import Spec
-from flatout.tuning.training.candidate import Candidate
+from flatout.tuning.training.candidate import TrialCandidate
 from flatout.tuning.training.shared import Group
 
 
@@ -74,7 +74,7 @@ class Weights:
 
 class StackedUpdate:
     def __init__(
-        self, group: Group, weights: Weights, candidates: Sequence[Candidate], state: Mapping[str, Tensor] | None = None
+        self, group: Group, weights: Weights, candidates: Sequence[TrialCandidate], state: Mapping[str, Tensor] | None = None
     ) -> None:
         self._group, self.weights = group, weights
         count, device = len(candidates), weights.flat.device
@@ -93,7 +93,7 @@ class StackedUpdate:
         self.gradient = torch.zeros_like(weights.flat)
         self._rows = _Rows(self) if device.type == "cpu" else _Columns(self)
 
-    def picked(self, places: Tensor, weights: Weights, candidates: Sequence[Candidate]) -> StackedUpdate:
+    def picked(self, places: Tensor, weights: Weights, candidates: Sequence[TrialCandidate]) -> StackedUpdate:
         return StackedUpdate(self._group, weights, candidates, {name: one[places] for name, one in self.state.items()})
 
     @torch.no_grad()

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flatout.tuning.training.candidate import Candidate
+from flatout.tuning.training.candidate import TrialCandidate
 from flatout.tuning.training.shared import Group
 
 
 class StepRates:
-    def __init__(self, group: Group, candidates: Sequence[Candidate]) -> None:
+    def __init__(self, group: Group, candidates: Sequence[TrialCandidate]) -> None:
         self._group = group
         distinct = {repr(one.own.schedule.written): one.own.schedule for one in candidates}
         self._schedules = list(distinct.values())

@@ -16,11 +16,11 @@ from flatout.recipe.schema import Recipe
 from flatout.store.checkpoints import Checkpoints
 from flatout.store.tensors import encode
 from flatout.tuning.training.alone import Alone
-from flatout.tuning.training.candidate import Candidate
+from flatout.tuning.training.candidate import TrialCandidate
 from flatout.tuning.training.layout import STACKED, Layout, alone_rate, choose_layout
 from flatout.tuning.training.outcomes import Stopped, never
 from flatout.tuning.training.shared import Group
-from flatout.tuning.training.stack import Stack
+from flatout.tuning.training.stack import TrialStack
 
 Make = Callable[[Sequence[str]], Recipe]  # a recipe with overrides
 
@@ -29,19 +29,19 @@ class Trainers:
     def __init__(self, make: Make, cache: Path | None) -> None:
         self._make, self.cache = make, cache
         self.states: Path | None = None  # where the states of trials are kept that go on in a later rung
-        self._candidates: dict[tuple[int, tuple[str, ...]], Candidate] = {}
+        self._candidates: dict[tuple[int, tuple[str, ...]], TrialCandidate] = {}
         self._groups: dict[tuple[str, int], Group] = {}
         self._read: list[Group] = []  # groups that read rows; the others are these with other threads
-        self._holders: dict[int, Stack | Alone] = {}
+        self._holders: dict[int, TrialStack | Alone] = {}
         self._parked: dict[int, _Parked] = {}  # trials that may go on later
 
-    def candidate(self, number: int, overrides: Sequence[str]) -> Candidate:
+    def candidate(self, number: int, overrides: Sequence[str]) -> TrialCandidate:
         key = number, tuple(overrides)
         if key not in self._candidates:
-            self._candidates[key] = Candidate(number, self._make(overrides))
+            self._candidates[key] = TrialCandidate(number, self._make(overrides))
         return self._candidates[key]
 
-    def about(self, candidate: Candidate) -> dict[str, Any]:
+    def about(self, candidate: TrialCandidate) -> dict[str, Any]:
         """What a study has to know of its trials before it begins."""
         group = self._group(candidate, 0)
         return {
@@ -54,15 +54,21 @@ class Trainers:
             "identity": identity(candidate.recipe, group.job).whole,
         }
 
-    def choose(self, candidates: Sequence[Candidate], limit_s: float) -> Layout:
+    def choose(self, candidates: Sequence[TrialCandidate], limit_s: float) -> Layout:
         return choose_layout(self._group(candidates[0], 0), candidates, limit_s)
 
-    def rate_alone(self, candidate: Candidate, seconds: float) -> float:
+    def rate_alone(self, candidate: TrialCandidate, seconds: float) -> float:
         """Trial-steps a second of one trial after another with one thread, as in one of several processes."""
         return alone_rate(self._group(candidate, 0), candidate, 1, seconds)
 
     def train(
-        self, candidates: Sequence[Candidate], start: int, to: int, layout: Layout, which: str, should_stop: Stopped = never
+        self,
+        candidates: Sequence[TrialCandidate],
+        start: int,
+        to: int,
+        layout: Layout,
+        which: str,
+        should_stop: Stopped = never,
     ) -> dict[int, float | str]:
         """From step `start` to step `to`: the score of each trial, or why it failed. Steps are the recipe's: a trial with
         another batch size does the same share of its own."""
@@ -97,9 +103,11 @@ class Trainers:
         for group in self._read:
             group.close()
 
-    def _trainer(self, candidates: Sequence[Candidate], start: int, layout: Layout, should_stop: Stopped) -> Stack | Alone:
+    def _trainer(
+        self, candidates: Sequence[TrialCandidate], start: int, layout: Layout, should_stop: Stopped
+    ) -> TrialStack | Alone:
         """One that holds exactly these trials, at step `start`. Others that were with them wait until they go on."""
-        numbers, kind = [one.number for one in candidates], Stack if layout.kind == STACKED else Alone
+        numbers, kind = [one.number for one in candidates], TrialStack if layout.kind == STACKED else Alone
         holder = self._holders.get(numbers[0])
         if isinstance(holder, kind) and set(numbers) <= set(holder.alive) and holder.step_of(numbers[0]) == start:
             others = [number for number in holder.alive if number not in numbers]
@@ -120,7 +128,7 @@ class Trainers:
             self._holders[number] = made
         return made
 
-    def _part(self, holder: Stack | Alone, rest: Sequence[int]) -> None:
+    def _part(self, holder: TrialStack | Alone, rest: Sequence[int]) -> None:
         """A holder goes on with these trials alone."""
         for number in list(holder.candidates):
             if number not in rest:
@@ -134,7 +142,7 @@ class Trainers:
             if hit := [number for number in holder.candidates if number in numbers]:
                 self._part(holder, [number for number in holder.alive if number not in hit])
 
-    def _all_holders(self) -> list[Stack | Alone]:
+    def _all_holders(self) -> list[TrialStack | Alone]:
         return list({id(one): one for one in self._holders.values()}.values())
 
     def _state_here(self, number: int) -> _Parked | None:
@@ -172,7 +180,7 @@ class Trainers:
         assert self.states is not None
         return Checkpoints(self.states / str(number), keep=1)
 
-    def _group(self, candidate: Candidate, threads: int) -> Group:
+    def _group(self, candidate: TrialCandidate, threads: int) -> Group:
         key = candidate.group, threads
         if key not in self._groups:
             alike = next((group for (name, _), group in self._groups.items() if name == candidate.group), None)
@@ -191,7 +199,7 @@ class _Parked:
     state: Mapping[str, Any]
 
 
-def _parked(holder: Stack | Alone, number: int) -> _Parked:
+def _parked(holder: TrialStack | Alone, number: int) -> _Parked:
     return _Parked(holder.layout, holder.step_of(number), holder.state_of(number))
 
 
