@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_engine_kit import kinds, only_run, quick, train, weights
+from interpreters import run_forked
+from test_engine_kit import equal, kinds, only_run, quick, train, weights
 from torch import Tensor, nn
 
 import flatout as fo
-from flatout.base.errors import ModelError, RecipeError, UsageError
+from flatout.base.errors import ModelError, RecipeError, Stopped, UsageError
 from flatout.drill.difference import differing_bits
 from flatout.engine.optimizers import decay_groups
 from flatout.models.adapters import merged
+from flatout.store.tensors import read_tensors
 
 _disturb: list[Any] = []
 
@@ -204,20 +210,65 @@ def lora(folder: Path, **given: Any) -> fo.Recipe:
         "pretrained": True,
         "lora": {"rank": 2, "targets": ["query", "value"], "dropout": 0.1},
     }
-    settings = {"device": "cpu", "checkpoint_every": "1 step"}
+    settings = {"device": "cpu", "checkpoint_every": "1 step", "log_every": 1}
     return fo.Recipe(
-        **{"data": data, "model": model, "batch": 8, "lr": 0.01, "budget": "6 steps", "settings": settings, **given}
+        **{"data": data, "model": model, "batch": 8, "lr": 0.01, "budget": "6 steps", "ema": 0.9, "settings": settings, **given}
     )
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
-def test_lora_trains_adapters_alone_and_peft_reads_them(tmp_path: Path) -> None:
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+@pytest.fixture(scope="module")
+def trained_lora(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, fo.Run]:
+    """The folder of a small BERT, that model, and a run that was not interrupted."""
+    transformers, _ = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    folder = tmp_path_factory.mktemp("lora")
     small = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     torch.manual_seed(0)
     base = transformers.BertModel(transformers.BertConfig(**small))
-    base.save_pretrained(tmp_path / "bert")
-    run = train(tmp_path / "runs", lora(tmp_path / "bert"))
+    base.save_pretrained(folder / "bert")
+    return folder / "bert", base, train(folder / "runs", lora(folder / "bert"))
+
+
+def killed_by(number: signal.Signals, step: int, runs: Path) -> Any:
+    """Sends it to this process after a step, once a checkpoint with something in it is on the disk."""
+
+    def kill(event: Any) -> None:
+        if event["kind"] == "step" and event["step"] == step:
+            while not list(runs.glob("*/checkpoints/step-*[1-9]")):
+                time.sleep(0.01)
+            os.kill(os.getpid(), number)
+
+    return kill
+
+
+def lora_until_killed(folder: Path, runs: Path) -> None:
+    """For a process of its own."""
+    train(runs, lora(folder), observers=[killed_by(signal.SIGKILL, 3, runs)])
+
+
+_LORA = "import sys, pathlib, test_freezing as tests; tests.lora_until_killed(*map(pathlib.Path, sys.argv[1:]))"
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
+def test_lora_goes_on_after_sigkill_and_sigterm_to_the_same_bits(trained_lora: Any, tmp_path: Path) -> None:
+    folder, _, calm = trained_lora
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    killed = run_forked(["-c", _LORA, str(folder), str(tmp_path)], env={**os.environ, "PYTHONPATH": path})
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    with pytest.raises(Stopped):
+        train(tmp_path, lora(folder), observers=[killed_by(signal.SIGTERM, 5, tmp_path)])
+    run = train(tmp_path, lora(folder))
+    first, second = (event["step"] for event in kinds(run, "resumed"))
+    assert 1 <= first <= 3 and second == 5
+    bits, tensors = differing_bits(calm.folder, run.folder)
+    assert bits == 0 and tensors > 30, "weights, average, optimizer and random state"
+    adapters = [read_tensors(one.path / "adapter" / "adapter_model.safetensors") for one in (calm, run)]
+    assert equal(*adapters) and any("lora_B" in name and value.any() for name, value in adapters[0].items())
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
+def test_lora_trains_adapters_alone_and_peft_reads_them(trained_lora: Any, tmp_path: Path) -> None:
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    folder, base, run = trained_lora
     kept = weights(run)
     assert all(torch.equal(kept[f"base_model.model.bert.{name}"], value) for name, value in base.state_dict().items()
                if f"base_model.model.bert.{name}" in kept)  # fmt: skip
@@ -225,7 +276,7 @@ def test_lora_trains_adapters_alone_and_peft_reads_them(tmp_path: Path) -> None:
     assert state and all("lora_" in name or "classifier" in name for name in state)
     mine = run.model(bare=True)
     # PEFT's own way, from the folder that the run wrote
-    plain = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "bert", num_labels=2)
+    plain = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
     theirs = peft.PeftModel.from_pretrained(plain, str(run.path / "adapter")).eval()
     ids = torch.randint(0, 20, (3, 5), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -237,5 +288,5 @@ def test_lora_trains_adapters_alone_and_peft_reads_them(tmp_path: Path) -> None:
     package = fo.export(run, tmp_path / "package")
     assert not any("lora" in name for name in package.weights)
     with quick(), pytest.raises(ModelError, match=r"no layer 'nothing'; known: classifier, dense, key, query, value"):
-        model = {"transformers": str(tmp_path / "bert"), "pretrained": True, "lora": {"targets": ["nothing"]}}
-        fo.run(lora(tmp_path / "bert", model=model), runs=tmp_path / "runs", cache=None)
+        model = {"transformers": str(folder), "pretrained": True, "lora": {"targets": ["nothing"]}}
+        fo.run(lora(folder, model=model), runs=tmp_path / "runs", cache=None)
