@@ -48,7 +48,7 @@ def apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alone")
-    few = asked(folder / "few", "tokens64", "mlp", **{"with": FEW})
+    few = asked(folder / "few", "tokens64", "mlp", "thawed", **{"with": FEW})
     went_well(together(1, "training.py", [*asked(folder, *EXACT), *few]))
     return folder
 
@@ -73,6 +73,7 @@ def test_more_processes_learn_the_same(alone: Path, tmp_path: Path, size: int) -
 
 
 SPLIT = {2: ["shard=2", "tensor=2", "pipeline=2"], 4: ["data=2,shard=2", "data=2,tensor=2", "pipeline=2,data=2"]}
+TOLD = ("unfroze", "resumed")
 FEW = {"budget": "12 steps"}  # benchmarks/exact_together.py has all meshes, over 50
 
 
@@ -86,6 +87,24 @@ def test_split_weights_learn_the_same(alone: Path, tmp_path: Path, size: int) ->
     for mesh, name in pairs:
         limit = 1e-9 if name == "tokens64" else 1e-5
         assert apart(weights(alone / "few" / name), weights(tmp_path / mesh / name)) < limit, (mesh, name)
+
+
+def test_unfreezing_in_several_processes(alone: Path, tmp_path: Path) -> None:
+    """Also stopped on either side of it; a mesh that splits weights is refused."""
+    often = {"log_every": 1, "checkpoint_every": "1 step"}
+    runs = asked(tmp_path / "calm", "thawed", settings=often, **{"with": FEW})
+    for step in (4, 8):
+        cut = asked(tmp_path / f"cut{step}", "thawed", settings=often, **{"with": FEW})
+        runs += [{**cut[0], "stop_at": step}, *cut]
+    processes = together(2, "training.py", [*runs, *asked(tmp_path, "thawed", settings={"mesh": "shard=2"}, **{"with": FEW})])
+    assert all(one.code and "unfreeze needs all weights" in one.err for one in processes)
+    calm = weights(tmp_path / "calm/thawed")
+    assert apart(weights(alone / "few" / "thawed"), calm) < 1e-5
+    for step in (4, 8):
+        again = folder_of(tmp_path / f"cut{step}/thawed")
+        kinds = [(event["kind"], event["step"]) for event in read_events(again / "events.jsonl") if event["kind"] in TOLD]
+        assert [kind for kind, _ in kinds] == ["unfroze"] * (step > 6) + ["resumed"] + ["unfroze"] * (step < 6)
+        assert apart(calm, weights(again.parent)) == 0
 
 
 def test_a_run_goes_on_with_more_or_fewer_processes(tmp_path: Path) -> None:

@@ -70,6 +70,10 @@ def recipes(name: str) -> dict[str, Any]:
     tokens: dict[str, Any] = {"data": data_of_tokens, "objective": masked_tokens, "batch": 14, "evaluate": "20 steps"}
     made: dict[str, Any] = {
         "mlp": {"data": lambda: table, "model": {"mlp": {"hidden": [16, 12]}}, "batch": 14, "evaluate": "20 steps", **sgd},
+        "thawed": {
+            "data": lambda: table, "model": {"mlp": {"hidden": [16, 12]}}, "batch": 14, "lr": 3e-3, "clip": 0.5,
+            "freeze": ["backbone"], "unfreeze": {"backbone": "6 steps"}, "rates": {"backbone": 0.5}, "evaluate": "5 steps",
+        },
         "gpt": {**tokens, **sgd, "model": lambda: gpt_of(torch.float32)},
         "gpt64": {**tokens, "model": lambda: gpt_of(torch.float64), "lr": 3e-3, "clip": 1.0},
         "tokens64": {**tokens, "objective": "next_token", "model": lambda: gpt_of(torch.float64), "lr": 3e-3, "clip": 1.0},

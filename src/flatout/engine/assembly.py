@@ -181,7 +181,7 @@ def assemble(job: Job, settings: Settings, folder: Path, events: EventLog, cache
         events.emit("degraded", what="disk_budget", why=too_much)
     made_by = job.data.train.made_by
     state = TrainState(step.model, made.optimizer, made.average, step.scale, device, made_by, world, job.seed, made.local)
-    thawing = Thawing(job, made.remake) if job.frozen.until else NoThawing()
+    thawing = Thawing(job, made.remake, world.largest_share(job.batch)) if job.frozen.until else NoThawing()
     return Assembly(step, feed, evaluation, state, budget, meters, compiling, thawing)
 
 
@@ -245,6 +245,8 @@ def make_step(
     average = Average(model, job.ema) if job.ema else None
 
     def remake(before: Optimizer | HostOptimizer | None) -> tuple[Step, Optimizer | HostOptimizer]:
+        if before is not None:
+            exchange.train_others()
         groups = decay_groups(model, job.weight_decay, job.rates, stages)
         optimizer = HostOptimizer(groups, build) if settings.optimizer_offload else build(groups)
         if isinstance(before, Optimizer) and isinstance(optimizer, Optimizer):

@@ -123,7 +123,7 @@ class Checkpointing:
         self._parts.seek(progress.samples, tree.get("stream"))
         if progress.micro_batch:
             step.passes.micro_batch = progress.micro_batch
-            step.passes.warm(self._job.batch)
+            step.passes.warm(self._world.largest_share(self._job.batch))
         return progress
 
     def say_resumed(self, tree: dict[str, Any], progress: Progress, to_come: Mapping[str, Any]) -> None:

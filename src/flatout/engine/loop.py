@@ -53,8 +53,11 @@ def train(
 
         meeting = AmongSeveral
         world.lay_out(parse_mesh(settings.mesh, world.size))
-        if job.frozen.until:
-            raise UsageError(f"unfreeze works in one process, this run has {world.size}: use --devices 1, or leave it out")
+        if job.frozen.until and (world.is_split or job.exchange is not None):
+            without = "exchange" if job.exchange is not None else f"mesh={settings.mesh}"
+            raise UsageError(
+                f"unfreeze needs all weights on every process, summed in every step: leave out {without}, or use --devices 1"
+            )
     with run_set_up(settings, job.seed, world) as stop:
         loop = Loop(job, settings, folder, events, meeting(world, stop, watch), cache)
         try:

@@ -52,6 +52,9 @@ class Exchange:
     def expect_unused(self) -> None:
         """Some parameters get no gradient in some batches."""
 
+    def train_others(self) -> None:
+        """From here on other parameters of the model train. Every process calls it at the same step."""
+
     def send(self, totals: Tensor) -> tuple[Tensor | None, Callable[[], Tensor]]:
         """Start summing `totals` over processes during the backward.
 

@@ -36,10 +36,11 @@ class NoThawing:
 
 
 class Thawing:
-    def __init__(self, job: Job, remake: Remake) -> None:
+    def __init__(self, job: Job, remake: Remake, rows: int) -> None:
+        """`rows`: of a batch, that this process has."""
         self._starts, self._stages = job.thawing()
         self._frozen, self._remake = job.frozen.names, remake
-        self._stage, self._batch = 0, job.batch
+        self._stage, self._rows = 0, rows
 
     def due(self, samples: int) -> bool:
         return self._stage_at(samples) != self._stage
@@ -60,7 +61,7 @@ class Thawing:
             made.scale.growth.copy_(step.scale.growth)
         state.scale = made.scale
         made.passes.micro_batch = step.passes.micro_batch
-        made.passes.warm(self._batch)
+        made.passes.warm(self._rows)
         return made
 
     def began(self) -> tuple[str, ...]:

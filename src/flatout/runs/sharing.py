@@ -67,6 +67,8 @@ def choose_layout(
         return LayoutChoice(begun, "as in the run that is resumed")
     if job.exchange is not None:
         return LayoutChoice(f"data={world.size}", "with exchange every process has all weights")
+    if job.frozen.until:
+        return LayoutChoice(f"data={world.size}", "with unfreeze every process has all weights")
     planned = str(pick_device(recipe.pins.get("device", "auto")))
     device = torch.device(_device_of(world, planned))
     memory_bytes = min(world.gather(_memory_bytes(device, world)))

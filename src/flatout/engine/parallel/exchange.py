@@ -62,7 +62,7 @@ class Replicas(Exchange):
         compiled = settings.compile != "off"  # the compiler can't trace the tally
         self._root = Root(model) if compiled else Tallied(model, torch.device(settings.device))
         self._bucket_mb = settings.bucket_mb
-        self._engine = self._made(unused=False)
+        self._engine = self._made()
         self._tally: Tensor | None = None
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
@@ -89,14 +89,17 @@ class Replicas(Exchange):
         return within
 
     def expect_unused(self) -> None:
-        self._engine = self._made(unused=True)
+        self._engine = self._made(find_unused_parameters=True)
 
-    def _made(self, unused: bool) -> Any:
+    def train_others(self) -> None:
+        self._engine = self._made(init_sync=False)  # the first process's running statistics are not those of the others
+
+    def _made(self, **more: bool) -> Any:
         return _ENGINE(
             self._root,
             bucket_cap_mb=self._bucket_mb,
             gradient_as_bucket_view=True,
-            find_unused_parameters=unused,
+            **more,
             **{_SYNC_BUFFERS: False},  # batch statistics are exchanged elsewhere, or a degraded event says that they are not
         )
 
