@@ -117,8 +117,8 @@ def written(folder: Path, trouble: str) -> Path:
 
 
 def test_processes_that_end_or_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew_module, "_LEAST_LIMIT_S", 5.0)
-    monkeypatch.setattr(crew_module, "_MEASURING_LIMIT_S", 8.0)
+    monkeypatch.setattr(crew_module, "_LEAST_LIMIT_S", 12.0)
+    monkeypatch.setattr(crew_module, "_MEASURING_LIMIT_S", 15.0)
     monkeypatch.setattr(finals, "_SIZES", ((1, 1, 3),))
     study = fo.tune(
         written(tmp_path, "ends"), {"model.width": [8, 13, 14]}, trials=3, budget="10 min", runs=tmp_path / "runs", cache=None

@@ -23,6 +23,7 @@ from flatout.tuning.training.layout import PACKED, Layout
 
 _WARM_S = 0.05
 _LEAST_LIMIT_S, _PATIENCE = 120.0, 20.0  # a unit of trials may take so many times as long as its layout's rate predicts
+_LARGER = 10.0  # times as many: a shape that was not measured may need more time than those that were
 _MEASURING_LIMIT_S = 900.0  # to measure how a group is trained fastest, which takes some dozens of steps
 
 Trials = Sequence[tuple[int, Sequence[str]]]  # the number of a trial, and its overrides
@@ -168,7 +169,7 @@ class TrialCrew:
         )
 
     def _limit_s(self, count: int, to: int, layout: Layout) -> float | None:
-        rate = max(layout.rates.values(), default=0.0)
+        rate = max(layout.rates.values(), default=layout.rate_elsewhere / _LARGER)
         return self._at_most(max(_LEAST_LIMIT_S, _PATIENCE * count * to / rate)) if rate else None
 
     def _at_most(self, seconds: float) -> float | None:

@@ -289,7 +289,8 @@ class Driver:
         if count > 1 and self._measured_s < max(_MEASURING_S, _MEASURING * self._spending.spent.seconds):
             return None
         why = "one trial of this shape" if count == 1 else "measuring layouts has taken its share of the time"
-        return replace(others[0], kind=SERIAL, width=1, processes=1, why=why, proof="", rates={}, measured_with=count)
+        slowest = min(max(layout.rates.values()) for layout in others)
+        return Layout(SERIAL, threads=others[0].threads, why=why, measured_with=count, rate_elsewhere=slowest)
 
     def _laid_out(self, group: str, layout: Layout, trials: int = 0) -> Layout:
         """`trials`: of a choice that is not in the log yet."""

@@ -41,6 +41,7 @@ class Layout:
     proof: str = ""
     rates: dict[str, float] = field(default_factory=dict)
     measured_with: int = 1  # trials
+    rate_elsewhere: float = 0.0  # of the slowest shape that was measured, if this one was not
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
