@@ -24,6 +24,23 @@ class Normed(nn.Module):
         return logits
 
 
+class Convolved(nn.Module):
+    """Convolutions of all kinds; the last one has groups, and stays one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 4, (3, 5), stride=(1, 2), padding=(2, 1)), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(4, 6, 2, padding="same", bias=False), nn.ReLU(),
+            nn.Conv2d(6, 4, 3, padding=2, dilation=(1, 2)), nn.ReLU(), nn.Conv2d(4, 4, 1, padding="valid", groups=2),
+        )  # fmt: skip
+        self.head = nn.Linear(4, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(x.view(-1, 1, 8, 8)).mean((2, 3)))
+        return logits
+
+
 class RandomFeatures(nn.Module):
     """A fixed random layer: a buffer and a frozen parameter, which the seed decides."""
 

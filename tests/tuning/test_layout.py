@@ -12,11 +12,13 @@ import torch
 from stacking import candidates, group_of, recipe, table
 from torch import Tensor
 
-from flatout.tuning.training.layout import SERIAL, STACKED, choose_layout
+from flatout.tuning.training import unfolded
+from flatout.tuning.training.layout import SERIAL, STACKED, Layout, choose_layout
 from flatout.tuning.training.proof import prove
 from flatout.tuning.training.shared import Group
 from flatout.tuning.training.stack import TrialStack
 from flatout.tuning.training.stacked_update import StackedUpdate
+from flatout.tuning.training.unfolded import GROUPED, UNFOLDED
 
 RATES = [["lr=3e-3"], ["lr=1e-2"], ["lr=3e-2"]]
 
@@ -117,16 +119,45 @@ def test_the_layout_says_what_it_measured() -> None:
     assert layout.proof.startswith("equal to trials alone")
 
 
+CONVNET = {"model": {"convnet": {"channels": [4], "hidden": 8}}}
+
+
+def test_the_layout_names_the_form_of_its_convolutions() -> None:
+    layout = _chosen(10.0, **CONVNET)
+    assert {"3 stacked, 1 thread", "3 stacked, 1 thread, convolutions unfolded"} <= set(layout.rates)
+    if layout.kind == STACKED:
+        assert layout.convolutions == (UNFOLDED if "; convolutions as products" in layout.why else GROUPED)
+        assert "x the rate of" in layout.why
+
+
+def test_a_form_of_convolutions_that_learns_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = unfolded._Unfolded.__call__
+    monkeypatch.setattr(unfolded._Unfolded, "__call__", lambda self, x, weight, bias: right(self, x, weight, bias) * 1.01)
+    layout = _chosen(10.0, **CONVNET)
+    assert layout.convolutions == GROUPED and "3 stacked, 1 thread, convolutions unfolded" not in layout.rates
+
+
+def test_a_layout_of_an_earlier_version_is_read() -> None:
+    earlier = Layout(STACKED, 16).to_dict()
+    del earlier["convolutions"]
+    assert Layout(**earlier) == Layout(STACKED, 16)
+
+
+def test_the_layout_says_why_its_steps_are_slower_than_they_could_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TrialStack, "degraded", "no CUDA graph: it was refused")
+    assert _chosen().why.endswith("; no CUDA graph: it was refused")
+
+
 def test_one_trial_is_no_stack() -> None:
     ones = candidates(recipe(), [[]])
     with group_of(ones) as group:
         assert choose_layout(group, ones).kind == SERIAL
 
 
-def _chosen(**changed: Any) -> Any:
+def _chosen(limit_s: float = 0.5, **changed: Any) -> Any:
     ones = candidates(recipe(**changed), RATES)
     with group_of(ones) as group:
-        return choose_layout(group, ones, 0.5)
+        return choose_layout(group, ones, limit_s)
 
 
 def test_halves_choose_and_judge() -> None:

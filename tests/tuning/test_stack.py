@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import own_models
 import pytest
 from stacking import assert_equal, both, candidates, group_of, recipe, table
 
 import flatout as fo
 from flatout.tuning.training.alone import Alone
 from flatout.tuning.training.stack import TrialStack
+from flatout.tuning.training.unfolded import UNFOLDED
 
 RATES = [["lr=3e-3"], ["lr=1e-2"], ["lr=3e-2"]]
 DIFFERENT = [
@@ -69,8 +71,6 @@ def test_bf16() -> None:
 
 @pytest.mark.parametrize("name", ["Normed", "RandomFeatures"])
 def test_buffers_and_frozen_parameters_belong_to_a_trial(name: str) -> None:
-    import own_models
-
     kind = getattr(own_models, name)
     base = recipe(model=lambda: kind(), budget="6 steps")
     with both(base, [["seed=1"], ["seed=2"], ["seed=3"]]) as (stack, alone):
@@ -82,6 +82,17 @@ def test_images() -> None:
         stack,
         alone,
     ):
+        assert_equal(stack, alone)
+
+
+@pytest.mark.parametrize("name", ["Normed", "Convolved"])
+def test_convolutions_as_products_of_matrices(name: str) -> None:
+    kind = getattr(own_models, name)
+    ones = candidates(recipe(model=lambda: kind(), budget="4 steps"), RATES)
+    with group_of(ones) as group:
+        stack, alone = TrialStack(group, ones, UNFOLDED), Alone(group, ones)
+        for trainer in (stack, alone):
+            trainer.train(4)
         assert_equal(stack, alone)
 
 

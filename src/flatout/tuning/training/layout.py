@@ -6,8 +6,9 @@ Whichever is fastest: measured on the trials themselves, for a short time, and s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -16,14 +17,18 @@ from flatout.machine.threads import most_threads
 from flatout.measure.clock import synchronize
 from flatout.tuning.training.alone import Alone
 from flatout.tuning.training.candidate import TrialCandidate
-from flatout.tuning.training.proof import StackProof, prove
+from flatout.tuning.training.proof import StackProof, cannot_be_stacked, prove
 from flatout.tuning.training.shared import Group
 from flatout.tuning.training.stack import TrialStack
+from flatout.tuning.training.unfolded import GROUPED, UNFOLDED, convolution_forms
 
 STACKED, PACKED, SERIAL = "stacked", "packed", "serial"
 NONE = "none"  # not even one of them could be measured in time
 _WARM, _TIMED_S = 6, 0.2  # steps before the clock starts; time of each measurement
 _TURNS, _A_TURN, _LONGEST_TURN_S = 3, 8, 0.1  # measurements at least, and the steps and time of each
+_A_TURN_ON_DEVICE = 64  # the host's work at the start of each turn is then a small part of it
+_CLOSE = 0.7  # of the best rate: what is slower is not looked at further
+_FORM = {GROUPED: "grouped ones", UNFOLDED: "products of matrices"}
 _WIDTHS = (16, 64, 256)  # of stacks that are tried; more trials are trained in several stacks
 _BETTER = 1.1  # a stack must be faster by this factor: its trials can't stop one by one
 
@@ -31,7 +36,7 @@ _BETTER = 1.1  # a stack must be faster by this factor: its trials can't stop on
 @dataclass(frozen=True)
 class Layout:
     """`width`: trials in a stack. `threads` of each process, `processes` side by side. `rates`: trial-steps a second that were
-    measured, by what was tried."""
+    measured, by what was tried. `convolutions`: their form in a stack."""
 
     kind: str
     width: int = 1
@@ -42,6 +47,7 @@ class Layout:
     rates: dict[str, float] = field(default_factory=dict)
     measured_with: int = 1  # trials
     rate_elsewhere: float = 0.0  # of the slowest shape that was measured, if this one was not
+    convolutions: str = GROUPED
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -56,34 +62,81 @@ def choose_layout(group: Group, candidates: Sequence[TrialCandidate], limit_s: f
     serial = rates[f"{SERIAL}, {_threads(threads)}"]
     if len(candidates) == 1:
         return Layout(SERIAL, threads=threads, why="one trial of this shape", rates=rates)
-    proof = prove(group, candidates[:3])
-    if not proof.passed:
-        return Layout(SERIAL, threads=threads, why=proof.why, rates=rates, measured_with=len(candidates))
-    best = (0.0, 1, threads)
+    proofs = _proofs(group, candidates[:3], began_s + limit_s / 2)
+    passed = {form: proof for form, proof in proofs.items() if proof.passed}
+    if not passed:
+        why = proofs[GROUPED].why
+        return Layout(SERIAL, threads=threads, why=why, rates=rates, measured_with=len(candidates))
+    stacks: list[_Measured] = []
+    forms = list(passed)
     for width in _widths(len(candidates)):
-        tried = 0.0
-        for count in counts:
+        of_width: list[_Measured] = []
+        for form, count in product(forms, counts):
             if time.perf_counter() - began_s > limit_s:
                 break
-            found = _stack_rate(group, candidates[:width], count)
-            if found is None:
-                break
-            rates[f"{width} {STACKED}, {_threads(count)}"] = found
-            best, tried = max(best, (found, width, count)), max(tried, found)
-        if tried < 0.7 * best[0]:
+            found = _stack_rate(group, candidates[:width], count, form)
+            if found is not None:
+                rates[found.name] = found.rate
+                of_width.append(found)
+        stacks += of_width
+        fastest = max((one.rate for one in of_width), default=0.0)
+        if fastest < _CLOSE * max((one.rate for one in stacks), default=0.0):
             break  # wider stacks do not fit the cache either
-    return replace(_chosen(best, serial, threads, proof, rates), measured_with=len(candidates))
+        forms = [form for form in forms if any(one.form == form and one.rate >= _CLOSE * fastest for one in of_width)]
+    return replace(_chosen(stacks, serial, threads, passed, rates), measured_with=len(candidates))
 
 
-def _chosen(best: tuple[float, int, int], serial: float, threads: int, proof: StackProof, rates: dict[str, float]) -> Layout:
-    rate, width, count = best
-    if rate < _BETTER * serial:
-        why = f"{serial:,.0f} trial-steps/s one after another, {rate:,.0f} stacked: this model keeps the machine busy alone"
-        if not rate:
-            why = "there was no time, or no memory, to measure a stack"
-        return Layout(SERIAL, threads=threads, why=why, proof=proof.words, rates=rates)
-    why = f"{rate:,.0f} trial-steps/s with {width} in a stack, {serial:,.0f} one after another: {rate / serial:.1f}x"
-    return Layout(STACKED, width, count, why=why, proof=proof.words, rates=rates)
+@dataclass(frozen=True)
+class _Measured:
+    """A stack. `degraded`: why it is slower than it could be."""
+
+    rate: float
+    width: int
+    threads: int
+    form: str
+    degraded: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.width} {STACKED}, {_threads(self.threads)}{', convolutions unfolded' if self.form == UNFOLDED else ''}"
+
+
+def _proofs(group: Group, candidates: Sequence[TrialCandidate], ends_s: float) -> dict[str, StackProof]:
+    """Of each form of convolutions that there is time for."""
+    found = {GROUPED: prove(group, candidates)}
+    for form in convolution_forms(group.job.model):
+        if form not in found and not cannot_be_stacked(group) and time.perf_counter() < ends_s:
+            found[form] = prove(group, candidates, form)
+    return found
+
+
+def _chosen(
+    stacks: Sequence[_Measured], serial: float, threads: int, proofs: Mapping[str, StackProof], rates: dict[str, float]
+) -> Layout:
+    best = max(stacks, key=lambda one: one.rate, default=None)
+    if best is None:
+        why = "there was no time, or no memory, to measure a stack"
+        return Layout(SERIAL, threads=threads, why=why, proof=next(iter(proofs.values())).words, rates=rates)
+    proof = proofs[best.form].words
+    if best.rate < _BETTER * serial:
+        why = f"{serial:,.0f} trial-steps/s one after another, {best.rate:,.0f} stacked"
+        why += ": this model keeps the machine busy alone"
+        return Layout(SERIAL, threads=threads, why=why + _aside(best, stacks), proof=proof, rates=rates)
+    why = f"{best.rate:,.0f} trial-steps/s with {best.width} in a stack, {serial:,.0f} one after another"
+    why += f": {best.rate / serial:.1f}x"
+    return Layout(
+        STACKED, best.width, best.threads, why=why + _aside(best, stacks), proof=proof, rates=rates, convolutions=best.form
+    )
+
+
+def _aside(best: _Measured, stacks: Sequence[_Measured]) -> str:
+    """What else is to be said of a stack."""
+    others = [one for one in stacks if one.form != best.form and one.width == best.width]
+    words = "; convolutions as products of matrices" if best.form == UNFOLDED else ""
+    if others:
+        gain = best.rate / max(one.rate for one in others)
+        words = f"{words or '; grouped convolutions'}, {gain:.1f}x the rate of {_FORM[others[0].form]}"
+    return words + (f"; {best.degraded}" if best.degraded else "")
 
 
 def packed(serial: Layout, processes: int, rate: float) -> Layout:
@@ -113,9 +166,11 @@ def alone_rate(group: Group, candidate: TrialCandidate, threads: int, timed_s: f
     return 1 / _step_seconds(group, Alone(group, [candidate]).train, threads, timed_s)
 
 
-def _stack_rate(group: Group, candidates: Sequence[TrialCandidate], threads: int) -> float | None:
+def _stack_rate(group: Group, candidates: Sequence[TrialCandidate], threads: int, form: str) -> _Measured | None:
     try:
-        return len(candidates) / _step_seconds(group, TrialStack(group, candidates).train, threads)
+        stack = TrialStack(group, candidates, form)
+        rate = len(candidates) / _step_seconds(group, stack.train, threads)
+        return _Measured(rate, len(candidates), threads, form, stack.degraded)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -123,20 +178,26 @@ def _stack_rate(group: Group, candidates: Sequence[TrialCandidate], threads: int
 
 
 def _step_seconds(group: Group, train: Callable[[int], None], threads: int, timed_s: float = _TIMED_S) -> float:
-    """Of one step: the median of several turns, without the first steps, which load kernels."""
-    with group.with_threads(threads):
-        done = min(_WARM, group.total_steps)
+    """Of one step: the median of several turns, without the first steps, which load kernels and capture graphs."""
+    done = 0
+
+    def seconds(steps: int) -> float:
+        nonlocal done
         began_s = time.perf_counter()
+        done += steps
         train(done)
         synchronize(group.device)
-        steps = max(1, min(_A_TURN, int(done * _LONGEST_TURN_S / max(time.perf_counter() - began_s, 1e-9))))
+        return time.perf_counter() - began_s
+
+    on_device = group.device.type != "cpu"
+    with group.with_threads(threads):
+        warm = min(_WARM, group.total_steps)
+        took_s = seconds(warm)
+        if on_device and done + warm <= group.total_steps:
+            took_s = seconds(warm)
+        most = _A_TURN_ON_DEVICE if on_device else _A_TURN
+        steps = max(1, min(most, int(warm * _LONGEST_TURN_S / max(took_s, 1e-9))))
         turns, ends_s = list[float](), time.perf_counter() + timed_s
         while done + steps <= group.total_steps and (len(turns) < _TURNS or time.perf_counter() < ends_s):
-            began_s = time.perf_counter()
-            done += steps
-            train(done)
-            synchronize(group.device)
-            turns.append((time.perf_counter() - began_s) / steps)
-            if len(turns) >= _TURNS and time.perf_counter() > ends_s:
-                break
-        return median(turns) if turns else (time.perf_counter() - began_s) / max(1, done)
+            turns.append(seconds(steps) / steps)
+        return median(turns) if turns else took_s / warm

@@ -28,6 +28,11 @@ class TrialLosses:
         if losses:
             self.last = losses[-1]
 
+    def extend(self, last: float, bad: int, count: int) -> None:
+        """`count` more losses, of which the last `bad` are not finite."""
+        self._bad = self._bad + bad if bad == count else bad
+        self.last = last
+
     @property
     def diverged(self) -> bool:
         return self._bad >= _MOST_BAD

@@ -13,6 +13,7 @@ from flatout.tuning.training.alone import Alone
 from flatout.tuning.training.candidate import TrialCandidate
 from flatout.tuning.training.shared import Group
 from flatout.tuning.training.stack import TrialStack
+from flatout.tuning.training.unfolded import GROUPED
 
 STEPS = 8
 _GRADIENT, _UPDATE, _LOSS = 1e-3, 1e-3, 1e-3  # largest relative differences; correct stacks differed by 3e-6 in float32
@@ -38,13 +39,13 @@ class StackProof:
         return f"equal to trials alone: gradients within {self.gradient:.1g}, {STEPS} losses within {self.loss:.1g}"
 
 
-def prove(group: Group, candidates: Sequence[TrialCandidate]) -> StackProof:
+def prove(group: Group, candidates: Sequence[TrialCandidate], convolutions: str = GROUPED) -> StackProof:
     """Two or three trials are enough: a stack treats all alike. In fp32, where only a mistake is larger than rounding."""
     if why := cannot_be_stacked(group):
         return StackProof(False, f"trials of this recipe can't be stacked: {why}")
     group = group.in_precision("fp32")
     try:
-        stack, alone = TrialStack(group, candidates), Alone(group, candidates)
+        stack, alone = TrialStack(group, candidates, convolutions), Alone(group, candidates)
         stack.train(1)
         alone.train(1)
         gradient = max(_apart(stack.gradients_of(one.number), alone.gradients_of(one.number)) for one in candidates)

@@ -23,10 +23,11 @@ from flatout.tuning.training.candidate import TrialCandidate
 from flatout.tuning.training.keyed_dropout import KEY, RATE, dropout_key, key_dropouts
 from flatout.tuning.training.outcomes import DIVERGED, Stopped, TrialLosses, never
 from flatout.tuning.training.shared import CHOOSE, Group
-from flatout.tuning.training.stacked_update import StackedUpdate, Weights
+from flatout.tuning.training.stack_steps import SLOTS, Steps, steps_for
+from flatout.tuning.training.stacked_update import StackedUpdate
+from flatout.tuning.training.stacked_weights import Weights
 from flatout.tuning.training.step_rates import StepRates
-
-_LOOK_EVERY = 64  # steps between two looks at the losses, each of which waits for the device
+from flatout.tuning.training.unfolded import GROUPED, UNFOLDED, unfold_convolutions
 
 
 class TrialStack:
@@ -34,7 +35,8 @@ class TrialStack:
 
     layout = "stacked"
 
-    def __init__(self, group: Group, candidates: Sequence[TrialCandidate]) -> None:
+    def __init__(self, group: Group, candidates: Sequence[TrialCandidate], convolutions: str = GROUPED) -> None:
+        """`convolutions`: the form in which they are computed."""
         self.group = group
         self.candidates = {one.number: one for one in candidates}
         self.failed: dict[int, str] = {}
@@ -46,11 +48,13 @@ class TrialStack:
         self._model = group.model(candidates[0].seed).to(group.device).train()
         self._clock = torch.zeros((), dtype=torch.int64, device=group.device)
         self._dropouts = key_dropouts(self._model, self._clock)
+        if convolutions == UNFOLDED:
+            unfold_convolutions(self._model)
         self._seeds = sorted({one.seed for one in candidates})
         self._fixed: dict[str, Tensor] = {}  # frozen parameters that are the same in all trials
         self._weights, self._buffers = self._stacked(candidates)
         self._update = StackedUpdate(group, self._weights, candidates)
-        self._rates = StepRates(group, candidates)
+        self._steps = self._steps_of(candidates)
 
     @property
     def alive(self) -> list[int]:
@@ -58,26 +62,21 @@ class TrialStack:
 
     def train(self, to: int, should_stop: Stopped = never) -> None:
         """Train all trials up to step `to`."""
-        group = self.group
-        feeds = [group.feed(seed) for seed in self._seeds]
-        found: list[Tensor] = []
-        with process_set_up(group.settings, self.candidates[self._numbers[0]].seed):
-            for feed in feeds:
-                feed.seek(group.samples_at(self.step))
+        with process_set_up(self.group.settings, self.candidates[self._numbers[0]].seed):
+            self._steps.seek(self.step)
             while self.step < to:
                 if should_stop():
                     raise KeyboardInterrupt
-                last = min(to, self.step + _LOOK_EVERY)
-                for step in range(self.step, last):
-                    size = group.size_at(group.samples_at(step))
-                    self._clock.fill_(step)
-                    losses, gradients = self.gradients(self._batch([feed.next(size) for feed in feeds]))
-                    self._update(losses, gradients, self._rates.at(step))
-                    found.append(losses)
+                last = min(to, self.step + SLOTS)
+                losses = self._steps.run(self.step, last, self._attempt)
                 self.step = last
                 with sync_point():
-                    self._note(torch.stack(found).to("cpu", torch.float64))
-                found = []
+                    self._note(losses.to("cpu", torch.float64))
+
+    @property
+    def degraded(self) -> str:
+        """Why its steps are slower than they could be, in words; empty: they are not."""
+        return "; ".join(filter(None, (self._steps.degraded, self._update.degraded)))
 
     def gradients(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """The loss of each trial, and the gradient of each stacked parameter."""
@@ -123,6 +122,7 @@ class TrialStack:
 
     def keep(self, numbers: Sequence[int]) -> None:
         """Forget all others, and give their memory back: the stack is compacted."""
+        self._steps.release()
         places = torch.tensor([self._numbers.index(number) for number in numbers], dtype=torch.int64)
         self.candidates = {number: self.candidates[number] for number in numbers}
         self.failed = {number: why for number, why in self.failed.items() if number in self.candidates}
@@ -133,7 +133,7 @@ class TrialStack:
         self._weights = self._weights.picked(there)
         self._buffers = {name: one[there] for name, one in self._buffers.items()}
         self._update = self._update.picked(there, self._weights, kept)
-        self._rates = StepRates(self.group, kept)
+        self._steps = self._steps_of(kept)
 
     def weights_of(self, number: int) -> dict[str, Tensor]:
         """The trial's own parameters and buffers, as its model would have them."""
@@ -143,7 +143,7 @@ class TrialStack:
 
     def gradients_of(self, number: int) -> dict[str, Tensor]:
         """Of the last step, clipped as they were applied."""
-        return self._weights.row(self._update.gradient, self._numbers.index(number))
+        return self._update.gradient_of(self._numbers.index(number))
 
     def state_of(self, number: int) -> dict[str, Tensor]:
         """Everything that the trial's next step depends on. `TrialStack.resumed` takes it."""
@@ -169,6 +169,14 @@ class TrialStack:
     def losses(self, number: int) -> TrialLosses:
         return self._losses[number]
 
+    def _steps_of(self, candidates: Sequence[TrialCandidate]) -> Steps:
+        return steps_for(self.group, self._seeds, StepRates(self.group, candidates), self._clock)
+
+    def _attempt(self, batches: Sequence[Batch], rates: Tensor) -> Tensor:
+        losses, gradients = self.gradients(self._batch(batches))
+        self._update(losses, gradients, rates)
+        return losses
+
     def _mean_loss(self, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Batch) -> Tensor:
         loss_sum, weight = self.group.job.objective(self._called(weights, buffers), batch)
         return loss_sum / weight
@@ -184,7 +192,7 @@ class TrialStack:
 
         return call
 
-    def _batch(self, batches: list[Batch]) -> Batch:
+    def _batch(self, batches: Sequence[Batch]) -> Batch:
         """One batch for all trials, or where their seeds differ a batch for each."""
         if len(batches) == 1:
             return batches[0]
@@ -214,8 +222,9 @@ class TrialStack:
         return weights, buffers
 
     def _note(self, losses: Tensor) -> None:
-        for place, number in enumerate(self._numbers):
-            self._losses[number].add(losses[:, place].tolist())
+        bad_at_end = (torch.isfinite(losses).flip(0).cumsum(0) == 0).sum(0)
+        for number, last, bad in zip(self._numbers, losses[-1].tolist(), bad_at_end.tolist(), strict=True):
+            self._losses[number].extend(last, bad, len(losses))
             if self._losses[number].diverged and number not in self.failed:
                 self.failed[number] = DIVERGED
 

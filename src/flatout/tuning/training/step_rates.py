@@ -1,4 +1,4 @@
-"""The learning rate of each trial of a stack at a step: schedules that are equal are computed once."""
+"""The learning rate of each trial of a stack at each step: schedules that are equal are computed once."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ class StepRates:
         self._group = group
         distinct = {repr(one.own.schedule.written): one.own.schedule for one in candidates}
         self._schedules = list(distinct.values())
-        names = list(distinct)
-        self._which = [names.index(repr(one.own.schedule.written)) for one in candidates]
+        places = {name: place for place, name in enumerate(distinct)}
+        self._which = torch.tensor([places[repr(one.own.schedule.written)] for one in candidates])
         self._rates = torch.tensor([one.own.lr for one in candidates], dtype=torch.float64)
 
-    def at(self, step: int) -> Tensor:
-        """float64 on the host: one number for each trial."""
+    @property
+    def trials(self) -> int:
+        return len(self._rates)
+
+    def table(self, start: int, stop: int) -> Tensor:
+        """float64 on the host: [steps, trials]."""
         group = self._group
-        done = group.samples_at(step) / group.total_samples
-        shares = [schedule.at(step, done, group.total_steps) for schedule in self._schedules]
-        if len(shares) == 1:
-            return self._rates * shares[0]
-        return self._rates * torch.tensor([shares[which] for which in self._which], dtype=torch.float64)
+        shares = [
+            [schedule.at(step, group.samples_at(step) / group.total_samples, group.total_steps) for schedule in self._schedules]
+            for step in range(start, stop)
+        ]
+        known = torch.tensor(shares, dtype=torch.float64).view(stop - start, len(self._schedules))
+        return self._rates * known[:, self._which]

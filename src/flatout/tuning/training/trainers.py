@@ -117,7 +117,8 @@ class Trainers:
         states = {number: self._state(number, start, kind.layout) for number in numbers} if start else {}
         for other in {id(self._holders[one]): self._holders[one] for one in numbers if one in self._holders}.values():
             self._part(other, [number for number in other.alive if number not in numbers])
-        made = kind(self._group(candidates[0], layout.threads), candidates)
+        group = self._group(candidates[0], layout.threads)
+        made = TrialStack(group, candidates, layout.convolutions) if kind is TrialStack else Alone(group, candidates)
         known = {number: state for number, state in states.items() if state is not None}
         if start and len(known) == len(numbers):
             made.resume(start, known)
