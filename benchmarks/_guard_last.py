@@ -22,7 +22,7 @@ from _guard_cases import (
     taxis,
     titanic,
 )
-from _guard_unseen import (
+from _guard_planted import (
     Photos,
     Unseen,
     _again,

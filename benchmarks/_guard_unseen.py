@@ -1,25 +1,17 @@
-"""Forty more faults in the real tables, and sixteen tables as they are. Written without knowledge of the guards' limits."""
+"""Forty more faults in the real tables. Written without knowledge of the guards' limits."""
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from _guard_cases import (
     _ADULT,
     MOST_ROWS,
-    Array,
-    Columns,
     RealTable,
-    _path,
     _read,
     _rows,
     _with,
@@ -34,49 +26,19 @@ from _guard_cases import (
     taxis,
     titanic,
 )
-
-Make = Callable[[], RealTable]
-FAR_OUT = 8.0
-"""A finding about the tail of a column as it is, is right if a value lies this many standard deviations out."""
-
-
-@dataclass(frozen=True)
-class Photos:
-    """Folders of photos by class: `copies` of the training photos lie among the test photos, written anew by `how`."""
-
-    copies: int
-    how: Callable[[Path, Path], Any]
-    label: str = "label"
-
-    def write(self, folder: Path) -> list[str]:
-        real = _path("photos/hymenoptera")
-        for part, name in (("train", "train"), ("val", "test")):
-            for kind in ("ants", "bees"):
-                shutil.copytree(real / part / kind, folder / name / kind)
-        for kind in ("ants", "bees"):
-            for path in sorted((folder / "train" / kind).iterdir())[: self.copies // 2]:
-                self.how(path, folder / "test" / kind / f"x{path.name}")
-        return [str(folder)]
-
-
-@dataclass(frozen=True)
-class Unseen:
-    """Found if one of `guards` names one of `columns`. `at_prediction`: what is said when the second file is predicted."""
-
-    name: str
-    guards: tuple[str, ...]
-    columns: tuple[str, ...]
-    make: Callable[[np.random.Generator], RealTable | Photos] = field(repr=False)
-    at_prediction: bool = False
-
-
-def _words(values: Any) -> Array:
-    return np.array(list(values), dtype=object)
-
-
-def _yes(table: RealTable, word: Any) -> Array:
-    return np.asarray(table.columns[table.label] == word)
-
+from _guard_planted import (
+    Photos,
+    Unseen,
+    _again,
+    _changed,
+    _dated,
+    _new_category,
+    _rarely,
+    _relabelled,
+    _words,
+    _yellow_table,
+    _yes,
+)
 
 # ---- leaks ----
 
@@ -166,19 +128,6 @@ def _passenger_id(draw: np.random.Generator) -> RealTable:
 # ---- dates ----
 
 
-def _moments(rows: int, first: str, minutes: int, draw: np.random.Generator) -> Array:
-    return np.datetime64(first, "s") + (np.cumsum(draw.integers(1, 2 * minutes, rows)) * 60).astype("timedelta64[s]")
-
-
-def _dated(make: Make, name: str, first: str, minutes: int, written: Callable[[Any], Any]) -> Any:
-    def planted(draw: np.random.Generator) -> RealTable:
-        moments = _moments(_rows(make()), first, minutes, draw).astype(object)
-        texts = [written(moment) for moment in moments]
-        return _with(make(), **{name: np.array(texts) if isinstance(texts[0], int) else _words(texts)})
-
-    return planted
-
-
 def _iso_zone(draw: np.random.Generator) -> RealTable:
     moments = _read("nab-nyc-taxi/nyc_taxi.csv")["timestamp"]
     return _with(nab(), at=_words(f"{moment.replace(' ', 'T')}+00:00" for moment in moments))
@@ -190,31 +139,6 @@ def _us_pickup(draw: np.random.Generator) -> RealTable:
 
 
 # ---- groups ----
-
-
-def _again(
-    make: Make, name: str, sizes: tuple[int, int], words: Callable[[int], Any], jitter: tuple[str, ...], missing: float
-) -> Any:
-    """The same people again and again, in any order: their columns change a little, their label stays."""
-
-    def planted(draw: np.random.Generator) -> RealTable:
-        table = make()
-        times = draw.integers(sizes[0], sizes[1] + 1, _rows(table) // 5)
-        places = np.repeat(draw.choice(_rows(table), len(times), replace=False), times)
-        who = np.repeat(draw.permutation(len(times)), times)
-        order = draw.permutation(len(places))
-        columns = {key: values[places[order]] for key, values in table.columns.items()}
-        for key in jitter:
-            spread = 0.02 * np.nanstd(columns[key].astype(np.float64))
-            columns[key] = np.round(columns[key] + draw.normal(0, spread, len(order)), 4)
-        named = [words(number) for number in who[order]]
-        column = np.array(named) if isinstance(named[0], (int, float)) else _words(named)
-        if missing:
-            column = column.astype(np.float64)
-            column[draw.random(len(column)) < missing] = np.nan
-        return RealTable({**columns, name: column}, table.label)
-
-    return planted
 
 
 def _encoded_anew(source: Path, target: Path) -> None:
@@ -229,30 +153,6 @@ def _encoded_anew(source: Path, target: Path) -> None:
 
 def _tiny_spread(draw: np.random.Generator) -> RealTable:
     return _with(california(), pressure=np.round(1013.25 + draw.normal(0, 0.001, _rows(california())), 4))
-
-
-def _rarely(make: Make, name: str, usual: Any, other: Any, count: int) -> Any:
-    def planted(draw: np.random.Generator) -> RealTable:
-        made = np.full(_rows(make()), usual)
-        made[draw.choice(len(made), count, replace=False)] = other
-        return _with(make(), **{name: made})
-
-    return planted
-
-
-@cache
-def _yellow(day: int) -> Columns:
-    import pyarrow.parquet as parquet
-
-    found = parquet.read_table(_path(f"nyc-taxi/yellow_tripdata_2022-01-{day}.snappy.parquet"))
-    kept = np.arange(MOST_ROWS) * found.num_rows // MOST_ROWS
-    return {name: found.column(name).to_numpy(zero_copy_only=False)[kept] for name in found.column_names}
-
-
-def _yellow_table(day: int, label: str, *names: str) -> RealTable:
-    found = _yellow(day)
-    known = ~np.array([value != value or value is None for value in found[label]])
-    return RealTable({name: found[name][known] for name in (*names, label)}, label)
 
 
 def _day_number(draw: np.random.Generator) -> RealTable:
@@ -274,32 +174,6 @@ def _capital_gain(draw: np.random.Generator) -> RealTable:
 
 def _spending(draw: np.random.Generator) -> RealTable:
     return _with(california(), spend=np.round(np.exp(draw.normal(4, 3, _rows(california()))), 2))
-
-
-def _changed(make: Make, name: str, value: Callable[[Array], Any], count: int) -> Any:
-    def planted(draw: np.random.Generator) -> RealTable:
-        values = make().columns[name].astype(np.float64)
-        chosen = draw.choice(len(values), count, replace=False)
-        values[chosen] = value(values[chosen])
-        return _with(make(), **{name: values})
-
-    return planted
-
-
-# ---- labels ----
-
-
-def _relabelled(make: Make, of: Any, word: str, count: int) -> Any:
-    """`count` rows with the label `of` (any, if None) get another word."""
-
-    def planted(draw: np.random.Generator) -> RealTable:
-        table = make()
-        labels = table.columns[table.label].astype(object)
-        among = np.arange(len(labels)) if of is None else np.flatnonzero(labels == of)
-        labels[draw.choice(among, count, replace=False)] = word
-        return _with(table, **{table.label: labels})
-
-    return planted
 
 
 # ---- copies ----
@@ -338,19 +212,6 @@ def _tested_on_train(draw: np.random.Generator) -> RealTable:
     held = {name: np.concatenate([values[order[16_000:]], values[order[:1000]]]) for name, values in table.columns.items()}
     held["Cover_Type"][-1000:] = draw.integers(1, 8, 1000)
     return RealTable(train, table.label, held)
-
-
-# ---- unknown categories ----
-
-
-def _new_category(make: Make, held: Make, name: str, word: str, count: int) -> Any:
-    def planted(draw: np.random.Generator) -> RealTable:
-        test = dict(held().columns)
-        test[name] = test[name].astype(object)
-        test[name][draw.choice(len(test[name]), count, replace=False)] = word
-        return RealTable(make().columns, make().label, test)
-
-    return planted
 
 
 UNSEEN = (
@@ -457,75 +318,3 @@ SPARE = (
     Unseen("higgs: 2 values of 1e30", ("tail",), ("f3",), _changed(higgs, "f3", lambda v: 1e30, 2)),
 )
 """Not of the forty: shown, and not counted."""
-
-
-# ---- tables as they are ----
-
-
-def _whole(columns: Columns, label: str, *drop: str) -> RealTable:
-    rows = len(columns[label])
-    kept = np.arange(min(rows, MOST_ROWS)) * rows // min(rows, MOST_ROWS)
-    return RealTable({name: values[kept] for name, values in columns.items() if name not in drop}, label)
-
-
-def _adult_raw(label: str, *drop: str) -> RealTable:
-    return _whole(_read("adult/adult.data.gz", names=tuple(_ADULT)), label, *drop)
-
-
-def _bank_raw(label: str, *drop: str) -> RealTable:
-    return _whole(_read("bank-marketing/bank-full.csv.gz", ";"), label, "duration", *drop)
-
-
-def _higgs_raw() -> RealTable:
-    names = ("signal", *(f"f{place}" for place in range(28)))
-    return _whole(_read("higgs-7k/binary.train.gz", "\t", names), "signal")
-
-
-def _demand_lags() -> RealTable:
-    """The last three days' values of the same half hour, and the value a week ago: no value of the last hours."""
-    value = _read("nab-nyc-taxi/nyc_taxi.csv")["value"]
-    back = {f"back_{lag}": value[336 - lag : len(value) - lag] for lag in (48, 96, 144, 336)}
-    return RealTable({**back, "value": value[336:]}, "value")
-
-
-def _pixels() -> RealTable:
-    with gzip.open(_path("fashion-mnist/t10k-images-idx3-ubyte.gz")) as file:
-        pictures = np.frombuffer(file.read(), np.uint8, offset=16).reshape(-1, 7, 4, 7, 4).mean((2, 4))[:, 1:6, 1:6]
-    with gzip.open(_path("fashion-mnist/t10k-labels-idx1-ubyte.gz")) as file:
-        kinds = np.frombuffer(file.read(), np.uint8, offset=8).astype(np.int64)
-    columns = {f"p{row}{place}": np.round(pictures[:, row, place], 2) for row in range(5) for place in range(5)}
-    return RealTable({**columns, "garment": kinds}, "garment")
-
-
-def _colours() -> RealTable:
-    import json
-
-    from PIL import Image
-
-    with Image.open(_path("cifar10/test_batch_first5000.png")) as sheet:
-        pictures = np.asarray(sheet).reshape(-1, 4, 8, 4, 8, 3).mean((2, 4)).reshape(-1, 48)
-    kinds = np.array(json.loads(_path("cifar10/test_labels.json").read_text()))
-    return RealTable({**{f"c{place}": np.round(pictures[:, place], 1) for place in range(48)}, "kind": kinds}, "kind")
-
-
-_TRIP = ("VendorID", "passenger_count", "trip_distance", "RatecodeID", "PULocationID", "DOLocationID")
-
-AS_THEY_ARE: Mapping[str, Callable[[], RealTable | Photos]] = {
-    "adult": lambda: _adult_raw("income"),
-    "adult, hours of work": lambda: _adult_raw("hours_per_week"),
-    "adult, education": lambda: _adult_raw("education", "education_num"),
-    "bank": lambda: _bank_raw("y"),
-    "bank, who has a mortgage": lambda: _bank_raw("housing"),
-    "bank, additional": lambda: _whole(_read("bank-marketing/bank-additional-full.csv.gz", ";"), "y", "duration"),
-    "california": lambda: _whole(_read("california-housing/housing.csv.gz"), "median_house_value"),
-    "titanic": lambda: _whole(_read("titanic/train.csv"), "Survived", "PassengerId", "Name", "Ticket"),
-    "higgs": _higgs_raw,
-    "covertype": lambda: _whole(_read("covertype/covtype.csv.xz", most=MOST_ROWS, every=23), "Cover_Type"),
-    "ETTh1, oil temperature": lambda: _whole(_read("ett/ETTh1.csv.gz"), "OT", "date"),
-    "taxis, who pays by card": lambda: _whole(_read("nyc-taxi/taxis.csv.gz"), "payment", "pickup", "dropoff", "total", "tip"),
-    "yellow cabs, tip": lambda: _yellow_table(10, "tip_amount", *_TRIP, "payment_type"),
-    "taxi demand by the days before": _demand_lags,
-    "Fashion-MNIST, 25 grey values": _pixels,
-    "CIFAR-10, 48 colours": _colours,
-    "photos of ants and bees": lambda: Photos(0, shutil.copyfile),
-}

@@ -19,9 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from _guard_as_they_are import AS_THEY_ARE, FAR_OUT
 from _guard_cases import CLEAN, PLANTED, RealTable
 from _guard_last import LAST
-from _guard_unseen import AS_THEY_ARE, FAR_OUT, UNSEEN, Photos, Unseen
+from _guard_planted import Photos, Unseen
+from _guard_unseen import UNSEEN
 from evidence import Bar, Report, options, source
 
 import flatout as fo

@@ -17,40 +17,28 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from _serving_cases import Body, Case, packaged
+from _serving_load import cpu_s, wrk
+from _serving_servers import Server, environment, ours, peer, peers_python, versions
 from evidence import NEEDS_GPU, Bar, Report, options, take_turns
-from packages import export_seconds, trained
 
-import flatout as fo
-from flatout.packaging.onnx_front import prepared_inputs
-from flatout.packaging.package import Package
 from flatout.packaging.runtimes.choice import fastest, runtime_named
-from flatout.packaging.runtimes.onnxruntime_runtime import from_prepared
 
-WANTED = ("litserve", "fastapi", "uvicorn[standard]")
 CONNECTIONS, MANY_CONNECTIONS = 64, 256
 CNN_CONNECTIONS = 16
 ROWS = 1024
-OIP_TYPES = {"float32": "FP32", "int32": "INT32", "int64": "INT64", "uint8": "UINT8"}
 LITSERVE = (  # what its documentation advises to tune, a few values of each
     {"batch_rows": 1, "batch_timeout_s": 0.0, "processes": 1, "fronts": 1, "fast_queue": False},
     {"batch_rows": 1, "batch_timeout_s": 0.0, "processes": 2, "fronts": 2, "fast_queue": True},
@@ -59,240 +47,6 @@ LITSERVE = (  # what its documentation advises to tune, a few values of each
     {"batch_rows": 64, "batch_timeout_s": 0.005, "processes": 1, "fronts": 2, "fast_queue": True},
 )
 UVICORN = ({"processes": 1}, {"processes": 2})
-
-
-@dataclass(frozen=True)
-class Body:
-    """What a request sends: the file, its headers, the path."""
-
-    file: Path
-    headers: Mapping[str, str]
-    path: str
-
-    def for_load(self, url: str) -> list[str]:
-        kind = self.headers["Content-Type"]
-        others = [f"{name}: {value}" for name, value in self.headers.items() if name != "Content-Type"]
-        return [
-            url + self.path,
-            "--body",
-            str(self.file),
-            "--type",
-            kind,
-            *(part for one in others for part in ("--header", one)),
-        ]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A package and its first row in all forms."""
-
-    name: str
-    package: Package
-    place: Path
-
-    def row(self, rows: int = 1) -> dict[str, np.ndarray[Any, Any]]:
-        every = {port.name: self.package.samples.rows[port.name].numpy() for port in self.package.program.inputs}
-        return {name: np.resize(column, (rows, *column.shape[1:])) for name, column in every.items()}
-
-    def tensors(self, rows: int) -> Body:
-        """By the binary extension of the Open Inference Protocol."""
-        given = self.row(rows)
-        described = [
-            {"name": name, "shape": column.shape, "datatype": OIP_TYPES[str(column.dtype)],
-             "parameters": {"binary_data_size": column.nbytes}}
-            for name, column in given.items()
-        ]  # fmt: skip
-        head = json.dumps({"inputs": described, "parameters": {"binary_data_output": True}}).encode()
-        file = self._written(f"tensors-{rows}", head + b"".join(column.tobytes() for column in given.values()))
-        headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
-        return Body(file, headers, f"/v2/models/{self.name}/infer")
-
-    def raw_json(self) -> Body:
-        raw = {name: column[0] for name, column in self.package.samples.raw.items()}
-        return Body(self._written("raw.json", json.dumps(raw).encode()), {"Content-Type": "application/json"}, "/predict")
-
-    def for_peers(self, form: str) -> Body:
-        row = self.row()
-        if form == "json":
-            content = json.dumps({name: column[0].tolist() for name, column in row.items()}).encode()
-            return Body(self._written("prepared.json", content), {"Content-Type": "application/json"}, "/predict")
-        content = b"".join(column.tobytes() for column in row.values())
-        return Body(self._written("prepared.bin", content), {"Content-Type": "application/octet-stream"}, "/predict")
-
-    def _written(self, name: str, content: bytes) -> Path:
-        file = self.place / f"{self.name}-{name}"
-        file.write_bytes(content)
-        return file
-
-    def expected(self) -> dict[str, np.ndarray[Any, Any]]:
-        return {port.name: self.package.samples.outputs[port.name][:1].numpy() for port in self.package.program.outputs}
-
-    def peer_folder(self) -> Path:
-        """The same weights as ONNX, without the preparation of raw rows."""
-        import onnx
-
-        folder = self.place / f"peer-{self.name}"
-        folder.mkdir()
-        whole = onnx.load(self.package.path / "model.onnx")
-        inputs = prepared_inputs(whole)
-        onnx.save(from_prepared(whole, list(inputs.values())), folder / "model.onnx")
-        described = [
-            {"name": port.name, "value": inputs[port.name].name, "dtype": port.dtype, "shape": port.shape[1:]}
-            for port in self.package.program.inputs
-        ]
-        about = {"inputs": described, "package": str(self.package.path.resolve())}
-        (folder / "peer.json").write_text(json.dumps(about))
-        return folder
-
-
-@dataclass(frozen=True)
-class Server:
-    """One that can be started: flatout, or a peer with its settings."""
-
-    name: str
-    command: list[str]
-    body: Body
-    case: Case
-    ready: str  # a path that answers 200
-
-    @contextmanager
-    def running(self) -> Iterator[tuple[str, int]]:
-        """Its address and process id, when it is ready and its answer is right."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        command = [part.replace("{port}", str(port)) for part in self.command]
-        with (self.case.place / "server.log").open("w") as said:
-            process = subprocess.Popen(command, stdout=said, stderr=said, env=environment(), start_new_session=True)
-        url = f"http://127.0.0.1:{port}"
-        try:
-            self._wait(process, url)
-            check_answer(self.body, url, self.case.expected())
-            yield url, process.pid
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                print(f"{self.name} does not end on SIGTERM", file=sys.stderr)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # LitServe leaves processes behind
-            process.wait()
-
-    def _wait(self, process: subprocess.Popen[bytes], url: str) -> None:
-        until_s = time.monotonic() + 120
-        while time.monotonic() < until_s:
-            if process.poll() is not None:
-                break
-            try:
-                request(url + self.ready, self.body if self.ready == self.body.path else None)
-                return
-            except OSError:  # not yet there, or not yet ready
-                time.sleep(0.1)
-        said = (self.case.place / "server.log").read_text()[-2000:]
-        raise RuntimeError(f"{self.name} did not start: {said}")
-
-
-def environment() -> dict[str, str]:
-    """flatout as it is here, also for peers: one of them runs a package's program."""
-    ours = str(Path(fo.__file__).parent.parent)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([ours, os.environ.get("PYTHONPATH", "")])}
-
-
-def request(url: str, body: Body | None) -> tuple[bytes, Mapping[str, str]]:
-    content = None if body is None else body.file.read_bytes()
-    asked = urllib.request.Request(url, data=content, headers=dict(body.headers) if body is not None else {})
-    with urllib.request.urlopen(asked, timeout=10) as answer:
-        return answer.read(), answer.headers
-
-
-def check_answer(body: Body, url: str, expected: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    content, headers = request(url + body.path, body)
-    probability = expected["probability"]
-    if headers["Content-Type"].startswith("application/json"):
-        came = np.array(json.loads(content)["probability"], np.float32)
-    else:  # prediction (with flatout: its name too), probability, ...
-        rest = sum(column.nbytes for name, column in expected.items() if name not in ("prediction", "probability"))
-        end = len(content) - rest
-        came = np.frombuffer(content[end - probability.nbytes : end], np.float32)
-    if not np.allclose(came, probability, atol=1e-5):
-        raise RuntimeError(f"{url} answers {came}, the package's own samples say {probability}")
-
-
-def wrk(body: Body, url: str, connections: int, seconds: float) -> float:
-    """Answers per second in a closed loop."""
-    script = body.file.with_suffix(body.file.suffix + ".lua")
-    headers = "".join(f'wrk.headers["{name}"] = "{value}"\n' for name, value in body.headers.items())
-    script.write_text(f'wrk.method = "POST"\n{headers}wrk.body = io.open("{body.file}", "rb"):read("*all")\n')
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:.0f}s", "-s", str(script), url + body.path]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    rate = re.search(r"Requests/sec:\s+([\d.]+)", said)
-    if rate is None or "Non-2xx" in said or "Socket errors" in said:
-        raise RuntimeError(f"wrk says something else than expected: {said}")
-    return float(rate[1])
-
-
-def family(pid: int) -> list[int]:
-    """This process and all below it."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-            except OSError:  # it has just ended
-                continue
-            parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry.name))
-    found = [pid]
-    for one in found:
-        found.extend(parents.get(one, []))
-    return found
-
-
-def cpu_s(pid: int) -> float:
-    ticks = 0
-    for one in family(pid):
-        fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-# ---- servers ----
-
-
-def ours(case: Case, body: Body) -> Server:
-    command = [sys.executable, "-m", "flatout", "serve", f"{case.name}={case.package.path}", "--port", "{port}"]
-    return Server("flatout", command, body, case, "/v2/health/ready")
-
-
-def peer(name: str, python: Path, case: Case, folder: Path, form: str, settings: Mapping[str, Any]) -> Server:
-    script = Path(__file__).parent / ("_serving_litserve.py" if name == "litserve" else "_serving_peers.py")
-    command = [str(python), str(script), name, str(folder), "{port}", json.dumps({"form": form, **settings})]
-    body = case.for_peers(form)
-    return Server(name, command, body, case, "/health" if name == "litserve" else body.path)
-
-
-def peers_python(folder: Path) -> Path:
-    """Of an environment with the peers, which takes everything else from this one."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        print(f"installing {', '.join(WANTED)} into {folder}", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        (site,) = folder.glob("lib/python*/site-packages")
-        (site / "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        try:
-            subprocess.run([str(python), "-m", "pip", "install", "-q", *WANTED], check=True)
-        except subprocess.CalledProcessError:
-            shutil.rmtree(folder)
-            raise
-    return python
-
-
-def versions(python: Path) -> dict[str, str]:
-    code = "import importlib.metadata as m, json, sys; print(json.dumps({name: m.version(name) for name in sys.argv[1:]}))"
-    names = ("litserve", "fastapi", "uvicorn", "uvloop", "httptools", "onnxruntime", "torch")
-    said = subprocess.run([str(python), "-c", code, *names], check=True, capture_output=True).stdout
-    found: dict[str, str] = json.loads(said)
-    return found
 
 
 def best(report: Report, tried: list[tuple[Mapping[str, Any], Server]], what: str, connections: int, seconds: float) -> Server:
@@ -456,15 +210,6 @@ def price_of_one_row(report: Report, adult: Case, asked: argparse.Namespace, sec
         report.bar(f"CPU time a request, us: {name}", name, 40.0, at_least=False)  # all of it, the model's own included
         over = report.arms[name]["median"] - report.arms[alone]["median"]
         report.bars.append(Bar(f"{name}: CPU time over the bare runtime, us", over, 40.0, at_least=False))
-
-
-def packaged(name: str, example: str, given: Path | None, place: Path) -> Case:
-    package = place / f"package-{name}"
-    if given is None:
-        export_seconds(trained(example, place), package, place)
-    else:
-        shutil.copytree(given, package)  # onnx does not read weights that have several hard links
-    return Case(name, fo.load(package), place)
 
 
 def main() -> int:
