@@ -33,8 +33,9 @@ from flatout.packaging.runtimes.onnxruntime_runtime import OnnxRuntime
 from flatout.packaging.runtimes.runtime import Parts
 from flatout.packaging.samples import SampleRows, Samples, made_up_rows, rows_of_data
 from flatout.recipe.build import build_job
+from flatout.runs.in_use import as_trained
 from flatout.runs.record import Run
-from flatout.runs.trained import as_trained, job_of, trained_model
+from flatout.runs.trained import job_of, trained_model
 from flatout.store.tensors import write_tensors
 
 _CAPTURE_ROWS = 6

@@ -11,25 +11,13 @@ import torch
 
 from flatout.base.errors import DataError, MissingFile, UsageError, did_you_mean
 from flatout.data.data import PARTS, Data
-from flatout.data.feeds.evaluation import EvalFeed
 from flatout.data.own_fit import with_fit_of
 from flatout.data.source import Source
 from flatout.engine.evaluation import evaluate as evaluate_model
-from flatout.machine.device import pick_device
 from flatout.objectives.named.parse import named_metrics_of
 from flatout.recipe.build import build_job, first_output
-from flatout.runs.trained import (
-    CACHE,
-    OtherData,
-    TrainedRun,
-    as_trained,
-    job_of,
-    other_source,
-    precision_on,
-    threads_on,
-    tier_of,
-    trained_model,
-)
+from flatout.runs.in_use import put_to_use
+from flatout.runs.trained import CACHE, OtherData, TrainedRun, job_of, other_source
 
 _HOW_TO_HAVE = {
     "validation": "set holdout: 0.2 or validation: FILE",
@@ -69,16 +57,15 @@ def evaluate(
         raise UsageError(f"part={part!r} selects from the run's own data, but other data was given: give one of them")
     if metrics is not None:
         job = replace(job, named_metrics=named_metrics_of(metrics, job.objective))
-    place, plan = pick_device(device), run.plan
-    model = as_trained(plan.settings, trained_model(run.folder, job, best_only=best), place)
+    plan = run.plan
+    used = put_to_use(run.folder, job, plan.settings, device, best_only=best)
     tier = plan.settings.tier if part == "train" else "resident"  # the training part may be too large for the device
-    feed = EvalFeed(source, job.data.prepare, plan.batch, place, tier_of(source, tier), any_order=True)
-    with threads_on(plan.settings, place):
+    feed = used.feed(job, source, plan.batch, tier=tier, any_order=True)
+    with used.threads():
         batch = next(iter(feed))
         with torch.no_grad():
-            model.eval()
             job.objective.check(first_output(job, batch), batch)
-        found = evaluate_model(model, job.evaluated, feed, precision=precision_on(plan.settings, place), device=place)
+        found = evaluate_model(used.model, job.evaluated, feed, precision=used.precision, device=used.device)
     assert found is not None
     return found
 

@@ -18,10 +18,10 @@ from flatout.engine.generation.transformers_models import generates_itself, writ
 from flatout.engine.generation.writing import write_texts
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings
-from flatout.machine.device import pick_device
 from flatout.models.gpt import GPT
 from flatout.recipe.schema import Recipe
-from flatout.runs.trained import as_trained, job_of, precision_on, threads_on, trained_model
+from flatout.runs.in_use import put_to_use
+from flatout.runs.trained import job_of
 from flatout.store.run_folder import RunFolder
 
 _ANY_TOKEN = 1 << 31
@@ -43,16 +43,15 @@ def generate(
     """As `Run.generate` says."""
     job = job_of(folder, recipe)
     code, window = _tokens_of(job, folder.name)
-    place = pick_device(device)
-    model = as_trained(settings, trained_model(folder, job), place).eval()
-    precision = precision_on(settings, place)
+    used = put_to_use(folder, job, settings, device)
+    model, precision = used.model, used.precision
     speak = say or _warn
 
     def write(ids: list[list[int]], text_code: TextCode | None) -> Iterator[TextPart]:
         if generates_itself(model):
             how: Any = {"window": window, "precision": precision, "use_cache": use_cache, "say": speak}
             return written_by_itself(model, ids, options, text_code, **how)
-        whole = partial(WholeTexts, model, job.objective.inputs, job.data.fitted.device.to(place))
+        whole = partial(WholeTexts, model, job.objective.inputs, job.data.fitted.device.to(used.device))
         source: NextLogits
         if isinstance(model, GPT):
             plain = whole(model.window, code.vocabulary, precision)
@@ -62,7 +61,7 @@ def generate(
             source = whole(window, code.vocabulary, precision)
         return write_texts(source, ids, options, text_code, exact=precision == "fp32", say=speak)
 
-    with nullcontext() if stream else threads_on(settings, place):  # a stream is computed while the caller reads it
+    with nullcontext() if stream else used.threads():  # a stream is computed while the caller reads it
         return generated(prompt, code, write, stream=stream, stops=bool(options.stops))
 
 

@@ -9,23 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.data.feeds.evaluation import EvalFeed
 from flatout.data.fitted.carried import CarriedColumns
 from flatout.data.others import own_rows
 from flatout.engine.precision import autocast
-from flatout.machine.device import pick_device
-from flatout.runs.trained import (
-    CACHE,
-    OtherData,
-    TrainedRun,
-    as_trained,
-    job_of,
-    other_source,
-    precision_on,
-    threads_on,
-    tier_of,
-    trained_model,
-)
+from flatout.runs.in_use import put_to_use
+from flatout.runs.trained import CACHE, OtherData, TrainedRun, job_of, other_source
 
 
 def predict(
@@ -50,14 +38,13 @@ def predict(
     with their number.
     """
     carried = CarriedColumns(keep)
-    job, settings = job_of(run.folder, run.recipe), run.plan.settings
+    job = job_of(run.folder, run.recipe)
     source = other_source(job, data, targets=False, cache=None if cache is None else Path(cache), carried=carried, say=say)
-    place = pick_device(device)
-    model = as_trained(settings, trained_model(run.folder, job), place).eval()
+    used = put_to_use(run.folder, job, run.plan.settings, device)
     pieces: dict[str, list[Tensor]] = {}
-    with threads_on(settings, place), torch.no_grad(), autocast(precision_on(settings, place), place):
-        for batch in EvalFeed(source, job.data.prepare, source.stored_rows(run.plan.batch), place, tier_of(source)):
-            for name, column in job.objective.predict(model, batch).items():
+    with used.threads(), torch.no_grad(), autocast(used.precision, used.device):
+        for batch in used.feed(job, source, source.stored_rows(run.plan.batch)):
+            for name, column in job.objective.predict(used.model, batch).items():
                 pieces.setdefault(name, []).append(column.cpu())
     outputs = own_rows(source, {name: torch.cat(columns) for name, columns in pieces.items()}, carried, say)
     if each_class is None:

@@ -27,7 +27,8 @@ from flatout.plan.plan import Plan
 from flatout.recipe.load import read_recipe, recipe_from
 from flatout.recipe.schema import Recipe
 from flatout.recipe.slips import OF_A_RUN
-from flatout.runs.trained import OtherData, as_trained, job_of, precision_on, trained_model
+from flatout.runs.in_use import as_trained, precision_on
+from flatout.runs.trained import OtherData, job_of, trained_model
 from flatout.store.run_folder import RATE_FILE, RunFolder, find
 from flatout.world.watch import Failed, Lost, StoreLost
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,11 +19,8 @@ from flatout.data.fitted.carried import CarriedColumns
 from flatout.data.kept import recall
 from flatout.data.source import Source, describe_all
 from flatout.engine.job import Job
-from flatout.engine.settings import Settings
-from flatout.machine.threads import cpu_threads, most_threads
 from flatout.models.finetune import load_weights
 from flatout.models.keras_models import waits_for_a_call
-from flatout.models.residual import narrow_residual
 from flatout.plan.plan import Plan
 from flatout.recipe.build import build_job
 from flatout.recipe.schema import Recipe
@@ -112,21 +108,6 @@ def _call_once(job: Job) -> None:
     job.model.train(was_training)
 
 
-def as_trained(settings: Settings, model: nn.Module, device: torch.device) -> nn.Module:
-    """On the device, with the residual stream in the format of training; in float32 that makes no difference."""
-    narrow_residual(model, settings.residual == "autocast")
-    return model.to(device)
-
-
-def threads_on(settings: Settings, device: torch.device) -> AbstractContextManager[None]:
-    """As many threads as in training, or as this process may use now."""
-    return cpu_threads(min(settings.threads, most_threads()) if device.type == "cpu" else 0)
-
-
-def precision_on(settings: Settings, device: torch.device) -> str:
-    return settings.precision if torch.device(settings.device).type == device.type else "fp32"
-
-
 def other_source(
     job: Job,
     data: OtherData,
@@ -152,8 +133,3 @@ def other_source(
         except DataError as error:
             raise DataError(f"{name}: {error}") from error
     return source
-
-
-def tier_of(source: Source, planned: str = "resident") -> str:
-    """Rows that have to be read or decoded are streamed, because their number is not known."""
-    return "resident" if source.in_memory and planned == "resident" else "streamed"
